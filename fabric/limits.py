@@ -125,7 +125,7 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 COPY_TIMEOUT_S: Final = 3_600.0  # one agent's; 50 GB over Wi-Fi take half of it
 REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
 NODES_MAX: Final = 16  # of one fabric
-NEWCOMER_TIMEOUT_S: Final = 300.0  # all of it, from all its peers
+PREFIX_SEEDING_TIMEOUT_S: Final = 300.0  # all of it, from all its peers
 PREFETCH_TIMEOUT_S: Final = 120.0
 
 # Links

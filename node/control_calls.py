@@ -7,24 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
-from fabric.control.copy_calls import (
-    DrainNode,
-    KeepFork,
-    KeepReplica,
-    OfferCopy,
-    OfferSpans,
-    PrefetchAgent,
-    ReturnSpans,
-    TakeOver,
-    TakeSpan,
-)
-from fabric.control.directive_calls import (
-    CoolAgent,
-    DirectAgent,
-    DropReplica,
-    ReadMemory,
-    WishOfAgent,
-)
+from fabric.control.directive_calls import ChangeSettings, DirectAgent, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
@@ -32,14 +15,19 @@ from fabric.control.node_calls import (
     CopyBlocks,
     Describe,
     Done,
+    DrainNode,
+    DropResident,
     Flush,
     ListAgents,
     OfferMigration,
     PinAgent,
+    PrefetchAgent,
     ReleaseAgent,
     SealAgent,
     Stop,
 )
+from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
+from fabric.control.span_calls import OfferSpans, ReturnSpans, TakeSpan
 from fabric.errors import FabricError, OverloadedError, RejectedError
 from fabric.fair_share import FairShare
 from fabric.limits import FLUSH_WAIT_S
@@ -68,9 +56,9 @@ class ControlCalls:
             ShareErasures: node.erasing.take,
             PinAgent: node.pinning.pin,
             DirectAgent: node.directing.direct,
-            WishOfAgent: node.directing.wish,
+            ChangeSettings: node.directing.wish,
             ReadMemory: node.directing.read,
-            CoolAgent: node.directing.cool,
+            DropResident: node.directing.cool,
             DropReplica: node.directing.drop,
             OfferMigration: node.source.offer,
             SealAgent: node.source.seal,

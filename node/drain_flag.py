@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fabric.control.copy_calls import DrainNode
-from fabric.control.node_calls import Done
+from fabric.control.node_calls import Done, DrainNode
 from fabric.errors import FabricError
 from node.limits import DRAIN_FLAG_BYTES_MAX
 from node.runtime.health import Health

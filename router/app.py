@@ -106,12 +106,12 @@ def routes_of(
 ) -> list[BaseRoute]:
     """Collect the routes of all APIs."""
     fleet, names, edits = services.fleet, desk.names, desk.edits
-    snapshots = Snapshots(fleet, services.drains, services.migrations)
+    snapshots = Snapshots(fleet, services.drains, services.moves)
     named = [  # these name agents or nodes
-        *AgentsApi(fleet, services.migrations, services.erasures, runs).routes(),
-        *DirectivesApi(fleet, services.telling, fleet.clock).routes(),
-        *AgentWishesApi(fleet, services.telling, fleet.clock).routes(),
-        *HibernationApi(Hibernations(fleet, services.migrations)).routes(),
+        *AgentsApi(fleet, services.moves, services.erasures, runs).routes(),
+        *DirectivesApi(fleet, services.propagation, fleet.clock).routes(),
+        *AgentWishesApi(fleet, services.propagation, fleet.clock).routes(),
+        *HibernationApi(Hibernations(fleet, services.moves)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),
         *DrainApi(fleet, services.drains).routes(),
@@ -128,7 +128,7 @@ def routes_of(
         *RunsApi(runs, OpenAiErrors()).routes(),
         *absent_routes(),
         *openapi.openapi_routes(described()),
-        *waiting(named, fleet.meeting, services.lost_owners),
+        *waiting(named, fleet.discovery, services.lost_owners),
         *MetricsApi(fleet, services.telemetry).routes(),
     ]
 

@@ -4,7 +4,7 @@ import secrets
 
 from fabric.ids import MigrationId, OperationId
 from fabric.limits import EPOCH_MAX
-from router.limits import EPOCH_LEAP, EPOCH_LEAP_BITS
+from router.limits import EPOCH_GAP, EPOCH_LEAP_BITS
 
 
 def fresh_operation() -> OperationId:
@@ -17,12 +17,12 @@ def fresh_migration() -> MigrationId:
     return MigrationId(f"mig_{secrets.token_hex(12)}")
 
 
-def fresh_leap() -> int:
+def fresh_epoch_gap() -> int:
     """Choose how many epochs to leave to owners that no node has reported.
 
     Random, so that two routers which both had to leap give no epoch twice.
     """
-    return EPOCH_LEAP + secrets.randbits(EPOCH_LEAP_BITS)
+    return EPOCH_GAP + secrets.randbits(EPOCH_LEAP_BITS)
 
 
 def first_epoch(life: int) -> int:

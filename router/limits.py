@@ -59,7 +59,7 @@ WHOLE_LIST_S: Final = 600.0  # how old the last whole list of a node may get
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 OWNER_WAIT_S_MAX: Final = 60.0  # of a turn, for a node that joins or restarts with its agent
-EPOCH_LEAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
+EPOCH_GAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
 EPOCH_LEAP_BITS: Final = 20  # of chance on top of it
 LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
 CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of what the supervisor tells the keeper
@@ -83,9 +83,11 @@ ROSTER_BYTES_MAX: Final = 16 * KIB  # of its file
 REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
 REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
 REPLICA_AGAIN_S: Final = 600.0  # before a copy that its node has evicted is made again
-NEWCOMER_AGENTS_MAX: Final = 4  # a node that has no more is to be given what others share
-NEWCOMER_AGAIN_S: Final = 300.0  # before it is given that again, while it stays so
-NEWCOMER_REST_S: Final = 30.0  # before that is tried again where it failed, or a move went first
+PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node that has no more is to be given what others share
+PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is given that again, while it stays so
+PREFIX_SEEDING_REST_S: Final = (
+    30.0  # before that is tried again where it failed, or a move went first
+)
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
 PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
 COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals

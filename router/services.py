@@ -14,12 +14,12 @@ from router.moves.drains import Drains
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
 from router.moves.lost_owners import LostOwners
-from router.moves.migrations import Migrations
-from router.moves.newcomers import Newcomers
+from router.moves.move_registry import MoveRegistry
 from router.moves.prefetches import PrefetchRequests
+from router.moves.prefix_seeding import PrefixSeeding
+from router.moves.propagate import SettingsPropagation
 from router.moves.recovery import Recovery
 from router.moves.replicas import Replicas
-from router.moves.telling import Telling
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turns.turns import Turns
@@ -33,15 +33,15 @@ class Services:
 
     fleet: Fleet
     telemetry: Telemetry
-    migrations: Migrations
+    moves: MoveRegistry
     recovery: Recovery
     erasures: Erasures
     drains: Drains
     forks: Forks
     replicas: Replicas
     lost_owners: LostOwners
-    telling: Telling
-    newcomers: Newcomers
+    propagation: SettingsPropagation
+    prefix_seeding: PrefixSeeding
     prefetches: PrefetchRequests
     peer_exchange: PeerExchange
     roster_keeper: RosterKeeper
@@ -55,14 +55,14 @@ class Services:
                 tasks.create_task(self.fleet.membership.run())
                 tasks.create_task(self._tend())
                 tasks.create_task(self.replicas.run())
-                tasks.create_task(self.newcomers.run())
+                tasks.create_task(self.prefix_seeding.run())
                 tasks.create_task(self.roster_keeper.run())
         finally:
             await self.drains.close()
             await self.prefetches.close()
             await self.replicas.close()
             await self.peer_exchange.close()
-            await self.migrations.close()
+            await self.moves.close()
 
     async def _tend(self) -> None:
         while True:
@@ -82,33 +82,33 @@ def assemble(
 ) -> Services:
     """Build all parts around a fleet."""
     telemetry = Telemetry()
-    migrations = Migrations(fleet, telemetry)
-    recovery = Recovery(fleet, migrations, telemetry)
-    replicas = Replicas(fleet, migrations, telemetry, settings.replicas)
-    prefetches = PrefetchRequests(fleet, migrations, replicas, telemetry)
-    erasures = Erasures(fleet, migrations, replicas, telemetry, cluster_key)
+    moves = MoveRegistry(fleet, telemetry)
+    recovery = Recovery(fleet, moves, telemetry)
+    replicas = Replicas(fleet, moves, telemetry, settings.replicas)
+    prefetches = PrefetchRequests(fleet, moves, replicas, telemetry)
+    erasures = Erasures(fleet, moves, replicas, telemetry, cluster_key)
     fleet.membership.on_join = erasures
     fleet.directory.floor = erasures.floor
-    fleet.meeting.expected = expected or ExpectedNodes(settings.nodes_expected)
+    fleet.discovery.expected = expected or ExpectedNodes(settings.nodes_expected)
     fleet.alias = lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS]
     return Services(
         fleet=fleet,
         telemetry=telemetry,
-        migrations=migrations,
+        moves=moves,
         recovery=recovery,
         erasures=erasures,
-        drains=Drains(fleet, migrations),
-        forks=Forks(fleet, migrations, telemetry),
+        drains=Drains(fleet, moves),
+        forks=Forks(fleet, moves, telemetry),
         replicas=replicas,
-        lost_owners=LostOwners(fleet, migrations, telemetry),
-        telling=Telling(fleet, replicas),
-        newcomers=Newcomers(fleet, migrations, telemetry),
+        lost_owners=LostOwners(fleet, moves, telemetry),
+        propagation=SettingsPropagation(fleet, replicas),
+        prefix_seeding=PrefixSeeding(fleet, moves, telemetry),
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),
         roster_keeper=RosterKeeper(fleet, roster_store),
         turns=Turns(
             fleet,
-            migrations,
+            moves,
             recovery,
             telemetry,
             settings.takeover_after_s,

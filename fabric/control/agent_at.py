@@ -1,4 +1,4 @@
-"""How control calls name the agent that they are about: all of them alike."""
+"""Names of agents in control calls: tenant, agent, and often an epoch."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
 
 @dataclass(frozen=True, slots=True)
 class AgentName:
-    """Which agent of which tenant."""
+    """Agent of a tenant."""
 
     tenant: TenantId
     agent: AgentId
 
     @property
     def key(self) -> AgentKey:
-        """Tenant and agent id."""
+        """Tenant and agent."""
         return self.tenant, self.agent
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAt(AgentName):
-    """An agent at one of its epochs."""
+    """Agent at one of its epochs."""
 
     epoch: int
 

@@ -1,7 +1,7 @@
-"""The table of control calls: what each one is, what answers it, and how it is made.
+"""Table of control calls: the message, reply, timeout and transport of each.
 
-One dataclass in and one out, as msgpack bytes: whatever carries them (a Ray actor call, HTTP, a
-test) decodes nothing but what is in the table.
+Each call and each reply is one dataclass, packed as msgpack. Receivers decode only what the table
+lists, whatever carries the bytes (a Ray actor call, HTTP, a test).
 """
 
 from contextlib import suppress
@@ -10,26 +10,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
-from fabric.control.copy_calls import (
-    DrainNode,
-    KeepFork,
-    KeepReplica,
-    OfferCopy,
-    OfferSpans,
-    PrefetchAgent,
-    ReturnSpans,
-    SpanOffers,
-    TakeOver,
-    TakeSpan,
-)
-from fabric.control.directive_calls import (
-    CoolAgent,
-    DirectAgent,
-    DropReplica,
-    MemoryView,
-    ReadMemory,
-    WishOfAgent,
-)
+from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
     AbortMigration,
@@ -41,57 +22,61 @@ from fabric.control.node_calls import (
     CopyBlocks,
     Describe,
     Done,
+    DrainNode,
+    DropResident,
     Flush,
     ListAgents,
     NodeView,
     Offer,
     OfferMigration,
     PinAgent,
+    PrefetchAgent,
     ReleaseAgent,
     SealAgent,
     Stop,
 )
+from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
+from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.errors import RejectedError
 from fabric.limits import (
     CONTROL_TIMEOUT_S,
     COPY_TIMEOUT_S,
     HEARTBEAT_S,
-    NEWCOMER_TIMEOUT_S,
     PREFETCH_TIMEOUT_S,
+    PREFIX_SEEDING_TIMEOUT_S,
 )
 from fabric.net.links import PeerList
 
 Reply = TypeVar("Reply")
 
 CONTROL_PATH: Final = "/internal/control"
-NODE_HEADER: Final = "x-macfabric-node"  # whom the call is meant for: an address may change hands
+NODE_HEADER: Final = "x-macfabric-node"  # the node that is called: its address may have a new owner
 
 
 class CallRoute(Enum):
-    """The transport of a control call."""
+    """Transport of a control call."""
 
     ACTOR = "actor"
-    # As tokens travel, for calls that a client's next token waits for. A call of a Ray actor and
-    # its answer take 3.7 ms where a request over HTTP takes 1.8 (two shared cores, 35 kB), and a
-    # move makes two of them while its agent is silent. Such a call may arrive twice, even while
-    # the first is still being carried out, and is answered alike.
+    # For calls that a client's next token waits for. An actor call takes 3.7 ms where HTTP takes
+    # 1.8 ms (two shared cores, 35 kB), and a move makes two calls while its agent is paused. Such
+    # a call may arrive twice, even while the first is being handled; both get the same reply.
     HTTP = "http"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One control call."""
+    """Specification of one control call."""
 
     name: str
     message: type
     reply: type
     timeout_s: float = CONTROL_TIMEOUT_S
     route: CallRoute = CallRoute.ACTOR
-    waits: bool = False  # for an agent's turn or memory, as often as its tenant asks
-    to_lost: bool = False  # goes on though the node's lease is over: by it a node comes back
+    waits: bool = False  # for an agent's turn or memory; its tenant decides how often
+    to_lost: bool = False  # also made after the node's lease expired: the node rejoins by it
 
 
-# What makes an agent durable: blocks still in memory go to disk.
+# For calls that make an agent durable by writing its blocks from memory to disk.
 _SAVE_TIMEOUT_S: Final = 60.0
 _SPECS: Final = (
     CallSpec("describe", Describe, NodeView, to_lost=True),
@@ -100,14 +85,14 @@ _SPECS: Final = (
     CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True),
     CallSpec("pin_agent", PinAgent, AgentView, waits=True),
     CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
-    CallSpec("wish_of_agent", WishOfAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
+    CallSpec("wish_of_agent", ChangeSettings, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("read_memory", ReadMemory, MemoryView),
-    CallSpec("cool_agent", CoolAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
+    CallSpec("cool_agent", DropResident, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("drop_replica", DropReplica, Done),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("copy_blocks", CopyBlocks, Copied, COPY_TIMEOUT_S),
     CallSpec("seal_agent", SealAgent, Offer, _SAVE_TIMEOUT_S, CallRoute.HTTP),
-    # The tail comes first; the agent is served nowhere meanwhile.
+    # The target fetches the tail first; no node serves the agent meanwhile.
     CallSpec("commit_migration", CommitMigration, Committed, 180.0, CallRoute.HTTP),
     CallSpec("release_agent", ReleaseAgent, Done),
     CallSpec("abort_migration", AbortMigration, Done),
@@ -116,12 +101,12 @@ _SPECS: Final = (
     CallSpec("keep_fork", KeepFork, AgentView, _SAVE_TIMEOUT_S),
     CallSpec("take_over", TakeOver, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("offer_spans", OfferSpans, SpanOffers, _SAVE_TIMEOUT_S),
-    CallSpec("take_span", TakeSpan, Copied, NEWCOMER_TIMEOUT_S),
+    CallSpec("take_span", TakeSpan, Copied, PREFIX_SEEDING_TIMEOUT_S),
     CallSpec("return_spans", ReturnSpans, Done),
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),
-    CallSpec("flush", Flush, Done, 120.0),  # of which it waits FLUSH_WAIT_S for turns
+    CallSpec("flush", Flush, Done, 120.0),  # including FLUSH_WAIT_S for running turns
     CallSpec("stop", Stop, Done),
 )
 CALLS: Final = {spec.name: spec for spec in _SPECS}
@@ -129,13 +114,13 @@ _BY_MESSAGE: Final = {spec.message: spec for spec in _SPECS}
 
 
 def spec_of(message: type) -> CallSpec:
-    """Return how calls of this class are made."""
+    """Return the specification of a call by its message class."""
     return _BY_MESSAGE[message]
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A FabricError on its way back to the caller."""
+    """FabricError that a node returns to the caller."""
 
     status: int
     code: str
@@ -146,26 +131,26 @@ class ErrorReply:
 
 @dataclass(frozen=True, slots=True)
 class NamedMessage:
-    """A named call or reply; the name must stand in the receiver's table."""
+    """Call or reply with its name, which must be in the receiver's table."""
 
     name: str
     body: bytes = field(repr=False)
 
 
 def encode_call(call: object) -> bytes:
-    """Encode any call of `CALLS`."""
+    """Encode a call of `CALLS`."""
     return pack(NamedMessage(spec_of(type(call)).name, pack(call)))
 
 
 def is_call(raw: bytes, kind: type) -> bool:
-    """Say whether an encoded call is a `kind`, without decoding what is in it."""
+    """Return whether an encoded call is a `kind`, without decoding its body."""
     with suppress(RejectedError):
         return unpack(NamedMessage, raw).name == spec_of(kind).name
     return False
 
 
 def decode_call(raw: bytes) -> tuple[str, object]:
-    """Return the call's name and message; raise RejectedError if it is none of `CALLS`."""
+    """Return the call's name and message; raise RejectedError if it is not in `CALLS`."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"
@@ -174,13 +159,13 @@ def decode_call(raw: bytes) -> tuple[str, object]:
 
 
 def encode_reply(reply: object) -> bytes:
-    """Encode a reply or an ErrorReply."""
+    """Encode a reply, or an ErrorReply."""
     name = "error" if isinstance(reply, ErrorReply) else "ok"
     return pack(NamedMessage(name, pack(reply)))
 
 
 def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
-    """Decode the reply to a call whose answer is a `kind`."""
+    """Decode the reply to a call that is answered with a `kind`."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name == "error":
         return unpack(ErrorReply, envelope.body)

@@ -1,4 +1,4 @@
-"""The control calls that edit what an agent is told, or say something of it as a whole."""
+"""Control messages for an agent's directives and settings."""
 
 from dataclasses import dataclass
 
@@ -11,63 +11,53 @@ from fabric.record.spans import WantedSpan
 
 @dataclass(frozen=True, slots=True)
 class DirectAgent(AgentName):
-    """Add directives to an agent, all or none, or take those of some operations back."""
+    """Request to add directives to an agent, all or none, or to undo those of some operations."""
 
     added: tuple[Directive, ...] = ()
     removed: tuple[OperationId, ...] = ()
     removes_all: bool = False
-    spans: tuple[WantedSpan, ...] = ()  # directives that the node is to place
+    spans: tuple[WantedSpan, ...] = ()  # directives whose place the node finds
     now_s: float = 0.0
 
     @property
     def may_revoke(self) -> bool:
-        """Return whether others may have to drop what they borrowed of the agent."""
+        """Return whether other nodes may have to drop prefixes of the agent."""
         modes = [each.mode for each in self.added] + [each.mode for each in self.spans]
         return EditMode.FORGET in modes
 
 
 @dataclass(frozen=True, slots=True)
-class WishOfAgent(AgentName):
-    """Say of an agent as a whole what is not None."""
+class ChangeSettings(AgentName):
+    """Request to change those settings of an agent that are not None."""
 
     rebuilds: bool | None = None
-    closes: bool | None = None  # it is done: its hot memory goes, and so does its pin
+    closes: bool | None = None  # drops its cache from memory, and its pin
     decays: bool | None = None
     decays_after_s: float = 0.0
     is_private: bool | None = None
 
     @property
     def may_revoke(self) -> bool:
-        """Return whether others may have to drop what they borrowed of the agent."""
+        """Return whether other nodes may have to drop prefixes of the agent."""
         return bool(self.is_private)
 
 
 @dataclass(frozen=True, slots=True)
-class CoolAgent(AgentName):
-    """Let go of an agent's hot memory; what its disk has of it stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class DropReplica(AgentName):
-    """Let go of an agent on a node that does not own it."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReadMemory(AgentName):
-    """Ask which messages an agent's memory is of, and what was done to them."""
+    """Request for the messages in an agent's memory and the edits made to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectiveView:
-    """A directive as it is shown: without texts."""
+    """Directive as clients see it, without texts."""
 
     operation: OperationId
     mode: EditMode
-    replacement_chars: int | None  # None: the message is left out
+    replacement_chars: int | None  # None: the message is removed
     result_of: str | None
     made_s: float
     is_applied: bool
-    message: int | None = None  # its number, where its agent's last turn had it
+    message: int | None = None  # its number in the agent's last turn, if it was there
     start: int | None = None  # characters of the message; None: all of it
     end: int | None = None
     dropped_chars: int | None = None
@@ -75,16 +65,16 @@ class DirectiveView:
     made_by: str | None = None
     holds_for: tuple[str, ...] = ("chats",)
     undone_s: float | None = None
-    part: str | None = None  # arguments of a call, or a text besides the message's own
+    part: str | None = None  # arguments of a call, or a text beside the message's content
 
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message of an agent's memory: its number, who says it, and where it is."""
+    """Message of an agent's memory: its number, role and token range."""
 
     number: int
     role: str
-    chars: int  # as its client sends it
+    chars: int  # as the client sent it
     start_token: int | None
     end_token: int | None
     is_edited: bool
@@ -92,7 +82,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """Parts of an agent's memory that can be named, and its directives, present and past."""
+    """Messages of an agent's memory, and its active and undone directives."""
 
     tokens: int
     messages: tuple[MessageView, ...]
@@ -101,7 +91,7 @@ class MemoryView:
 
 
 def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
-    """Describe a directive to whoever asks; `number` is that of its message."""
+    """Return the view of a directive; `number` is that of its message."""
     text, span, out = directive.replacement, directive.span, directive.dropped
     is_of_chats = directive.result_of is not None or directive.said is not None
     kinds = (("chats", is_of_chats), ("generate", directive.at is not None))

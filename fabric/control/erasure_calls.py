@@ -1,4 +1,4 @@
-"""Control messages for erasures: what goes, what a node says of it, and what all are told."""
+"""Control messages for erasures: requests, receipts and the exchange of tombstones."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from fabric.record.tombstone import Tombstone
 
 @dataclass(frozen=True, slots=True)
 class EraseAgent(AgentAt):
-    """Remove every byte of an agent up to `epoch`; a repeat is answered like the first call.
+    """Request to remove every byte of an agent up to `epoch`; a repeat gets the same reply.
 
-    A tombstone stays: whoever holds an older record is told to remove it, too.
+    A tombstone stays, so that nodes with an older record remove it, too.
     """
 
     operation: OperationId
@@ -35,26 +35,26 @@ class EraseReceipt:
     existed: bool
     blocks_removed: int = 0
     bytes_removed: int = 0
-    blocks_kept_shared: int = 0  # another agent of the same tenant refers to them, or a reader
+    blocks_kept_shared: int = 0  # in use by another agent of the tenant, or by a reader
     bytes_kept_shared: int = 0
     record_removed: bool = False  # text, tokens and the list of blocks
     quarantined_removed: bool = False  # a record that had failed a check
     other_models: RemovedElsewhere = RemovedElsewhere()
-    derived_agents: int = 0  # others that had borrowed of it: what came of that went, too
-    derived_tokens: int = 0  # of their memory; it is computed anew
-    tombstone: Tombstone | None = None  # on disk from now on; none: in memory, and tried again
+    derived_agents: int = 0  # agents that had reused its prefix: that part was removed, too
+    derived_tokens: int = 0  # of their memory, to be recomputed
+    tombstone: Tombstone | None = None  # as stored; None: in memory only, and written later
 
 
 @dataclass(frozen=True, slots=True)
 class ShareErasures:
-    """Tell a node what was erased, before it serves: it removes what it still has of it."""
+    """Request to remove all that these tombstones name, sent before a node serves."""
 
     erased: tuple[Tombstone, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownErasures:
-    """All tombstones of a node, those just told included."""
+    """All tombstones of a node, including those it just received."""
 
     erased: tuple[Tombstone, ...]
     agents_removed: int = 0

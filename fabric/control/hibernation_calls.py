@@ -1,6 +1,6 @@
-"""What the router asks of a node to write an agent into a file, or to take one in.
+"""Messages for writing an agent to a file, and for resuming it from one.
 
-The file itself is the answer's body, or the request's; these messages go beside it.
+The file is the body of the response or request; the message travels in a header.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ Call = TypeVar("Call")
 
 @dataclass(frozen=True, slots=True)
 class Hibernate(AgentAt):
-    """Write the agent's last finished turn into a file."""
+    """Request to write an agent, as of its last finished turn, to a file."""
 
     signing_key: bytes | None = field(default=None, repr=False)  # None: for this fabric only
     salt: bytes = b""
@@ -35,32 +35,32 @@ class Hibernate(AgentAt):
 
 @dataclass(frozen=True, slots=True)
 class Resume(AgentAt):
-    """Own the KV cache that the request's body holds, as `agent` at `epoch`."""
+    """Request to own the KV cache in the request's body, as `agent` at `epoch`."""
 
-    replace: bool = False  # of an agent that has this name already
+    replace: bool = False  # an existing agent of this name
     signing_key: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The agent as it is now, and what came with the file."""
+    """Resumed agent, and how many blocks and bytes were received."""
 
     view: AgentView
     blocks_received: int
-    blocks_reused: int  # were stored here already
+    blocks_reused: int  # already stored on the node
     bytes_received: int
 
 
-def encode_beside(call: Hibernate | Resume) -> str:
-    """Spell a call as a header's value."""
+def encode_header(call: Hibernate | Resume) -> str:
+    """Encode a call as a header value."""
     return pack(call).hex()
 
 
-def decode_beside(kind: type[Call], text: str) -> Call:
-    """Read a header's value; raise RejectedError for anything but a `kind`."""
+def decode_header(kind: type[Call], text: str) -> Call:
+    """Decode a header value; raise RejectedError unless it is a `kind`."""
     try:
         raw = bytes.fromhex(text)
     except ValueError:
-        message = "the call beside the file is not hexadecimal"
+        message = "the call header is not hexadecimal"
         raise RejectedError(message, code="invalid_message") from None
     return unpack(kind, raw, CALL_BYTES_MAX)

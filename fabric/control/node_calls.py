@@ -1,6 +1,6 @@
-"""Control messages between router and node: small, idempotent, fenced by epoch.
+"""Control messages of nodes, agents and migrations: small, idempotent, fenced by epoch.
 
-Which there are, and how each is made, says `fabric.control.calls`.
+`fabric.control.calls` lists all calls and how they are made.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from fabric.record.manifest import OwnerState
 from fabric.record.wishes import Wishes
 
 READY: Final = "ready"
-DRAINING: Final = "draining"  # takes no new agents, and its own leave
+DRAINING: Final = "draining"  # takes no new agents; those it has are moved away
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TierBytes:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Did a stored agent really come back when this node started?"""
+    """Result of restoring a stored agent when the node started."""
 
     passed: bool
     detail: str
@@ -39,7 +39,7 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True)
 class LastMatch:
-    """Match of the last prompt with the agent's KV cache."""
+    """Match between the last prompt and the agent's KV cache."""
 
     kind: str
     cached_tokens: int
@@ -49,7 +49,7 @@ class LastMatch:
 
 @dataclass(frozen=True, slots=True)
 class AgentView(AgentName):
-    """One agent as one node sees it."""
+    """Agent as one node sees it."""
 
     group: str | None
     node: NodeName
@@ -65,25 +65,25 @@ class AgentView(AgentName):
     used_s: float
     last_match: LastMatch | None = None
     sealed_to: NodeName | None = None
-    migration: MigrationId | None = None  # the one that sealed it, or that brought it here
-    durable: bool = False  # the disk holds all that memory does
+    migration: MigrationId | None = None  # the one that sealed it, or brought it to this node
+    durable: bool = False  # the disk holds all that is in memory
     pinned: bool = False
-    pin_held: bool = False  # it fits; a pin beyond its tenant's part counts for nothing
-    kept: bool = False  # a replica made on purpose, which follows its owner
-    tail: str = ""  # of the last saved block's name, which stands for all tokens up to its end
-    exact_tokens: int | None = None  # before the first edit that its memory was kept behind
-    edits: tuple[EditNote, ...] = ()  # the newest of those
+    pin_held: bool = False  # within its tenant's share; pins beyond it have no effect
+    kept: bool = False  # a replica that a client asked for; it is kept up to date
+    tail: str = ""  # name of the last saved block, which covers all tokens up to its end
+    exact_tokens: int | None = None  # before the first edit that kept the cache after it
+    edits: tuple[EditNote, ...] = ()  # the newest of those edits
     directives: tuple[DirectiveView, ...] = ()
     wishes: Wishes | None = None
 
 
-PRESSURES: Final = ("normal", "warning", "critical")  # how short a machine is of memory
+PRESSURES: Final = ("normal", "warning", "critical")  # memory pressure of a machine
 THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node's state, as its heartbeat tells it."""
+    """State of a node, as of its heartbeat."""
 
     name: NodeName
     host: str
@@ -100,47 +100,47 @@ class NodeView:
     addresses: tuple[Address, ...]
     waiting: int
     active: int
-    queue_s: float  # seconds of prefill already promised
+    queue_s: float  # prefill already accepted
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     bytes_per_token: int
     self_test: SelfTest
     degraded: str | None = None  # e.g. why the disk tier refuses writes
     reuse: bool = True
-    changes: int = 0  # counter of agent changes: unchanged means ListAgents says the same
-    evicted_agents: int = 0  # expired, or gone for lack of room, since the node's start
-    scrubbed_bytes: int = 0  # stored blocks read again in idle moments, since the node's start
-    damaged_blocks: int = 0  # found by reads and scrubs and taken out of use, since then
-    free: TierBytes | None = None  # of its budgets, as far as it knows
-    links: tuple[LinkView, ...] = ()  # to every address of every peer it was told of
+    changes: int = 0  # counts agent changes: while unchanged, ListAgents returns the same
+    evicted_agents: int = 0  # expired or evicted since the node's start
+    scrubbed_bytes: int = 0  # stored blocks verified while idle, since the node's start
+    damaged_blocks: int = 0  # found by reads and scrubs and quarantined, since then
+    free: TierBytes | None = None  # left of its budgets, if known
+    links: tuple[LinkView, ...] = ()  # to every address of every known peer
     erased: int = 0  # fingerprint of the tombstones it keeps
-    fenced_turns: int = 0  # ended because another node owned the agent by then
-    failed_rounds: int = 0  # of background work (saving again, reclaiming, scrubbing), ditto
+    fenced_turns: int = 0  # ended because another node had become the owner
+    failed_rounds: int = 0  # of background work (saving, reclaiming, scrubbing), since the start
     sending: dict[str, int] = field(default_factory=dict)  # `transfer_counts.SENDING`
     fetching: dict[str, int] = field(default_factory=dict)  # `transfer_counts.FETCHING`
-    hot_limit_bytes: int = 0  # for agents' caches now: less than planned under memory pressure
+    hot_limit_bytes: int = 0  # for agents' caches now; reduced under memory pressure
     hot_total_bytes: int = 0  # for agents' caches, as planned
     memory_pressure: str = PRESSURES[0]  # of its machine: one of PRESSURES
     thermal_state: str = THERMAL_STATES[0]  # of its machine: one of THERMAL_STATES
-    prompt_bytes_max: int = BODY_BYTES_MAX  # of text: no longer prompt fits the context
+    prompt_bytes_max: int = BODY_BYTES_MAX  # of text; longer prompts cannot fit the context
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask for the node's state; doubles as the heartbeat."""
+    """Request for the node's state; also the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListAgents:
-    """Ask for the agents that changed after `since`, with their sketches; 0: for all."""
+    """Request for the agents that changed after `since`, with sketches; 0 asks for all."""
 
-    incarnation: int = 0  # which `since` counts changes of
+    incarnation: int = 0  # to which `since` belongs
     since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSketch:
-    """An agent and what its conversation looks like."""
+    """Agent with the sketch of its conversation."""
 
     view: AgentView
     sketch: tuple[int, ...]
@@ -148,44 +148,56 @@ class AgentSketch:
 
 @dataclass(frozen=True, slots=True)
 class AgentList:
-    """A node's agents, the one that changed first first: all, or what is new after `since`."""
+    """Agents of a node by time of change: all, or those that changed after `since`."""
 
     node: NodeName
     incarnation: int
-    changes: int  # up to which one this tells everything
+    changes: int  # the list is complete up to this change
     agents: tuple[AgentSketch, ...]
-    since: int = 0  # 0: whoever is not listed is not there
-    gone: tuple[AgentName, ...] = ()  # held at `since`, and no more
-    more: bool = False  # ask for what came after `changes`
+    since: int = 0  # 0: agents that are not listed are not on the node
+    gone: tuple[AgentName, ...] = ()  # on the node at `since`, and gone now
+    more: bool = False  # there are more changes after `changes`
 
 
 @dataclass(frozen=True, slots=True)
 class PinAgent(AgentName):
-    """To the owner: let this agent go last, or like any other."""
+    """Request to the owner to evict this agent last, or like any other."""
 
     pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
-class OfferMigration(OfferRequest):
-    """To the source: make the agent's blocks durable and say what they are."""
+class PrefetchAgent(AgentAt):
+    """Request to the owner to load an agent from disk into memory, or to cancel that."""
 
-    verify: bool = False  # a copy of them arrived damaged: read what is stored first
+    cancel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropResident(AgentName):
+    """Request to drop an agent's cache from memory; its copy on disk stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferMigration(OfferRequest):
+    """Request to the source to make an agent's blocks durable and list them."""
+
+    verify: bool = False  # a copy arrived damaged: verify the stored blocks first
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The source's record, a ticket for its blocks, and where to fetch them."""
+    """Record of the source, a ticket for its blocks, and addresses to fetch them from."""
 
     manifest: bytes
     ticket: bytes
     addresses: tuple[Address, ...]
-    live: bool = False  # a turn runs: the record grows, and somebody waits for what follows
+    live: bool = False  # a turn is running: the record grows, and a client waits for the rest
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """To the target: fetch and publish what it lacks of the offered record."""
+    """Request to the target to fetch and publish the missing blocks of an offer."""
 
     migration: MigrationId
     source: NodeName
@@ -195,7 +207,7 @@ class CopyBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Result of a copy; `blocks_reused` were there already."""
+    """Result of a copy; `blocks_reused` were already on the target."""
 
     blocks_sent: int
     blocks_reused: int
@@ -208,14 +220,14 @@ NOTHING_COPIED: Final = Copied(0, 0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SealAgent(OfferRequest):
-    """To the source: serve no further turn until this migration is decided."""
+    """Request to the source to serve no further turn until the migration is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMigration:
-    """To the target: fetch the end of the sealed record, then own the agent at `epoch`.
+    """Request to the target to fetch the tail of the sealed record and own it at `epoch`.
 
-    Its durable publish is the commit.
+    The target's durable publish is the commit.
     """
 
     migration: MigrationId
@@ -226,7 +238,7 @@ class CommitMigration:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The agent as its target owns it, and what had to be copied for it yet."""
+    """Agent as its new owner sees it, and the tail that was copied."""
 
     view: AgentView
     copied: Copied
@@ -234,7 +246,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAgent(AgentAt):
-    """To the source: the target owns `epoch`; keep the bytes as a replica."""
+    """Notice to the source that `owner` owns the agent at `epoch`; it becomes a replica."""
 
     migration: MigrationId
     owner: NodeName
@@ -242,25 +254,32 @@ class ReleaseAgent(AgentAt):
 
 @dataclass(frozen=True, slots=True)
 class AbortMigration(AgentName):
-    """To either side: forget it; a sealed source owns and serves again."""
+    """Request to either side to forget a migration; a sealed source serves again."""
 
     migration: MigrationId
 
 
 @dataclass(frozen=True, slots=True)
+class DrainNode:
+    """Request to take no new agents, also after a restart, or to take them again."""
+
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
-    """Make every agent durable; with `drop_hot`, also free the resident caches."""
+    """Request to make every agent durable and, with `drop_hot`, free resident caches."""
 
     drop_hot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish or cancel the running turns, make everything durable, and exit."""
+    """Request to finish or cancel running turns, make all agents durable, and exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing to say beyond success."""
+    """Reply that reports success only."""
 
     detail: str = ""

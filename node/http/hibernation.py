@@ -21,7 +21,7 @@ from fabric.control.hibernation_calls import (
     Hibernate,
     Resume,
     Resumed,
-    decode_beside,
+    decode_header,
 )
 from fabric.errors import FabricError, OverloadedError, TooLargeError
 from fabric.fair_share import FairShare
@@ -62,7 +62,7 @@ class HibernationHttp:
         """Answer with the agent's file."""
         try:
             authorize(request, self._secret)
-            call = decode_beside(Hibernate, request.headers.get(CALL_HEADER, ""))
+            call = decode_header(Hibernate, request.headers.get(CALL_HEADER, ""))
             self._begin(call.tenant)
             export = await self._opened(self._exports.begin(call), call.tenant)
         except FabricError as error:
@@ -78,7 +78,7 @@ class HibernationHttp:
         """Take the request's body in as an agent's file."""
         try:
             authorize(request, self._secret)
-            call = decode_beside(Resume, request.headers.get(CALL_HEADER, ""))
+            call = decode_header(Resume, request.headers.get(CALL_HEADER, ""))
             self._begin(call.tenant)
             try:
                 resumed = await self._take(call, request)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import Offer
+from fabric.control.replica_calls import OfferCopy
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import NodeName
 from node.agents.owned import OwnedAgents

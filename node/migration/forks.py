@@ -6,8 +6,8 @@ for a move on another.
 
 from dataclasses import dataclass, replace
 
-from fabric.control.copy_calls import KeepFork
 from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import KeepFork
 from fabric.errors import ConflictError
 from fabric.ids import MigrationId
 from fabric.ports import Clock

@@ -5,8 +5,8 @@ Made of the owner's last saved record, whose blocks are fetched as for a move.
 
 from dataclasses import dataclass, replace
 
-from fabric.control.copy_calls import KeepReplica
 from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import KeepReplica
 from fabric.errors import ConflictError
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential

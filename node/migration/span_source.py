@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 
 from fabric.control.agent_at import OfferRequest
-from fabric.control.copy_calls import OfferSpans, SpanOffer, SpanOffers
+from fabric.control.span_calls import OfferSpans, SpanOffer, SpanOffers
 from fabric.ids import SELF_TEST_TENANT, AgentKey
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent

@@ -7,8 +7,8 @@ cluster's key and the tenant's salt. Nobody has to go for it, on disk or in memo
 import asyncio
 from dataclasses import dataclass, field
 
-from fabric.control.copy_calls import ReturnSpans, TakeSpan
 from fabric.control.node_calls import Copied, CopyBlocks, Done
+from fabric.control.span_calls import ReturnSpans, TakeSpan
 from fabric.errors import ConflictError, RejectedError, RetryLaterError, UnauthorizedError
 from fabric.ids import SELF_TEST_TENANT
 from fabric.kvcache.block import BlockRef

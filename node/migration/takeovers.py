@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fabric.control.copy_calls import TakeOver
 from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import TakeOver
 from fabric.errors import RetryElsewhereError, StaleEpochError
 from fabric.ids import NodeName
 from fabric.record.manifest import OwnerState

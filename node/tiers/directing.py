@@ -8,17 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from fabric.control.directive_calls import (
-    CoolAgent,
+    ChangeSettings,
     DirectAgent,
     DirectiveView,
-    DropReplica,
     MemoryView,
     MessageView,
     ReadMemory,
-    WishOfAgent,
     viewed,
 )
-from fabric.control.node_calls import AgentView, Done
+from fabric.control.node_calls import AgentView, Done, DropResident
+from fabric.control.replica_calls import DropReplica
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
@@ -63,7 +62,7 @@ class Directing:
             wanted = await despite_losses(lambda: self._direct(agent, call))
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
-    async def wish(self, call: WishOfAgent) -> AgentView:
+    async def wish(self, call: ChangeSettings) -> AgentView:
         """Say something of an agent as a whole; raise as `direct` does."""
         async with self.erasing.revoking(), self._held(call.key) as agent:
             await despite_losses(lambda: self._wish(agent, call))
@@ -71,7 +70,7 @@ class Directing:
                 self._cool(agent)
         return agent.view()
 
-    async def cool(self, call: CoolAgent) -> AgentView:
+    async def cool(self, call: DropResident) -> AgentView:
         """Let go of an agent's hot memory; raise as `direct` does, and where only memory has it."""
         async with self._held(call.key) as agent:
             if agent.saved is None or not agent.is_durable:
@@ -137,7 +136,7 @@ class Directing:
             await self._publish(agent, record, revokes=forgets)
         return wanted
 
-    async def _wish(self, agent: Agent, call: WishOfAgent) -> None:
+    async def _wish(self, agent: Agent, call: ChangeSettings) -> None:
         await self.mending.mend(agent)
         known, record = agent.manifest.wishes, agent.manifest
         wanted = _wishes(known or Wishes(), call)
@@ -187,7 +186,7 @@ class Directing:
         return (*past, *kept, *added)
 
 
-def _wishes(known: Wishes, call: WishOfAgent) -> Wishes | None:
+def _wishes(known: Wishes, call: ChangeSettings) -> Wishes | None:
     told = {
         "rebuilds": call.rebuilds,
         "is_closed": call.closes,

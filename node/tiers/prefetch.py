@@ -7,8 +7,7 @@ prefetch ─▶ room among idle caches? ─▶ load ─▶ hot          a turn t
 import asyncio
 import threading
 
-from fabric.control.copy_calls import PrefetchAgent
-from fabric.control.node_calls import AgentView
+from fabric.control.node_calls import AgentView, PrefetchAgent
 from fabric.errors import ConflictError, CorruptDataError, OverloadedError, RetryLaterError
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.agent import Agent, Loading

@@ -6,15 +6,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.control.directive_calls import (
-    CoolAgent,
-    DirectAgent,
-    DropReplica,
-    MemoryView,
-    ReadMemory,
-    WishOfAgent,
-)
-from fabric.control.node_calls import AgentView, Done
+from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
+from fabric.control.node_calls import AgentView, Done, DropResident
+from fabric.control.replica_calls import DropReplica
 from fabric.errors import ConflictError
 from fabric.ids import AgentKey, NodeName, parse_operation_id
 from fabric.limits import DECAY_S_MAX
@@ -27,8 +21,8 @@ from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_object
-from router.moves.newcomers import take_back
-from router.moves.telling import Telling
+from router.moves.prefix_seeding import revoke_shared_prefixes
+from router.moves.propagate import SettingsPropagation
 
 _SCOPES = ("tenant", "agent")
 _TIERS = ("memory", "disk")
@@ -37,9 +31,9 @@ _TIERS = ("memory", "disk")
 class AgentWishesApi:
     """Verbs that say what an agent's memory is worth, and to whom."""
 
-    def __init__(self, fleet: Fleet, telling: Telling, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, propagation: SettingsPropagation, clock: Clock) -> None:
         self._fleet = fleet
-        self._telling = telling
+        self._propagation = propagation
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -58,15 +52,15 @@ class AgentWishesApi:
         fields = Fields(await read_object(request, may_be_absent=True))
         fields.allow_only("after_s")
         after_s = fields.number("after_s", 0, DECAY_S_MAX) or 0.0
-        return await self._wish(WishOfAgent(*key, decays=True, decays_after_s=after_s))
+        return await self._wish(ChangeSettings(*key, decays=True, decays_after_s=after_s))
 
     async def last(self, request: Request) -> Response:
         """Let an agent be worth again what it was."""
-        return await self._wish(WishOfAgent(*agent_key(request), decays=False))
+        return await self._wish(ChangeSettings(*agent_key(request), decays=False))
 
     async def close(self, request: Request) -> Response:
         """Let go of an agent's hot memory and its pin, and evict it first, until its next turn."""
-        return await self._wish(WishOfAgent(*agent_key(request), closes=True))
+        return await self._wish(ChangeSettings(*agent_key(request), closes=True))
 
     async def share(self, request: Request) -> Response:
         """Say whether other agents of the tenant may begin with this one's memory."""
@@ -77,9 +71,9 @@ class AgentWishesApi:
         if scope not in _SCOPES:
             refuse("scope", "expected one of " + ", ".join(_SCOPES))
         is_private = scope == "agent"
-        answer = await self._wish(WishOfAgent(*key, is_private=is_private))
+        answer = await self._wish(ChangeSettings(*key, is_private=is_private))
         if is_private:  # before the answer: from then on nobody begins with it
-            await take_back(self._fleet, key)
+            await revoke_shared_prefixes(self._fleet, key)
         return answer
 
     async def evict(self, request: Request) -> Response:
@@ -93,7 +87,7 @@ class AgentWishesApi:
         if tier == "disk":
             fields.require("node")
             return JSONResponse(wishes_row(await self._drop(key, fields.text("node") or "")))
-        return JSONResponse(wishes_row(await self._fleet.ask_owner(CoolAgent(*key))))
+        return JSONResponse(wishes_row(await self._fleet.ask_owner(DropResident(*key))))
 
     async def supersede(self, request: Request) -> Response:
         """Let an earlier message give way to a word that names the later one."""
@@ -109,11 +103,11 @@ class AgentWishesApi:
         made = Made(operation, self._clock.wall_s(), caller_of(request).owner)
         added, spans = parse_directives(items, made)
         call = DirectAgent(*key, added=added, spans=spans, now_s=made.made_s)
-        view = require_held(await self._telling.tell(call), operation)
+        view = require_held(await self._propagation.apply(call), operation)
         return JSONResponse(directives_row(view, operation))
 
-    async def _wish(self, call: WishOfAgent) -> Response:
-        return JSONResponse(wishes_row(await self._telling.tell(call)))
+    async def _wish(self, call: ChangeSettings) -> Response:
+        return JSONResponse(wishes_row(await self._propagation.apply(call)))
 
     async def _drop(self, key: AgentKey, node: str) -> AgentView:
         """Drop a copy while the owner answers and has all of it on disk; describe that.

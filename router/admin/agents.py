@@ -16,7 +16,7 @@ from router.http.auth import agent_key, tenant_of
 from router.http.fields import Fields, query_flag, require_text
 from router.http.json_body import read_object
 from router.moves.erasures import Erasures
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 
 
 class QuotingRuns(Protocol):
@@ -35,10 +35,10 @@ class AgentsApi:
     """Agents as the nodes describe them at the moment of asking."""
 
     def __init__(
-        self, fleet: Fleet, migrations: Migrations, erasures: Erasures, runs: QuotingRuns
+        self, fleet: Fleet, moves: MoveRegistry, erasures: Erasures, runs: QuotingRuns
     ) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._erasures = erasures
         self._runs = runs
 
@@ -53,13 +53,13 @@ class AgentsApi:
 
     async def index(self, request: Request) -> Response:
         """List the tenant's agents, as far as the nodes have told theirs."""
-        self._fleet.meeting.require_nodes()
+        self._fleet.discovery.require_nodes()
         await self._fleet.membership.refresh(relist=True)
         tenant = tenant_of(request)
         directory = self._fleet.directory
         agents = [agent_row(self._fleet, (tenant, agent)) for agent in directory.agents(tenant)]
-        unheard = list(self._fleet.membership.unheard())
-        unmet = self._fleet.meeting.unmet
+        unheard = list(self._fleet.membership.unreported())
+        unmet = self._fleet.discovery.missing_count
         told = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
         return JSONResponse({"object": "list", "data": agents, **told})
 
@@ -67,7 +67,7 @@ class AgentsApi:
         key = agent_key(request)
         await self._fleet.membership.refresh(relist=True)
         if not self._fleet.directory.holdings(key):
-            raise self._fleet.meeting.unknown_agent(key[1])
+            raise self._fleet.discovery.unknown_agent(key[1])
         return JSONResponse(agent_row(self._fleet, key))
 
     async def erase(self, request: Request) -> Response:
@@ -93,4 +93,4 @@ class AgentsApi:
         fields = Fields(await read_object(request))
         fields.allow_only("to")
         target = require_text(fields.require("to"), "to")
-        return JSONResponse(migration_row(await self._migrations.migrate(tenant, agent, target)))
+        return JSONResponse(migration_row(await self._moves.migrate(tenant, agent, target)))

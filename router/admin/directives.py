@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory, WishOfAgent
+from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentKey, OperationId, parse_operation_id
 from fabric.limits import DIRECTIVES_MAX
@@ -18,15 +18,15 @@ from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of
 from router.http.fields import Fields, refuse
 from router.http.json_body import read_object
-from router.moves.telling import Telling
+from router.moves.propagate import SettingsPropagation
 
 
 class DirectivesApi:
     """Edits that hold until they are taken back."""
 
-    def __init__(self, fleet: Fleet, telling: Telling, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, propagation: SettingsPropagation, clock: Clock) -> None:
         self._fleet = fleet
-        self._telling = telling
+        self._propagation = propagation
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -76,8 +76,8 @@ class DirectivesApi:
     async def rebuild(self, request: Request) -> Response:
         """Let an agent's next turn compute anew what was kept behind edits."""
         key = agent_key(request)
-        call = WishOfAgent(*key, rebuilds=True)
-        return JSONResponse(rebuild_row(await self._telling.tell(call)))
+        call = ChangeSettings(*key, rebuilds=True)
+        return JSONResponse(rebuild_row(await self._propagation.apply(call)))
 
     async def _change(
         self, key: AgentKey, call: DirectAgent, operation: OperationId | None
@@ -85,4 +85,4 @@ class DirectivesApi:
         return JSONResponse(directives_row(await self._send(call), operation))
 
     async def _send(self, call: DirectAgent) -> AgentView:
-        return await self._telling.tell(replace(call, now_s=self._clock.wall_s()))
+        return await self._propagation.apply(replace(call, now_s=self._clock.wall_s()))

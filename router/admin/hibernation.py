@@ -27,7 +27,7 @@ from fabric.record.hibernation_file import (
 from router.admin.views.moves import resumed_row
 from router.http.auth import agent_key
 from router.http.fields import query_flag
-from router.moves.hibernations import PASS_BYTES, Hibernations, Upload, Wanted
+from router.moves.hibernations import PASS_BYTES, Hibernations, ResumeOptions, Upload
 
 _PASSED_ON = ("content-length", EPOCH_HEADER, REVISION_HEADER)
 
@@ -56,7 +56,7 @@ class HibernationApi:
     async def resume(self, request: Request) -> Response:
         """Take the body in as an agent's file; answers when the agent is owned and durable."""
         query = request.query_params
-        wanted = Wanted(
+        wanted = ResumeOptions(
             key=agent_key(request),
             node=query.get("node"),
             replace=query_flag(query, "replace"),

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
 
-from router.fleet.meeting import Meeting
+from router.fleet.node_discovery import NodeDiscovery
 from router.http.auth import agent_key
 from router.moves.lost_owners import LostOwners
 
@@ -22,25 +22,29 @@ _OWNERLESS = frozenset(
 )
 
 
-def waiting(routes: Sequence[Route], meeting: Meeting, lost_owners: LostOwners) -> list[Route]:
+def waiting(
+    routes: Sequence[Route], discovery: NodeDiscovery, lost_owners: LostOwners
+) -> list[Route]:
     """Let requests of these routes wait for the nodes that a new router has not met.
 
     Those that an agent's owner must answer are served by a replica where the owner is lost.
     """
     for route in routes:
-        route.app = request_response(_met(route.endpoint, route.path, meeting, lost_owners))
+        route.app = request_response(_met(route.endpoint, route.path, discovery, lost_owners))
     return list(routes)
 
 
-def _met(endpoint: Endpoint, path: str, meeting: Meeting, lost_owners: LostOwners) -> Endpoint:
+def _met(
+    endpoint: Endpoint, path: str, discovery: NodeDiscovery, lost_owners: LostOwners
+) -> Endpoint:
     async def answer(request: Request) -> Response:
         names = request.path_params
         if "node" in names:
-            await meeting.node(names["node"])
+            await discovery.wait_for_node(names["node"])
         elif request.scope["path"] == NODES:
-            await meeting.roster()
+            await discovery.wait_for_roster()
         else:
-            await meeting.agents()
+            await discovery.wait_for_reports()
         if "agent" not in names or (request.method, path) in _OWNERLESS:
             return await endpoint(request)
         async with lost_owners.served(agent_key(request)):

@@ -24,7 +24,7 @@ class ContinuedPrompts:
         """
         assert turn.key is not None, "agents are continued by name"
         if not self._fleet.directory.holdings(turn.key):
-            self._fleet.meeting.require_reports(turn.key[1])
+            self._fleet.discovery.require_reports(turn.key[1])
             return None
         owner = self._fleet.require_owner(turn.key).node
         try:

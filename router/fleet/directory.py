@@ -27,8 +27,8 @@ from router.events.fleet_event import (
     AgentFound,
     AgentMoved,
 )
-from router.fleet.given_epochs import GivenEpochs
-from router.fleet.words import words_of
+from router.fleet.agent_settings import settings_fingerprint
+from router.fleet.epoch_map import EpochMap
 from router.limits import EPOCHS_ISSUED_MAX
 
 
@@ -51,7 +51,7 @@ class Holding:
         if self.view is None or owner.view is None:
             return False
         is_whole = self.view.tail == owner.view.tail != ""
-        return is_whole and words_of(self.view) == words_of(owner.view)
+        return is_whole and settings_fingerprint(self.view) == settings_fingerprint(owner.view)
 
 
 @dataclass(slots=True)
@@ -75,9 +75,9 @@ class Directory:
         self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, and not listed by the node yet
         self._doubted: set[NodeName] = set()
         self._reserved: dict[AgentKey, StartReservation] = {}
-        self._issued = GivenEpochs(EPOCHS_ISSUED_MAX)
-        self._promised = GivenEpochs(EPOCHS_ISSUED_MAX)
-        self._own = GivenEpochs(EPOCHS_ISSUED_MAX)  # of both, those that this router chose
+        self._issued = EpochMap(EPOCHS_ISSUED_MAX)
+        self._promised = EpochMap(EPOCHS_ISSUED_MAX)
+        self._own = EpochMap(EPOCHS_ISSUED_MAX)  # of both, those that this router chose
         self._in_doubt: set[AgentKey] = set()
         self._places: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
         self._agents_at: Counter[NodeName] = Counter()
@@ -145,7 +145,7 @@ class Directory:
         if not is_late and not is_known:
             self._put(key, holding)
 
-    def note_words(self, key: AgentKey, view: AgentView) -> None:
+    def note_settings(self, key: AgentKey, view: AgentView) -> None:
         """Note what an owner was told, before its next list says so."""
         held = self.holding(key, view.node)
         if held is not None and held.view is not None and held.epoch == view.epoch:
@@ -183,7 +183,7 @@ class Directory:
         owners = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         return max(owners, key=_rank, default=None)
 
-    def stepped_down(self, key: AgentKey) -> Holding | None:
+    def released_owner(self, key: AgentKey) -> Holding | None:
         """Return who gave up an agent that nobody owns, as nobody could say who does.
 
         Its record names the node itself. One that is noted and not listed yet was just told so.
@@ -273,7 +273,7 @@ class Directory:
     def living_on(self, node: NodeName) -> list[AgentKey]:
         """Return the agents that the node owns, has sealed for a move or gave up, in order."""
         keys = self._by_node.get(node, set())
-        found = ((key, self.owner(key) or self.stepped_down(key)) for key in keys)
+        found = ((key, self.owner(key) or self.released_owner(key)) for key in keys)
         return sorted(key for key, holding in found if holding and holding.node == node)
 
     def agents_count(self, node: NodeName) -> int:

@@ -11,11 +11,11 @@ from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from router.events.bus import FleetEvents
 from router.fleet.directory import Directory, Holding
-from router.fleet.meeting import Meeting
 from router.fleet.membership import LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
+from router.fleet.node_discovery import NodeDiscovery
 from router.fleet.node_watch import NodeWatch
-from router.fresh_ids import first_epoch, fresh_leap
+from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS
 from router.placement.load_ledger import Ledger
 from router.placement.sketch_index import SketchIndex
@@ -41,7 +41,7 @@ class Fleet:
         self.ledger = Ledger()
         self.membership = Membership(roster, connect, clock, self, heartbeat_s)
         self.membership.watch = NodeWatch(self.membership, self.events.publish).look
-        self.meeting = Meeting(self.membership, clock)
+        self.discovery = NodeDiscovery(self.membership, clock)
 
     def on_list(self, agents: AgentList, asked_s: float) -> None:
         """Feed a node's agents to the directory and the sketches."""
@@ -75,16 +75,16 @@ class Fleet:
         """Return `name` as a node's; raise NotFoundError that tells the known ones."""
         if any(member.name == name for member in self.membership.members):
             return NodeName(name)
-        raise self.meeting.unknown_node(name, param)
+        raise self.discovery.unknown_node(name, param)
 
     def require_owner(self, key: AgentKey) -> Holding:
         """Return who owns an agent; raise NotFoundError, or RetryLaterError if one may turn up."""
         owner = self.directory.owner(key)
-        if owner is None and self.directory.stepped_down(key) is not None:
+        if owner is None and self.directory.released_owner(key) is not None:
             message = "nobody could say how a move of this agent ended; its next turn decides that"
             raise ConflictError(message, code="agent_undecided")
         if owner is None:
-            raise self.meeting.unknown_agent(key[1])
+            raise self.discovery.unknown_agent(key[1])
         return owner
 
     async def heard_owner(self, key: AgentKey) -> Holding:
@@ -146,7 +146,7 @@ class Fleet:
         """
         if not self.may_have_later_owner(key):
             return epoch
-        return max(epoch, self.directory.floor(key) + first_epoch(self.life)) + fresh_leap()
+        return max(epoch, self.directory.floor(key) + first_epoch(self.life)) + fresh_epoch_gap()
 
     def may_have_later_owner(self, key: AgentKey) -> bool:
         """Say whether a node that was not heard yet may own an agent above what is known.
@@ -156,7 +156,9 @@ class Fleet:
         """
         owner = self.directory.owner(key)
         is_ours = owner is not None and self.directory.is_own(key, self.directory.highest(key))
-        is_whole = self.meeting.has_heard_all() and not self.meeting.expected.may_be_incomplete
+        is_whole = (
+            self.discovery.has_all_reports() and not self.discovery.expected.may_be_incomplete
+        )
         return not (is_ours or is_whole)
 
     def is_alive(self, name: NodeName) -> bool:
@@ -182,7 +184,7 @@ class Fleet:
 
         Nodes that were lost may come back, and those that are to come may serve any model.
         """
-        if self.meeting.is_gathering() or not self.membership.has_met_all():
+        if self.discovery.is_gathering() or not self.membership.has_contacted_all():
             return BODY_BYTES_MAX
         views = (member.view for member in self.membership.members)
         return max((view.prompt_bytes_max for view in views if view), default=BODY_BYTES_MAX)

@@ -176,11 +176,11 @@ class Membership:
             for member in self._members.values()
         )
 
-    def has_heard_all(self) -> bool:
+    def has_all_reports(self) -> bool:
         """Say whether every node of the roster has told this router its agents at least once."""
-        return self._has_roster and not self.unheard()
+        return self._has_roster and not self.unreported()
 
-    def unheard(self) -> tuple[NodeName, ...]:
+    def unreported(self) -> tuple[NodeName, ...]:
         """Name the nodes that have never told this router their agents."""
         return tuple(member.name for member in self.members if member.listed is None)
 
@@ -192,7 +192,7 @@ class Membership:
     def has_roster(self) -> bool:
         return self._has_roster
 
-    def has_met_all(self) -> bool:
+    def has_contacted_all(self) -> bool:
         """Say whether the roster was read, and every node on it has answered or expired."""
         return self._has_roster and all(
             member.view is not None or not self.is_up(member.name)

@@ -33,7 +33,7 @@ class RosterKeeper:
         self._fleet = fleet
         self._store = store
         self._stored = store.read() if store else NodeRoster()
-        expected = fleet.meeting.expected
+        expected = fleet.discovery.expected
         if not expected.names:
             expected.is_fewer = 0 < expected.count < self._stored.configured
         known = _pruned(self._stored)
@@ -59,7 +59,7 @@ class RosterKeeper:
             self._stored = roster
 
     def _current(self) -> NodeRoster:
-        expected = self._fleet.meeting.expected
+        expected = self._fleet.discovery.expected
         seen = {node.name: node for node in self._stored.nodes}
         newest_s = max((node.seen_s for node in seen.values()), default=0)
         now_s = max(int(self._fleet.clock.wall_s()), newest_s)  # also after a clock was set back
@@ -81,13 +81,13 @@ class RosterKeeper:
 
     def _expect(self, roster: NodeRoster) -> None:
         """Await the nodes of a roster, unless the configuration names all."""
-        expected = self._fleet.meeting.expected
+        expected = self._fleet.discovery.expected
         if not expected.names:
             expected.remembered = tuple(n.name for n in roster.nodes if not n.is_drained)
             expected.drained = tuple(n.name for n in roster.nodes if n.is_drained)
 
     def _is_late(self) -> bool:
-        return not self._fleet.meeting.has_time_to_gather()
+        return not self._fleet.discovery.has_time_to_gather()
 
     def _is_present(self, member: Member) -> bool:
         return member.listed is not None and self._fleet.is_up(member.name)

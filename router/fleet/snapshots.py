@@ -73,10 +73,10 @@ def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
 
 def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
     owner, started = directory.owner(key), directory.starting(key)
-    last = owner or directory.stepped_down(key)
+    last = owner or directory.released_owner(key)
     found = [AgentHolder(started.node, HolderRole.STARTING)] if started else []
     if last is not None:
-        role = HolderRole.OWNER if owner else HolderRole.STEPPED_DOWN
+        role = HolderRole.OWNER if owner else HolderRole.RELEASED
         found.append(AgentHolder(last.node, role, last.view))
     copies = [each for each in directory.living(key) if each is not last]
     copies.sort(key=_lateness, reverse=True)

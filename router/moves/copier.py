@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fabric.control.copy_calls import OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Offer
+from fabric.control.replica_calls import OfferCopy
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.net.wire import Urgency
@@ -13,13 +13,13 @@ from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
 from router.limits import COPY_TRIES_MAX
-from router.moves.attempts import as_retry, told
 from router.moves.migration import DAMAGED
+from router.moves.retries import as_client_error, best_effort_call
 
 # Replaced by a turn meanwhile.
 LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
 
-Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.copy_calls`
+Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.replica_calls`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def copy_agent(
                 fleet, key, owner, target, keep, background=background, verify=verify
             )
         except RetryElsewhereError as error:
-            failure = as_retry(error)  # perhaps the directory was behind
+            failure = as_client_error(error)  # perhaps the directory was behind
         except FabricError as error:
             if error.code not in LOST_BLOCKS and (verify or error.code != DAMAGED):
                 raise
@@ -85,10 +85,10 @@ async def _attempt(
             copied = await goal.call(blocks, Copied)
         view = await goal.call(keep(name, offer.manifest), AgentView)
     except BaseException:
-        await asyncio.shield(told(goal, abort))
+        await asyncio.shield(best_effort_call(goal, abort))
         raise
     finally:
-        await asyncio.shield(told(source, abort))  # the offer ends
+        await asyncio.shield(best_effort_call(source, abort))  # the offer ends
     return CopyReceipt(
         agent=key[1],
         source=source.name,

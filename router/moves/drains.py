@@ -16,8 +16,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fabric.control.copy_calls import DrainNode
-from fabric.control.node_calls import DRAINING, Done
+from fabric.control.node_calls import DRAINING, Done, DrainNode
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from router.events.fleet_event import DrainChanged
@@ -26,7 +25,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.fleet.node_client import NodeLostError
 from router.limits import DRAIN_AGAIN_S, DRAIN_AT_ONCE_MAX, DRAIN_ROUND_REST_S, DRAIN_ROUNDS_MAX
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.placement.decision import Ship
 from router.placement.destination import destination
 
@@ -63,9 +62,9 @@ class Drain:
 class Drains:
     """The drains that this router carries out."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
+    def __init__(self, fleet: Fleet, moves: MoveRegistry) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._drains: dict[NodeName, Drain] = {}
 
     def find(self, node: NodeName) -> Drain | None:
@@ -210,7 +209,7 @@ class Drains:
             return
         try:
             with self._fleet.ledger.shipping(ship):
-                receipt = await self._migrations.migrate(*key, ship.target)
+                receipt = await self._moves.migrate(*key, ship.target)
         except FabricError as error:
             alias = self._fleet.alias(key)
             _LOG.info("agent %s stays on %s for now: %s", alias, drain.node, error.code)

@@ -20,11 +20,11 @@ from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.record.tombstone import Tombstones, tombstone
 from router.fleet.fleet import Fleet
-from router.fleet.meeting import no_such_agent
 from router.fleet.node_client import NodeLink
+from router.fleet.node_discovery import no_such_agent
 from router.fresh_ids import fresh_operation
 from router.limits import ERASURE_DIGESTS_MAX, SUSPECT_S
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.moves.replicas import Replicas
 from router.telemetry import Telemetry
 
@@ -48,7 +48,7 @@ class Erasures:
     def __init__(
         self,
         fleet: Fleet,
-        migrations: Migrations,
+        moves: MoveRegistry,
         replicas: Replicas,
         telemetry: Telemetry,
         cluster_key: bytes,
@@ -60,7 +60,7 @@ class Erasures:
             lambda key: agent_digest(cluster_key, *key)
         )
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._replicas = replicas
         self._telemetry = telemetry
         # Whoever else keeps something of agents forgets it.
@@ -81,9 +81,9 @@ class Erasures:
         Raises RetryLaterError while nobody can say which nodes there are.
         """
         key = (tenant, agent)
-        self._fleet.meeting.require_nodes()
-        self._migrations.refuse_moving(key)
-        async with self._replicas.barred(key):
+        self._fleet.discovery.require_nodes()
+        self._moves.refuse_moving(key)
+        async with self._replicas.exclusive(key):
             return await self._erase(key)
 
     async def _erase(self, key: AgentKey) -> Erasure:
@@ -109,11 +109,11 @@ class Erasures:
         # already, and finishes by itself.
         for node in silent:
             self._fleet.sketches.remove(key[0], node, agent)
-        meeting = self._fleet.meeting
-        unreachable = (*silent, *meeting.missing.labels)
+        discovery = self._fleet.discovery
+        unreachable = (*silent, *discovery.missing.labels)
         if not was_known and not any(receipt.existed for receipt in receipts):
-            if meeting.is_gathering() and not silent:  # who comes is told when it catches up
-                raise meeting.unknown_agent(agent)
+            if discovery.is_gathering() and not silent:  # who comes is told when it catches up
+                raise discovery.unknown_agent(agent)
             if not unreachable:
                 raise no_such_agent(agent)
         return Erasure(agent, receipts, unreachable)

@@ -2,7 +2,7 @@
 
 import logging
 
-from fabric.control.copy_calls import KeepFork
+from fabric.control.replica_calls import KeepFork
 from fabric.errors import ConflictError, FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
@@ -10,7 +10,7 @@ from router.events.fleet_event import AgentForked
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.placement.destination import destination
 from router.telemetry import Telemetry
 
@@ -20,9 +20,9 @@ _LOG = logging.getLogger("macfabric.router.forks")
 class Forks:
     """Chooses where, keeps the name from others meanwhile, and tells the directory."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
+    def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._telemetry = telemetry
 
     async def fork(
@@ -37,10 +37,10 @@ class Forks:
         made = self._repeated(new, operation)
         if made is not None:
             return made
-        await self._migrations.settle(key)
+        await self._moves.settle(key)
         self._check_free(new)
         target = self._target(key, to)
-        self._fleet.meeting.require_reports(name)
+        self._fleet.discovery.require_reports(name)
         epoch = max(1, self._fleet.begin_epoch(new))
         # A first turn under this name must not make another agent of it meanwhile.
         reservation = self._fleet.directory.reserve(new, target, epoch)

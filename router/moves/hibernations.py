@@ -20,7 +20,7 @@ from fabric.control.hibernation_calls import (
     Hibernate,
     Resume,
     Resumed,
-    encode_beside,
+    encode_header,
 )
 from fabric.control.node_calls import Done, NodeView, ReleaseAgent
 from fabric.errors import (
@@ -41,15 +41,15 @@ from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
 from router.limits import NAME_CHARS_TOLD
-from router.moves.attempts import at_owner
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
+from router.moves.retries import with_fresh_owner
 
 _LOG = logging.getLogger("macfabric.router.hibernations")
 PASS_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResumeOptions:
     """Client's options for resuming a file."""
 
     key: AgentKey
@@ -82,19 +82,21 @@ class Upload:
 class Hibernations:
     """Finds the nodes and keeps the directory true."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations) -> None:
+    def __init__(self, fleet: Fleet, moves: MoveRegistry) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
 
     async def hibernate(
         self, key: AgentKey, signing_key: bytes | None, salt: bytes
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         """Return the owner and its answer, whose body is the agent's file."""
-        return await at_owner(
+        return await with_fresh_owner(
             self._fleet, lambda: self._attempt(key, signing_key, salt), relist=True
         )
 
-    async def resume(self, wanted: Wanted, header: HibernationHeader, upload: Upload) -> Resumed:
+    async def resume(
+        self, wanted: ResumeOptions, header: HibernationHeader, upload: Upload
+    ) -> Resumed:
         """Let a node take the file in and own the agent; raise ConflictError where it may not."""
         key = wanted.key
         await self._fleet.membership.refresh(relist=True)
@@ -137,21 +139,21 @@ class Hibernations:
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         await self._fleet.membership.refresh()
         owner = self._fleet.require_owner(key)
-        self._migrations.refuse_moving(key)
+        self._moves.refuse_moving(key)
         call = Hibernate(*key, owner.epoch, signing_key, salt)
-        headers = {CALL_HEADER: encode_beside(call)}
+        headers = {CALL_HEADER: encode_header(call)}
         answer = await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
         self._fleet.events.publish(AgentHibernated(key, owner.node))
         return owner.node, answer
 
-    def _check_free(self, wanted: Wanted) -> Holding | None:
+    def _check_free(self, wanted: ResumeOptions) -> Holding | None:
         """Return the agent to replace, if there is one; raise ConflictError if it must stay.
 
         Raises RetryLaterError while an awaited node may have an agent that must not be replaced.
         """
-        self._migrations.refuse_moving(wanted.key)
+        self._moves.refuse_moving(wanted.key)
         directory = self._fleet.directory
-        owner = directory.owner(wanted.key) or directory.stepped_down(wanted.key)
+        owner = directory.owner(wanted.key) or directory.released_owner(wanted.key)
         started: StartReservation | None = directory.reservation(wanted.key)
         if started is not None or (owner is not None and not wanted.replace):
             message = (
@@ -159,10 +161,12 @@ class Hibernations:
             )
             raise ConflictError(message, code="agent_exists")
         if owner is None and not wanted.replace:
-            self._fleet.meeting.require_reports(wanted.key[1])
+            self._fleet.discovery.require_reports(wanted.key[1])
         return owner
 
-    def _choose(self, wanted: Wanted, header: HibernationHeader, owner: Holding | None) -> NodeView:
+    def _choose(
+        self, wanted: ResumeOptions, header: HibernationHeader, owner: Holding | None
+    ) -> NodeView:
         """Return the node that is asked for, or the least busy one that runs the file's model."""
         ready = self._fleet.ready()
         fitting = [view for view in ready if view.fingerprint == header.fingerprint.hex()]
@@ -184,7 +188,7 @@ class Hibernations:
         return min(fitting, key=lambda v: (v.name != home, v.queue_s, v.tokens, v.name))
 
     async def _send(self, node: NodeName, call: Resume, upload: Upload) -> Resumed:
-        headers = {CALL_HEADER: encode_beside(call), "content-type": MEDIA_TYPE}
+        headers = {CALL_HEADER: encode_header(call), "content-type": MEDIA_TYPE}
         try:
             response = await self._fleet.link(node).post(RESUME_PATH, upload.parts(), headers)
             async with response:

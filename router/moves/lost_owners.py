@@ -14,8 +14,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fabric.control.copy_calls import TakeOver
 from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import TakeOver
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
@@ -23,7 +23,7 @@ from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.limits import LEASE_S
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.lost_owners")
@@ -34,9 +34,9 @@ LOST_AGAIN_S = LEASE_S  # of an agent that only its node, or its next turn, brin
 class LostOwners:
     """Moves ownership of agents from lost nodes to current replicas."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
+    def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._telemetry = telemetry
         self._running: dict[AgentKey, asyncio.Task[None]] = {}
 
@@ -86,13 +86,13 @@ class LostOwners:
         if owner is not None:
             is_starting = directory.starting(key) is not None  # a turn is taking it over
             return None if is_starting or self._fleet.is_up(owner.node) else owner
-        if directory.stepped_down(key) is not None or self._fleet.meeting.may_learn_agents():
+        if directory.released_owner(key) is not None or self._fleet.discovery.may_learn_agents():
             return None
         # Replicas whose owner left the fabric before this router began, or did not join in time.
         return max(directory.living(key), key=lambda held: held.epoch, default=None)
 
     async def _take_over(self, key: AgentKey, lost: Holding) -> None:
-        self._migrations.refuse_moving(key)
+        self._moves.refuse_moving(key)
         if self._fleet.membership.is_returning(lost.node):
             message = f"node {lost.node}, which owns agent {key[1]!r}, is starting again"
             raise RetryLaterError(message, retry_after_s=AGAIN_S, code="node_lost")

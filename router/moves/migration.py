@@ -42,7 +42,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.node_http import Use
 from router.limits import COPY_ROUNDS_MAX
-from router.moves.attempts import told
+from router.moves.retries import best_effort_call
 
 _LOG = logging.getLogger("macfabric.router.migration")
 
@@ -282,8 +282,8 @@ class Migration:
     async def _abort(self) -> None:
         # The target first: the source must not serve again while a commit can still happen.
         if not self._is_undecided:
-            await told(self._target, self._abortion())
-            await told(self._source, self._abortion())
+            await best_effort_call(self._target, self._abortion())
+            await best_effort_call(self._source, self._abortion())
             return
         has_committed = False
         with suppress(FabricError):
@@ -294,7 +294,7 @@ class Migration:
         elif self._is_undecided:
             await self._step_down()
         else:
-            await told(self._source, self._abortion())
+            await best_effort_call(self._source, self._abortion())
 
     async def _step_down(self) -> None:
         """Make the source a replica at the epoch that the target may own, with all of it kept."""
@@ -306,7 +306,7 @@ class Migration:
         # stays, and the recovery round finds it and repeats the call. Where the source's disk
         # refuses, its list says all the same that it has stepped down.
         call = ReleaseAgent(*self._key, self._epoch, self._name, owner)
-        if await told(self._source, call):
+        if await best_effort_call(self._source, call):
             self._note(self._source.name, self._epoch, OwnerState.REPLICA)
 
     def _note_owner(self) -> None:

@@ -4,16 +4,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from fabric.control.copy_calls import PrefetchAgent
-from fabric.control.node_calls import AgentView
+from fabric.control.node_calls import AgentView, PrefetchAgent
 from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import AgentId, AgentKey, TenantId
 from router.fleet.fleet import Fleet
 from router.limits import PREFETCH_TASKS_MAX
-from router.moves.attempts import as_retry
 from router.moves.copier import CopyReceipt
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.moves.replicas import Replicas
+from router.moves.retries import as_client_error
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.prefetches")
@@ -23,10 +22,10 @@ class PrefetchRequests:
     """Asks owners to load agents, and other nodes to fetch a copy."""
 
     def __init__(
-        self, fleet: Fleet, migrations: Migrations, replicas: Replicas, telemetry: Telemetry
+        self, fleet: Fleet, moves: MoveRegistry, replicas: Replicas, telemetry: Telemetry
     ) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._replicas = replicas
         self._telemetry = telemetry
         self._hinted: set[asyncio.Task[None]] = set()
@@ -34,7 +33,7 @@ class PrefetchRequests:
     async def load(self, key: AgentKey) -> AgentView:
         """Bring an agent into its owner's memory; a turn that comes meanwhile waits for that."""
         await self._fleet.membership.refresh(relist=True)
-        await self._migrations.settle(key)
+        await self._moves.settle(key)
         try:
             view = await self._ask(key)
         except FabricError:
@@ -86,4 +85,4 @@ class PrefetchRequests:
         try:
             return await self._fleet.link(owner.node).call(call, AgentView)
         except RetryElsewhereError as error:
-            raise as_retry(error) from None
+            raise as_client_error(error) from None

@@ -18,7 +18,7 @@ from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
 from router.limits import LEASE_S
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.recovery")
@@ -27,9 +27,9 @@ _LOG = logging.getLogger("macfabric.router.recovery")
 class Recovery:
     """Walks the agents in doubt once per heartbeat, and one of them when a turn asks."""
 
-    def __init__(self, fleet: Fleet, migrations: Migrations, telemetry: Telemetry) -> None:
+    def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._telemetry = telemetry
         self._since_s = fleet.clock.monotonic_s()
 
@@ -43,7 +43,7 @@ class Recovery:
 
     async def resolve(self, key: AgentKey) -> None:
         """Settle one agent's ownership if that is possible yet."""
-        if self._migrations.is_moving(key):
+        if self._moves.is_moving(key):
             return
         try:
             await self._release_others(key)

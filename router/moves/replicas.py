@@ -15,20 +15,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from fabric.control.copy_calls import KeepReplica
-from fabric.control.directive_calls import DropReplica
 from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import DropReplica, KeepReplica
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
+from router.fleet.agent_settings import applied_forgets, settings_fingerprint
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
-from router.fleet.words import forgotten_by, words_of
 from router.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
-from router.moves.attempts import told
 from router.moves.copier import CopyReceipt, copy_agent
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
+from router.moves.retries import best_effort_call
 from router.placement.destination import ways
 from router.telemetry import Telemetry
 
@@ -41,16 +40,16 @@ class Replicas:
     def __init__(
         self,
         fleet: Fleet,
-        migrations: Migrations,
+        moves: MoveRegistry,
         telemetry: Telemetry,
         count: int,
     ) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._telemetry = telemetry
         self._count = count
         self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
-        self._barred: Counter[AgentKey] = Counter()
+        self._exclusive: Counter[AgentKey] = Counter()
         self._told: Counter[AgentKey] = Counter()  # of these, those that are told something
         self._rest_until_s: dict[AgentKey, float] = {}
         # The end of what was copied where, until when: a full disk evicts one replica for the next.
@@ -60,7 +59,7 @@ class Replicas:
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
         """Copy an agent to a node now; `kept`: and after its turns (None: as before)."""
         await self._fleet.membership.refresh(relist=True)
-        await self._migrations.settle(key)
+        await self._moves.settle(key)
         owner = self._fleet.require_owner(key)
         target = self._fleet.require_taking(to)
         if owner.node == target:
@@ -77,20 +76,20 @@ class Replicas:
         return task.result()
 
     @asynccontextmanager
-    async def telling(self, key: AgentKey) -> AsyncIterator[None]:
+    async def changing_settings(self, key: AgentKey) -> AsyncIterator[None]:
         """Let no copy be made of the record from before the agent is told something."""
         self._told[key] += 1
         try:
-            async with self.barred(key):
+            async with self.exclusive(key):
                 yield
         finally:
             self._told[key] -= 1
             self._told += Counter()
 
     @asynccontextmanager
-    async def barred(self, key: AgentKey) -> AsyncIterator[None]:
+    async def exclusive(self, key: AgentKey) -> AsyncIterator[None]:
         """Let no copy of the agent be made, nor come to an end: it is being erased, or told."""
-        self._barred[key] += 1
+        self._exclusive[key] += 1
         try:
             task = self._copying.get(key)
             if task is not None:
@@ -98,8 +97,8 @@ class Replicas:
                 await asyncio.gather(task, return_exceptions=True)
             yield
         finally:
-            self._barred[key] -= 1
-            self._barred += Counter()  # zeros go
+            self._exclusive[key] -= 1
+            self._exclusive += Counter()  # zeros go
 
     async def refresh(self, key: AgentKey, copy: Holding) -> None:
         """Copy an agent anew to a node that has a copy of it; the caller has barred others."""
@@ -124,12 +123,12 @@ class Replicas:
         due, behind = self._all_due(), self._all_behind()
         self._swept = said if not (due or behind) else None
         for key, copy in behind:
-            if key not in self._copying and key not in self._barred:
+            if key not in self._copying and key not in self._exclusive:
                 await self._let_forget(key, copy)
         for key, target in due:
-            if not self._migrations.is_idle:
+            if not self._moves.is_idle:
                 return  # somebody waits for that
-            if key not in self._copying and key not in self._barred:
+            if key not in self._copying and key not in self._exclusive:
                 await self._refresh(key, target)
 
     # --- what is due -------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class Replicas:
         self._made = {name: made for name, made in self._made.items() if made[1] > now_s}
         due: list[tuple[AgentKey, NodeName]] = []
         for key in self._fleet.directory.all_keys():
-            if key in self._rest_until_s or key in self._barred:
+            if key in self._rest_until_s or key in self._exclusive:
                 continue
             owner = self._fleet.directory.owner(key)
             if owner is not None and self._is_ready(owner):
@@ -184,12 +183,12 @@ class Replicas:
         for key in fleet.directory.all_keys():
             owner = fleet.directory.owner(key)
             if owner is not None and owner.view is not None and self._is_ready(owner):
-                forgotten = forgotten_by(owner.view)
+                forgotten = applied_forgets(owner.view)
                 found += (
                     (key, each)
                     for each in (fleet.directory.living(key) if forgotten else ())
                     if each.state is OwnerState.REPLICA and fleet.is_alive(each.node)
-                    if each.view is None or forgotten - forgotten_by(each.view)
+                    if each.view is None or forgotten - applied_forgets(each.view)
                 )
             if len(found) >= REPLICAS_WAITING_MAX:
                 break
@@ -198,11 +197,11 @@ class Replicas:
     async def _let_forget(self, key: AgentKey, copy: Holding) -> None:
         """Renew a copy that is wanted; drop one that is not, or that cannot be renewed."""
         is_wanted = self._count > 0 or (copy.view is not None and copy.view.kept)
-        if is_wanted and self._migrations.is_idle and key not in self._rest_until_s:
+        if is_wanted and self._moves.is_idle and key not in self._rest_until_s:
             await self._refresh(key, copy.node)
             if key not in self._rest_until_s:
                 return
-        await told(self._fleet.link(copy.node), DropReplica(*key))
+        await best_effort_call(self._fleet.link(copy.node), DropReplica(*key))
         member = self._fleet.membership.find(copy.node)
         if member is not None:
             await self._fleet.membership.heartbeat(member)
@@ -225,7 +224,7 @@ class Replicas:
     def _start(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False
     ) -> asyncio.Task[CopyReceipt]:
-        if key in self._copying or key in self._barred:
+        if key in self._copying or key in self._exclusive:
             message = f"agent {key[1]} is being copied or erased; try again when that is done"
             raise ConflictError(message, code="copy_in_progress")
         task = asyncio.create_task(self._copy(key, target, kept=kept, background=background))
@@ -262,4 +261,4 @@ class Replicas:
 
 def _end_of(view: AgentView) -> object:
     """Return by what a copy is known to be of an agent's last turn, and of all it was told."""
-    return view.tail, words_of(view)
+    return view.tail, settings_fingerprint(view)

@@ -27,7 +27,7 @@ from router.placement.seconds import (
 )
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot, PrefixHolder
 
-SERVING = (HolderRole.STARTING, HolderRole.OWNER, HolderRole.STEPPED_DOWN)
+SERVING = (HolderRole.STARTING, HolderRole.OWNER, HolderRole.RELEASED)
 
 
 class Placement:

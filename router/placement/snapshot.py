@@ -17,7 +17,7 @@ class HolderRole(StrEnum):
 
     STARTING = "starting"  # its first turn is on its way there
     OWNER = "owner"
-    STEPPED_DOWN = "stepped down"  # nobody could say who owns it; it was the last to
+    RELEASED = "stepped down"  # nobody could say who owns it; it was the last to
     COPY = "copy"  # a replica, or a claim that a later one puts an end to
     ERASED = "erased"  # what it has was erased, and is not gone yet
 

@@ -122,7 +122,7 @@ class OwnSpeaker:
             added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
             call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
             try:
-                require_held(await self.services.telling.tell(call), op)
+                require_held(await self.services.propagation.apply(call), op)
             except NotFoundError:
                 message = f"no node has {agent}"
                 raise AskAgainError(message, WAIT_S) from None
@@ -147,18 +147,18 @@ class OwnSpeaker:
         call = DirectAgent(self.tenant, agent, removed=removed, now_s=now_s)
         async with self._owner(agent):
             with suppress(NotFoundError):
-                await self.services.telling.tell(call)
+                await self.services.propagation.apply(call)
         return True
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
         """Move an agent to a node."""
         async with self._owner(agent):
-            receipt = await self.services.migrations.migrate(self.tenant, agent, to)
+            receipt = await self.services.moves.migrate(self.tenant, agent, to)
         return AgentCopy(receipt.target, receipt.bytes_sent)
 
     async def nodes(self) -> tuple[str, ...]:
         """Name the nodes that take agents."""
-        await self.services.fleet.meeting.roster()
+        await self.services.fleet.discovery.wait_for_roster()
         return tuple(view.name for view in self.services.fleet.ready())
 
     async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
@@ -192,7 +192,7 @@ class OwnSpeaker:
                 yield
 
     async def _meet(self) -> None:
-        await self.services.fleet.meeting.agents()
+        await self.services.fleet.discovery.wait_for_reports()
 
     def _now_s(self) -> float:
         return self.services.fleet.clock.monotonic_s()

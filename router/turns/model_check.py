@@ -2,7 +2,7 @@
 
 from fabric.errors import NotFoundError, RetryLaterError
 from router.fleet.fleet import Fleet
-from router.fleet.meeting import AGAIN_S
+from router.fleet.node_discovery import AGAIN_S
 from router.limits import NAME_CHARS_TOLD
 
 
@@ -14,7 +14,7 @@ class ModelCheck:
 
     async def names(self) -> list[str]:
         """List the models, once every node had its time to name its own."""
-        await self._fleet.meeting.wait(self._fleet.membership.has_met_all)
+        await self._fleet.discovery.wait(self._fleet.membership.has_contacted_all)
         return self._fleet.models()
 
     async def require(self, model: str) -> None:
@@ -24,17 +24,17 @@ class ModelCheck:
         rest for seconds, or believe that their model is gone.
         """
         fleet = self._fleet
-        await fleet.meeting.wait(lambda: model in fleet.models() or fleet.membership.has_met_all())
+        await fleet.discovery.wait(
+            lambda: model in fleet.models() or fleet.membership.has_contacted_all()
+        )
         names = fleet.models()
         if not names:
             message = "no node is ready yet"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         if model not in names:
-            told = model[:NAME_CHARS_TOLD]
-            if fleet.meeting.is_gathering():
-                message = (
-                    f"no node that has come serves {told!r}; {fleet.meeting.unmet} are to come"
-                )
+            shown, missing_count = model[:NAME_CHARS_TOLD], fleet.discovery.missing_count
+            if fleet.discovery.is_gathering():
+                message = f"no node serves {shown!r} so far; {missing_count} are still missing"
                 raise RetryLaterError(message, retry_after_s=AGAIN_S, code="nodes_unknown")
-            message = f"model {told!r} is not served here; available: {', '.join(names)}"
+            message = f"model {shown!r} is not served here; available: {', '.join(names)}"
             raise NotFoundError(message, code="model_not_found", param="model")

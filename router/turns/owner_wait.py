@@ -31,16 +31,16 @@ class OwnerWait:
 
     async def wait(self, turn: TurnRequest, since_s: float, waiting: AwaitedNodes) -> None:
         """Return once the turn's owner has reported, or a wait begun at `since_s` is too long."""
-        meeting = self._fleet.meeting
-        if not meeting.may_learn_agents() or self._is_known(turn):
+        discovery = self._fleet.discovery
+        if not discovery.may_learn_agents() or self._is_known(turn):
             return
         estimate_s = recompute_s(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
         now_s = self._fleet.clock.monotonic_s()
         patience_s = since_s + min(estimate_s, OWNER_WAIT_S_MAX) - now_s
-        awaited = meeting.awaited()
+        awaited = discovery.awaited()
         waiting.nodes = awaited
         try:
-            is_found = await meeting.owner(self._watch(turn), patience_s)
+            is_found = await discovery.wait_for_owner(self._watch(turn), patience_s)
         finally:
             waiting.nodes = ()
         alias = self._fleet.alias(turn.key) if turn.key else "without a name"
@@ -65,7 +65,7 @@ class OwnerWait:
         """Say whether waiting is pointless: the owner is known, or there cannot be one."""
         key, directory = turn.key, self._fleet.directory
         if key is not None:
-            known = directory.owner(key) or directory.starting(key) or directory.stepped_down(key)
+            known = directory.owner(key) or directory.starting(key) or directory.released_owner(key)
             return known is not None
         if not turn.is_kept or not _may_continue(turn.prompt):
             return True

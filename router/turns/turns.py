@@ -27,7 +27,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fleet.remote_errors import remote_error
 from router.limits import OWNER_WAIT_S_MAX
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery
 from router.placement.load_ledger import Booking
 from router.placement.placement import Placement
@@ -74,7 +74,7 @@ class Turns:
     def __init__(
         self,
         fleet: Fleet,
-        migrations: Migrations,
+        moves: MoveRegistry,
         recovery: Recovery,
         telemetry: Telemetry,
         takeover_after_s: float,
@@ -82,7 +82,7 @@ class Turns:
         hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
     ) -> None:
         self._fleet = fleet
-        self._migrations = migrations
+        self._moves = moves
         self._recovery = recovery
         self._telemetry = telemetry
         self._takeover_after_s = takeover_after_s
@@ -183,7 +183,7 @@ class Turns:
                 attempt.has_refreshed = True
                 await self._fleet.membership.refresh()
             except RetryLaterError:
-                if key is None or not self._migrations.is_moving(key):
+                if key is None or not self._moves.is_moving(key):
                     raise  # an agent on the move is refused until the end of it
                 await asyncio.sleep(RETRY_S)
             else:
@@ -208,11 +208,11 @@ class Turns:
 
     async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
         """Let a handed-over turn wait where its agent goes while the move is committed."""
-        handover_target = await self._migrations.handover_target(key)
+        handover_target = await self._moves.handover_target(key)
         if handover_target is None:
             return None
         target = Target(handover_target.node, handover_target.epoch, waits=True)
-        handed_over = asyncio.create_task(self._migrations.handed_over(key, handover_target))
+        handed_over = asyncio.create_task(self._moves.handed_over(key, handover_target))
         try:
             async with asyncio.timeout(None) as patience:
                 handed_over.add_done_callback(partial(_give_up_unless, patience))
@@ -228,12 +228,12 @@ class Turns:
         """Wait for whatever is just being decided of a turn's agent, or will be told soon."""
         key, directory = turn.key, self._fleet.directory
         # Who is told to own an agent may have lost it to a node that has not told its own yet.
-        await self._fleet.meeting.agents()
+        await self._fleet.discovery.wait_for_reports()
         if not attempt.goes_first:
             await self._owner_wait.wait(turn, attempt.started_s, attempt.waiting)
         if key is None:
             return
-        await self._migrations.settle(key)
+        await self._moves.settle(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
             await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
         owner = directory.owner(key)

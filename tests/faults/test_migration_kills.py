@@ -53,7 +53,7 @@ class Move:
 
     async def run(self):
         """Move; return how that ended."""
-        migrations = self.world.router.migrations
+        migrations = self.world.router.moves
         try:
             receipt = await migrations.migrate("default", self.agent, self.target)
         except FabricError as error:

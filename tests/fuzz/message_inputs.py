@@ -8,10 +8,10 @@ import msgpack
 from fabric import PROTOCOL_VERSION
 from fabric.codec import pack, parse_json, to_plain
 from fabric.control.calls import CALLS, NamedMessage, encode_call
-from fabric.control.copy_calls import KeepFork, PrefetchAgent
 from fabric.control.directive_calls import DirectAgent
 from fabric.control.erasure_calls import EraseAgent
-from fabric.control.node_calls import CommitMigration, Describe, Flush, Offer
+from fabric.control.node_calls import CommitMigration, Describe, Flush, Offer, PrefetchAgent
+from fabric.control.replica_calls import KeepFork
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, OperationId, TenantId
 from fabric.net.compression import compress_slice, decompress_slice
 from fabric.net.ticket import Ticket, _sign

@@ -3,18 +3,9 @@
 import asyncio
 import json
 
-from fabric.control.copy_calls import (
-    DrainNode,
-    KeepFork,
-    KeepReplica,
-    OfferCopy,
-    OfferSpans,
-    PrefetchAgent,
-    ReturnSpans,
-    SpanOffers,
-    TakeOver,
-)
-from fabric.control.node_calls import Done, Offer
+from fabric.control.node_calls import Done, DrainNode, Offer, PrefetchAgent
+from fabric.control.replica_calls import KeepFork, KeepReplica, OfferCopy, TakeOver
+from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers
 from fabric.errors import ConflictError, RetryElsewhereError, StaleEpochError
 from fabric.record.manifest import OwnerState
 from tests.router.fake_memory import Memory, block_names

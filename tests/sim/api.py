@@ -58,7 +58,7 @@ class Api:
 
 async def _called(services, key, verb, body, path):
     kind = DirectivesApi if hasattr(DirectivesApi, verb) else AgentWishesApi
-    api = kind(services.fleet, services.telling, services.fleet.clock)
+    api = kind(services.fleet, services.propagation, services.fleet.clock)
     response = await getattr(api, verb)(_request(key, body, path))
     return json.loads(response.body)
 

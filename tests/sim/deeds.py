@@ -8,7 +8,7 @@ from fabric.ids import AgentId, OperationId
 from fabric.record.hibernation_file import peek_header
 from fabric.turn.generation import IdentityKind
 from router.moves.drains import DrainState
-from router.moves.hibernations import Upload, Wanted
+from router.moves.hibernations import ResumeOptions, Upload
 from tests.sim.asking import ANSWER_S, DAMAGE_CODES, Asking
 from tests.sim.disk import PointFault
 from tests.sim.router_host import ROUTER
@@ -66,7 +66,7 @@ class Deeds:
         if talk is not None:
             await self._in_router(
                 f"move {talk.name} to {host.name}",
-                lambda services: services.migrations.migrate(*talk.key, host.name),
+                lambda services: services.moves.migrate(*talk.key, host.name),
                 meets_damage=True,
             )
 
@@ -233,7 +233,7 @@ class Deeds:
             for start in range(0, len(raw), 4_096):
                 yield raw[start : start + 4_096]
 
-        wanted = Wanted((key[0], name))
+        wanted = ResumeOptions((key[0], name))
         return await self._in_router(
             f"resume {'/'.join(key)} as {name}",
             lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),

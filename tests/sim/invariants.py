@@ -288,7 +288,7 @@ class Invariants:
         services = self._world.router.services
         left = {
             "reservations": services.fleet.directory._reserved,
-            "moves": services.migrations._running,
+            "moves": services.moves._running,
             "turns booked": {n for n in self._world.nodes if services.fleet.ledger.turns(n)},
         }
         for node in self._nodes:

@@ -124,7 +124,7 @@ class Lending:
         name = name or self._random.choice(list(self._world.nodes))
         await self._ask(
             f"move {'/'.join(key)} to {name}",
-            lambda services: services.migrations.migrate(*key, name),
+            lambda services: services.moves.migrate(*key, name),
         )
 
     async def _replicate(self, key):

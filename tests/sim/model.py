@@ -145,7 +145,7 @@ class SimCache:
                 xxh3_64_digest(old + entry, 2) + xxh3_64_digest(old + entry, 3), np.uint8
             )
             if self.owner is not None:
-                Rows.note_words(self.state.tobytes(), self._words)
+                Rows.note_settings(self.state.tobytes(), self._words)
         self.tokens_count += 1
         if self.ahead and self.tokens_count == self.ahead[0][0]:
             self._slide_ahead(self.ahead[0][1])

@@ -101,7 +101,7 @@ class RouterHost:
         count = len(world.nodes) if world.counts_nodes else 0
         settings = RouterSettings(replicas=world.replicas, nodes_expected=count)
         self.services = assemble(fleet, settings, CLUSTER_KEY, roster_store=self.shelf)
-        self.hibernations = Hibernations(fleet, self.services.migrations)
+        self.hibernations = Hibernations(fleet, self.services.moves)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()
 

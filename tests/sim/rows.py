@@ -34,11 +34,11 @@ class Rows:
     def trace(cls, entry, words, came_of, owner):
         """Note what an entry was computed by; twice computed alike, what both came of counts."""
         origins = came_of | {cls.origin(owner)}
-        cls.note_words(entry, words)
+        cls.note_settings(entry, words)
         cls.origins[entry] = origins & cls.origins.get(entry, origins)
 
     @classmethod
-    def note_words(cls, entry, words):
+    def note_settings(cls, entry, words):
         """Note the markers that an entry or a state was computed with."""
         cls.words[entry] = words & cls.words.get(entry, words)
 

@@ -85,7 +85,7 @@ class Script(World):
 
     async def move(self, agent, to):
         """Move an agent."""
-        work = self.router.services.migrations.migrate(TENANT, AgentId(agent), to)
+        work = self.router.services.moves.migrate(TENANT, AgentId(agent), to)
         return await self.on(self.router, work)
 
     async def erase(self, agent):

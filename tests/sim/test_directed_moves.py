@@ -35,7 +35,7 @@ def test_a_turn_that_comes_ahead_of_a_move_is_told_what_the_agent_was():
         for step in range(STEPS):
             source = alice.last.node
             target = min(world.nodes.keys() - {source})
-            moving = asyncio.create_task(services.migrations.migrate(*alice.key, target))
+            moving = asyncio.create_task(services.moves.migrate(*alice.key, target))
             await asyncio.sleep(step * STEP_S)
             alice.messages.append({"role": "user", "content": f"and {step}?"})
             answer, _ = await alice._read(SAMPLING)
@@ -58,7 +58,7 @@ def test_an_answer_that_moved_in_the_middle_is_named_by_its_number():
         alice.messages.append({"role": "user", "content": "go on"})
         answering = asyncio.create_task(alice._read(Sampling(max_tokens=24, ignore_eos=True)))
         await asyncio.sleep(MID_ANSWER_S)
-        await services.migrations.migrate(*alice.key, target)
+        await services.moves.migrate(*alice.key, target)
         answer, _ = await answering
         number = len(alice.messages)
         wanted = WantedSpan(
@@ -88,7 +88,7 @@ def test_an_answer_that_moved_in_the_middle_has_the_memory_that_it_was_told_to_h
         alice.messages.append({"role": "user", "content": "go on"})
         answering = asyncio.create_task(alice._read(Sampling(max_tokens=24, ignore_eos=True)))
         await asyncio.sleep(MID_ANSWER_S)
-        await services.migrations.migrate(*alice.key, target)
+        await services.moves.migrate(*alice.key, target)
         assert await answering
         view = await services.fleet.ask_owner(DirectAgent(*alice.key))
         assert [d.is_applied for d in view.directives] == [True]

@@ -30,7 +30,7 @@ async def forgotten(world, *, kept):
     copy = world.nodes[min(world.nodes.keys() - {alice.last.node})]
     await services.replicas.replicate(alice.key, copy.name, kept=kept)
     assert words_on(copy)
-    await services.telling.tell(DirectAgent(*alice.key, (FORGET,)))
+    await services.propagation.apply(DirectAgent(*alice.key, (FORGET,)))
     alice.messages[1] = {"role": "user", "content": "nothing"}
     assert await alice.say("more", sent={1: SECRET})
     assert not words_on(world.nodes[alice.last.node])
@@ -81,7 +81,7 @@ def test_a_copy_whose_node_was_away_forgets_when_it_is_back():
         await services.replicas.replicate(alice.key, copy.name, kept=False)
         copy.freeze()
         await asyncio.sleep(SOON_S * 3)
-        await services.telling.tell(DirectAgent(*alice.key, (FORGET,)))
+        await services.propagation.apply(DirectAgent(*alice.key, (FORGET,)))
         alice.messages[1] = {"role": "user", "content": "nothing"}
         assert await alice.say("more", sent={1: SECRET})
         copy.thaw()

@@ -61,7 +61,7 @@ class Case:
         return self.world.router.services
 
     async def move(self, to):
-        return await patient(lambda: self.services.migrations.migrate(TENANT, ALICE, to))
+        return await patient(lambda: self.services.moves.migrate(TENANT, ALICE, to))
 
 
 async def save(case):
@@ -73,13 +73,13 @@ async def first_save(case):
 
 
 async def move(case):
-    await refused(case.services.migrations.migrate(TENANT, ALICE, case.target))
+    await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
 
 
 async def move_back(case):
     """The target refuses the commit for a reason of its own."""
     with full_for_records(case.world.nodes[case.target].platter):
-        error = await refused(case.services.migrations.migrate(TENANT, ALICE, case.target))
+        error = await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
     assert error.status == 507
 
 

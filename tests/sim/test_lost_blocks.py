@@ -67,7 +67,7 @@ class Case:
 
 
 async def move(case):
-    receipt = await patient(lambda: case.services.migrations.migrate(*KEY, case.target))
+    receipt = await patient(lambda: case.services.moves.migrate(*KEY, case.target))
     assert receipt.target == case.target
     await case.alice.say("and now")
     assert case.alice.last.node == case.target
@@ -76,7 +76,7 @@ async def move(case):
 async def move_live(case):
     talking = asyncio.create_task(case.alice.say("a long one", max_tokens=100))
     await asyncio.sleep(1.0)
-    await patient(lambda: case.services.migrations.migrate(*KEY, case.target))
+    await patient(lambda: case.services.moves.migrate(*KEY, case.target))
     await talking
 
 
@@ -245,7 +245,7 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
 
         store.publish = pinning
         if when == "at the seal":
-            await patient(lambda: world.router.services.migrations.migrate(*KEY, target))
+            await patient(lambda: world.router.services.moves.migrate(*KEY, target))
             host = world.nodes[target]
         else:
             await alice.say("two")
@@ -271,7 +271,7 @@ def test_a_turn_in_memory_only_is_moved_once_the_disk_takes_it(is_full):
         world.nodes["node-b"].node.health.is_draining = False
         talking = asyncio.create_task(alice.say("a long one", max_tokens=100))
         await asyncio.sleep(1.0)
-        moving = world.router.services.migrations.migrate(*KEY, "node-b")
+        moving = world.router.services.moves.migrate(*KEY, "node-b")
         if is_full:
             with pytest.raises(FabricError, match="in memory only") as caught:
                 await moving

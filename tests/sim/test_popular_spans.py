@@ -4,7 +4,7 @@ import asyncio
 
 from fabric.ids import AgentId
 from fabric.limits import HEARTBEAT_S
-from router.limits import NEWCOMER_REST_S
+from router.limits import PREFIX_SEEDING_REST_S
 from tests.sim.scripted import TENANT, begin, play
 
 WORD = "lantern"  # of what all are told
@@ -24,7 +24,7 @@ def has_borrowed(host):
 
 
 async def until_borrowed(hosts):
-    async with asyncio.timeout(2 * NEWCOMER_REST_S):
+    async with asyncio.timeout(2 * PREFIX_SEEDING_REST_S):
         while not all(map(has_borrowed, hosts)):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(HEARTBEAT_S)
 
@@ -71,11 +71,11 @@ def test_a_move_goes_first():
 
     async def script(world):
         services = world.router.services
-        services.migrations._running[TENANT, AgentId("nobody")] = None
+        services.moves._running[TENANT, AgentId("nobody")] = None
         _, others = await two_alike(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
         assert not any(host.node.span_target.leases.refs for host in others)
-        services.migrations._running.clear()
+        services.moves._running.clear()
         await until_borrowed(others)
 
     play(script)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fabric.control.calls import encode_call
-from fabric.control.copy_calls import DrainNode
+from fabric.control.node_calls import DrainNode
 from node import drain_flag
 from node.store.posix_disk import PosixDisk
 from tests.sim import script, scripted

@@ -5,7 +5,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from fabric.control.directive_calls import DirectAgent, WishOfAgent
+from fabric.control.directive_calls import ChangeSettings, DirectAgent
 from fabric.edit_mode import EditMode
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
@@ -31,8 +31,11 @@ def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
         assert await alice.say("a secret")
         copy = min(world.nodes.keys() - {alice.last.node})
         await services.replicas.replicate(alice.key, copy, kept=True)
-        for call in (DirectAgent(*alice.key, (FORGET,)), WishOfAgent(*alice.key, is_private=True)):
-            await services.telling.tell(call)
+        for call in (
+            DirectAgent(*alice.key, (FORGET,)),
+            ChangeSettings(*alice.key, is_private=True),
+        ):
+            await services.propagation.apply(call)
         record = world.nodes[copy].node.table.get(alice.key).saved
         assert [each.operation for each in record.directives] == ["operation-1"]
         assert record.is_private
@@ -53,8 +56,8 @@ def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
             patch.object(Eviction, "evict", AsyncMock(return_value=())),
             pytest.raises(RetryLaterError, match="has not heard it yet"),
         ):
-            await services.telling.tell(call)
-        view = await services.telling.tell(call)
+            await services.propagation.apply(call)
+        view = await services.propagation.apply(call)
         assert [each.operation for each in view.directives] == ["operation-1"]
         record = world.nodes[copy].node.table.get(alice.key).saved
         assert [each.operation for each in record.directives] == ["operation-1"]
@@ -66,7 +69,7 @@ def test_an_agent_that_is_begun_anew_is_for_itself_as_it_was():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("one")
-        await services.telling.tell(WishOfAgent(*alice.key, is_private=True))
+        await services.propagation.apply(ChangeSettings(*alice.key, is_private=True))
         lost = alice.last.node
         world.nodes[lost].freeze()
         await asyncio.sleep(LEASE_OVER_S)

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from fabric.control.calls import encode_call
-from fabric.control.copy_calls import PrefetchAgent
 from fabric.control.hibernation_calls import Hibernate, Resume
-from fabric.control.node_calls import Flush
+from fabric.control.node_calls import Flush, PrefetchAgent
 from fabric.ids import AgentId
 from fabric.record.manifest import OwnerState
 from node.limits import FLUSH_IDLE_S

@@ -216,7 +216,7 @@ class World:
     def _is_moving(self):
         services = self.router.services
         is_draining = any(drain.ended_s is None for drain in services.drains._drains.values())
-        return is_draining or services.replicas._copying or not services.migrations.is_idle
+        return is_draining or services.replicas._copying or not services.moves.is_idle
 
 
 def _is_writing(node):

@@ -2,8 +2,8 @@
 
 import itertools
 
-from fabric.control.copy_calls import KeepFork, KeepReplica, OfferCopy
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Done, Offer
+from fabric.control.replica_calls import KeepFork, KeepReplica, OfferCopy
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
 from fabric.net.wire import Urgency
 from node.service import NodeService

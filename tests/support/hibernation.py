@@ -11,7 +11,7 @@ from fabric.control.hibernation_calls import (
     RESUME_PATH,
     Hibernate,
     Resume,
-    encode_beside,
+    encode_header,
 )
 from fabric.ids import AgentId, TenantId
 from fabric.keys.cluster_secret import http_secret
@@ -26,7 +26,7 @@ BROUGHT_KEY = b"b" * 32
 def headers_of(service: NodeService, call: Hibernate | Resume) -> dict[str, str]:
     """Spell what goes beside a file."""
     secret = http_secret(service.node.identity.config.cluster_key)
-    return {CLUSTER_HEADER: secret, CALL_HEADER: encode_beside(call)}
+    return {CLUSTER_HEADER: secret, CALL_HEADER: encode_header(call)}
 
 
 def post(service: NodeService, path: str, call: Hibernate | Resume, body: Any) -> httpx2.Response:

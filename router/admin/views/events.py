@@ -17,7 +17,7 @@ from router.fleet.fleet import Fleet
 from router.http.auth import Principal
 from router.limits import FLEET_SNAPSHOT_AGENTS_MAX
 from router.moves.drains import Drains
-from router.moves.migrations import Migrations
+from router.moves.move_registry import MoveRegistry
 
 AGENTS_AT_ONCE = 50  # shown between two looks at what else is to be done: a millisecond's work
 _NAMES = {"source": "from", "target": "to"}
@@ -50,7 +50,7 @@ class Snapshots:
 
     fleet: Fleet
     drains: Drains
-    migrations: Migrations
+    moves: MoveRegistry
 
     async def show(self, caller: Principal) -> Row:
         """Show health, nodes, moves and agents; of those, no more than the ones used last.
@@ -62,7 +62,7 @@ class Snapshots:
         async for part in _in_parts(keys):
             used += ((self._used_s(key), key) for key in part)
         shown = [key for _, key in nlargest(FLEET_SNAPSHOT_AGENTS_MAX, used)]
-        moves = self.migrations.under_way()
+        moves = self.moves.under_way()
         agents: list[Row] = []
         row: Row = {
             "health": health_row(self.fleet, caller),

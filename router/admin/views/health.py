@@ -19,7 +19,7 @@ def health_row(fleet: Fleet, caller: Principal) -> Row:
     nodes = [_node_row(fleet, member) for member in fleet.membership.members]
     row: Row = {"status": _status(fleet, nodes)}
     if caller.operator is not None:
-        missing = fleet.meeting.missing
+        missing = fleet.discovery.missing
         joining = [member.name for member in fleet.membership.members if _is_joining(member)]
         row |= {"version": __version__, "nodes": nodes}
         row |= {"missing": sorted([*missing.names, *joining]), "unmet": missing.count}
@@ -30,7 +30,7 @@ def _status(fleet: Fleet, nodes: Sequence[Row]) -> str:
     if not fleet.ready():
         return DOWN
     members = fleet.membership.members
-    if fleet.meeting.missing.count or any(map(_is_joining, members)):
+    if fleet.discovery.missing.count or any(map(_is_joining, members)):
         return PARTIAL
     return "ok" if all(node["ok"] for node in nodes) else "degraded"
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fabric.control.copy_calls import OfferCopy, PrefetchAgent
 from fabric.control.hibernation_calls import Hibernate
 from fabric.control.node_calls import (
     AbortMigration,
@@ -16,9 +15,11 @@ from fabric.control.node_calls import (
     Offer,
     OfferMigration,
     PinAgent,
+    PrefetchAgent,
     ReleaseAgent,
     SealAgent,
 )
+from fabric.control.replica_calls import OfferCopy
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName
 from tests.support.erasures import Refusal, erase

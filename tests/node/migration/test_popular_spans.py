@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.copy_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
-from fabric.control.directive_calls import WishOfAgent
+from fabric.control.directive_calls import ChangeSettings
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, Done
+from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import BLOCK_TOKENS
@@ -146,7 +146,7 @@ def test_another_tenant_finds_nothing_of_it(nodes):
 def test_what_agents_have_for_themselves_is_not_lent(nodes, agents):
     here, there = nodes
     for agent in agents:
-        call(here, WishOfAgent(TENANT, AgentId(agent), is_private=True), AgentView)
+        call(here, ChangeSettings(TENANT, AgentId(agent), is_private=True), AgentView)
     assert offered(here, there)[1] == ()
     turn(here, "carol")
     assert len(offered(here, there)[1]) == (len(agents) == 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fabric.control.directive_calls import WishOfAgent
+from fabric.control.directive_calls import ChangeSettings
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId
 from tests.support.copies import copied_offer, withdraw
@@ -28,7 +28,7 @@ def cached(service, agent):
 def test_blocks_that_arrive_before_the_commit_are_hidden(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
-        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         name, _, copied = copied_offer(here, there, "alice", 1)
         assert copied.blocks_sent > 1
         assert cached(there, "bob") == 0
@@ -41,7 +41,7 @@ def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
         name, _, _ = copied_offer(here, there, "alice", 1)
-        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         assert cached(there, "bob") == 0
         withdraw(there, name, "alice")
         assert cached(there, "carol") > 0, "what bob has saved himself is lent"
@@ -50,7 +50,7 @@ def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
 def test_the_file_of_a_private_agent_makes_a_private_one(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
-        call(here, WishOfAgent(TENANT, AgentId("alice"), is_private=True), AgentView)
+        call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         resume(there, hibernate(here, "alice"), "heir")
         assert there.node.table.get((TENANT, AgentId("heir"))).manifest.is_private
         assert cached(there, "bob") == 0

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from fabric.control.copy_calls import KeepFork, KeepReplica
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt
 from fabric.control.node_calls import AgentList, Copied, CopyBlocks, Done, ListAgents, ReleaseAgent
+from fabric.control.replica_calls import KeepFork, KeepReplica
 from fabric.errors import FabricError
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.record.manifest import OwnerState

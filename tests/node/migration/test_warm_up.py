@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.copy_calls import PrefetchAgent
-from fabric.control.node_calls import AgentView, Done, Flush
+from fabric.control.node_calls import AgentView, Done, Flush, PrefetchAgent
 from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentId, MigrationId

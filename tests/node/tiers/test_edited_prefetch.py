@@ -2,8 +2,7 @@
 
 import pytest
 
-from fabric.control.copy_calls import PrefetchAgent
-from fabric.control.node_calls import AgentView, Done, Flush
+from fabric.control.node_calls import AgentView, Done, Flush, PrefetchAgent
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
 from tests.node.turn.test_edited_turns import agent_of, grown, start

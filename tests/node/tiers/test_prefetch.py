@@ -6,8 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fabric.control.copy_calls import DrainNode, PrefetchAgent
-from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents
+from fabric.control.node_calls import (
+    AgentList,
+    AgentView,
+    Done,
+    DrainNode,
+    Flush,
+    ListAgents,
+    PrefetchAgent,
+)
 from fabric.errors import FabricError
 from fabric.ids import AgentId
 from fabric.turn.generation import CacheTier, Delta

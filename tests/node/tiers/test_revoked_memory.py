@@ -2,7 +2,7 @@
 
 import pytest
 
-from fabric.control.directive_calls import DirectAgent, WishOfAgent
+from fabric.control.directive_calls import ChangeSettings, DirectAgent
 from fabric.control.erasure_calls import KnownErasures, ShareErasures
 from fabric.control.node_calls import AgentView
 from fabric.edit_mode import EditMode
@@ -40,7 +40,7 @@ def forget(service, number=1, agent=LENDER, mode=EditMode.FORGET):
 
 
 def share(service, *, is_private, agent=LENDER):
-    return call(service, WishOfAgent(TENANT, agent, is_private=is_private), AgentView)
+    return call(service, ChangeSettings(TENANT, agent, is_private=is_private), AgentView)
 
 
 def revoke_by_forget(service):

@@ -14,7 +14,7 @@ from fabric.control.hibernation_calls import (
     Hibernate,
     Resume,
     Resumed,
-    decode_beside,
+    decode_header,
 )
 from fabric.errors import UNDECIDED, FabricError
 from fabric.ids import AgentId, Fingerprint, TenantId
@@ -44,7 +44,7 @@ class Keeper(FakeNode):
         self.more_routes = {HIBERNATE_PATH: self._hibernate, RESUME_PATH: self._resume}
 
     async def _hibernate(self, request):
-        call = decode_beside(Hibernate, request.headers[CALL_HEADER])
+        call = decode_header(Hibernate, request.headers[CALL_HEADER])
         self.asked.append(call)
         memory = self.memory[call.tenant, call.agent]
         if memory.epoch != call.epoch:
@@ -52,7 +52,7 @@ class Keeper(FakeNode):
         return web.Response(body=b"the file", headers={EPOCH_HEADER: str(memory.epoch)})
 
     async def _resume(self, request):
-        call = decode_beside(Resume, request.headers[CALL_HEADER])
+        call = decode_header(Resume, request.headers[CALL_HEADER])
         self.asked.append(call)
         async for part in request.content.iter_any():
             self.received += len(part)

@@ -88,14 +88,14 @@ def test_who_gave_an_agent_up_to_nobody_is_known_until_it_is_owned_again():
     directory = Directory()
     a_copy = replace(view("b", 1, REPLICA), node="c")
     directory.apply(listing("b", a_copy), asked_s=1.0)
-    assert directory.stepped_down(KEY) is None, "c owned it last"
+    assert directory.released_owner(KEY) is None, "c owned it last"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
-    assert directory.stepped_down(KEY).node == "a", "it was told so, and has not listed it yet"
+    assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
     directory.apply(listing("a", view("a", 2, REPLICA)), asked_s=3.0)
-    assert directory.stepped_down(KEY).node == "a"
+    assert directory.released_owner(KEY).node == "a"
     assert (directory.living_on("a"), directory.living_on("b")) == ([KEY], [])
     directory.note(KEY, noted("b", 4, now_s=4.0))
-    assert directory.stepped_down(KEY) is None
+    assert directory.released_owner(KEY) is None
     assert (directory.living_on("a"), directory.living_on("b")) == ([], [KEY])
 
 

@@ -12,7 +12,7 @@ from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.node_roster import NodeRoster, RosterFile, SeenNode
 from router.fleet.roster_keeper import ROSTER_RENEW_S, RosterKeeper
-from router.limits import EPOCH_LEAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
+from router.limits import EPOCH_GAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
 from router.prompt import chat_prompt
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
@@ -68,7 +68,7 @@ async def router_over(nodes, store, *, listed=None, count=0, names=(), **options
         }
         made.fleet.clock.wall_s = lambda: NOW_S + 5.0
         if names:
-            made.fleet.meeting.expected = ExpectedNodes(count, names)
+            made.fleet.discovery.expected = ExpectedNodes(count, names)
         made.keeper = RosterKeeper(made.fleet, store)
         made.services.erasures._heard |= {A, B}  # else greetings wait for each other
         await made.fleet.membership.discover()
@@ -77,7 +77,7 @@ async def router_over(nodes, store, *, listed=None, count=0, names=(), **options
 
 
 def missing(made):
-    return str(made.fleet.meeting.missing)
+    return str(made.fleet.discovery.missing)
 
 
 async def test_a_turn_waits_for_a_node_that_only_the_stored_roster_names(tmp_path):
@@ -107,7 +107,7 @@ async def test_without_a_roster_or_a_number_epochs_leap_over_those_of_unknown_no
     ) as made:
         answer = await made.chat("hi", agent="alice")
 
-    assert (int(answer.headers["x-macfabric-epoch"]) > EPOCH_LEAP) is (count == 0)
+    assert (int(answer.headers["x-macfabric-epoch"]) > EPOCH_GAP) is (count == 0)
 
 
 async def test_the_roster_is_written_only_when_it_changes():
@@ -181,7 +181,7 @@ async def test_after_the_time_to_join_as_many_nodes_as_configured_are_the_roster
     async with router_over(made_nodes(), store, count=2) as made:
         await made.keeper.round()
         early = store.names
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         await made.keeper.round()
         awaited = missing(made)
 
@@ -194,7 +194,7 @@ async def test_a_fabric_with_fewer_nodes_forgets_the_others_when_all_have_come()
     async with router_over(made_nodes(), store, count=2) as made:
         await made.keeper.round()
         early = store.roster.configured
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         await made.keeper.round()
 
     assert early == 3, "a start before that still knows that there were more"
@@ -204,7 +204,7 @@ async def test_a_fabric_with_fewer_nodes_forgets_the_others_when_all_have_come()
 async def test_a_missing_node_is_kept_while_too_few_have_come():
     store = shelf(A, B, configured=2)
     async with router_over(made_nodes(), store, listed=[A], count=2) as made:
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         await made.keeper.round()
 
     assert store.names == [A, B]
@@ -240,15 +240,15 @@ async def test_a_file_that_cannot_be_read_or_written_costs_the_memory_only(tmp_p
 @pytest.mark.parametrize("is_erased", [False, True])
 async def test_a_later_router_leaps_above_every_earlier_one(is_erased, monkeypatch):
     """Each one meets another node alone, and draws a smaller number than the one before."""
-    leaps = iter([EPOCH_LEAP + (1 << EPOCH_LEAP_BITS) - 1, EPOCH_LEAP + 9, EPOCH_LEAP])
-    monkeypatch.setattr("router.fleet.fleet.fresh_leap", lambda: next(leaps))
+    leaps = iter([EPOCH_GAP + (1 << EPOCH_LEAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
+    monkeypatch.setattr("router.fleet.fleet.fresh_epoch_gap", lambda: next(leaps))
     store, epochs = Shelf(), []
     for name in (A, B, C):
         nodes = [FakeNode(name)]
         async with rig(
             nodes=nodes, settings=RouterSettings(nodes_expected=3), roster_store=store
         ) as made:
-            made.fleet.meeting._gathered_s = 0.0
+            made.fleet.discovery._gathered_s = 0.0
             if is_erased and name == A:
                 monkeypatch.setattr("router.fleet.fleet.ERASURE_EPOCHS", 1)
                 await made.http().delete("/v1/agents/alice")
@@ -270,4 +270,4 @@ async def test_an_erasure_is_above_what_any_router_so_far_may_have_given_out(mon
         erased = made.fleet.erasure_epoch(KEY)
 
     assert highest >= 41 << EPOCH_LEAP_BITS
-    assert erased > highest + (1 << EPOCH_LEAP_BITS) - EPOCH_LEAP
+    assert erased > highest + (1 << EPOCH_LEAP_BITS) - EPOCH_GAP

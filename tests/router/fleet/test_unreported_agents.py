@@ -2,12 +2,12 @@
 
 import pytest
 from starlette.routing import Route
+from tests.router.fleet.test_meeting import met
 
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from tests.router.admin.test_hibernation import file_of, keepers
 from tests.router.fake_memory import Memory
-from tests.router.fleet.test_meeting import met
 from tests.router.rig import rig
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +102,7 @@ async def test_a_replica_serves_once_its_owner_is_no_longer_awaited():
         await met(made, "node-a")
         http, path = made.http(), "/v1/agents/alice"
         early = await http.post(f"{path}/pin", json={"pinned": True})
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         late = await http.post(f"{path}/pin", json={"pinned": True})
         shown = (await http.get(path)).json()
 

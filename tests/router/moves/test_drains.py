@@ -145,7 +145,7 @@ async def test_undrain_lets_who_is_on_the_move_arrive_and_keeps_the_rest():
         await drain(made, "node-a")
         await until(lambda: nodes[1].calls["copy_blocks"] >= 3)
         back = await drain(made, "node-a", verb="undrain")
-        await until(lambda: made.services.migrations.is_idle)
+        await until(lambda: made.services.moves.is_idle)
         moved = [who for who, node in owned(made.nodes) if node == "node-b"]
         row = await shown(made, "node-a")
         again = await drain(made, "node-a", verb="undrain")

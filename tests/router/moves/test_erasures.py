@@ -195,7 +195,7 @@ async def test_an_expected_node_that_has_not_joined_is_not_said_to_have_erased()
         await until(lambda: len(made.fleet.ready()) == 2)
         early = await erase(made)
         made.listed["node-c"] = late
-        await until(made.fleet.meeting.has_heard_all)
+        await until(made.fleet.discovery.has_all_reports)
         assert KEY not in late.memory
         await told(made)
         whole = await erase(made)

@@ -79,7 +79,7 @@ def test_nobody_has_room():
 
 
 def test_there_is_no_way_for_what_nobody_owns():
-    gave_it_up = replace(OWNER, role=HolderRole.STEPPED_DOWN)
+    gave_it_up = replace(OWNER, role=HolderRole.RELEASED)
 
     assert ways(look(site(), holders=())) == []
     assert ways(look(site(), holders=(gave_it_up,))) == []

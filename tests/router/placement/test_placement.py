@@ -25,7 +25,7 @@ RETURNING = EXPIRED | {"is_returning": True}
 BUSY = {"promised_s": 600.0, "turns": 30}
 A, B = node("a"), node("b")
 OWNER, COPY, ERASED = HolderRole.OWNER, HolderRole.COPY, HolderRole.ERASED
-STARTING, STEPPED_DOWN = HolderRole.STARTING, HolderRole.STEPPED_DOWN
+STARTING, RELEASED = HolderRole.STARTING, HolderRole.RELEASED
 
 
 def prefix(name, share=1.0, agent="alice", **known):
@@ -51,7 +51,7 @@ STAYS = {
     "its owner, where whom it was started on died": of(
         node("a", known=EXPIRED), B, holders=[("a", STARTING), ("b", OWNER)]
     ),
-    "who gave it up": of(A, B, holders=[("b", STEPPED_DOWN), ("a", COPY)]),
+    "who gave it up": of(A, B, holders=[("b", RELEASED), ("a", COPY)]),
 }
 
 

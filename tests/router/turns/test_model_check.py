@@ -44,7 +44,7 @@ async def test_no_model_is_called_missing_before_every_node_has_named_its_own():
 
 async def test_a_fabric_without_nodes_says_so_at_once():
     async with rig("a", started=False, tended=False) as made:
-        made.fleet.meeting._until_s = float("inf")
+        made.fleet.discovery._until_s = float("inf")
         membership = made.fleet.membership
         await membership.discover()
         membership._members.clear()

@@ -10,7 +10,7 @@ from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
-from router.fleet.meeting import Meeting
+from router.fleet.node_discovery import NodeDiscovery
 from router.prompt import chat_prompt
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
@@ -42,13 +42,13 @@ async def joined_in_part(**options):
 @pytest.fixture
 def waits(monkeypatch):
     """Return the seconds that each turn which waits is ready to wait."""
-    owner, seconds = Meeting.owner, []
+    owner, seconds = NodeDiscovery.owner, []
 
-    def noted(meeting, is_known, patience_s):
+    def noted(discovery, is_known, patience_s):
         seconds.append(patience_s)
-        return owner(meeting, is_known, patience_s)
+        return owner(discovery, is_known, patience_s)
 
-    monkeypatch.setattr(Meeting, "owner", noted)
+    monkeypatch.setattr(NodeDiscovery, "owner", noted)
     return seconds
 
 
@@ -136,7 +136,7 @@ async def test_a_node_that_missed_its_time_is_not_waited_for(waits):
     async with joined_in_part() as made:
         made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await made.fleet.membership.refresh()
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         answer = await made.chat(SAID, "noted", "and?", agent="alice")
 
     assert node_of(answer) == "node-a"
@@ -146,7 +146,7 @@ async def test_a_node_that_missed_its_time_is_not_waited_for(waits):
 
 async def test_a_node_that_loads_when_the_router_meets_it_is_waited_for():
     async with joined_in_part() as made:
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()  # it came much later
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()  # it came much later
         made.late.is_loading = True
         join(made)
         await until(lambda: made.fleet.membership.find("node-b"))
@@ -194,11 +194,13 @@ async def test_health_tells_a_fabric_that_serves_in_part():
         http = made.http()
         partial = await http.get("/healthz")
         stranger = await made.http(operates=False).get("/healthz")
-        made.fleet.meeting.expected = ExpectedNodes(names=(NodeName("node-a"), NodeName("node-b")))
+        made.fleet.discovery.expected = ExpectedNodes(
+            names=(NodeName("node-a"), NodeName("node-b"))
+        )
         named = (await http.get("/healthz")).json()
         join(made)
-        await until(made.fleet.membership.has_heard_all)
-        await until(lambda: not made.fleet.meeting.awaited())
+        await until(made.fleet.membership.has_all_reports)
+        await until(lambda: not made.fleet.discovery.awaited())
         whole = (await http.get("/healthz")).json()
 
     assert (partial.status_code, partial.json()["status"]) == (200, "partial")

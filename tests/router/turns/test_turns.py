@@ -147,7 +147,7 @@ async def test_a_node_that_comes_late_is_waited_for_where_nobody_knows_the_agent
         made.listed.pop("node-b")
         await until(made.fleet.membership.settled)
         await made.chat("hi", agent="bob")
-        made.fleet.meeting._until_s = 0.0  # this router is no new one
+        made.fleet.discovery._until_s = 0.0  # this router is no new one
         made.listed["node-b"] = late
         await until(lambda: made.fleet.membership.find("node-b"))
         known, unnamed = await made.chat("hi", agent="bob"), await made.chat("hi")

@@ -15,16 +15,16 @@ from router.events.fleet_event import MoveChanged
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
-from router.moves.attempts import as_retry, at_owner
 from router.moves.migration import DAMAGED, HandoverTarget, Migration, MigrationReceipt
+from router.moves.retries import as_client_error, with_fresh_owner
 from router.telemetry import Telemetry
 
-_LOG = logging.getLogger("macfabric.router.migrations")
+_LOG = logging.getLogger("macfabric.router.moves")
 
 SETTLE_WAIT_S = 60.0
 
 
-class Migrations:
+class MoveRegistry:
     """Starts moves and knows which agents are on the move."""
 
     def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
@@ -108,7 +108,7 @@ class Migrations:
         try:
             await self._fleet.membership.refresh()
             try:
-                receipt = await at_owner(self._fleet, lambda: self._attempt(key, target))
+                receipt = await with_fresh_owner(self._fleet, lambda: self._attempt(key, target))
             except FabricError as error:
                 if error.code != DAMAGED:
                     raise
@@ -116,7 +116,7 @@ class Migrations:
                 receipt = await self._attempt(key, target, verify=True)
         except RetryElsewhereError as error:
             self._telemetry.migration_failed()
-            raise as_retry(error) from None
+            raise as_client_error(error) from None
         except FabricError:
             self._telemetry.migration_failed()
             raise

@@ -1,4 +1,4 @@
-"""What moves and copies do alike when an answer is missing, or an agent's owner is another one."""
+"""Retries of node calls when the directory is stale or an answer is lost."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,8 +14,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger("macfabric.router.moves")
 
 
-def as_retry(error: RetryElsewhereError) -> FabricError:
-    """Return what a client gets, which cannot choose the node: a request to try again.
+def as_client_error(error: RetryElsewhereError) -> FabricError:
+    """Return the error for a client, which cannot choose another node: it should try again.
 
     The error of a lost node is returned unchanged: `LostOwners.served` adds the agent and the time.
     """
@@ -24,10 +24,12 @@ def as_retry(error: RetryElsewhereError) -> FabricError:
     return RetryLaterError(error.message, retry_after_s=2.0, code=error.code)
 
 
-async def at_owner(fleet: Fleet, attempt: Callable[[], Awaitable[T]], *, relist: bool = False) -> T:
-    """Make an attempt; where the directory was behind, learn owner and epoch anew, once.
+async def with_fresh_owner(
+    fleet: Fleet, attempt: Callable[[], Awaitable[T]], *, relist: bool = False
+) -> T:
+    """Make an attempt; if the directory was stale, refresh it and try once more.
 
-    With `relist`, also from nodes whose lists have not changed since they were read.
+    With `relist`, also reread the lists of nodes that report no change.
     """
     try:
         return await attempt()
@@ -38,8 +40,8 @@ async def at_owner(fleet: Fleet, attempt: Callable[[], Awaitable[T]], *, relist:
         return await attempt()
 
 
-async def told(link: NodeLink, message: object) -> bool:
-    """Make a call that may be lost; say whether it was answered."""
+async def best_effort_call(link: NodeLink, message: object) -> bool:
+    """Make a call whose failure is ignored; return whether it succeeded."""
     try:
         await link.call(message, Done)
     except RetryElsewhereError:

@@ -7,7 +7,7 @@ import pytest
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from router.fleet.directory import Directory
-from router.fleet.given_epochs import GivenEpochs
+from router.fleet.epoch_map import EpochMap
 from tests.router.fake_memory import Memory, block_names
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
@@ -81,7 +81,7 @@ async def test_while_a_node_never_heard_of_is_away_nobody_says_that_an_agent_is_
         answers = {name: await ask(made, name) for name in ("show", "pin", "migrate", "fork")}
         listed = (await http.get("/v1/agents")).json()
         await nodes[0].start()
-        await until(made.fleet.membership.has_heard_all)
+        await until(made.fleet.membership.has_all_reports)
         after = (await http.get("/v1/agents")).json()
         shown = await ask(made, "show")
         nobody = await http.get("/v1/agents/nobody")
@@ -134,7 +134,7 @@ async def test_nothing_is_called_unknown_before_as_many_nodes_have_come_as_there
 
     assert early.status_code == 503, early.text
     assert early.json()["error"]["code"] in ("agents_unknown", "nodes_unknown")
-    assert "1 of 2 nodes" in early.text or "1 are to come" in early.text
+    assert "1 of 2 nodes" in early.text or "1 are still missing" in early.text
     assert int(early.headers["retry-after"]) >= 1
     assert (listed["complete"], listed["unmet"]) == (False, 1)
     assert (complete["complete"], complete["unmet"]) == (True, 0)
@@ -148,7 +148,7 @@ async def test_nothing_is_called_unknown_before_as_many_nodes_have_come_as_there
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"cancel"}))
 async def test_a_node_that_does_not_come_in_time_is_no_longer_waited_for(name, monkeypatch):
     of_node_b(monkeypatch)
-    monkeypatch.setattr("router.fleet.meeting.GATHER_S", 0.0)
+    monkeypatch.setattr("router.fleet.node_discovery.GATHER_S", 0.0)
     async with gathering() as made:
         await met(made, "node-a")
         answer = await ask(made, name)
@@ -180,7 +180,7 @@ async def test_an_erasure_by_a_router_that_never_heard_of_the_owner_is_none_yet(
         await nodes[0].stop()
         first = await ask(made, "erase")
         await nodes[0].start()
-        await until(made.fleet.membership.has_heard_all)
+        await until(made.fleet.membership.has_all_reports)
         assert nodes[0].memory == {}
 
     assert first.status_code == 200
@@ -194,7 +194,7 @@ async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet
     async with rig(nodes=nodes, scale=8.0, started=False) as made:
         await nodes[0].stop()
         await until(made.fleet.membership.settled)
-        made.fleet.meeting._gathered_s = made.fleet.clock.monotonic_s()
+        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
         path = "/v1/agents/mira/fork"
         forked = await made.http().post(path, json={"as": "alice", "to": "node-b"})
 
@@ -223,7 +223,7 @@ async def test_an_owner_leaps_once_over_a_later_one_that_was_not_heard_yet(how, 
             assert moved.json()["epoch"] > 1_024, moved.text
         turns = [await made.chat("hi", agent="alice") for _ in range(2)]
         await nodes[0].start()
-        await until(made.fleet.membership.has_heard_all)
+        await until(made.fleet.membership.has_all_reports)
         turns.append(await made.chat("hi", agent="alice"))
 
     served = "node-b" if how == "served" else "node-c"
@@ -249,7 +249,7 @@ async def test_an_owner_goes_above_the_replica_of_a_later_one_that_was_not_heard
         await until(lambda: made.fleet.directory.highest(KEY) == 9_000_000)
         second = await made.chat("hi", agent="alice")
         made.listed["node-a"] = later
-        await until(made.fleet.meeting.has_heard_all)
+        await until(made.fleet.discovery.has_all_reports)
         third = await made.chat("hi", agent="alice")
 
     epochs = [int(turn.headers["x-macfabric-epoch"]) for turn in (first, second, third)]
@@ -258,7 +258,7 @@ async def test_an_owner_goes_above_the_replica_of_a_later_one_that_was_not_heard
 
 
 def test_one_tenants_many_epochs_push_out_nobody_elses():
-    given = GivenEpochs(agents_max=10)
+    given = EpochMap(agents_max=10)
     given.note(("calm", "alice"), 7)
     for i in range(100):
         given.note(("loud", f"x{i}"), i)

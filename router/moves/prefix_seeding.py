@@ -1,0 +1,141 @@
+"""Seeding of nodes with few agents with prefixes that agents elsewhere share, at lowest priority.
+
+    sweep   every ready node with few agents that was not seeded recently
+    ask     each peer with the same model, the fastest link first, for its shared prefixes
+    take    one prefix after the other, and none while an agent is being moved
+
+No request waits for it. The only state is when to ask each node again: a restarted router asks
+once more, and the node fetches only what it lacks.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fabric.control.node_calls import AbortMigration, Copied, NodeView
+from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
+from fabric.errors import FabricError
+from fabric.ids import AgentKey, NodeName
+from fabric.limits import PREFIX_SEEDING_TIMEOUT_S, SPAN_SHARERS_MIN
+from router.fleet.fleet import Fleet
+from router.fresh_ids import fresh_migration
+from router.limits import (
+    PREFIX_SEEDING_AGAIN_S,
+    PREFIX_SEEDING_AGENTS_MAX,
+    PREFIX_SEEDING_REST_S,
+)
+from router.moves.move_registry import MoveRegistry
+from router.moves.retries import best_effort_call
+from router.placement.link_rates import rate
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.prefix_seeding")
+_FULL = frozenset({"no_room", "not_wanted"})
+
+
+class _MovesGoFirstError(FabricError):
+    """Prefix seeding stops while an agent is being moved."""
+
+    code = "moves_go_first"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    incarnation: int
+    until_s: float
+
+
+class PrefixSeeding:
+    """Seeding of one node after the other."""
+
+    def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._moves = moves
+        self._telemetry = telemetry
+        self._rests: dict[NodeName, _Rest] = {}
+
+    async def run(self) -> None:
+        """Sweep once per heartbeat until cancelled."""
+        while True:
+            await asyncio.sleep(self._fleet.membership.heartbeat_s)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Seed every node that is due from its peers."""
+        for node in self._fleet.ready():
+            if self._is_due(node) and (peers := self._peers(node)):
+                is_done = await self._seed(node, peers)
+                rest_s = PREFIX_SEEDING_AGAIN_S if is_done else PREFIX_SEEDING_REST_S
+                until_s = self._fleet.clock.monotonic_s() + rest_s
+                self._rests[node.name] = _Rest(node.incarnation, until_s)
+
+    def _is_due(self, node: NodeView) -> bool:
+        if node.agents > PREFIX_SEEDING_AGENTS_MAX or not node.reuse or node.degraded is not None:
+            return False
+        rest = self._rests.get(node.name)
+        if rest is None or rest.incarnation != node.incarnation:
+            return True
+        return self._fleet.clock.monotonic_s() >= rest.until_s
+
+    def _peers(self, node: NodeView) -> list[NodeView]:
+        """Return the nodes that may have shared prefixes, the fastest link first."""
+        members = [m for m in self._fleet.membership.members if self._fleet.is_alive(m.name)]
+        peers = [
+            member.view
+            for member in members
+            if member.view is not None
+            and member.name != node.name
+            and member.view.fingerprint == node.fingerprint
+            and member.view.agents >= SPAN_SHARERS_MIN
+        ]
+        return sorted(peers, key=lambda peer: (-rate(peer, node), peer.name))
+
+    async def _seed(self, node: NodeView, peers: list[NodeView]) -> bool:
+        """Seed a node from one peer after the other; return whether every peer answered."""
+        is_done = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PREFIX_SEEDING_TIMEOUT_S):
+                for peer in peers:
+                    try:
+                        await self._copy_prefixes(peer.name, node.name)
+                    except FabricError as error:
+                        if error.code in _FULL:
+                            break
+                        _LOG.info("seeding %s from %s: %s", node.name, peer.name, error.code)
+                        is_done = False
+        return is_done
+
+    async def _copy_prefixes(self, source: NodeName, target: NodeName) -> None:
+        source_link, target_link = self._fleet.link(source), self._fleet.link(target)
+        name, spans = fresh_migration(), SpanOffers(()).spans
+        self._require_no_moves()
+        try:
+            spans = (await source_link.call(OfferSpans(name, target), SpanOffers)).spans
+            for span in spans:
+                self._require_no_moves()
+                copied = await target_link.call(TakeSpan(name, source, span.offer), Copied)
+                self._telemetry.copied("span", copied.bytes_sent, ok=True)
+        except BaseException as error:
+            if getattr(error, "code", None) not in _FULL:
+                self._telemetry.copied("span", 0, ok=False)
+            for span in spans[:1]:  # the target may have begun although no answer came
+                abort = AbortMigration(*span.key, name)
+                await asyncio.shield(best_effort_call(target_link, abort))
+            raise
+        finally:
+            for span in spans[:1]:  # withdraws all that is offered under this name
+                abort = AbortMigration(*span.key, name)
+                await asyncio.shield(best_effort_call(source_link, abort))
+
+    def _require_no_moves(self) -> None:
+        if not self._moves.is_idle:
+            message = "an agent is being moved"
+            raise _MovesGoFirstError(message)
+
+
+async def revoke_shared_prefixes(fleet: Fleet, key: AgentKey) -> None:
+    """Have every node that answers drop the prefixes that came from an agent."""
+    members = [m for m in fleet.membership.members if fleet.is_alive(m.name)]
+    call = ReturnSpans(*key)
+    await asyncio.gather(*(best_effort_call(member.link, call) for member in members))
