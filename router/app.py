@@ -140,8 +140,8 @@ def build_app(
 
     `state.runs` is to be gone on with and closed by the same; without a folder there are none.
     """
-    stored = ResponseStore(services.erasures.floor)
-    services.erasures.on_erased = stored.forget
+    stored = ResponseStore(services.fleet.directory.floor)
+    services.erasures.subscribe(stored.forget)
     adapters = adapters_of(services.fleet.clock, stored)
     desk = desk_of(settings, services)
     host = OwnHost(settings, services, desk)

@@ -4,7 +4,7 @@ import secrets
 
 from fabric.ids import MigrationId, OperationId
 from fabric.limits import EPOCH_MAX
-from router.limits import EPOCH_GAP, EPOCH_LEAP_BITS
+from router.limits import EPOCH_GAP, EPOCH_GAP_BITS
 
 
 def fresh_operation() -> OperationId:
@@ -22,17 +22,17 @@ def fresh_epoch_gap() -> int:
 
     Random, so that two routers which both had to leap give no epoch twice.
     """
-    return EPOCH_GAP + secrets.randbits(EPOCH_LEAP_BITS)
+    return EPOCH_GAP + secrets.randbits(EPOCH_GAP_BITS)
 
 
 def first_epoch(life: int) -> int:
     """Return an epoch above every one that a router in an earlier life than `life` gave out."""
-    return life << (EPOCH_LEAP_BITS + 1)
+    return life << (EPOCH_GAP_BITS + 1)
 
 
 def later_life(life: int) -> int:
     """Count one life more, but never so many that their epochs come near EPOCH_MAX."""
-    return min(max(0, life) + 1, EPOCH_MAX >> (EPOCH_LEAP_BITS + 2))
+    return min(max(0, life) + 1, EPOCH_MAX >> (EPOCH_GAP_BITS + 2))
 
 
 def fresh_event_key() -> bytes:

@@ -24,7 +24,7 @@ from fabric.settings import RouterSettings
 from router.app import build_app
 from router.fleet import ray_control
 from router.fleet.expected_nodes import ExpectedNodes
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, NodeAccess
 from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
@@ -135,8 +135,9 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
         ) -> HttpNodeLink:
             return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
 
-        fleet = Fleet(roster, link, SystemClock())
-        services = assemble(fleet, settings, cluster_key, placement, expected, roster_store)
+        access = NodeAccess(roster, link, SystemClock())
+        services = assemble(access, settings, cluster_key, placement, expected, roster_store)
+        fleet = services.fleet
         app = build_app(settings, services, runs_dir)
         runs: Runs = app.state.runs
 

@@ -1,4 +1,4 @@
-"""The router's working parts, put together once; every API and background task shares them."""
+"""The router's parts, built once and shared by every API and background task."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
 from router.fleet.expected_nodes import ExpectedNodes
-from router.fleet.fleet import Fleet
-from router.fleet.node_roster import RosterStore
+from router.fleet.fleet import Fleet, NodeAccess
+from router.fleet.node_roster import NodeRoster, RosterStore
 from router.fleet.peer_exchange import PeerExchange
 from router.fleet.roster_keeper import RosterKeeper
+from router.fresh_ids import later_life
 from router.moves.drains import Drains
+from router.moves.erasure_exchange import ErasureExchange
 from router.moves.erasures import Erasures
 from router.moves.forks import Forks
 from router.moves.lost_owners import LostOwners
@@ -29,13 +31,14 @@ ALIAS_CHARS = 12  # of the digest that names an agent's record and tombstone on 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The router's services, one of each kind."""
+    """Services of a router, one of each kind."""
 
     fleet: Fleet
     telemetry: Telemetry
     moves: MoveRegistry
     recovery: Recovery
     erasures: Erasures
+    erasure_exchange: ErasureExchange
     drains: Drains
     forks: Forks
     replicas: Replicas
@@ -48,7 +51,7 @@ class Services:
     turns: Turns
 
     async def run(self) -> None:
-        """Send heartbeats, recover, copy and sweep until cancelled."""
+        """Run all background work until cancelled."""
         await self.roster_keeper.round()  # no epoch is given out before this life is stored
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -73,30 +76,36 @@ class Services:
 
 
 def assemble(
-    fleet: Fleet,
+    access: NodeAccess,
     settings: RouterSettings,
     cluster_key: bytes,
     placement: Placement | None = None,
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
 ) -> Services:
-    """Build all parts around a fleet."""
+    """Build all parts of a router."""
     telemetry = Telemetry()
+    exchange = ErasureExchange(cluster_key, access.clock, telemetry)
+    stored = roster_store.read() if roster_store else NodeRoster()
+    fleet = Fleet(
+        access,
+        floor=exchange.floor,
+        catch_up=exchange,
+        alias=lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS],
+        expected=expected or ExpectedNodes(settings.nodes_expected),
+        life=later_life(stored.lives) if roster_store else 0,
+    )
     moves = MoveRegistry(fleet, telemetry)
     recovery = Recovery(fleet, moves, telemetry)
     replicas = Replicas(fleet, moves, telemetry, settings.replicas)
     prefetches = PrefetchRequests(fleet, moves, replicas, telemetry)
-    erasures = Erasures(fleet, moves, replicas, telemetry, cluster_key)
-    fleet.membership.on_join = erasures
-    fleet.directory.floor = erasures.floor
-    fleet.discovery.expected = expected or ExpectedNodes(settings.nodes_expected)
-    fleet.alias = lambda key: agent_digest(cluster_key, *key)[:ALIAS_CHARS]
     return Services(
         fleet=fleet,
         telemetry=telemetry,
         moves=moves,
         recovery=recovery,
-        erasures=erasures,
+        erasures=Erasures(fleet, moves, replicas, exchange, cluster_key),
+        erasure_exchange=exchange,
         drains=Drains(fleet, moves),
         forks=Forks(fleet, moves, telemetry),
         replicas=replicas,
@@ -105,7 +114,7 @@ def assemble(
         prefix_seeding=PrefixSeeding(fleet, moves, telemetry),
         prefetches=prefetches,
         peer_exchange=PeerExchange(fleet),
-        roster_keeper=RosterKeeper(fleet, roster_store),
+        roster_keeper=RosterKeeper(fleet, roster_store, stored),
         turns=Turns(
             fleet,
             moves,

@@ -31,8 +31,8 @@ from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_
 from router.api.template_options import template_options
 from router.api.tool_choice import parse_function_choice
 from router.api.turn_route import Desk, answer_turn
-from router.fleet.continued_prompts import ContinuedPrompts
 from router.fleet.fleet import Fleet
+from router.fleet.prompt_queries import continued_prompt
 from router.fresh_ids import fresh_name, fresh_operation
 from router.http.auth import agent_key
 from router.http.dialect import ErrorBody, ErrorDialect
@@ -56,7 +56,6 @@ class GenerateApi:
 
     def __init__(self, fleet: Fleet, desk: Desk, dialect: ErrorDialect) -> None:
         self._fleet = fleet
-        self._prompts = ContinuedPrompts(fleet)
         self._desk = desk
         self._dialect = dialect
 
@@ -65,7 +64,7 @@ class GenerateApi:
 
     async def generate(self, request: Request) -> Response:
         """Answer whole, or as named events."""
-        adapter = _Generate(agent_key(request)[1], self._prompts, self._fleet, self._dialect)
+        adapter = _Generate(agent_key(request)[1], self._fleet, self._dialect)
         return await answer_turn(adapter, self._desk, request)
 
 
@@ -74,7 +73,6 @@ class _Generate(ApiAdapter[Asked]):
     """The agent-native dialect, for one agent."""
 
     agent: AgentId
-    prompts: ContinuedPrompts
     fleet: Fleet
     dialect: ErrorDialect
     path = PATH
@@ -101,7 +99,7 @@ class _Generate(ApiAdapter[Asked]):
     async def recalled(self, tenant: TenantId, asked: Asked) -> Asked:
         """Put what is asked behind what the agent remembers; a new agent gets it alone."""
         turn = asked.turn(fresh_operation(), tenant)
-        found = await self.prompts.of(turn)
+        found = await continued_prompt(self.fleet, turn)
         if found is not None:
             model, prompt = found
             given = asked.prompt

@@ -14,7 +14,7 @@ from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.api.adapter import Asked
 from router.api.edit_fields import POLICIES_HEADER, WantedEdits
 from router.fleet.fleet import Fleet
-from router.fleet.token_counts import TokenCounts
+from router.fleet.prompt_queries import count_tokens
 from router.fresh_ids import fresh_operation
 from router.large_work import run_sized
 from router.policies.counted_edit import CountedEdit
@@ -111,7 +111,7 @@ class OnePromptDesk:
             sampling=Sampling(),
             prompt=prompt,
         )
-        return await TokenCounts(self.fleet).count(turn)
+        return await count_tokens(self.fleet, turn)
 
     async def run(self, prompt: Prompt, work: Callable[[], T]) -> T:
         """Do it here, or where it is long in a thread."""

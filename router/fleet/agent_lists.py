@@ -1,12 +1,43 @@
-"""Read a node's list of agents: what changed since the last one, part by part."""
+"""Lists of agents: read from a node part by part, and applied to the directory and the sketches."""
 
 from dataclasses import replace
 
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
+from fabric.ids import NodeName
+from router.fleet.directory import Directory
 from router.fleet.node_client import NodeLink
 from router.limits import LIST_PAGES_MAX
+from router.placement.sketch_index import SketchIndex
+
+
+class AgentReports:
+    """Updates of the directory and the sketches by the lists that nodes send."""
+
+    def __init__(self, directory: Directory, sketches: SketchIndex) -> None:
+        self._directory = directory
+        self._sketches = sketches
+
+    def on_list(self, agents: AgentList, asked_s: float) -> None:
+        """Apply a node's list, requested at `asked_s` by the router's clock."""
+        for tenant, agent in self._directory.apply(agents, asked_s):
+            self._sketches.remove(tenant, agents.node, agent)
+        for item in agents.agents:
+            view = item.view
+            tag = (agents.incarnation, view.epoch, view.revision)
+            if view.epoch <= self._directory.floor(view.key):
+                continue  # erased, but not removed yet: no conversation continues it
+            if item.sketch:  # missing while the first turn runs, which was sketched when sent
+                self._sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)
+
+    def doubts(self, node: NodeName) -> bool:
+        """Return whether a node's whole list is needed."""
+        return self._directory.doubts(node)
+
+    def on_restart(self, node: NodeName) -> None:
+        """Accept lists of a node's new incarnation, whose change counter starts anew."""
+        self._directory.restart(node)
 
 
 async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentList:
@@ -20,7 +51,7 @@ async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentLis
             return replace(first, changes=last.changes, agents=kept, gone=tuple(gone), more=False)
         last = await _part(link, last.incarnation, last.changes)
         if last.incarnation != first.incarnation or not last.since:
-            break  # it began anew
+            break  # the node restarted its list
         for name in last.gone:
             agents.pop(name, None)
             gone[name] = None
@@ -28,7 +59,7 @@ async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentLis
             agents.pop(name, None)
             agents[name] = item
             gone.pop(name, None)
-    message = f"{link.name} does not come to the end of its list"
+    message = f"the list of {link.name} has no end"
     raise FabricError(message, code="bad_node_answer")
 
 

@@ -66,7 +66,13 @@ class StartReservation:
 class Directory:
     """Holdings of all agents, and reservations of agents that are being started."""
 
-    def __init__(self, publish: Publish = lambda _: None) -> None:
+    def __init__(
+        self,
+        publish: Publish = lambda _: None,
+        floor: Callable[[AgentKey], int] = lambda _: 0,
+    ) -> None:
+        """Start empty; `floor` returns the epoch up to which an agent was erased."""
+        self.floor = floor
         self._publish = publish
         self._holdings: dict[AgentKey, dict[NodeName, Holding]] = {}
         self._by_node: dict[NodeName, set[AgentKey]] = {}
@@ -82,8 +88,6 @@ class Directory:
         self._places: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
         self._agents_at: Counter[NodeName] = Counter()
         self._told: dict[AgentKey, NodeName] = {}  # the owner that was published last
-        # Up to which epoch an agent was erased, whoever knows: nodes refuse epochs below.
-        self.floor: Callable[[AgentKey], int] = lambda _: 0
 
     def apply(self, agents: AgentList, asked_s: float) -> set[AgentKey]:
         """Take a node's whole list; return the agents that the node no longer holds."""

@@ -1,17 +1,20 @@
-"""All that the router knows of its nodes, in one place: leases, owners, sketches, load."""
+"""What the router knows of its nodes and their agents: leases, owners, sketches, load."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fabric.control.agent_at import AgentName
-from fabric.control.node_calls import READY, AgentList, AgentView, NodeView
+from fabric.control.node_calls import READY, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from router.events.bus import FleetEvents
+from router.fleet.agent_lists import AgentReports
 from router.fleet.directory import Directory, Holding
-from router.fleet.membership import LinkFactory, Membership, Roster
+from router.fleet.expected_nodes import ExpectedNodes
+from router.fleet.membership import CatchUp, LinkFactory, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_discovery import NodeDiscovery
 from router.fleet.node_watch import NodeWatch
@@ -21,47 +24,51 @@ from router.placement.load_ledger import Ledger
 from router.placement.sketch_index import SketchIndex
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """How a router finds nodes, connects to them, and measures the time that they have."""
+
+    roster: Roster
+    connect: LinkFactory
+    clock: Clock
+    heartbeat_s: float = HEARTBEAT_S
+
+
 class Fleet:
-    """The nodes, and everything soft that is remembered of them."""
+    """Nodes, and all soft state that the router keeps of them and of their agents."""
 
     def __init__(
         self,
-        roster: Roster,
-        connect: LinkFactory,
-        clock: Clock,
-        heartbeat_s: float = HEARTBEAT_S,
+        access: NodeAccess,
+        *,
+        floor: Callable[[AgentKey], int],
+        catch_up: CatchUp,
+        alias: Callable[[AgentKey], str],
+        expected: ExpectedNodes,
+        life: int,
     ) -> None:
-        self.clock = clock
-        self.life = 0  # how often this fabric's router was started; 0: unknown
-        # What logs call an agent: they outlive an erasure, and names may be addresses of people.
-        self.alias: Callable[[AgentKey], str] = lambda _: "?"
-        self.events = FleetEvents(clock)
-        self.directory = Directory(self.events.publish)
+        """Build an empty fleet.
+
+        `floor` is the epoch up to which an agent was erased, `alias` the name of an agent in logs,
+        which outlive an erasure. `life` counts the starts of this fabric's router; 0 is unknown.
+        """
+        self.clock = access.clock
+        self.life = life
+        self.alias = alias
+        self.events = FleetEvents(access.clock)
+        self.directory = Directory(self.events.publish, floor)
         self.sketches = SketchIndex()
         self.ledger = Ledger()
-        self.membership = Membership(roster, connect, clock, self, heartbeat_s)
-        self.membership.watch = NodeWatch(self.membership, self.events.publish).look
-        self.discovery = NodeDiscovery(self.membership, clock)
-
-    def on_list(self, agents: AgentList, asked_s: float) -> None:
-        """Feed a node's agents to the directory and the sketches."""
-        for tenant, agent in self.directory.apply(agents, asked_s):
-            self.sketches.remove(tenant, agents.node, agent)
-        for item in agents.agents:
-            view = item.view
-            tag = (agents.incarnation, view.epoch, view.revision)
-            if view.epoch <= self.directory.floor(view.key):
-                continue  # erased, and not gone yet: no conversation goes on with it
-            if item.sketch:  # none yet: its first turn runs, and was sketched when it was sent
-                self.sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)
-
-    def doubts(self, node: NodeName) -> bool:
-        """Say whether a node's whole list is wanted."""
-        return self.directory.doubts(node)
-
-    def on_restart(self, node: NodeName) -> None:
-        """Expect a node's change counter to start anew."""
-        self.directory.restart(node)
+        self.membership = Membership(
+            access.roster,
+            access.connect,
+            access.clock,
+            AgentReports(self.directory, self.sketches),
+            catch_up=catch_up,
+            watch=NodeWatch(self.events.publish).look,
+            heartbeat_s=access.heartbeat_s,
+        )
+        self.discovery = NodeDiscovery(self.membership, access.clock, expected)
 
     def link(self, name: NodeName) -> NodeLink:
         """Return the link to a known node; raise NodeLostError for others."""
@@ -72,28 +79,28 @@ class Fleet:
         return member.link
 
     def require_node(self, name: str, param: str = "to") -> NodeName:
-        """Return `name` as a node's; raise NotFoundError that tells the known ones."""
+        """Return `name` as a node's name; raise NotFoundError if no node has it."""
         if any(member.name == name for member in self.membership.members):
             return NodeName(name)
         raise self.discovery.unknown_node(name, param)
 
     def require_owner(self, key: AgentKey) -> Holding:
-        """Return who owns an agent; raise NotFoundError, or RetryLaterError if one may turn up."""
+        """Return an agent's owner; raise NotFoundError, or RetryLaterError if one may turn up."""
         owner = self.directory.owner(key)
         if owner is None and self.directory.released_owner(key) is not None:
-            message = "nobody could say how a move of this agent ended; its next turn decides that"
+            message = "the outcome of this agent's last move is unknown; its next turn decides it"
             raise ConflictError(message, code="agent_undecided")
         if owner is None:
             raise self.discovery.unknown_agent(key[1])
         return owner
 
     async def heard_owner(self, key: AgentKey) -> Holding:
-        """Return who owns an agent once the nodes have told theirs; raise as `require_owner`."""
+        """Return an agent's owner after reading all nodes' lists; raise as `require_owner`."""
         await self.membership.refresh(relist=True)
         return self.require_owner(key)
 
     async def ask_owner(self, call: AgentName) -> AgentView:
-        """Have an agent's owner carry out a call; raise as `require_owner` and the node do."""
+        """Send a call to an agent's owner; raise as `require_owner` and the node do."""
         owner = await self.heard_owner(call.key)
         return await self.link(owner.node).call(call, AgentView)
 
@@ -106,12 +113,12 @@ class Fleet:
         group: str | None = None,
         view: AgentView | None = None,
     ) -> None:
-        """Note what a node's answer says that it holds, before it lists it."""
+        """Record what a node's answer says that it holds, before the node lists it."""
         holding = Holding(node, epoch, state, self.clock.monotonic_s(), group, view)
         self.directory.note(key, holding)
 
     def require_taking(self, name: str, param: str = "to") -> NodeName:
-        """Return a node that takes agents; raise a FabricError that says why another does not."""
+        """Return a node that takes agents; raise a FabricError that says why it does not."""
         node = self.require_node(name, param)
         member = self.membership.find(node)
         if not self.is_alive(node) or not member or not member.view:
@@ -123,9 +130,9 @@ class Fleet:
         return node
 
     def begin_epoch(self, key: AgentKey) -> int:
-        """Return the epoch at which an agent is begun here, or taken over; 0: its node's first.
+        """Return the epoch at which an agent starts or is taken over; 0: the node's first.
 
-        Where a node has not told its agents yet, it leaps over what an owner there may claim.
+        While a node has not reported its agents, the epoch is above any that it may claim.
         """
         return self._above_unreported(key, self.directory.next_epoch(key))
 
@@ -134,39 +141,39 @@ class Fleet:
         return self._above_unreported(key, self.directory.next_move_epoch(key, holding))
 
     def erasure_epoch(self, key: AgentKey) -> int:
-        """Return an epoch above whatever may turn up of an agent; the next one begins higher."""
+        """Return an epoch above any that may turn up of an agent; the next one starts higher."""
         floor_epoch = self.directory.floor(key) + first_epoch(self.life + 1)
         known = self.directory.next_epoch(key)
         return (max(known, floor_epoch) if self.life else known) + ERASURE_EPOCHS
 
     def _above_unreported(self, key: AgentKey, epoch: int) -> int:
-        """Return `epoch`, or one above any that an owner which no node has reported may claim.
+        """Return `epoch`, or one above any that an unreported owner may claim.
 
-        Earlier routers leapt, too: each life of the router has a range of epochs above theirs.
+        Earlier routers left gaps, too: each life of the router has a range of epochs above theirs.
         """
         if not self.may_have_later_owner(key):
             return epoch
         return max(epoch, self.directory.floor(key) + first_epoch(self.life)) + fresh_epoch_gap()
 
     def may_have_later_owner(self, key: AgentKey) -> bool:
-        """Say whether a node that was not heard yet may own an agent above what is known.
+        """Return whether a node that has not reported may own an agent at a later epoch.
 
-        None can once every node has told, nor where this router gave out the highest epoch known.
+        None can once every node has reported, or if this router gave out the highest known epoch.
         A replica at an epoch above the owner's is the copy of a later owner.
         """
         owner = self.directory.owner(key)
         is_ours = owner is not None and self.directory.is_own(key, self.directory.highest(key))
-        is_whole = (
+        is_complete = (
             self.discovery.has_all_reports() and not self.discovery.expected.may_be_incomplete
         )
-        return not (is_ours or is_whole)
+        return not (is_ours or is_complete)
 
     def is_alive(self, name: NodeName) -> bool:
-        """Say whether a node was heard in its last moments."""
+        """Return whether a node answered within SUSPECT_S."""
         return self.membership.is_alive(name)
 
     def is_up(self, name: NodeName) -> bool:
-        """Say whether a node's lease has not run out."""
+        """Return whether a node's lease has not expired."""
         return self.membership.is_up(name)
 
     def ready(self) -> list[NodeView]:
@@ -180,9 +187,9 @@ class Fleet:
         return sorted({view.model for view in views if view is not None})
 
     def prompt_bytes_max(self) -> int:
-        """Return how many bytes of text no node's context holds, of whatever model.
+        """Return the size of text in bytes above which it fits no node's context.
 
-        Nodes that were lost may come back, and those that are to come may serve any model.
+        Lost nodes may return, and nodes that have not joined may serve any model.
         """
         if self.discovery.is_gathering() or not self.membership.has_contacted_all():
             return BODY_BYTES_MAX

@@ -1,10 +1,10 @@
-"""Who is there: heartbeats to every node, leases by the router's own monotonic clock.
+"""Heartbeats to every node, and leases by the router's monotonic clock.
 
      heartbeat answered        silent SUSPECT_S         silent LEASE_S
     ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
 
-A lease is renewed as of the moment its heartbeat was sent, so a slow answer never stretches it.
-A node that was away catches up first: it is told what was erased meanwhile.
+A lease counts from when its heartbeat was sent, so a slow answer never extends it. A node that was
+away catches up first: it gets the tombstones of what was erased meanwhile.
 """
 
 import asyncio
@@ -26,37 +26,42 @@ from router.fleet.stall_watch import StallWatch
 from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
-PULSE_TIMEOUT_S = 600.0  # of a heartbeat whose router stands still again and again
+PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
 
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
 LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
 
 
 class AgentObserver(Protocol):
-    """Learns what agents the nodes hold."""
+    """Observer of the agents that nodes hold."""
 
     def on_list(self, agents: AgentList, asked_s: float) -> None:
-        """Take a node's list, asked for at `asked_s` by the router's clock."""
+        """Apply a node's list, requested at `asked_s` by the router's clock."""
         ...
 
     def doubts(self, node: NodeName) -> bool:
-        """Say whether changes alone would leave something open of what a node holds."""
+        """Return whether a node's whole list is needed, not only its changes."""
         ...
 
     def on_restart(self, node: NodeName) -> None:
-        """Expect the lists of a new incarnation, which count their changes anew."""
+        """Accept lists of a new incarnation, whose change counter starts anew."""
         ...
 
 
 class CatchUp(Protocol):
-    """Updates a node that joins or returns before its lease begins."""
+    """Update of a node that joins or returns, before its lease begins."""
 
     def is_caught_up(self, view: NodeView) -> bool:
-        """Say whether a node that never was away needs no word."""
+        """Return whether a node that was not away is up to date."""
         ...
 
-    async def catch_up(self, link: NodeLink, view: NodeView) -> None:
-        """Bring the node up to date; raise FabricError where it must not serve yet."""
+    async def catch_up(
+        self, link: NodeLink, view: NodeView, others: Callable[[], tuple[NodeName, ...]]
+    ) -> None:
+        """Bring the node up to date; raise FabricError if it must not serve yet.
+
+        `others` returns the names of all known nodes.
+        """
         ...
 
 
@@ -70,7 +75,7 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why a node is not there, and when it tries again by the router's clock."""
+    """Reason why a node did not start, and when it retries by the router's clock."""
 
     message: str
     again_s: float
@@ -78,7 +83,7 @@ class StartFailure:
 
 @dataclass(slots=True)
 class Member:
-    """One node of the roster: its link, its last words, and when they were asked for."""
+    """Node of the roster: its link, its last state, and when that was requested."""
 
     name: NodeName
     link: NodeLink
@@ -86,20 +91,20 @@ class Member:
     view: NodeView | None = None
     listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
     whole_s: float = -math.inf  # when the last whole list was asked for
-    loading_s: float | None = None  # when it last said that it is starting
-    failure: StartFailure | None = None  # its last words, if it could not
-    was_expired: bool = False  # at the last count
+    loading_s: float | None = None  # when it last reported that it is starting
+    failure: StartFailure | None = None  # why it could not start, by its last answer
+    was_expired: bool = False  # at the last check
     pulse: asyncio.Task[None] | None = field(default=None, repr=False)
     listing: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
     def state(self) -> tuple[int, int] | None:
-        """Incarnation and change counter as the last heartbeat told them."""
+        """Incarnation and change counter as of the last heartbeat."""
         return None if self.view is None else (self.view.incarnation, self.view.changes)
 
 
 class Membership:
-    """The known nodes and their leases."""
+    """Known nodes and their leases."""
 
     def __init__(
         self,
@@ -107,12 +112,16 @@ class Membership:
         connect: LinkFactory,
         clock: Clock,
         observer: AgentObserver,
+        *,
+        catch_up: CatchUp | None = None,
+        watch: Callable[[Member, str], None] = lambda *_: None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        """Start with no node; `watch` is called with each node and its state, changed or not."""
         self.heartbeat_s = heartbeat_s
-        self.on_join: CatchUp | None = None
-        self.watch: Callable[[Member], None] = lambda _: None  # looks at who may have changed
         self.expired_count = 0  # leases that ran out
+        self._catch_up = catch_up
+        self._watch = watch
         self._roster = roster
         self._connect = connect
         self._clock = clock
@@ -120,7 +129,7 @@ class Membership:
         self._members: dict[NodeName, Member] = {}
         self._scouting: asyncio.Task[None] | None = None
         self._stalls = StallWatch(clock, self._forgive_stall)
-        self._has_roster = False  # it was read at least once
+        self._has_roster = False  # whether it was read at least once
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -131,7 +140,7 @@ class Membership:
         return self._members.get(name)
 
     def health(self, name: NodeName) -> LeaseState:
-        """Judge a node's lease now; a node never heard of has none."""
+        """Return the state of a node's lease; that of an unknown node is expired."""
         member = self._members.get(name)
         self._stalls.look()
         silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
@@ -140,7 +149,7 @@ class Membership:
         return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
 
     def state_of(self, member: Member) -> str:
-        """Say how a node is, in one word: its own, as long as its lease allows it."""
+        """Return a node's state: the one it reports, or that of its lease if it is not alive."""
         health = self.health(member.name)
         if member.failure is not None:
             return "failed"
@@ -149,39 +158,39 @@ class Membership:
         return member.view.state if member.view else "joining"
 
     def is_alive(self, name: NodeName) -> bool:
-        """Say whether a node was heard in its last moments."""
+        """Return whether a node answered within SUSPECT_S."""
         return self.health(name) is LeaseState.ALIVE
 
     def is_up(self, name: NodeName) -> bool:
-        """Say whether a node's lease has not run out."""
+        """Return whether a node's lease has not expired."""
         return self.health(name) is not LeaseState.EXPIRED
 
     def lease_left_s(self, name: NodeName) -> float:
-        """Return how long a node that says nothing more counts as up."""
+        """Return the time until the lease of a silent node expires."""
         member = self._members.get(name)
         silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
         return max(0.0, LEASE_S - silent_s)
 
     def is_returning(self, name: NodeName) -> bool:
-        """Say whether a node that was lost is starting again."""
+        """Return whether a node that was lost is starting again."""
         member = self._members.get(name)
         if member is None or member.loading_s is None:
             return False
         return self._clock.monotonic_s() - member.loading_s < SUSPECT_S
 
     def settled(self) -> bool:
-        """Say whether every node of the roster has told its agents, or has had its time for it."""
+        """Return whether every node of the roster has reported its agents or has expired."""
         return self._has_roster and all(
             member.listed is not None or not self.is_up(member.name)
             for member in self._members.values()
         )
 
     def has_all_reports(self) -> bool:
-        """Say whether every node of the roster has told this router its agents at least once."""
+        """Return whether every node of the roster has reported its agents to this router."""
         return self._has_roster and not self.unreported()
 
     def unreported(self) -> tuple[NodeName, ...]:
-        """Name the nodes that have never told this router their agents."""
+        """Return the nodes that have never reported their agents to this router."""
         return tuple(member.name for member in self.members if member.listed is None)
 
     def reports(self) -> tuple[tuple[int, int] | None, ...]:
@@ -193,7 +202,7 @@ class Membership:
         return self._has_roster
 
     def has_contacted_all(self) -> bool:
-        """Say whether the roster was read, and every node on it has answered or expired."""
+        """Return whether the roster was read, and every node on it has answered or expired."""
         return self._has_roster and all(
             member.view is not None or not self.is_up(member.name)
             for member in self._members.values()
@@ -204,7 +213,7 @@ class Membership:
         for name, transport in (await self._roster()).items():
             if name not in self._members:
                 link = self._connect(name, transport, self._expiry_of(name))
-                # A new node gets one lease to say its first word.
+                # A new node has one lease's time to answer.
                 self._members[name] = Member(name, link, self._clock.monotonic_s())
                 _LOG.info("node %s joined the roster", name)
         self._has_roster = True
@@ -212,28 +221,28 @@ class Membership:
     async def heartbeat(
         self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False
     ) -> None:
-        """Ask one node how it is, and for its agents if they changed or `relist` says so."""
+        """Request a node's state, and its agents if they changed or `relist` is set."""
         if await self._describe(member, timeout_s) and (relist or self._has_news(member)):
             await self._list(member, whole=relist)
 
     async def refresh(self, timeout_s: float = HEARTBEAT_S, *, relist: bool = False) -> None:
-        """Bring what is known of every unexpired node up to this moment."""
+        """Send every unexpired node a heartbeat and wait for the answers."""
         live = [m for m in self.members if self.is_up(m.name)]
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
     def nudge(self, name: NodeName) -> None:
-        """Send one node a heartbeat outside its rhythm, unless one is under way."""
+        """Send one node a heartbeat now, unless one is in progress."""
         member = self._members.get(name)
         if member and (member.pulse is None or member.pulse.done()):
             member.pulse = asyncio.create_task(self._pulse(member))
 
     async def run(self) -> None:
-        """Send every node heartbeats in its rhythm until cancelled; a hung node delays no other."""
+        """Send heartbeats to every node until cancelled; a hung node delays no other."""
         ticking = asyncio.create_task(self._stalls.run(self.heartbeat_s))
         try:
             while True:
                 if self._scouting is None or self._scouting.done():
-                    # Ray without its head may keep this waiting for a minute; the nodes live on.
+                    # Without its head, Ray may block this for a minute; the nodes keep serving.
                     self._scouting = asyncio.create_task(self._scout())
                 for name in self._members:
                     self.nudge(name)
@@ -244,7 +253,7 @@ class Membership:
             await self.close()
 
     async def close(self) -> None:
-        """Cancel the heartbeats under way."""
+        """Cancel the heartbeats in progress."""
         pulses = [t for m in self.members for t in (m.pulse, m.listing)]
         tasks = [task for task in (self._scouting, *pulses) if task]
         for task in tasks:
@@ -255,7 +264,7 @@ class Membership:
         try:
             await self.discover()
         except FabricError as error:
-            _LOG.warning("the roster is out of reach: %s", error.message)
+            _LOG.warning("cannot read the list of nodes: %s", error.message)
         for member in self.members:
             if member.view is None:
                 self.nudge(member.name)
@@ -272,9 +281,9 @@ class Membership:
             member.listing = asyncio.create_task(self._list(member))
 
     def _forgive_stall(self, seconds: float) -> None:
-        """Take the time in which this router itself stood still off every node's silence.
+        """Subtract the time in which this router itself stalled from every node's silence.
 
-        A closed lid, or too many requests, would else end all leases, and with them all owners.
+        Otherwise a closed lid, or too many requests, would end all leases at once.
         """
         now_s = self._clock.monotonic_s()
         for member in self._members.values():
@@ -287,42 +296,42 @@ class Membership:
                 self.expired_count += 1
                 _LOG.warning("the lease of %s ran out", member.name)
             member.was_expired = is_expired
-            self.watch(member)
+            self._watch(member, self.state_of(member))
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
 
     def _needs_catch_up(self, member: Member, view: NodeView) -> bool:
-        if self.on_join is None:
+        if self._catch_up is None:
             return False
         is_known = member.view is not None and member.view.incarnation == view.incarnation
         is_here = is_known and self.is_up(member.name)
-        return not is_here or not self.on_join.is_caught_up(view)
+        return not is_here or not self._catch_up.is_caught_up(view)
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
             view = await member.link.call(Describe(), NodeView, timeout_s)
             if view.name == member.name and self._needs_catch_up(member, view):
-                assert self.on_join is not None, "it needs one"
-                await self.on_join.catch_up(member.link, view)
+                assert self._catch_up is not None, "it needs one"
+                await self._catch_up.catch_up(member.link, view, lambda: tuple(self._members))
         except StartFailedError as error:
-            # Its silence goes on; only the reason is known.
+            # It stays silent; only the reason is known.
             again_s = self._clock.monotonic_s() + error.retry_after_s
             member.failure = StartFailure(error.message, again_s)
             return False
         except RetryLaterError:
             member.loading_s, member.failure = sent_s, None
             if member.view is None:
-                member.heartbeat_s = sent_s  # nothing is known that could be out of date
+                member.heartbeat_s = sent_s  # no stale state to protect
             return False
         except FabricError as error:
-            # Silence is what leases are for; nothing else to do here.
+            # The lease handles its silence.
             member.failure = None
             _LOG.debug("no heartbeat from %s: %s", member.name, error.code)
             return False
         if view.name != member.name:
-            _LOG.error("node %s calls itself %s: ignored", member.name, view.name)
+            _LOG.error("node %s reports the name %s: ignored", member.name, view.name)
             return False
         if member.view is None or sent_s >= member.heartbeat_s:
             restarted = member.view is not None and view.incarnation != member.view.incarnation
@@ -332,7 +341,7 @@ class Membership:
             if restarted:
                 _LOG.info("node %s restarted", member.name)
                 self._observer.on_restart(member.name)
-            self.watch(member)
+            self._watch(member, self.state_of(member))
         return True
 
     def _has_news(self, member: Member) -> bool:

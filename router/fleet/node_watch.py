@@ -1,28 +1,27 @@
-"""Publishes what changes about nodes and links: states, memory, and the rates measured."""
+"""Events about nodes and links: changed states, memory and measured rates."""
 
 from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
 from fabric.net.links import LinkKind
 from router.events.bus import Publish
 from router.events.fleet_event import LinkMeasured, MemoryChanged, NodeChanged
-from router.fleet.membership import Member, Membership
+from router.fleet.membership import Member
 from router.limits import LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
 
 
 class NodeWatch:
-    """Looks at a node whenever it answers, and now and then: its lease runs out in silence."""
+    """Last published state of every node, its memory and its links."""
 
-    def __init__(self, membership: Membership, publish: Publish) -> None:
-        self._membership = membership
+    def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._states: dict[NodeName, str] = {}
         self._memory: dict[NodeName, MemoryChanged] = {}
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
 
-    def look(self, member: Member) -> None:
-        """Publish what is not as it was at the last look."""
-        state, before = self._membership.state_of(member), self._states.get(member.name)
+    def look(self, member: Member, state: str) -> None:
+        """Publish what has changed since the last call for this node."""
+        before = self._states.get(member.name)
         if state != before:
             self._states[member.name] = state
             self._publish(NodeChanged(member.name, state, before))
@@ -38,10 +37,13 @@ class NodeWatch:
             self._publish(now)
 
     def _look_at_links(self, member: Member) -> None:
-        assert member.view is not None, "it has been heard"
-        told, rates = self._rates.get(member.name, {}), dict[tuple[NodeName, LinkKind], float]()
+        assert member.view is not None, "it has answered"
+        published, rates = (
+            self._rates.get(member.name, {}),
+            dict[tuple[NodeName, LinkKind], float](),
+        )
         for (peer, kind), link in best_by_kind(member.view.links).items():
-            rate, last = link.bytes_per_s, told.get((peer, kind))
+            rate, last = link.bytes_per_s, published.get((peer, kind))
             if rate is None:
                 continue
             is_news = last is None or abs(rate - last) > LINK_RATE_NEWS * last

@@ -1,4 +1,4 @@
-"""Keeps the stored roster up to date: which nodes the next router waits for.
+"""Maintenance of the stored roster: the nodes that the next router waits for.
 
     a node reports its agents                            it is stored
     it is drained, and empty                             it stays stored, but is not awaited
@@ -20,29 +20,27 @@ from fabric.limits import NODES_MAX
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
-from router.fresh_ids import later_life
 from router.limits import NODE_REMEMBERED_S
 
 ROSTER_RENEW_S = 3_600.0  # how old the times in the stored roster may get
 
 
 class RosterKeeper:
-    """Reads the roster of the last router, and stores that of this one."""
+    """Roster of the last router, updated by what this router sees."""
 
-    def __init__(self, fleet: Fleet, store: RosterStore | None) -> None:
+    def __init__(self, fleet: Fleet, store: RosterStore | None, stored: NodeRoster) -> None:
+        """Expect the nodes of the `stored` roster; without a `store`, none is written."""
         self._fleet = fleet
         self._store = store
-        self._stored = store.read() if store else NodeRoster()
+        self._stored = stored
         expected = fleet.discovery.expected
         if not expected.names:
             expected.is_fewer = 0 < expected.count < self._stored.configured
         known = _pruned(self._stored)
         is_whole = len(known.nodes) == len(self._stored.nodes) > 0
-        is_told = bool(expected.names or expected.count) or is_whole
-        expected.may_be_incomplete = store is not None and not is_told
+        is_configured = bool(expected.names or expected.count)
+        expected.may_be_incomplete = store is not None and not (is_configured or is_whole)
         self._expect(known)
-        if store is not None:
-            fleet.life = later_life(self._stored.lives)
 
     async def run(self) -> None:
         """Store every change until cancelled."""

@@ -17,7 +17,7 @@ from fabric.keys.cluster_secret import http_secret
 from fabric.limits import HEARTBEAT_S
 from fabric.settings import RouterSettings
 from router.app import build_app
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink
 from router.fleet.node_http import NodeHttp
 from router.serve import http_config
@@ -126,6 +126,7 @@ async def rig(
     slots=None,
     runs_dir=None,
     roster_store=None,
+    expected=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
@@ -143,8 +144,9 @@ async def rig(
         def connect(name, transport, is_lost):
             return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
 
-        fleet = Fleet(roster, connect, ScaledClock(scale), heartbeat_s=HEARTBEAT_S / scale)
-        services = assemble(fleet, settings, CLUSTER_KEY, placement, None, roster_store)
+        access = NodeAccess(roster, connect, ScaledClock(scale), HEARTBEAT_S / scale)
+        services = assemble(access, settings, CLUSTER_KEY, placement, expected, roster_store)
+        fleet = services.fleet
         app = build_app(settings, services, runs_dir)
         listener = socket.create_server(("127.0.0.1", 0))
         judged = Documented(app)

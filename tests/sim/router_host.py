@@ -5,7 +5,7 @@ import asyncio
 from fabric.ids import NodeName
 from fabric.keys.cluster_secret import http_secret
 from fabric.settings import RouterSettings
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_roster import NodeRoster
 from router.moves.hibernations import Hibernations
@@ -97,11 +97,11 @@ class RouterHost:
 
         secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)
-        fleet = Fleet(roster, connect, clock)
+        access = NodeAccess(roster, connect, clock)
         count = len(world.nodes) if world.counts_nodes else 0
         settings = RouterSettings(replicas=world.replicas, nodes_expected=count)
-        self.services = assemble(fleet, settings, CLUSTER_KEY, roster_store=self.shelf)
-        self.hibernations = Hibernations(fleet, self.services.moves)
+        self.services = assemble(access, settings, CLUSTER_KEY, roster_store=self.shelf)
+        self.hibernations = Hibernations(self.services.fleet, self.services.moves)
         world.note(f"the router serves as incarnation {self.incarnation}")
         await self.services.run()
 

@@ -22,7 +22,7 @@ from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
 from node.service import NodeService
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp
 from router.fresh_ids import fresh_operation
@@ -141,11 +141,11 @@ class World:
             secret = http_secret(KEY)  # and every call by the transport, for `meddle` to see
             return HttpNodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
 
-        fleet = Fleet(roster, connect, ScaledClock(), heartbeat_s=HEARTBEAT_S / SCALE)
-        self.services = assemble(fleet, RouterSettings(takeover_after_s=0.3), KEY)
+        access = NodeAccess(roster, connect, ScaledClock(), HEARTBEAT_S / SCALE)
+        self.services = assemble(access, RouterSettings(takeover_after_s=0.3), KEY)
         self._alive = alive
-        await fleet.membership.discover()
-        await fleet.membership.refresh()
+        await self.services.fleet.membership.discover()
+        await self.services.fleet.membership.refresh()
         self._tending = asyncio.create_task(self.services.run())
 
     async def kill_router(self) -> None:

@@ -50,7 +50,10 @@ async def test_no_request_is_answered_before_the_nodes_have_spoken(name):
         asking = asyncio.create_task(ask(made, name))
         await asyncio.sleep(0.1)
         waited = not asking.done()
-        made.services.erasures._heard |= {"node-a", "node-b"}  # else greetings wait for each other
+        made.services.erasure_exchange._heard |= {
+            "node-a",
+            "node-b",
+        }  # else greetings wait for each other
         await made.fleet.membership.discover()
         await made.fleet.membership.refresh()
         answer = await asking
@@ -107,7 +110,7 @@ async def met(made, *names):
     """Let Ray's list hold these nodes alone, and have them tell all."""
     made.listed.clear()
     made.listed.update({name: made[name] for name in names})
-    made.services.erasures._heard |= set(names)
+    made.services.erasure_exchange._heard |= set(names)
     await made.fleet.membership.discover()
     await made.fleet.membership.refresh()
 

@@ -11,8 +11,8 @@ from fabric.settings import RouterSettings
 from fabric.turn.messages import Message, MessageRole
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.node_roster import NodeRoster, RosterFile, SeenNode
-from router.fleet.roster_keeper import ROSTER_RENEW_S, RosterKeeper
-from router.limits import EPOCH_GAP, EPOCH_LEAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
+from router.fleet.roster_keeper import ROSTER_RENEW_S
+from router.limits import EPOCH_GAP, EPOCH_GAP_BITS, NODE_REMEMBERED_S, ROSTER_BYTES_MAX
 from router.prompt import chat_prompt
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
@@ -60,17 +60,17 @@ def made_nodes(names="ab"):
 async def router_over(nodes, store, *, listed=None, count=0, names=(), **options):
     """Run a router that meets only the nodes in `listed`, by default all."""
     settings = RouterSettings(nodes_expected=count)
-    async with rig(nodes=nodes, settings=settings, started=False, tended=False, **options) as made:
+    expected = ExpectedNodes(count, names) if names else None
+    options |= {"started": False, "tended": False, "roster_store": store, "expected": expected}
+    async with rig(nodes=nodes, settings=settings, **options) as made:
         made.late = {
             node.name: made.listed.pop(node.name)
             for node in nodes
             if listed is not None and node.name not in listed
         }
         made.fleet.clock.wall_s = lambda: NOW_S + 5.0
-        if names:
-            made.fleet.discovery.expected = ExpectedNodes(count, names)
-        made.keeper = RosterKeeper(made.fleet, store)
-        made.services.erasures._heard |= {A, B}  # else greetings wait for each other
+        made.keeper = made.services.roster_keeper
+        made.services.erasure_exchange._heard |= {A, B}  # else greetings wait for each other
         await made.fleet.membership.discover()
         await made.fleet.membership.refresh()
         yield made
@@ -240,7 +240,7 @@ async def test_a_file_that_cannot_be_read_or_written_costs_the_memory_only(tmp_p
 @pytest.mark.parametrize("is_erased", [False, True])
 async def test_a_later_router_leaps_above_every_earlier_one(is_erased, monkeypatch):
     """Each one meets another node alone, and draws a smaller number than the one before."""
-    leaps = iter([EPOCH_GAP + (1 << EPOCH_LEAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
+    leaps = iter([EPOCH_GAP + (1 << EPOCH_GAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
     monkeypatch.setattr("router.fleet.fleet.fresh_epoch_gap", lambda: next(leaps))
     store, epochs = Shelf(), []
     for name in (A, B, C):
@@ -252,9 +252,9 @@ async def test_a_later_router_leaps_above_every_earlier_one(is_erased, monkeypat
             if is_erased and name == A:
                 monkeypatch.setattr("router.fleet.fleet.ERASURE_EPOCHS", 1)
                 await made.http().delete("/v1/agents/alice")
-                known = list(made.services.erasures.known)
+                known = list(made.services.erasure_exchange.known)
             elif is_erased:
-                made.services.erasures.known.merge(known)
+                made.services.erasure_exchange.known.merge(known)
             answer = await made.chat("hi", agent="alice")
         epochs.append(int(answer.headers["x-macfabric-epoch"]))
 
@@ -269,5 +269,5 @@ async def test_an_erasure_is_above_what_any_router_so_far_may_have_given_out(mon
         highest = made.fleet.begin_epoch(KEY)
         erased = made.fleet.erasure_epoch(KEY)
 
-    assert highest >= 41 << EPOCH_LEAP_BITS
-    assert erased > highest + (1 << EPOCH_LEAP_BITS) - EPOCH_GAP
+    assert highest >= 41 << EPOCH_GAP_BITS
+    assert erased > highest + (1 << EPOCH_GAP_BITS) - EPOCH_GAP

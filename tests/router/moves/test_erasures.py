@@ -87,7 +87,7 @@ async def test_no_calendar_brings_an_erased_agent_back(monkeypatch, days):
             await erase(made)
         shift(monkeypatch, next(at_erasure))
         async with rig(nodes=[n for n in nodes if n is not holder], scale=4.0) as made:
-            known = tuple(made.services.erasures.known)
+            known = tuple(made.services.erasure_exchange.known)
         async with rig(nodes=nodes, scale=4.0) as made:
             await until(lambda: made.fleet.membership.find(holder.name).listed)  # noqa: B023
             assert KEY not in holder.memory
@@ -234,7 +234,7 @@ async def test_a_doubled_call_whose_second_copy_answers_makes_no_404():
     async with rig("a") as made:
         holder = await told(made)
         await made.fleet.membership.refresh(relist=True)
-        made.fleet.membership.on_join = None  # no list comes in between
+        made.fleet.membership._catch_up = None  # no list comes in between
         holder.memory.clear()
         answer = await made.http().delete("/v1/agents/alice")
 

@@ -27,7 +27,9 @@ async def test_no_model_is_called_missing_before_every_node_has_named_its_own():
     nodes = [FakeNode("node-a", model="echo"), FakeNode("node-b", model="other")]
     async with rig(nodes=nodes, started=False, tended=False) as made:
         membership = made.fleet.membership
-        made.services.erasures._heard.add("node-b")  # else node-a's greeting would wait for it
+        made.services.erasure_exchange._heard.add(
+            "node-b"
+        )  # else node-a's greeting would wait for it
         await membership.discover()
         await membership.heartbeat(membership.find("node-a"))
         asking = asyncio.create_task(made.chat("hi", model="other"))

@@ -1,0 +1,110 @@
+"""Exchange of tombstones between the router and nodes that join or return.
+
+    a node joins or returns ──▶ it gets all tombstones, and reports its own, before its lease begins
+
+So an erasure outlives the router, and no node serves what was erased while it was away.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+from fabric.control.erasure_calls import KnownErasures, ShareErasures
+from fabric.control.node_calls import NodeView
+from fabric.errors import RetryLaterError
+from fabric.ids import AgentKey, NodeName
+from fabric.kvcache.hashing import agent_digest
+from fabric.ports import Clock
+from fabric.record.tombstone import Tombstones
+from router.fleet.node_client import NodeLink
+from router.limits import ERASURE_DIGESTS_MAX, SUSPECT_S
+from router.telemetry import Telemetry
+
+_LOG = logging.getLogger("macfabric.router.erasures")
+HEARD_POLL_S = 0.02
+HEARD_WAIT_S = 0.5  # below a heartbeat, which repeats the call
+
+
+class ErasureExchange:
+    """All known tombstones, and which nodes have them."""
+
+    def __init__(self, cluster_key: bytes, clock: Clock, telemetry: Telemetry) -> None:
+        self.known = Tombstones()
+        self._clock = clock
+        self._telemetry = telemetry
+        # Cached, as it is needed for every agent of every list.
+        self._digest = lru_cache(maxsize=ERASURE_DIGESTS_MAX)(
+            lambda key: agent_digest(cluster_key, *key)
+        )
+        self._heard: set[NodeName] = set()
+        # Calls in progress, by node and agent's digest: their receipts alone count removals.
+        self._erasing: set[tuple[NodeName, str]] = set()
+        self._shared: dict[NodeName, int] = {}  # fingerprint of the tombstones of each node
+        self._since_s = clock.monotonic_s()
+
+    def floor(self, key: AgentKey) -> int:
+        """Return the epoch up to which an agent was erased, as far as nodes have reported."""
+        return self.known.epoch_of(self._digest(key)) if self.known else 0
+
+    def is_caught_up(self, view: NodeView) -> bool:
+        """Return whether a node's tombstones equal those it should have."""
+        return view.erased in {self.known.fingerprint, self._shared_with(view.name).fingerprint}
+
+    async def catch_up(
+        self, link: NodeLink, view: NodeView, others: Callable[[], tuple[NodeName, ...]]
+    ) -> None:
+        """Exchange tombstones with a node; raise FabricError if that fails.
+
+        At the router's start, wait a moment for the other nodes, which may know more.
+        """
+        await self._share(link, view.erased)
+        self._heard.add(link.name)
+        await self._await_others(others)
+        await self._share(link, self._shared[link.name])
+
+    @contextmanager
+    def erasing(self, node: NodeName, key: AgentKey) -> Iterator[None]:
+        """Leave an agent's tombstone out of exchanges with a node while its erasure runs there."""
+        name = (node, self._digest(key))
+        self._erasing.add(name)
+        try:
+            yield
+        finally:
+            self._erasing.discard(name)
+
+    async def _share(self, link: NodeLink, theirs: int) -> None:
+        if theirs != self.known.fingerprint:
+            call = ShareErasures(tuple(self._shared_with(link.name)))
+            answer = await link.call(call, KnownErasures)
+            self.known.merge(answer.erased)
+            if answer.agents_removed:
+                self._telemetry.erased_late(answer.agents_removed)
+                _LOG.info("node %s removed %d erased agents", link.name, answer.agents_removed)
+            reported = Tombstones()
+            reported.merge(answer.erased)
+            theirs = reported.fingerprint
+        self._shared[link.name] = theirs
+
+    def _shared_with(self, node: NodeName) -> Tombstones:
+        """Return the known tombstones except those of erasures in progress on the node."""
+        erasing = {agent for name, agent in self._erasing if name == node}
+        if not erasing:
+            return self.known
+        shared = Tombstones()
+        shared.merge(item for item in self.known if item.agent not in erasing)
+        return shared
+
+    async def _await_others(self, others: Callable[[], tuple[NodeName, ...]]) -> None:
+        """Wait for the tombstones of all nodes; raise RetryLaterError if that takes too long."""
+        deadline_s = self._clock.monotonic_s() + HEARD_WAIT_S
+        while not self._are_all_heard(others()):
+            if self._clock.monotonic_s() >= deadline_s:
+                message = "other nodes have not reported their erasures yet"
+                raise RetryLaterError(message, code="not_heard")
+            await asyncio.sleep(HEARD_POLL_S)
+
+    def _are_all_heard(self, nodes: tuple[NodeName, ...]) -> bool:
+        is_started = self._clock.monotonic_s() - self._since_s >= SUSPECT_S
+        return is_started or self._heard.issuperset(nodes)
