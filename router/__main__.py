@@ -1,4 +1,4 @@
-"""`python -m router`: serve the clients of a fabric whose nodes Ray knows."""
+"""`python -m router`: serve the clients of a fabric whose nodes are Ray actors."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ from router.placement.seconds import Policy
 from router.policies.configured import configured_policies
 from router.tls.contexts import read_router_keys
 
-LOCAL_OPERATOR = "this machine's command line"  # no name that settings can give
+LOCAL_OPERATOR = "this machine's command line"  # not a valid name in settings
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     if not __debug__:
         print("do not run under python -O: assertions guard the fabric", file=sys.stderr)  # noqa: T201
         return 2
-    # Ray reads it when it is imported: a lost driver must not start a cluster of its own.
+    # Ray reads it at import: a driver that lost its cluster must not start one.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     arguments = _arguments()
     raise_open_files_limit()
@@ -41,13 +41,13 @@ def main() -> int:
     )
     try:
         settings = read_settings(arguments.config)
-        list(configured_policies(settings.router.policies))  # before anything waits for Ray
+        list(configured_policies(settings.router.policies))  # fail before waiting for Ray
         data_dir = arguments.data_dir or default_data_dir(settings)
         keys = read_router_keys(Path(settings.keys_dir or data_dir).expanduser())
         folder = DataFolder(data_dir.expanduser())
         chosen = _operated(_overridden(settings, arguments), folder)
         with listen(chosen.host, chosen.port) as listener:
-            # Most of a restart is spent here. Clients already wait in line: none is refused.
+            # This import takes most of a restart. Clients can connect already and wait.
             from router.serve import serve
 
             placement = Placement(Policy(arguments.policy))
@@ -71,14 +71,14 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m router", description=__doc__)
-    parser.add_argument("--config", type=Path, help="a cluster file with our section")
+    parser.add_argument("--config", type=Path, help="a cluster file with a macfabric section")
     parser.add_argument("--data-dir", type=Path, help="the folder that holds the keys")
     parser.add_argument("--ray-address", default="auto", help="host:port of Ray's head")
     parser.add_argument("--host", help="listen here instead of where the settings say")
     parser.add_argument("--port", type=int, help="likewise; 0 takes any free port")
-    parser.add_argument("--expect", type=int, help="how many nodes there are, once all have come")
+    parser.add_argument("--expect", type=int, help="how many nodes the fabric has")
     parser.add_argument(
-        "--expect-node", action="append", default=[], help="the name of one; may be repeated"
+        "--expect-node", action="append", default=[], help="the name of a node; may be repeated"
     )
     parser.add_argument(
         "--policy",
@@ -106,7 +106,7 @@ def _expected_nodes(chosen: RouterSettings, arguments: argparse.Namespace) -> Ex
 
 
 def _operated(settings: RouterSettings, folder: DataFolder) -> RouterSettings:
-    """Let the command line on this machine operate the fabric."""
+    """Return settings that also accept the operator key of this machine's command line."""
     key = folder.read_operator_key()
     keys = settings.operator_keys | ({LOCAL_OPERATOR: key} if key else {})
     return replace(settings, operator_keys=keys)

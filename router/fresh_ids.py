@@ -1,4 +1,4 @@
-"""New identifiers: the only place where the router draws random numbers."""
+"""Fresh identifiers and epochs: the only place where the router draws random numbers."""
 
 import secrets
 
@@ -8,38 +8,38 @@ from router.limits import EPOCH_GAP, EPOCH_GAP_BITS
 
 
 def fresh_operation() -> OperationId:
-    """Name one mutating call; a repeat of the call keeps the name."""
+    """Return a name for a mutating call; repeats of the call keep it."""
     return OperationId(f"op_{secrets.token_hex(12)}")
 
 
 def fresh_migration() -> MigrationId:
-    """Name one attempt to move one agent."""
+    """Return a name for one attempt to move an agent."""
     return MigrationId(f"mig_{secrets.token_hex(12)}")
 
 
 def fresh_epoch_gap() -> int:
-    """Choose how many epochs to leave to owners that no node has reported.
+    """Return a number of epochs to skip for owners that no node has reported.
 
-    Random, so that two routers which both had to leap give no epoch twice.
+    It is random, so that two routers with gaps do not give out the same epoch.
     """
     return EPOCH_GAP + secrets.randbits(EPOCH_GAP_BITS)
 
 
 def first_epoch(life: int) -> int:
-    """Return an epoch above every one that a router in an earlier life than `life` gave out."""
+    """Return an epoch above all that routers gave out in lives before `life`."""
     return life << (EPOCH_GAP_BITS + 1)
 
 
 def later_life(life: int) -> int:
-    """Count one life more, but never so many that their epochs come near EPOCH_MAX."""
+    """Return the number of the next life, bounded so that its epochs stay below EPOCH_MAX."""
     return min(max(0, life) + 1, EPOCH_MAX >> (EPOCH_GAP_BITS + 2))
 
 
 def fresh_event_key() -> bytes:
-    """Draw the key under which one router names the fleet's events."""
+    """Return a random key for the ids of a router's events."""
     return secrets.token_bytes(32)
 
 
 def fresh_name(prefix: str) -> str:
-    """Name a completion, a tool call or a request for clients."""
+    """Return a random name for a completion, a tool call or a request."""
     return f"{prefix}{secrets.token_hex(12)}"

@@ -1,6 +1,6 @@
-"""Work on large bodies goes to threads, so that the event loop serves everybody else meanwhile.
+"""Work on large bodies in threads, so that the event loop keeps serving other requests.
 
-One at a time per tenant: whoever sends many large ones waits for them alone.
+One at a time per tenant, so that a tenant with many large bodies delays only itself.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from fabric.turn.messages import Message, ToolUse
 
 T = TypeVar("T")
 
-LARGE_BYTES = 64 * KIB  # a millisecond's work
+LARGE_BYTES = 64 * KIB  # takes about a millisecond
 WORKERS = 4
 _CONTAINER_BYTES = 32
 
@@ -25,23 +25,23 @@ _LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Locks] = WeakKeyDictionary
 
 
 async def run_sized(owner: str, size_bytes: int, work: Callable[[], T]) -> T:
-    """Do work on so many bytes here, or in a thread in the owner's turn."""
+    """Run work on `size_bytes` here, or if it is large in a thread, one at a time per owner."""
     return work() if size_bytes <= LARGE_BYTES else await run_apart(owner, work)
 
 
 async def run_apart(owner: str, work: Callable[[], T]) -> T:
-    """Do work of unknown size in a thread, in the owner's turn."""
+    """Run work of unknown size in a thread, one at a time per owner."""
     loop = asyncio.get_running_loop()
     locks = _LOCKS.setdefault(loop, WeakValueDictionary())
     lock = locks.get(owner)
     if lock is None:
         lock = locks[owner] = asyncio.Lock()
     async with lock:
-        return await loop.run_in_executor(_WORKERS, _lightly, work)
+        return await loop.run_in_executor(_WORKERS, _without_frames, work)
 
 
-def _lightly(work: Callable[[], T]) -> T:
-    """Do work; what it raises holds neither its frames nor its cause, and so no large body."""
+def _without_frames(work: Callable[[], T]) -> T:
+    """Run work; its errors keep neither frames nor cause, which would keep large bodies alive."""
     try:
         return work()
     except FabricError as error:
@@ -54,7 +54,7 @@ def _lightly(work: Callable[[], T]) -> T:
 
 
 def weigh(value: Any, limit: int = LARGE_BYTES) -> int:
-    """Estimate the bytes of messages and plain data as JSON; stops counting over the limit."""
+    """Estimate the bytes of messages and plain data as JSON; stop counting above the limit."""
     total, stack = 0, [value]
     while stack and total <= limit:
         item = stack.pop()

@@ -55,41 +55,39 @@ KEPT_LIFE_S: Final = 600.0  # of one; then certificates are checked again
 
 # Control plane
 LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take
-WHOLE_LIST_S: Final = 600.0  # how old the last whole list of a node may get
+WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 OWNER_WAIT_S_MAX: Final = 60.0  # of a turn, for a node that joins or restarts with its agent
-EPOCH_GAP: Final = 1_024  # more moves and takeovers than an agent sees between two restarts
-EPOCH_GAP_BITS: Final = 20  # of chance on top of it
+EPOCH_GAP: Final = 1_024  # more moves and takeovers than an agent has between two restarts
+EPOCH_GAP_BITS: Final = 20  # random bits on top of it
 LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
 CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of what the supervisor tells the keeper
 STOP_LINE_CHARS_MAX: Final = 4_096  # of what another Mac says while it stops
 STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures
-ERASURE_EPOCHS: Final = 1 << 24  # above what is known: claims unheard of, sixteen leaps among them
-EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim nobody has confirmed yet
-ERASURE_DIGESTS_MAX: Final = 1 << 16  # of agents that lists name, remembered by the router
+ERASURE_EPOCHS: Final = 1 << 24  # above what is known: unreported claims, with sixteen gaps
+EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim is unconfirmed
+ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
-DRAIN_AT_ONCE_MAX: Final = 3  # agents on their way off one node; more only share its links
-DRAIN_ROUNDS_MAX: Final = 3  # in a row without a move, before a drain rests
+DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
+DRAIN_ROUNDS_MAX: Final = 3  # without a move, before a drain rests
 DRAIN_ROUND_REST_S: Final = 1.0
 DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
-DRAIN_STUCK_MAX: Final = 100  # named in an answer; the rest is counted
-COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block under the copy
+DRAIN_STUCK_MAX: Final = 100  # listed in an answer; the rest is counted
+COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block meanwhile
 NODE_REMEMBERED_S: Final = 14 * 86_400.0  # without a report, while others report
 ROSTER_BYTES_MAX: Final = 16 * KIB  # of its file
-REPLICAS_WAITING_MAX: Final = 1_024  # agents noted for copying; the next sweep finds the rest
-REPLICA_REST_S: Final = 30.0  # before a copy that failed is tried again
-REPLICA_AGAIN_S: Final = 600.0  # before a copy that its node has evicted is made again
-PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node that has no more is to be given what others share
-PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is given that again, while it stays so
-PREFIX_SEEDING_REST_S: Final = (
-    30.0  # before that is tried again where it failed, or a move went first
-)
+REPLICAS_WAITING_MAX: Final = 1_024  # agents due for a copy; the next sweep finds the rest
+REPLICA_REST_S: Final = 30.0  # before a failed copy is retried
+REPLICA_AGAIN_S: Final = 600.0  # before an evicted copy is made again
+PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node with more agents is not seeded with shared prefixes
+PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is seeded again
+PREFIX_SEEDING_REST_S: Final = 30.0  # before a retry after a failure, or after a move
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
-PREFETCH_TASKS_MAX: Final = 32  # hints under way in the router; more are dropped
+PREFETCH_TASKS_MAX: Final = 32  # hints in progress; more are dropped
 COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
 
 # Router, and the fleet's events as dashboards follow them

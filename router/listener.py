@@ -1,4 +1,4 @@
-"""The socket that clients connect to; light to import, so that it listens before all else loads."""
+"""Socket that clients connect to; imports little, so that it listens before the rest loads."""
 
 import socket
 
@@ -8,14 +8,14 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen for clients; raise FatalError where somebody else does."""
+    """Listen for clients; raise FatalError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         message = f"cannot listen at {host} port {port}: {error.strerror}"
         raise FatalError(message) from None
-    # Of each connection, too; asyncio takes these for none of TCP and leaves Nagle's delay on.
+    # Accepted connections inherit this; asyncio does not set it for them.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: keys, certificates, what tells of them, and logs."""
+"""Files that only their owner may read, such as keys, certificates, rosters and logs."""
 
 import os
 import stat
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file at once, readable by its owner only."""
+    """Replace a file atomically, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -17,7 +17,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take all rights from group and others below `folder`, and from it; links stay alone."""
+    """Remove all rights of group and others from `folder` and its content, except links."""
     for directory, _, files in os.walk(folder):
         for path in (Path(directory), *(Path(directory, name) for name in files)):
             mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""What one turn says to the model, with what the router needs to place it."""
+"""Prompt of a turn, with its size and sketch, by which the router places it."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,38 +11,38 @@ from fabric.turn.call_choice import ANY_CALLS, CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
-# A guess; every node runs the same tokenizer, so it scales all costs alike.
+# An estimate; all nodes run the same tokenizer, so it scales all costs equally.
 BYTES_PER_TOKEN = 4.0
 _OPENING_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Messages, raw text or tokens; exactly one is set."""
+    """Prompt as messages, raw text or tokens; exactly one of them is set."""
 
     messages: tuple[Message, ...] | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
     tools: list[Any] | None = field(default=None, repr=False)
     template_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    reads_calls: bool = True  # False: tools are shown to the model, and none is called
+    reads_calls: bool = True  # False: the model sees the tools, but its calls are not parsed
     calls: CallChoice = ANY_CALLS
     sketch: tuple[int, ...] = field(default=(), repr=False)
-    opening: int = 0  # stays the same while a conversation grows
+    opening: int = 0  # constant while a conversation grows
     bytes_count: int = 0
-    extends: bool = False  # the text begins with all that the agent remembers
+    extends: bool = False  # the text extends the agent's memory
     ids: tuple[int, ...] | None = field(default=None, repr=False)
-    continues: bool = False  # the last message is an answer that is begun
-    echo: bool = False  # it is told before its answer, and not kept
+    continues: bool = False  # the last message is a started answer, to be continued
+    echo: bool = False  # it is returned before its answer, and not kept
 
     @property
     def tokens_estimate(self) -> int:
-        """Guess the prompt's tokens without a tokenizer."""
+        """Estimated number of tokens, without a tokenizer."""
         return max(1, round(self.bytes_count / BYTES_PER_TOKEN))
 
-    def saying(self, messages: Sequence[Message]) -> "Prompt":
+    def with_messages(self, messages: Sequence[Message]) -> "Prompt":
         """Return the prompt with other messages."""
-        made = chat_prompt(messages, self.tools, self.template_options, continues=self.continues)
-        return replace(made, reads_calls=self.reads_calls, calls=self.calls)
+        prompt = chat_prompt(messages, self.tools, self.template_options, continues=self.continues)
+        return replace(prompt, reads_calls=self.reads_calls, calls=self.calls)
 
 
 def chat_prompt(
@@ -52,32 +52,32 @@ def chat_prompt(
     *,
     continues: bool = False,
 ) -> Prompt:
-    """Sketch a chat; its opening is all up to the first user message.
+    """Return the prompt of a chat; its opening ends with the first user message.
 
-    Of an answer that is begun the sketch has nothing: its next turn brings more of it.
+    The sketch excludes a started answer, which the next turn extends.
     """
     chunks = list(canonical_chunks(messages, tools))
-    said = chunks[:-1] if continues else chunks
+    complete = chunks[:-1] if continues else chunks
     return Prompt(
         messages=tuple(messages),
         tools=tools,
         template_options=dict(template_options or {}),
         continues=continues,
-        sketch=sketch_chunks(said),
+        sketch=sketch_chunks(complete),
         opening=xxh3_64(b"".join(_opening(chunks, messages))).intdigest(),
         bytes_count=sum(map(len, chunks)),
     )
 
 
 def raw_prompt(text: str) -> Prompt:
-    """Sketch a raw completion prompt."""
+    """Return the prompt of a raw completion."""
     raw = text.encode("utf-8", "surrogatepass")
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
     return Prompt(text=text, sketch=sketch_text(raw), opening=opening, bytes_count=len(raw))
 
 
 def tokens_prompt(ids: Sequence[int]) -> Prompt:
-    """Sketch a prompt in the model's own tokens."""
+    """Return a prompt of token ids."""
     raw = array("I", ids).tobytes()
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
     count = round(len(ids) * BYTES_PER_TOKEN)
@@ -85,8 +85,8 @@ def tokens_prompt(ids: Sequence[int]) -> Prompt:
 
 
 def _opening(chunks: Sequence[bytes], messages: Sequence[Message]) -> Sequence[bytes]:
-    ahead = len(chunks) - len(messages)  # the tools, where there are any
+    tools_count = len(chunks) - len(messages)  # chunks of tools, if there are any
     for index, message in enumerate(messages):
         if message.role is MessageRole.USER:
-            return chunks[: ahead + index + 1]
+            return chunks[: tools_count + index + 1]
     return chunks

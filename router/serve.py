@@ -1,4 +1,4 @@
-"""Runs the router: Ray for control, uvicorn for clients, until a signal ends it."""
+"""Run the router until a signal ends it: Ray for control, uvicorn for clients."""
 
 import asyncio
 import contextlib
@@ -44,28 +44,28 @@ READY_POLL_S = 0.05
 
 
 def announce(url: str, nodes: list[str]) -> None:
-    """Print the one line that says where the router listens."""
+    """Print one line with the router's URL and nodes."""
     print(json.dumps({"url": url, "nodes": nodes}), flush=True)  # noqa: T201 - its contract
 
 
 class StopSignals:
-    """SIGTERM and SIGINT, which end a server in order."""
+    """Handler of SIGTERM and SIGINT, which stop a server in order."""
 
     def __init__(self) -> None:
         self._on_signal: Callable[[], None] | None = None
 
     def call(self, on_signal: Callable[[], None]) -> None:
-        """Call `on_signal` for each signal."""
+        """Call `on_signal` for every signal from now on."""
         self._on_signal = on_signal
         self.install()
 
     def install(self) -> None:
-        """Take the signals, also back from whoever took them meanwhile."""
+        """Install the handler, also after other code replaced it."""
         if self._on_signal is None:
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Elsewhere than in the main thread, whoever started it stops it.
+            # Outside the main thread, the code that started the router stops it.
             with contextlib.suppress(RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._on_signal)
 
@@ -120,10 +120,10 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
 ) -> None:
-    """Serve clients of the nodes in `roster` on a socket that listens already.
+    """Serve clients of the nodes in `roster` on a listening socket.
 
-    Without `keys`, nodes are asked and clients served in clear text; without `runs_dir`, no
-    scenarios are performed.
+    Without `keys`, connections to nodes and clients have no TLS; without `runs_dir`, no scenarios
+    run.
     """
     tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
     async with NodeHttp(keys.node_facing() if keys else None) as http:
@@ -181,25 +181,25 @@ async def _run(
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     tending = asyncio.create_task(services.run())
-    telling = asyncio.create_task(_tell_when_ready(services.fleet, url, on_ready))
+    announcing = asyncio.create_task(_announce_when_ready(services.fleet, url, on_ready))
     try:
         await asyncio.wait({serving, tending}, return_when=asyncio.FIRST_COMPLETED)
         if tending.done():
             server.should_exit = True
         await serving
         if tending.done():
-            tending.result()  # raise what ended it
+            tending.result()  # raises its error
     finally:
-        server.should_exit = True  # also when this was cancelled
-        for task in (telling, tending):
+        server.should_exit = True  # also if this was cancelled
+        for task in (announcing, tending):
             task.cancel()
-        await asyncio.gather(serving, telling, tending, return_exceptions=True)
+        await asyncio.gather(serving, announcing, tending, return_exceptions=True)
 
 
-async def _tell_when_ready(
+async def _announce_when_ready(
     fleet: Fleet, url: str, on_ready: Callable[[str, list[str]], None]
 ) -> None:
-    # Readiness comes by heartbeats, whose rhythm this follows.
+    # Nodes become ready by heartbeats, which notify no event.
     while not fleet.ready():  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     names = [view.name for view in fleet.ready()]

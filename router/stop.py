@@ -1,4 +1,4 @@
-"""Stop a router in order: refuse new turns, wait for the running ones, break off the rest."""
+"""Orderly stop of a router: refuse new turns, wait for running ones, cancel the rest."""
 
 import asyncio
 import json
@@ -10,17 +10,17 @@ from router.turns.running_turns import RunningTurns
 
 POLL_S = 0.05
 REPORT_S = 2.0
-BROKEN_OFF_S = 2.0  # for turns that were broken off to say so to their clients
+CANCELLED_S = 2.0  # for cancelled turns to send their clients an error
 
 
 def report_drain(turns: int, left_s: float) -> None:
-    """Print one line of how far the stop is."""
+    """Print the progress of the stop as one line."""
     line = {"event": "draining", "turns": turns, "left_s": round(left_s, 1)}
     print(json.dumps(line), flush=True)  # noqa: T201 - read by the supervisor
 
 
 class RouterStop:
-    """Begins with the first signal and is cut short by the second one."""
+    """Stop that starts with the first signal and is cut short by the second."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class RouterStop:
         self._is_hurried = False
 
     def on_signal(self) -> None:
-        """Begin to stop, or end at once where that has begun."""
+        """Start to stop, or end at once if that has started."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         else:
             self._is_hurried = True
 
     async def close(self) -> None:
-        """End the wait itself."""
+        """Cancel the wait for turns."""
         if self._stopping is not None:
             self._stopping.cancel()
             await asyncio.gather(self._stopping, return_exceptions=True)
@@ -57,7 +57,7 @@ class RouterStop:
             self._on_begin()
             await self._drain()
             self._turns.break_off()
-            await self._all_ended(BROKEN_OFF_S)
+            await self._all_ended(CANCELLED_S)
         finally:
             self._server.should_exit = True
 
@@ -71,7 +71,7 @@ class RouterStop:
     async def _all_ended(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline_s, was_hurried = loop.time() + limit_s, self._is_hurried
-        # A turn ends in many places, and none of them knows of this wait.
+        # Turns end in many places that do not notify this wait.
         while (  # noqa: ASYNC110
             self._turns and loop.time() < deadline_s and self._is_hurried == was_hurried
         ):

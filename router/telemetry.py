@@ -1,6 +1,6 @@
 """Counters and histograms under `macfabric_`, with few and bounded labels.
 
-No tenant, agent or prompt ever becomes a label; nodes do, since there are few.
+Labels never name a tenant, an agent or a prompt; they may name nodes, as there are few.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Telemetry:
-    """One registry per router, so that several may live in one process."""
+    """Metrics of one router in a registry of its own, so that a process may run several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -130,7 +130,7 @@ class Telemetry:
             ["node"],
         )
 
-    def _show_transfers(self, member: Member) -> None:
+    def _set_transfers(self, member: Member) -> None:
         if member.view is None:
             return
         sides = (("send", member.view.sending, SENDING), ("fetch", member.view.fetching, FETCHING))
@@ -138,7 +138,7 @@ class Telemetry:
             for event, count in bounded(counts, names).items():
                 self._transfers.labels(member.name, side, event).set(count)
 
-    def _show_links(self, membership: Membership) -> None:
+    def _set_links(self, membership: Membership) -> None:
         self._rtt.clear()
         self._link_rate.clear()
         for member in membership.members:
@@ -174,7 +174,7 @@ class Telemetry:
         self._recovery.inc()
 
     def gave_way(self) -> None:
-        """Count a claim that a later one has put an end to."""
+        """Count a claim that gave way to a later one."""
         self._resolved.labels("gave_way").inc()
 
     def decided(self) -> None:
@@ -197,15 +197,15 @@ class Telemetry:
     def migration_failed(self) -> None:
         self._migrations.labels("aborted").inc()
 
-    def _show_memory(self, name: NodeName, view: NodeView) -> None:
+    def _set_memory(self, name: NodeName, view: NodeView) -> None:
         for kind, count_bytes in (
             ("held", view.bytes.hot),
             ("limit", view.hot_limit_bytes),
             ("total", view.hot_total_bytes),
         ):
             self._hot_bytes.labels(name, kind).set(count_bytes)
-        self._pressure.labels(name).set(_place_of(view.memory_pressure, PRESSURES))
-        self._thermal.labels(name).set(_place_of(view.thermal_state, THERMAL_STATES))
+        self._pressure.labels(name).set(_index_of(view.memory_pressure, PRESSURES))
+        self._thermal.labels(name).set(_index_of(view.thermal_state, THERMAL_STATES))
 
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
@@ -215,19 +215,19 @@ class Telemetry:
             by_state[health] += 1
             self._up.labels(member.name).set(health is LeaseState.ALIVE)
             if member.view is not None:
-                self._show_memory(member.name, member.view)
+                self._set_memory(member.name, member.view)
                 self._agents.labels(member.name).set(member.view.agents)
                 self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
                 self._damaged.labels(member.name).set(member.view.damaged_blocks)
                 self._node_fenced.labels(member.name).set(member.view.fenced_turns)
                 self._failed_rounds.labels(member.name).set(member.view.failed_rounds)
-            self._show_transfers(member)
+            self._set_transfers(member)
         self._expired.set(membership.expired_count)
-        self._show_links(membership)
+        self._set_links(membership)
         for state, count in by_state.items():
             self._nodes.labels(state.value).set(count)
         return generate_latest(self.registry)
 
 
-def _place_of(word: str, words: tuple[str, ...]) -> int:
+def _index_of(word: str, words: tuple[str, ...]) -> int:
     return words.index(word) if word in words else 0

@@ -1,4 +1,4 @@
-"""One turn as the APIs hand it to the rest of the router, whatever their shape was."""
+"""Request of a turn, as every API passes it to the rest of the router."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from router.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """Request of a turn; the operation keeps its name when it is retried."""
+    """Request of a turn; retries keep the operation's name."""
 
     operation: OperationId
     tenant: TenantId
@@ -28,22 +28,22 @@ class TurnRequest:
     prompt: Prompt
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
-    was_admitted: bool = False  # by a node that handed it over
-    after: MigrationId | None = None  # the move that it comes ahead of
-    retain_s: float = 0.0  # in which the client says that it will come back
-    prefetch: tuple[AgentId, ...] = ()  # whose turns are expected next
-    near: NodeName | None = None  # where to go while that node is up, unless an agent is named
-    beside: AgentId | None = None  # whose prompt it answers once more: nothing of it is kept
-    edits: EditMode | None = None  # None: as the agent's directives say
+    was_admitted: bool = False  # by a node that has handed it over
+    after: MigrationId | None = None  # the move whose commit it waits for on the target
+    retain_s: float = 0.0  # within which the client announces its next turn
+    prefetch: tuple[AgentId, ...] = ()  # agents whose turns are expected next
+    near: NodeName | None = None  # preferred node while it is up, unless an agent is named
+    beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
+    edits: EditMode | None = None  # None: by the agent's directives
 
     @property
     def is_kept(self) -> bool:
-        """Say whether an agent remembers it."""
+        """Whether the turn becomes part of an agent's memory."""
         return self.beside is None and not self.prompt.echo
 
     @property
     def key(self) -> AgentKey | None:
-        """The agent that it names."""
+        """Tenant and agent, if the turn names one and is kept."""
         if not self.is_kept:
             return None
         agent = self.identity.agent if self.identity.kind is IdentityKind.AGENT else None
@@ -56,10 +56,10 @@ class TurnRequest:
         *,
         is_private: bool = False,
     ) -> GenerateRequest:
-        """Spell the turn for a node, at the epoch that the directory knows.
+        """Return the request for a node, at an epoch of the directory.
 
-        `floor` says up to which epoch an agent was erased, `is_private` whether its memory is for
-        itself alone, for a node that begins it anew or takes it over.
+        `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
+        starts the agent or takes it over.
         """
         prompt = self.prompt
         return GenerateRequest(

@@ -42,7 +42,7 @@ from router.http.turn_headers import expected_next, priority_of
 from router.limits import MESSAGE_NAME_CHARS_MAX, STOP_STRINGS_MAX
 from router.prompt import Prompt, chat_prompt, raw_prompt
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
+from router.turns.open_turn import AnswerEvent
 
 PATH = "/v1/agents/{agent}/generate"
 _FIELDS = (
@@ -121,7 +121,7 @@ class _Generate(ApiAdapter[Asked]):
         }
 
     async def frames(
-        self, asked: Asked, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self, asked: Asked, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(events):
             async for event in events:

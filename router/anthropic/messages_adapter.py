@@ -25,7 +25,7 @@ from router.anthropic.shape import (
 from router.anthropic.stream import BlockStream, named
 from router.api.adapter import ApiAdapter
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
+from router.turns.open_turn import AnswerEvent
 
 
 class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
@@ -57,7 +57,7 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
         self,
         asked: AnthropicRequest,
         admitted: Admitted,
-        events: AsyncGenerator[Answered | ToolCallPart, None],
+        events: AsyncGenerator[AnswerEvent | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
         shape = MessageShape(asked, admitted)
         blocks = BlockStream(shows_thoughts=asked.shows_thoughts)

@@ -14,7 +14,7 @@ from router.policies.outcome import EditOutcome
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
+from router.turns.open_turn import AnswerEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Asked:
 
 
 A = TypeVar("A", bound=Asked)
-NumberedParts = AsyncGenerator[tuple[int, Answered | ToolCallPart], None]
+NumberedParts = AsyncGenerator[tuple[int, AnswerEvent | ToolCallPart], None]
 
 
 class ApiAdapter(ErrorDialect, Protocol[A]):
@@ -81,7 +81,7 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
         """Spell a finished answer as JSON."""
 
     def frames(
-        self, asked: A, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self, asked: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         """Spell an answer as it comes, in frames of `router.http.sse`."""
 
@@ -94,7 +94,7 @@ class SeveralAdapter(ApiAdapter[A], Protocol[A]):
         return self.all_whole(asked, [admitted], [answer])
 
     def frames(
-        self, asked: A, admitted: Admitted, events: AsyncGenerator[Answered, None]
+        self, asked: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         """Spell the only one as it comes."""
         return self.all_frames(asked, lambda: [admitted], _numbered(events))
@@ -110,7 +110,7 @@ class SeveralAdapter(ApiAdapter[A], Protocol[A]):
         """Spell answers as they come; `admitted` lists all once they have ended."""
 
 
-async def _numbered(events: AsyncGenerator[Answered | ToolCallPart, None]) -> NumberedParts:
+async def _numbered(events: AsyncGenerator[AnswerEvent | ToolCallPart, None]) -> NumberedParts:
     async with aclosing(events):
         async for event in events:
             yield 0, event

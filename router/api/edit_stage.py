@@ -73,7 +73,7 @@ class EditStage:
             made = await self._editing.edited(tenant, said, prompt.bytes_count, model, policies)
             outcomes += made.outcomes
             if made.messages != said:
-                prompt = await desk.run(prompt, partial(prompt.saying, made.messages))
+                prompt = await desk.run(prompt, partial(prompt.with_messages, made.messages))
         for edit in own:
             prompt, outcome = await edit.apply(prompt, desk)
             outcomes.append(outcome)

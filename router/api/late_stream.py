@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from fabric.errors import FabricError
 from router.limits import STREAM_SILENCE_S
-from router.turns.awaited_nodes import AwaitedNodes
+from router.turns.owner_wait import AwaitedNodes
 
 T = TypeVar("T")
 POLL_S = 0.25

@@ -24,9 +24,9 @@ from router.http.json_body import read_parsed
 from router.http.sse import EventStream
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
-from router.turns.awaited_nodes import AwaitedNodes
 from router.turns.fan_out import FanOut
 from router.turns.open_turn import OpenTurn
+from router.turns.owner_wait import AwaitedNodes
 from router.turns.turns import Turns
 
 IGNORED_HEADER: Final = "x-macfabric-ignored"

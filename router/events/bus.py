@@ -1,10 +1,10 @@
-"""Brings events to whoever follows the fleet, and never waits for any of them.
+"""Bus of the fleet's events, which never waits for its followers.
 
-    publish ──▶ kept: the last FLEET_EVENTS_MAX, for who comes back with the id of one
-            └─▶ each subscription: as many, then none until it has been told how many it missed
+    publish ──▶ kept: the last FLEET_EVENTS_MAX, for followers that reconnect with an event id
+            └─▶ each subscription: as many, then none until its follower knows how many it missed
 
-A subscription that falls behind loses its events at once and counts the further ones: whoever
-reads it needs a fresh snapshot, which stands for all of them.
+A subscription that falls behind drops its events at once and counts further ones: its follower
+needs a new snapshot, which replaces all of them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _ID_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """An event, when it happened by the calendar, and its place among all events."""
+    """Event with its wall-clock time and its number among all events."""
 
     number: int
     at_s: float
@@ -40,7 +40,7 @@ class Subscription:
     """Events still to be sent to one follower."""
 
     def __init__(self, owner: str, tenant: TenantId | None) -> None:
-        """Follow for a tenant, or with None for an operator, who is told everything."""
+        """Follow the events of a tenant, or with None all events, for an operator."""
         self.owner = owner
         self.missed_count = 0
         self._closed = asyncio.Event()
@@ -49,7 +49,7 @@ class Subscription:
         self._news = asyncio.Event()
 
     def offer(self, published: Published) -> None:
-        """Keep an event that the follower may learn of, or count it where there is no room."""
+        """Queue an event that the follower may see, or count it if the queue is full."""
         if self._tenant is not None and not concerns(published.event, self._tenant):
             return
         if self.missed_count == 0 and len(self._waiting) < FLEET_EVENTS_MAX:
@@ -60,7 +60,7 @@ class Subscription:
         self._news.set()
 
     async def take(self) -> list[Published]:
-        """Wait for events; none where some were missed, or this was closed."""
+        """Wait for events and return them; empty if some were missed or this was closed."""
         await self._news.wait()
         self._news.clear()
         taken = list(self._waiting)
@@ -68,13 +68,13 @@ class Subscription:
         return taken
 
     async def rest(self, seconds: float) -> None:
-        """Let so much time go by, unless this is closed."""
+        """Wait for `seconds`, or until this is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
 
     def start_anew(self) -> int:
-        """Be told again, from now on; return how many events were missed."""
+        """Receive events again from now on; return how many were missed."""
         missed_count, self.missed_count = self.missed_count, 0
         return missed_count
 
@@ -88,19 +88,19 @@ class Subscription:
 
 
 class FleetEvents:
-    """The bus: published to from one place per concept, and followed by a few."""
+    """Events of the fleet, and the subscriptions of those who follow them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._count = 0
         self._kept: deque[Published] = deque(maxlen=FLEET_EVENTS_MAX)
         self._followers: set[Subscription] = set()
-        self._places = FairShare[str](FLEET_FOLLOWERS_MAX)
-        self._key: bytes | None = None  # until somebody follows
+        self._slots = FairShare[str](FLEET_FOLLOWERS_MAX)
+        self._key: bytes | None = None  # set with the first follower
         self._is_closed = False
 
     def publish(self, event: FleetEvent) -> None:
-        """Tell whoever follows."""
+        """Send an event to all followers."""
         self._count += 1
         published = Published(self._count, self._clock.wall_s(), event)
         self._kept.append(published)
@@ -110,12 +110,12 @@ class FleetEvents:
     def follow(
         self, owner: str, tenant: TenantId | None, after: str | None = None
     ) -> tuple[Subscription, bool]:
-        """Follow from now on, or from behind the event `after`; say whether that is known.
+        """Subscribe from now on, or from after the event `after`; return whether that is known.
 
-        Raises OverloadedError where too many follow already.
+        Raises OverloadedError if there are too many followers.
         """
-        if not self._places.take(owner):
-            message = "too many follow the fleet's events already"
+        if not self._slots.take(owner):
+            message = "too many clients follow the fleet's events already"
             raise OverloadedError(message)
         subscription = Subscription(owner, tenant)
         self._followers.add(subscription)
@@ -133,27 +133,27 @@ class FleetEvents:
         """Stop following; repeatable."""
         if subscription in self._followers:
             self._followers.discard(subscription)
-            self._places.give(subscription.owner)
+            self._slots.give(subscription.owner)
 
     def close(self) -> None:
-        """End what everybody follows: the router stops."""
+        """End all subscriptions, as the router stops."""
         self._is_closed = True
         for follower in self._followers:
             follower.close()
 
     @property
     def last_id(self) -> str:
-        """The id of what happened last."""
+        """Id of the last event."""
         return self.id_of(self._count)
 
     def id_of(self, number: int) -> str:
-        """Name an event so that its id tells no tenant how much others do."""
+        """Return an event's id, which does not reveal how many events other tenants cause."""
         if self._key is None:
             self._key = fresh_event_key()
         raw = number.to_bytes(8, "big")
         return blake2b(raw, digest_size=_ID_BYTES, key=self._key).hexdigest()
 
     def _number_of(self, name: str) -> int | None:
-        """Find an event by its id, as long as all that came after it is kept."""
+        """Return an event's number, if all later events are still kept."""
         first = self._count - len(self._kept)
         return next((n for n in range(first, self._count + 1) if self.id_of(n) == name), None)

@@ -1,7 +1,7 @@
-"""What can happen in a fleet. None of it holds text of a prompt or an answer.
+"""Events of the fleet. None contains text of a prompt or an answer.
 
-What has a `key` concerns one agent, and so its tenant; all else concerns the operators, and
-`NodeChanged` everybody. Field names are those of docs/http-api.md.
+An event with a `key` is visible to its agent's tenant; all others are visible to operators, and
+`NodeChanged` to every tenant. Field names are those of docs/http-api.md.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fabric.turn.generation import Admitted
 
 @dataclass(frozen=True, slots=True)
 class AgentEvent:
-    """Something about one agent."""
+    """Event about one agent."""
 
     name: ClassVar[str]
     key: AgentKey
@@ -24,7 +24,7 @@ class AgentEvent:
 
 @dataclass(frozen=True, slots=True)
 class AgentFound(AgentEvent):
-    """A node that came told of an agent that it owns."""
+    """Report of a joining node that it owns the agent."""
 
     name: ClassVar[str] = "agent.found"
     node: NodeName
@@ -33,7 +33,7 @@ class AgentFound(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentCreated(AgentEvent):
-    """A new agent: by its first turn, a fork or a file."""
+    """Creation of an agent by its first turn, a fork or a file."""
 
     name: ClassVar[str] = "agent.created"
     node: NodeName
@@ -42,7 +42,7 @@ class AgentCreated(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentMoved(AgentEvent):
-    """Another node owns the agent: by a move, or because it took over."""
+    """Change of the agent's owner by a move or a takeover."""
 
     name: ClassVar[str] = "agent.moved"
     source: NodeName
@@ -52,7 +52,7 @@ class AgentMoved(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentForked(AgentEvent):
-    """The agent was made with the context of another one."""
+    """Fork of an agent with the context of another one."""
 
     name: ClassVar[str] = "agent.forked"
     forked_from: AgentId
@@ -61,7 +61,7 @@ class AgentForked(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentHibernated(AgentEvent):
-    """The agent's file is on its way to a client; the agent stays."""
+    """Export of the agent to a file; the agent stays."""
 
     name: ClassVar[str] = "agent.hibernated"
     node: NodeName
@@ -69,7 +69,7 @@ class AgentHibernated(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentResumed(AgentEvent):
-    """The agent came from a file."""
+    """Import of the agent from a file."""
 
     name: ClassVar[str] = "agent.resumed"
     node: NodeName
@@ -77,14 +77,14 @@ class AgentResumed(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentErased(AgentEvent):
-    """An agent was erased; no node serves it any more, whatever it still stores."""
+    """Erasure of the agent; no node serves it any more."""
 
     name: ClassVar[str] = "agent.erased"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEvicted(AgentEvent):
-    """A node has no longer what it had of the agent."""
+    """Removal of the agent from one node."""
 
     name: ClassVar[str] = "agent.evicted"
     node: NodeName
@@ -93,7 +93,7 @@ class AgentEvicted(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnBegan(AgentEvent):
-    """A node has admitted a turn."""
+    """Admission of a turn by a node."""
 
     name: ClassVar[str] = "turn.began"
     node: NodeName
@@ -104,7 +104,7 @@ class TurnBegan(AgentEvent):
 
     @classmethod
     def of(cls, tenant: TenantId, admitted: Admitted) -> "TurnBegan":
-        """Tell what a node said when it took the turn."""
+        """Return the event of a node's admission."""
         return cls(
             (tenant, admitted.agent),
             admitted.node,
@@ -117,7 +117,7 @@ class TurnBegan(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded(AgentEvent):
-    """A turn is over: ok, failed or cancelled. Where it ended is where it had moved to."""
+    """End of a turn, with its outcome (ok, failed or cancelled) and its last node."""
 
     name: ClassVar[str] = "turn.ended"
     node: NodeName
@@ -129,10 +129,10 @@ class TurnEnded(AgentEvent):
 class MoveState(StrEnum):
     """Progress of a move."""
 
-    COPYING = "copying"  # told again whenever a part was copied
+    COPYING = "copying"  # published again after every copied part
     SEALED = "sealed"
     COMMITTED = "committed"
-    FAILED = "failed"  # and put back; `agent.moved` tells of one that went all the same
+    FAILED = "failed"  # and undone; `agent.moved` follows if the agent moved all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,11 @@ class MoveChanged(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node is in another state than before; `before` is None for one that was never met."""
+    """Change of a node's state; `before` is None for a node that is new."""
 
     name: ClassVar[str] = "node.state"
     node: NodeName
-    state: str  # as GET /v1/nodes spells it
+    state: str  # as in GET /v1/nodes
     before: str | None
 
 
@@ -172,7 +172,7 @@ class MemoryChanged:
 
     @property
     def is_usual(self) -> bool:
-        """Whether the caches may hold what was planned."""
+        """Whether there is no pressure, and caches have their planned budget."""
         return self.pressure == PRESSURES[0] and self.hot_limit_bytes == self.hot_total_bytes
 
 
@@ -204,7 +204,7 @@ FleetEvent: TypeAlias = AgentEvent | NodeChanged | MemoryChanged | DrainChanged 
 
 
 def concerns(event: FleetEvent, tenant: TenantId) -> bool:
-    """Say whether a tenant may learn of an event; operators may of all."""
+    """Return whether a tenant may see an event; operators may see all."""
     if isinstance(event, AgentEvent):
         return event.key[0] == tenant
     return isinstance(event, NodeChanged)

@@ -1,14 +1,14 @@
-"""Which node owns which agent, rebuilt from what the nodes say: the highest epoch wins.
+"""Directory of agents' owners, rebuilt from the nodes' reports: the highest epoch wins.
 
-    holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's word about one agent
-    owner      the owned or sealed holding of the highest epoch; none that was erased
-    reserved   (tenant, agent) ─▶ node, while the first turn there has not ended
-    issued     (tenant, agent) ─▶ the last epoch given out, here or by an earlier router, as far as
-                                  nodes tell: none is ever given to two nodes
+    holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's report on one agent
+    owner      the owned or sealed holding of the highest epoch that was not erased
+    reserved   (tenant, agent) ─▶ node, until the first turn there has ended
+    issued     (tenant, agent) ─▶ the last epoch given out, by this router or, as far as nodes
+                                  report, an earlier one: no epoch is given to two nodes
 
-Soft state only. A whole list replaces all earlier words of its node, except what was noted after
-the list was asked for; a list of changes replaces those on what it names. Lists may arrive late,
-twice, or in any order.
+Soft state only. A whole list replaces all earlier reports of its node, except what was noted after
+the list was requested; a list of changes replaces those on the agents that it names. Lists may
+arrive late, twice, or in any order.
 """
 
 import math
@@ -34,7 +34,7 @@ from router.limits import EPOCHS_ISSUED_MAX
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One node's word about one agent; `view` is missing until the node lists it."""
+    """Report of one node on one agent; `view` is missing until the node lists it."""
 
     node: NodeName
     epoch: int
@@ -44,14 +44,14 @@ class Holding:
     view: AgentView | None = None
 
     def is_current(self, owner: "Holding") -> bool:
-        """Say whether a node's copy holds what the owner has saved last.
+        """Return whether a node's copy has what the owner saved last.
 
-        Revisions do not tell: an owner that was lost and its successor count on from the same one.
+        Revisions are not compared: a lost owner and its successor continue from the same one.
         """
         if self.view is None or owner.view is None:
             return False
-        is_whole = self.view.tail == owner.view.tail != ""
-        return is_whole and settings_fingerprint(self.view) == settings_fingerprint(owner.view)
+        has_tail = self.view.tail == owner.view.tail != ""
+        return has_tail and settings_fingerprint(self.view) == settings_fingerprint(owner.view)
 
 
 @dataclass(slots=True)
@@ -78,25 +78,25 @@ class Directory:
         self._by_node: dict[NodeName, set[AgentKey]] = {}
         self._groups: dict[tuple[TenantId, str], set[AgentKey]] = {}
         self._versions: dict[NodeName, tuple[int, int]] = {}
-        self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, and not listed by the node yet
+        self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, but not listed by the node yet
         self._doubted: set[NodeName] = set()
         self._reserved: dict[AgentKey, StartReservation] = {}
         self._issued = EpochMap(EPOCHS_ISSUED_MAX)
         self._promised = EpochMap(EPOCHS_ISSUED_MAX)
-        self._own = EpochMap(EPOCHS_ISSUED_MAX)  # of both, those that this router chose
+        self._own = EpochMap(EPOCHS_ISSUED_MAX)  # of both, those given out by this router
         self._in_doubt: set[AgentKey] = set()
-        self._places: dict[AgentKey, NodeName] = {}  # where each agent lives, or is being started
+        self._nodes: dict[AgentKey, NodeName] = {}  # node of each agent, or of its start
         self._agents_at: Counter[NodeName] = Counter()
-        self._told: dict[AgentKey, NodeName] = {}  # the owner that was published last
+        self._published: dict[AgentKey, NodeName] = {}  # the owner published last
 
     def apply(self, agents: AgentList, asked_s: float) -> set[AgentKey]:
-        """Take a node's whole list; return the agents that the node no longer holds."""
+        """Apply a node's list; return the agents that the node no longer has."""
         version = (agents.incarnation, agents.changes)
         known = self._versions.get(agents.node)
         if known is not None and version < known:
             return set()
         if agents.since and (known is None or known < (agents.incarnation, agents.since)):
-            self._doubted.add(agents.node)  # what came before it is missing here
+            self._doubted.add(agents.node)  # the changes before it are missing here
             return set()
         self._versions[agents.node] = version
         listed: set[AgentKey] = set()
@@ -106,7 +106,7 @@ class Directory:
             listed.add(key)
             old = self._holdings.get(key, {}).get(agents.node)
             if old is not None and old.noted_s > asked_s and old.epoch > view.epoch:
-                continue  # the list was asked for before what is noted
+                continue  # the list was requested before the holding was noted
             self._put(
                 key,
                 Holding(agents.node, view.epoch, view.state, asked_s, view.group, view),
@@ -131,7 +131,7 @@ class Directory:
         return gone
 
     def doubts(self, node: NodeName) -> bool:
-        """Say whether a node may lack an agent noted here, which only a whole list would tell."""
+        """Return whether a node may lack an agent noted here, which only a whole list shows."""
         return node in self._doubted
 
     def restart(self, node: NodeName) -> None:
@@ -139,9 +139,9 @@ class Directory:
         self._versions.pop(node, None)
 
     def note(self, key: AgentKey, holding: Holding) -> None:
-        """Take over what a node just answered, before its next list says so.
+        """Note what a node just answered, before its next list.
 
-        Unless it was long on its way: a node's epochs only rise, and no list would correct it.
+        A late answer is ignored: a node's epochs only rise, and no list would correct it.
         """
         old = self._holdings.get(key, {}).get(holding.node)
         is_late = old is not None and holding.epoch < old.epoch
@@ -150,24 +150,26 @@ class Directory:
             self._put(key, holding)
 
     def note_settings(self, key: AgentKey, view: AgentView) -> None:
-        """Note what an owner was told, before its next list says so."""
+        """Note an agent's settings as its owner answered, before its next list."""
         held = self.holding(key, view.node)
         if held is not None and held.view is not None and held.epoch == view.epoch:
             known = replace(held.view, wishes=view.wishes, directives=view.directives)
             self._holdings[key][view.node] = replace(held, view=known)
 
     def is_private(self, key: AgentKey) -> bool:
-        """Say whether an agent's memory is for itself alone, as who knows it last has said."""
-        told = max((h for h in self.living(key) if h.view), key=_authority, default=None)
-        return bool(told and told.view and told.view.wishes and told.view.wishes.is_private)
+        """Return whether an agent's memory is private, by its latest report."""
+        latest = max((h for h in self.living(key) if h.view), key=_authority, default=None)
+        settings = latest.view.wishes if latest and latest.view else None
+        return settings is not None and settings.is_private
 
     def forget(self, key: AgentKey, node: NodeName) -> None:
+        """Remove a node's holding of an agent."""
         self._by_node.get(node, set()).discard(key)
         nodes = self._holdings.get(key, {})
         dropped = nodes.pop(node, None)
         self._unheard.get(node, set()).discard(key)
         if dropped is not None:
-            self.reckon(key, dropped.epoch)  # evicted, perhaps: no later agent goes back below
+            self.reckon(key, dropped.epoch)  # it may have been evicted: a later agent starts above
             if dropped.epoch > self.floor(key):
                 self._publish(AgentEvicted(key, node, dropped.state is OwnerState.REPLICA))
             if dropped.group is not None:
@@ -177,8 +179,8 @@ class Directory:
         self._judge(key)
 
     def note_erased(self, key: AgentKey) -> None:
-        """Look again at what is known of an agent, below whose new floor nothing counts."""
-        if self._told.pop(key, None) is not None:
+        """Update what is known of an agent whose floor has risen."""
+        if self._published.pop(key, None) is not None:
             self._publish(AgentErased(key))
         self._judge(key)
 
@@ -188,9 +190,9 @@ class Directory:
         return max(owners, key=_rank, default=None)
 
     def released_owner(self, key: AgentKey) -> Holding | None:
-        """Return who gave up an agent that nobody owns, as nobody could say who does.
+        """Return the holding that released an agent whose owner is unknown.
 
-        Its record names the node itself. One that is noted and not listed yet was just told so.
+        Its record names its own node, or it is noted and not listed yet: it just released it.
         """
         latest = max(self.living(key), key=_rank, default=None)
         if latest is None or self.owner(key) is not None:
@@ -201,12 +203,12 @@ class Directory:
         return self._holdings.get(key, {}).get(node)
 
     def holdings(self, key: AgentKey) -> tuple[Holding, ...]:
-        """Return every node's word about the agent, by node."""
+        """Return every node's holding of the agent, by node."""
         nodes = self._holdings.get(key, {})
         return tuple(nodes[name] for name in sorted(nodes))
 
     def living(self, key: AgentKey) -> tuple[Holding, ...]:
-        """Return the words about what was not erased, by node."""
+        """Return the holdings that were not erased, by node."""
         holdings = self.holdings(key)
         floor = self.floor(key) if holdings else 0
         return tuple(h for h in holdings if h.epoch > floor)
@@ -216,56 +218,56 @@ class Directory:
         return max((holding.epoch for holding in self.living(key)), default=0)
 
     def erasing(self, key: AgentKey) -> tuple[NodeName, ...]:
-        """Name the nodes that still have something of the agent that was erased."""
+        """Return the nodes that still have erased data of the agent."""
         living = self.living(key)
         return tuple(h.node for h in self.holdings(key) if h not in living)
 
     def next_epoch(self, key: AgentKey) -> int:
-        """Return an epoch above any that a node, heard of or not, may own the agent at.
+        """Return an epoch above any at which a node, reported or not, may own the agent.
 
-        0 for an agent that nobody has heard of: its node begins with 1.
+        0 for an agent that no node has reported: its node starts with 1.
         """
         holdings = self.holdings(key)
         known = max((holding.epoch for holding in holdings), default=0)
-        # Replicas alone mean that an owner unheard of may be one epoch above them.
-        unheard = 1 if holdings and self.owner(key) is None else 0
+        # If only replicas are known, an unreported owner may be one epoch above them.
+        unreported = 1 if holdings and self.owner(key) is None else 0
         given = max(self._issued.last(key), self._promised.last(key), self.floor(key))
-        return max(known + unheard, given) + 1 if holdings or given else 0
+        return max(known + unreported, given) + 1 if holdings or given else 0
 
     def next_move_epoch(self, key: AgentKey, holding: Holding) -> int:
-        """Return an epoch above what is known, given or promised, but not above a turn's.
+        """Return an epoch above those known, issued or promised, but not above a running turn's.
 
-        A node whose epoch came to nothing may still wake up and claim it. While a turn is on its
-        way to one, the move's commit is refused instead.
+        A node may still claim an epoch that it was given and never used. While a turn is being
+        sent to such a node, the move's commit is refused instead.
         """
         given = 0 if self.reservation(key) is not None else self.issued(key)
         known = max(held.epoch for held in (holding, *self.holdings(key)))
         return max(known, given, self.promised(key)) + 1
 
     def issued(self, key: AgentKey) -> int:
-        """Return the last epoch given out, or erased: a turn of an earlier one is fenced."""
+        """Return the last epoch given out or erased; turns at earlier epochs are fenced."""
         return max(self._issued.last(key), self.floor(key))
 
     def issue(self, key: AgentKey, epoch: int) -> None:
-        """Never give out `epoch`, or a lower one, for this agent from now on."""
+        """Give out no epoch up to `epoch` for this agent from now on."""
         self._issued.note(key, epoch)
         self._own.note(key, epoch)
 
     def promise(self, key: AgentKey, epoch: int) -> None:
-        """Give `epoch` to nobody else: a move may make it true. It fences no turn."""
+        """Reserve `epoch` for a move, which may make it valid. It fences no turn."""
         self.reckon(key, epoch)
         self._own.note(key, epoch)
 
     def reckon(self, key: AgentKey, epoch: int) -> None:
-        """Give `epoch` to nobody: it was true, or a node was told of it. It fences no turn."""
+        """Never give `epoch` out: it was valid, or a node knows it. It fences no turn."""
         self._promised.note(key, epoch)
 
     def is_own(self, key: AgentKey, epoch: int) -> bool:
-        """Say whether this router gave out `epoch`, and so knows of all below."""
+        """Return whether this router gave out `epoch`, and so knows all below."""
         return self._own.last(key) >= epoch
 
     def promised(self, key: AgentKey) -> int:
-        """Return the last epoch that was, or that a move may have made, true; 0 if none."""
+        """Return the last epoch that was valid, or that a move may have made valid; 0 if none."""
         return self._promised.last(key)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:
@@ -275,13 +277,13 @@ class Directory:
         return list(self._holdings)
 
     def living_on(self, node: NodeName) -> list[AgentKey]:
-        """Return the agents that the node owns, has sealed for a move or gave up, in order."""
+        """Return the agents that the node owns, has sealed for a move or released, in order."""
         keys = self._by_node.get(node, set())
-        found = ((key, self.owner(key) or self.released_owner(key)) for key in keys)
-        return sorted(key for key, holding in found if holding and holding.node == node)
+        holders = ((key, self.owner(key) or self.released_owner(key)) for key in keys)
+        return sorted(key for key, holding in holders if holding and holding.node == node)
 
     def agents_count(self, node: NodeName) -> int:
-        """Count the agents that the node owns or was just given, before it says so."""
+        """Count the agents that the node owns, or was just given."""
         return self._agents_at[node]
 
     def epoch_of(self, node: NodeName) -> int:
@@ -290,30 +292,30 @@ class Directory:
         return max((h.epoch for h in owned if h.state is OwnerState.OWNED), default=0)
 
     def group_owners(self, tenant: TenantId, group: str) -> list[Holding]:
-        """Return the owners of a group's conversations, its namesake first."""
+        """Return the owners of a group's conversations, the one named like the group first."""
         keys = sorted(self._groups.get((tenant, group), set()))
         keys.sort(key=lambda key: key[1] != group)
-        found = (self.owner(key) for key in keys)
-        return [holding for holding in found if holding is not None]
+        owners = (self.owner(key) for key in keys)
+        return [holding for holding in owners if holding is not None]
 
     def in_doubt(self) -> tuple[AgentKey, ...]:
-        """Return agents that are sealed, or that more than one node claims."""
+        """Return the agents that are sealed, or that several nodes claim."""
         return tuple(sorted(self._in_doubt))
 
     def reservation(self, key: AgentKey) -> StartReservation | None:
         return self._reserved.get(key)
 
     def starting(self, key: AgentKey) -> StartReservation | None:
-        """Return where an agent is being started at an epoch above its owner's."""
+        """Return the reservation of an agent that starts at an epoch above its owner's."""
         started, owner = self._reserved.get(key), self.owner(key)
         return started if owner is None or (started and started.epoch > owner.epoch) else None
 
     def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> StartReservation:
-        """Say where the agent is being started, in place of any earlier word."""
-        # Who was asked before may be slow, not dead, and take the agent late: not at this epoch.
+        """Reserve a node for an agent that is started there, replacing an earlier reservation."""
+        # A node that was asked before may be slow and take the agent late: not at this epoch.
         self.issue(key, max(epoch, 1))
         self._reserved[key] = StartReservation(node, epoch)
-        self._note_place(key)
+        self._note_node(key)
         return self._reserved[key]
 
     def release(self, key: AgentKey, reservation: StartReservation) -> None:
@@ -322,7 +324,7 @@ class Directory:
         reservation.turns_count -= 1
         if reservation.turns_count == 0 and self._reserved.get(key) is reservation:
             del self._reserved[key]
-            self._note_place(key)
+            self._note_node(key)
 
     def _put(self, key: AgentKey, holding: Holding, *, is_first_list: bool = False) -> None:
         nodes = self._holdings.setdefault(key, {})
@@ -345,36 +347,36 @@ class Directory:
         if not members:
             self._groups.pop((key[0], group), None)
 
-    def _note_place(self, key: AgentKey) -> None:
+    def _note_node(self, key: AgentKey) -> None:
         started, owner = self._reserved.get(key), self.owner(key)
         node = started.node if started else owner.node if owner else None
-        before = self._places.get(key)
+        before = self._nodes.get(key)
         if node == before:
             return
         if before is not None:
-            del self._places[key]
+            del self._nodes[key]
             self._agents_at[before] -= 1
         if node is not None:
-            self._places[key] = node
+            self._nodes[key] = node
             self._agents_at[node] += 1
 
-    def _tell(self, key: AgentKey, *, is_first_list: bool) -> None:
-        """Publish who owns an agent, where that is news; the only place that does."""
-        owner, told = self.owner(key), self._told.get(key)
+    def _publish_owner(self, key: AgentKey, *, is_first_list: bool) -> None:
+        """Publish an agent's owner, if that changed; the only place that does."""
+        owner, published = self.owner(key), self._published.get(key)
         if owner is None:
             if key not in self._holdings:
-                self._told.pop(key, None)
+                self._published.pop(key, None)
             return
-        if told is None:
-            known = AgentFound if is_first_list else AgentCreated
-            self._publish(known(key, owner.node, owner.epoch))
-        elif told != owner.node:
-            self._publish(AgentMoved(key, told, owner.node, owner.epoch))
-        self._told[key] = owner.node
+        if published is None:
+            kind = AgentFound if is_first_list else AgentCreated
+            self._publish(kind(key, owner.node, owner.epoch))
+        elif published != owner.node:
+            self._publish(AgentMoved(key, published, owner.node, owner.epoch))
+        self._published[key] = owner.node
 
     def _judge(self, key: AgentKey, *, is_first_list: bool = False) -> None:
-        self._note_place(key)
-        self._tell(key, is_first_list=is_first_list)
+        self._note_node(key)
+        self._publish_owner(key, is_first_list=is_first_list)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
         if len(claims) > 1:
             self._fence_below(key, max(claim.epoch for claim in claims))
@@ -386,8 +388,8 @@ class Directory:
     def _fence_below(self, key: AgentKey, epoch: int) -> None:
         """Fence the turns of older claims, unless a move of this router made the newer one.
 
-        Such a move has what was acknowledged before it. A newer claim met in any other way is as
-        good as given out here: by the router before this one.
+        Such a move includes all that was acknowledged before it. Any other newer claim counts as
+        given out by an earlier router.
         """
         if epoch > self._promised.last(key):
             self._issued.note(key, epoch)
@@ -398,7 +400,7 @@ def _authority(holding: Holding) -> tuple[bool, tuple[int, bool, float, str]]:
 
 
 def _rank(holding: Holding) -> tuple[int, bool, float, str]:
-    # Of equal epochs, which nobody gives out, the one with more turns has acknowledged more.
-    # One that is noted and not listed yet is what this router has just done itself.
+    # Of equal epochs, which are never given out, the one with more turns has acknowledged more.
+    # A holding that is noted and not listed yet results from this router's own last call.
     turns = holding.view.revision if holding.view is not None else math.inf
     return (holding.epoch, holding.state is OwnerState.OWNED, turns, holding.node)

@@ -1,7 +1,7 @@
-"""Which nodes this fabric has, and which of them have not joined yet.
+"""Nodes that a fabric is expected to have, and those that have not joined yet.
 
-`macfabric up` names its nodes. `macfabric serve` knows how many Macs its file has, and which nodes
-its last router heard (`router/fleet/roster_keeper.py`).
+`macfabric up` names its nodes. `macfabric serve` knows how many Macs its file lists, and the nodes
+of its last router (`router/fleet/roster_keeper.py`).
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ class MissingNodes:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The nodes' names, and how many more there are."""
+        """Names of the nodes, and how many have no known name."""
         more = self.unnamed_count
         unnamed = f"{more} {'node' if more == 1 else 'nodes'} without a known name"
         return (*self.names, *([unnamed] if more else []))
@@ -34,14 +34,14 @@ class MissingNodes:
 
 @dataclass(slots=True)
 class ExpectedNodes:
-    """The nodes of the configuration, by name or by number, and those of the stored roster."""
+    """Nodes of the configuration, by name or number, and of the stored roster."""
 
-    count: int = 0  # 0: the configuration does not say
-    names: tuple[NodeName, ...] = ()  # these are all
+    count: int = 0  # 0: not configured
+    names: tuple[NodeName, ...] = ()  # complete, if any
     remembered: tuple[NodeName, ...] = ()  # nodes of the stored roster that may have agents
     drained: tuple[NodeName, ...] = ()  # nodes of the stored roster that have none
-    is_fewer: bool = False  # `count` fell: some of `remembered` were removed, unknown which
-    may_be_incomplete: bool = False  # nothing says how many nodes there are
+    is_fewer: bool = False  # `count` was reduced: unknown ones of `remembered` were removed
+    may_be_incomplete: bool = False  # the number of nodes is unknown
 
     @property
     def total(self) -> int:
@@ -50,16 +50,16 @@ class ExpectedNodes:
         return len(self.names) or max(self.count, len(self.remembered))
 
     def missing(self, present: Collection[NodeName]) -> MissingNodes:
-        """Return which expected nodes are not among `present`."""
+        """Return the expected nodes that are not in `present`."""
         if self.names:
             return MissingNodes(_absent(self.names, present))
-        late = _absent(self.remembered, present)
+        absent = _absent(self.remembered, present)
         if self.is_fewer:
             count = max(0, self.count - len(present))
-            named = late if len(late) <= count else ()
+            named = absent if len(absent) <= count else ()
             return MissingNodes(named, count - len(named))
         known = {*present, *self.remembered, *self.drained}
-        return MissingNodes(late, max(0, self.count - len(known)))
+        return MissingNodes(absent, max(0, self.count - len(known)))
 
 
 def _absent(names: Collection[NodeName], present: Collection[NodeName]) -> tuple[NodeName, ...]:

@@ -1,8 +1,8 @@
-"""How the router reaches one node: control calls over any transport, tokens over HTTP.
+"""Link to one node: control calls over any transport, tokens over HTTP.
 
-A call that is not answered may or may not have been executed. Only over HTTP, and only where a
-connection that was kept broke before an answer came, is it sent once more (`node_http.py`): such
-calls are answered alike then, and a turn whose connection broke has been cancelled.
+A call without an answer may or may not have been executed. It is repeated only over HTTP, if a kept
+connection broke before the answer (`node_http.py`): such calls are idempotent, and a turn whose
+connection broke has been cancelled.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ from router.large_work import run_sized, weigh
 T = TypeVar("T")
 Reply = TypeVar("Reply")
 
-WATCH_S = 0.5  # how often a silent node's lease is looked at
-READY_WAIT_S = 0.5  # at most, for connections that are opened ahead
+WATCH_S = 0.5  # how often a silent node's lease is checked
+READY_WAIT_S = 0.5  # maximum wait for connections that are opened ahead
 
 
 class NodeLostError(RetryElsewhereError):
-    """The node did not answer, or fell silent before the end."""
+    """Node that did not answer, or fell silent before the end of its answer."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "node_lost"
@@ -60,15 +60,15 @@ class NodeLostError(RetryElsewhereError):
 
 
 class ControlTransport(Protocol):
-    """Carries one encoded control call to one node and its reply back."""
+    """Transport of one encoded control call to one node, and of its reply."""
 
     async def __call__(self, raw: bytes) -> bytes:
-        """Send once; raise NodeLostError when no reply can come any more."""
+        """Send once; raise NodeLostError if no reply can arrive any more."""
         ...
 
 
 class NodeLink(Protocol):
-    """One node, as the rest of the router sees it."""
+    """Node as the rest of the router sees it."""
 
     name: NodeName
     http_url: str
@@ -78,27 +78,27 @@ class NodeLink(Protocol):
     ) -> Reply:
         """Make one control call; raise the node's FabricError, or NodeLostError.
 
-        It is made as `fabric.control.calls` says, but for a `timeout_s` of the caller's own.
+        `fabric.control.calls` determines how it is made; `timeout_s` overrides its timeout.
         """
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Stream one turn's events; closing the generator cancels the turn."""
+        """Stream the events of a turn; closing the generator cancels it."""
         ...
 
     async def post(
         self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
     ) -> aiohttp.ClientResponse:
-        """Return the node's answer as soon as it begins; raise the FabricError it stands for."""
+        """Return the node's response as soon as it starts; raise its FabricError."""
         ...
 
     async def make_ready(self, *uses: Use) -> None:
-        """Have a connection for each of what comes in the next moment, if that goes."""
+        """Open connections for the given uses ahead of time, if possible."""
         ...
 
 
 class HttpNodeLink:
-    """A link over an injected control transport and the node's HTTP server."""
+    """Link over an injected control transport and the node's HTTP server."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class HttpNodeLink:
         uses_http: bool = True,
         proven_as: str | None = None,
     ) -> None:
-        """Make calls over `transport`; if it `uses_http`, those by HTTP that the table has so.
+        """Make calls over `transport`, or if `uses_http` over HTTP where the call table says so.
 
-        `proven_as`: the name that the node's certificate must bear before anything is sent.
+        `proven_as` is the name that the node's certificate must have before anything is sent.
         """
         self.name = name
-        self.http_url = ""  # the node's heartbeat tells it
+        self.http_url = ""  # known from the node's heartbeat
         self._transport = transport
         self._http = http
         self._secret = secret
@@ -129,7 +129,7 @@ class HttpNodeLink:
     ) -> Reply:
         """Make one control call; raise the node's FabricError, or NodeLostError."""
         spec = spec_of(type(message))
-        assert spec.reply is kind, "callers know what answers their calls"
+        assert spec.reply is kind, "callers know the replies to their calls"
         limit_s = spec.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -142,7 +142,7 @@ class HttpNodeLink:
         try:
             reply = decode_reply(kind, raw)
         except RejectedError as error:
-            text = f"{self.name} answered {type(message).__name__} wrongly: {error.message}"
+            text = f"{self.name} sent an invalid reply to {type(message).__name__}: {error.message}"
             raise FabricError(text, code="bad_node_answer") from None
         if isinstance(reply, ErrorReply):
             raise remote_error(
@@ -155,7 +155,7 @@ class HttpNodeLink:
         return reply
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Stream one turn's events; closing the generator cancels the turn."""
+        """Stream the events of a turn; closing the generator cancels it."""
         headers = {"content-type": "application/json"}
         more = [request.template_options, request.sketch]
         with self._breaking():
@@ -178,32 +178,32 @@ class HttpNodeLink:
     async def post(
         self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
     ) -> aiohttp.ClientResponse:
-        """Return the node's answer as soon as it begins; raise the FabricError it stands for.
+        """Return the node's response as soon as it starts; raise its FabricError.
 
-        With a `use`, it may come over a kept connection, and is handed back to `NodeHttp`.
+        With a `use`, it may use a kept connection, and must be handed back to `NodeHttp`.
         """
         address = self._address()
-        everything = {**headers, CLUSTER_HEADER: self._secret}
+        all_headers = {**headers, CLUSTER_HEADER: self._secret}
         asking = asyncio.ensure_future(
-            self._http.post(address, path, data, everything, self._proven_as, use)
+            self._http.post(address, path, data, all_headers, self._proven_as, use)
         )
         with self._breaking():
             try:
                 answer = await self._unless_lost(asking)
             except BaseException:
-                asking.add_done_callback(self._drop)  # it may have come in the same moment
+                asking.add_done_callback(self._drop)  # it may have arrived at the same moment
                 raise
             if answer.status != HTTPStatus.OK:
                 try:
                     raise await _refusal(answer)
                 finally:
-                    self._http.release(answer)  # also what is still being sent
+                    self._http.release(answer)  # and stop a body that is still being sent
         return answer
 
     async def make_ready(self, *uses: Use) -> None:
-        """Have a connection for each of what comes in the next moment, if that goes.
+        """Open connections for the given uses ahead of time, if possible.
 
-        A new one costs a handshake, in which both ends prove themselves: as much as a token.
+        A new connection costs a mutual TLS handshake, as much time as a token.
         """
         if self._uses_http:
             with suppress(TimeoutError):
@@ -222,12 +222,12 @@ class HttpNodeLink:
             self._http.release(asking.result())
 
     def _address(self) -> str:
-        """Return where the node is reached; raise NodeLostError where nothing may be sent."""
+        """Return the node's address; raise NodeLostError if nothing may be sent to it."""
         if self._proven_as is not None and not self.http_url.startswith("https://"):
-            text = f"{self.name} has told no address at which it can prove itself"
+            text = f"{self.name} has reported no address with TLS"
             raise NodeLostError(text, self.name)
         if not self.http_url:
-            text = f"{self.name} has not told its address yet"
+            text = f"{self.name} has not reported its address yet"
             raise NodeLostError(text, self.name)
         return self.http_url
 
@@ -260,7 +260,7 @@ class HttpNodeLink:
         pending = b""
         while True:
             try:
-                # readany loses nothing when the timeout interrupts it; readline would.
+                # Unlike readline, readany loses no data when the timeout interrupts it.
                 async with asyncio.timeout(WATCH_S):
                     chunk = await content.readany()
             except TimeoutError:
@@ -302,7 +302,7 @@ def _event(line: bytes, node: NodeName) -> Event:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> FabricError:
-    """Turn a node's HTTP error body into the FabricError it stands for."""
+    """Return the FabricError of a node's HTTP error response."""
     raw = await response.content.read(FRAME_BYTES_MAX)
     try:
         body = parse_json(raw)

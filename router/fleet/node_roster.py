@@ -1,4 +1,4 @@
-"""The nodes that a fabric had, as its router stores them: the next router expects those nodes."""
+"""Stored roster: the nodes that a fabric had, which its next router expects."""
 
 import asyncio
 import json
@@ -19,42 +19,42 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node, and when it was last heard in seconds since the epoch."""
+    """Node, and when it last answered, in seconds since the epoch."""
 
     name: NodeName
     seen_s: int
-    is_drained: bool = False  # and empty: no agent can be waiting for it
+    is_drained: bool = False  # and empty: it owns no agent
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRoster:
-    """The nodes of a fabric, and how many the configuration of that time had (0: unknown)."""
+    """Nodes of a fabric, and how many were configured (0: unknown)."""
 
     configured: int = 0
     nodes: tuple[SeenNode, ...] = ()
-    lives: int = 0  # how often the router was started
+    lives: int = 0  # number of the router's starts
 
 
 class RosterStore(Protocol):
-    """Stores the roster so that it survives the router."""
+    """Storage of the roster that survives the router."""
 
     def read(self) -> NodeRoster:
-        """Return the stored roster; an empty one where there is none."""
+        """Return the stored roster, or an empty one."""
         ...
 
     async def write(self, roster: NodeRoster) -> bool:
-        """Replace the stored roster at once; return whether that succeeded."""
+        """Replace the stored roster atomically; return whether that succeeded."""
         ...
 
 
 class RosterFile:
-    """A roster in a file of the router's data folder."""
+    """Roster in a file of the router's data folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> NodeRoster:
-        """Return the stored roster; an empty one where the file is missing or unreadable."""
+        """Return the stored roster, or an empty one if the file is missing or unreadable."""
         try:
             with self._path.open("rb") as file:
                 raw = file.read(ROSTER_BYTES_MAX + 1)
@@ -66,11 +66,11 @@ class RosterFile:
             return NodeRoster()
 
     async def write(self, roster: NodeRoster) -> bool:
-        """Replace the file at once; log where the disk refuses."""
+        """Replace the file atomically; log if the disk refuses."""
         try:
             await asyncio.to_thread(write_private, self._path, encode_roster(roster).decode())
         except OSError as error:
-            _LOG.warning("the roster cannot be written: %s", error.strerror)
+            _LOG.warning("cannot write the roster: %s", error.strerror)
             return False
         return True
 
@@ -81,7 +81,7 @@ def encode_roster(roster: NodeRoster) -> bytes:
 
 
 def decode_roster(raw: bytes) -> NodeRoster:
-    """Read a roster's file; raise RejectedError where it is damaged or of an unknown format."""
+    """Decode a roster's file; raise RejectedError if it is damaged or of an unknown format."""
     if len(raw) > ROSTER_BYTES_MAX:
         message = f"it has more than {ROSTER_BYTES_MAX} bytes"
         raise RejectedError(message)

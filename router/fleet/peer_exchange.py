@@ -1,7 +1,7 @@
-"""Tells every node who the others are and where they listen, whenever that changes.
+"""Exchange of peer lists: every node gets the names and addresses of the others.
 
-The router alone knows all addresses; nodes measure the links between them. A call replaces the
-list before, so a repeated or lost one does no harm.
+Only the router knows all addresses; nodes measure the links between them. Every call replaces the
+earlier list, so a repeated or lost call does no harm.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ class PeerExchange:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._told: dict[NodeName, tuple[int, PeerList]] = {}
+        self._sent: dict[NodeName, tuple[int, PeerList]] = {}
         self._calls: dict[NodeName, asyncio.Task[None]] = {}
 
     async def round(self) -> None:
-        """Begin to tell those who do not know yet; a node that hangs keeps nobody waiting."""
+        """Start a call to every node whose list is out of date; a hung node delays no other."""
         self._calls = {name: task for name, task in self._calls.items() if not task.done()}
         for member in self._present():
             call = self.call_for(member)
             view = member.view
             assert view is not None, "present"
-            if self._told.get(member.name) == (view.incarnation, call):
+            if self._sent.get(member.name) == (view.incarnation, call):
                 continue
             if member.name not in self._calls:
-                work = self._tell(member, view.incarnation, call)
+                work = self._send(member, view.incarnation, call)
                 self._calls[member.name] = asyncio.create_task(work)
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class PeerExchange:
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     def call_for(self, member: Member) -> PeerList:
-        """Build the list for one node: all others that are not lost, by name."""
+        """Return the list for one node: all others that are not lost, by name."""
         others = [m.view for m in self._present() if m.name != member.name and m.view is not None]
         return PeerList(
             tuple(
@@ -62,12 +62,12 @@ class PeerExchange:
             if member.view is not None and membership.is_up(member.name)
         ]
 
-    async def _tell(self, member: Member, incarnation: int, call: PeerList) -> None:
+    async def _send(self, member: Member, incarnation: int, call: PeerList) -> None:
         try:
             await member.link.call(call, Done)
-        except RejectedError as error:  # an older node: asking again would not help
-            _LOG.warning("%s refuses the list of its peers: %s", member.name, error.message)
+        except RejectedError as error:  # an older node: a repetition would not help
+            _LOG.warning("%s refuses its peer list: %s", member.name, error.message)
         except FabricError as error:
-            _LOG.debug("%s was not told of its peers: %s", member.name, error.code)
+            _LOG.debug("%s did not receive its peer list: %s", member.name, error.code)
             return
-        self._told[member.name] = (incarnation, call)
+        self._sent[member.name] = (incarnation, call)

@@ -1,4 +1,4 @@
-"""Errors that come back from a node, rebuilt as the FabricError they were there."""
+"""Errors returned by a node, rebuilt as the FabricError that the node raised."""
 
 from http import HTTPStatus
 
@@ -32,10 +32,10 @@ def remote_error(
     param: str | None = None,
     retry_after_s: float | None = None,
 ) -> FabricError:
-    """Choose the class by status and code, so that callers can react to the class alone."""
+    """Return the FabricError for a status and code; callers react to its class."""
     wait_s = _RETRY_AFTER_S if retry_after_s is None else retry_after_s
     if status == HTTPStatus.UNAUTHORIZED:
-        # Our own secret was refused: a fault of the cluster, not of the client's key.
+        # The router's own secret was refused: a fault of the cluster, not of the client.
         text = "the node refused this router's cluster secret"
         return FabricError(text, code="cluster_secret_refused")
     if status == HTTPStatus.MISDIRECTED_REQUEST:
@@ -49,6 +49,6 @@ def remote_error(
     if status in _CLIENT_ERRORS:
         return _REJECTED.get(status, RejectedError)(message, code=code, param=param)
     error = FabricError(message, code=code)
-    if status == HTTPStatus.INSUFFICIENT_STORAGE:  # the node's disk is full, or refuses
+    if status == HTTPStatus.INSUFFICIENT_STORAGE:  # the node's disk is full or refuses writes
         error.status = HTTPStatus.INSUFFICIENT_STORAGE
     return error

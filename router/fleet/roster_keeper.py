@@ -4,10 +4,10 @@
     it is drained, and empty                             it stays stored, but is not awaited
     the configuration does not name it                   it is removed
     it missed the time to join, and as many nodes as
-    configured are there                                 it is removed: renamed, or fewer Macs
-    others reported NODE_REMEMBERED_S after it did       it is removed
+    configured are there                                 it is removed: renamed or given away
+    others reported NODE_REMEMBERED_S later than it      it is removed
 
-Times are compared with each other, never with the clock: a fabric that was off for a month expects
+Times are compared with each other, not with the clock: a fabric that was off for a month expects
 all of its nodes.
 """
 
@@ -22,7 +22,7 @@ from router.fleet.membership import Member
 from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
 from router.limits import NODE_REMEMBERED_S
 
-ROSTER_RENEW_S = 3_600.0  # how old the times in the stored roster may get
+ROSTER_RENEW_S = 3_600.0  # maximum age of the times in the stored roster
 
 
 class RosterKeeper:
@@ -60,7 +60,7 @@ class RosterKeeper:
         expected = self._fleet.discovery.expected
         seen = {node.name: node for node in self._stored.nodes}
         newest_s = max((node.seen_s for node in seen.values()), default=0)
-        now_s = max(int(self._fleet.clock.wall_s()), newest_s)  # also after a clock was set back
+        now_s = max(int(self._fleet.clock.wall_s()), newest_s)  # in case the clock was set back
         present = [m for m in self._fleet.membership.members if self._is_present(m)]
         for member in present:
             seen[member.name] = SeenNode(member.name, now_s, self._is_drained(member))
@@ -78,7 +78,7 @@ class RosterKeeper:
         return roster
 
     def _expect(self, roster: NodeRoster) -> None:
-        """Await the nodes of a roster, unless the configuration names all."""
+        """Expect the nodes of a roster, unless the configuration names all nodes."""
         expected = self._fleet.discovery.expected
         if not expected.names:
             expected.remembered = tuple(n.name for n in roster.nodes if not n.is_drained)

@@ -1,4 +1,4 @@
-"""Takes snapshots of the fleet: the one place where all that is known of it comes together."""
+"""Snapshots of the fleet, taken here only, from all that the router knows."""
 
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
@@ -17,7 +17,7 @@ from router.turn_request import TurnRequest
 
 
 def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> TurnFacts:
-    """Say what a turn is to the one who places it."""
+    """Return the facts about a turn that placement needs."""
     named = turn.key is not None
     return TurnFacts(
         model=turn.model,
@@ -31,7 +31,7 @@ def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> 
 
 
 def of_turn(fleet: Fleet, turn: TurnRequest) -> FleetSnapshot:
-    """Look at the nodes, and at what they hold of a turn's agent and prompt."""
+    """Return a snapshot of the nodes and what they have of a turn's agent and prompt."""
     holders: tuple[AgentHolder, ...] = ()
     group_nodes: tuple[NodeName, ...] = ()
     if turn.key is not None:
@@ -43,13 +43,13 @@ def of_turn(fleet: Fleet, turn: TurnRequest) -> FleetSnapshot:
 
 
 def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
-    """Look at the nodes, and at who holds an agent."""
+    """Return a snapshot of the nodes and the holders of an agent."""
     return FleetSnapshot(_nodes(fleet), _holders(fleet.directory, key))
 
 
 def _nodes(fleet: Fleet) -> dict[NodeName, NodeSnapshot]:
-    found = (_node(fleet, member) for member in fleet.membership.members)
-    return {node.name: node for node in found if node is not None}
+    nodes = (_node(fleet, member) for member in fleet.membership.members)
+    return {node.name: node for node in nodes if node is not None}
 
 
 def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
@@ -74,15 +74,15 @@ def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
 def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
     owner, started = directory.owner(key), directory.starting(key)
     last = owner or directory.released_owner(key)
-    found = [AgentHolder(started.node, HolderRole.STARTING)] if started else []
+    holders = [AgentHolder(started.node, HolderRole.STARTING)] if started else []
     if last is not None:
         role = HolderRole.OWNER if owner else HolderRole.RELEASED
-        found.append(AgentHolder(last.node, role, last.view))
-    copies = [each for each in directory.living(key) if each is not last]
+        holders.append(AgentHolder(last.node, role, last.view))
+    copies = [held for held in directory.living(key) if held is not last]
     copies.sort(key=_lateness, reverse=True)
-    found += [AgentHolder(each.node, HolderRole.COPY, each.view) for each in copies]
-    found += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]
-    return tuple(found)
+    holders += [AgentHolder(copy.node, HolderRole.COPY, copy.view) for copy in copies]
+    holders += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]
+    return tuple(holders)
 
 
 def _lateness(holding: Holding) -> tuple[int, int]:
@@ -92,14 +92,14 @@ def _lateness(holding: Holding) -> tuple[int, int]:
 def _prefixes(fleet: Fleet, turn: TurnRequest) -> tuple[PrefixHolder, ...]:
     prompt = turn.prompt
     matches = fleet.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
-    found: list[PrefixHolder] = []
+    prefixes: list[PrefixHolder] = []
     for node, match in matches.items():
         share, agent = match.pieces_count / len(prompt.sketch), match.continued
         held = fleet.directory.holding((turn.tenant, agent), node) if agent else None
         if held is None:
-            found.append(PrefixHolder(node, share, agent))
+            prefixes.append(PrefixHolder(node, share, agent))
             continue
         is_replica = held.state is OwnerState.REPLICA
         is_resident = held.view is None or "hot" in held.view.tiers
-        found.append(PrefixHolder(node, share, agent, held.group, is_replica, is_resident))
-    return tuple(sorted(found, key=lambda each: (each.share, each.node), reverse=True))
+        prefixes.append(PrefixHolder(node, share, agent, held.group, is_replica, is_resident))
+    return tuple(sorted(prefixes, key=lambda prefix: (prefix.share, prefix.node), reverse=True))

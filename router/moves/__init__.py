@@ -1,1 +1,1 @@
-"""Moves, copies, drains, erasures and recoveries of agents."""
+"""Moves, copies, drains, erasures, takeovers and recoveries of agents."""

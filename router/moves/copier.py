@@ -1,4 +1,4 @@
-"""One copy of one agent's last saved record: offered, fetched, kept; the agent itself stays."""
+"""Copy of an agent's last saved record to another node: offered, fetched and stored."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from router.limits import COPY_TRIES_MAX
 from router.moves.migration import DAMAGED
 from router.moves.retries import as_client_error, best_effort_call
 
-# Replaced by a turn meanwhile.
+# Errors of a block that a turn replaced during the copy.
 LOST_BLOCKS = frozenset({"not_found", "block_missing", "blocks_missing"})
 
-Keep = Callable[[MigrationId, bytes], object]  # a call of `fabric.control.replica_calls`
+Keep = Callable[[MigrationId, bytes], object]  # returns a call of `fabric.control.replica_calls`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class CopyReceipt:
 async def copy_agent(
     fleet: Fleet, key: AgentKey, target: NodeName, keep: Keep, *, background: bool = False
 ) -> CopyReceipt:
-    """Copy what the agent's owner has saved last; try again where a turn replaced that meanwhile.
+    """Copy an agent's last saved record, and try again if a turn replaces it meanwhile.
 
-    Raises NotFoundError, NodeLostError, or RetryLaterError where it changes all the time.
+    Raises NotFoundError, NodeLostError, or RetryLaterError if the agent keeps changing.
     """
-    failure: FabricError = RetryLaterError("the agent changes all the time", code="agent_changing")
+    failure: FabricError = RetryLaterError("the agent keeps changing", code="agent_changing")
     verify = False
     for _ in range(COPY_TRIES_MAX):
         owner = fleet.require_owner(key)
@@ -52,7 +52,7 @@ async def copy_agent(
                 fleet, key, owner, target, keep, background=background, verify=verify
             )
         except RetryElsewhereError as error:
-            failure = as_client_error(error)  # perhaps the directory was behind
+            failure = as_client_error(error)  # the directory may be stale
         except FabricError as error:
             if error.code not in LOST_BLOCKS and (verify or error.code != DAMAGED):
                 raise
@@ -73,29 +73,29 @@ async def _attempt(
 ) -> CopyReceipt:
     name = fresh_migration()
     started_s = fleet.clock.monotonic_s()
-    source, goal = fleet.link(owner.node), fleet.link(target)
+    source, target_link = fleet.link(owner.node), fleet.link(target)
     abort = AbortMigration(*key, name)
     try:
         call = OfferCopy(*key, owner.epoch, name, target, verify)
         offer = await source.call(call, Offer)
         copied = Copied(0, 0, 0, 0.0)
-        if source.name != goal.name:
+        if source.name != target:
             urgency = Urgency.PREFETCH if background else Urgency.FETCH
             blocks = CopyBlocks(name, source.name, offer, urgency)
-            copied = await goal.call(blocks, Copied)
-        view = await goal.call(keep(name, offer.manifest), AgentView)
+            copied = await target_link.call(blocks, Copied)
+        view = await target_link.call(keep(name, offer.manifest), AgentView)
     except BaseException:
-        await asyncio.shield(best_effort_call(goal, abort))
+        await asyncio.shield(best_effort_call(target_link, abort))
         raise
     finally:
-        await asyncio.shield(best_effort_call(source, abort))  # the offer ends
+        await asyncio.shield(best_effort_call(source, abort))  # withdraws the offer
     return CopyReceipt(
         agent=key[1],
         source=source.name,
-        target=goal.name,
+        target=target,
         view=view,
         blocks_sent=copied.blocks_sent,
-        blocks_reused=copied.blocks_reused if source.name != goal.name else view.blocks,
+        blocks_reused=copied.blocks_reused if source.name != target else view.blocks,
         bytes_sent=copied.bytes_sent,
         seconds=fleet.clock.monotonic_s() - started_s,
     )

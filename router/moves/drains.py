@@ -1,13 +1,13 @@
-"""Emptying a node: its agents leave, those that travel fastest first, as many as fit at once.
+"""Drains of nodes: a node's agents move away, those that move fastest first, several at once.
 
-    drain ──▶ draining ──▶ drained          nobody is left
+    drain ──▶ draining ──▶ drained          no agent is left
                  │  ▲
                  ▼  │ DRAIN_AGAIN_S
-               stuck                        some cannot leave; each one's reason is kept
-    undrain: whoever is on the move arrives, nobody else leaves
+               stuck                        some agents cannot move; the reasons are kept
+    undrain: moves in progress finish, no further agent leaves
 
-That a node drains is the node's own durable word. A router that finds such a node goes on with
-it, whoever began: there is nothing here that could get lost.
+The node itself stores durably that it drains. Any router that finds such a node continues the
+drain, so a router has no state to lose.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from router.placement.destination import destination
 _LOG = logging.getLogger("macfabric.router.drains")
 
 NOWHERE = RetryLaterError(
-    "no other node that takes agents runs its model and has room for it", code="no_destination"
+    "no other node runs the agent's model, takes agents and has room for it", code="no_destination"
 )
 
 
@@ -46,7 +46,7 @@ class DrainState(StrEnum):
 
 @dataclass(slots=True)
 class Drain:
-    """One node's drain: what is done and who is left, and why."""
+    """Progress of one node's drain, and the errors of agents that could not move."""
 
     node: NodeName
     started_s: float
@@ -60,7 +60,7 @@ class Drain:
 
 
 class Drains:
-    """The drains that this router carries out."""
+    """Drains in progress in this router."""
 
     def __init__(self, fleet: Fleet, moves: MoveRegistry) -> None:
         self._fleet = fleet
@@ -71,18 +71,18 @@ class Drains:
         return self._drains.get(node)
 
     async def start(self, node: NodeName) -> Drain:
-        """Let a node take no new agents, and its own leave; repeatable."""
-        await self._tell(node, draining=True)
-        return self._go_on(node)
+        """Have a node take no new agents, and move its agents away; repeatable."""
+        await self._set_draining(node, draining=True)
+        return self._continue(node)
 
     async def stop(self, node: NodeName) -> None:
-        """Let a node take agents again; those that have left stay where they are."""
+        """Have a node take agents again; agents that were moved away stay where they are."""
         self._drop(node)
-        await self._tell(node, draining=False)
-        self._drop(node)  # a sweep may have found it draining still
+        await self._set_draining(node, draining=False)
+        self._drop(node)  # a sweep may have started it again meanwhile
 
     def sweep(self) -> None:
-        """Go on with nodes that say that they drain; let go of those that do not any more."""
+        """Continue the drains of nodes that report to be draining, and drop all others."""
         now_s = self._fleet.clock.monotonic_s()
         for member in self._fleet.membership.members:
             if not self._fleet.is_alive(member.name) or not member.view:
@@ -91,15 +91,15 @@ class Drains:
             if member.view.state != DRAINING:
                 self._drop(member.name)
             elif drain is None or drain.ended_s is None or self._is_due(drain, now_s):
-                self._go_on(member.name)
+                self._continue(member.name)
 
     def _is_due(self, drain: Drain, now_s: float) -> bool:
-        """Say whether a drain that ended has somebody to try again."""
+        """Return whether a drain that ended has agents to try again."""
         assert drain.ended_s is not None, "it has ended"
         return now_s - drain.ended_s >= DRAIN_AGAIN_S and bool(self._left(drain.node))
 
     async def close(self) -> None:
-        """Stop driving; the nodes drain on under the next router."""
+        """Stop all drains; the next router continues them."""
         tasks = [drain.task for drain in self._drains.values() if drain.task is not None]
         for task in tasks:
             task.cancel()
@@ -109,7 +109,7 @@ class Drains:
         ended_s = drain.ended_s
         return (self._fleet.clock.monotonic_s() if ended_s is None else ended_s) - drain.started_s
 
-    async def _tell(self, node: NodeName, *, draining: bool) -> None:
+    async def _set_draining(self, node: NodeName, *, draining: bool) -> None:
         member = self._require(node)
         try:
             done = await member.link.call(DrainNode(draining), Done)
@@ -126,7 +126,7 @@ class Drains:
             raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
         return member
 
-    def _go_on(self, node: NodeName) -> Drain:
+    def _continue(self, node: NodeName) -> Drain:
         drain = self._drains.get(node)
         if drain is None:
             drain = self._drains[node] = Drain(node, self._fleet.clock.monotonic_s())
@@ -134,16 +134,16 @@ class Drains:
         if not is_over and (drain.task is None or drain.task.done()):
             drain.state, drain.ended_s = DrainState.DRAINING, None
             drain.left_count = len(self._left(node))
-            self._tell_progress(drain)
+            self._publish_progress(drain)
             drain.task = asyncio.create_task(self._run(drain))
         return drain
 
     def _drop(self, node: NodeName) -> None:
         drain = self._drains.pop(node, None)
         if drain is not None and drain.task is not None:
-            drain.task.cancel()  # moves under way have tasks of their own
+            drain.task.cancel()  # moves in progress have tasks of their own
 
-    def _tell_progress(self, drain: Drain) -> None:
+    def _publish_progress(self, drain: Drain) -> None:
         counts = drain.moved_count, drain.left_count, drain.sent_bytes
         self._fleet.events.publish(DrainChanged(drain.node, drain.state, *counts))
 
@@ -170,7 +170,7 @@ class Drains:
         finally:
             drain.state, drain.ended_s = state, self._fleet.clock.monotonic_s()
             self._count(drain)
-            self._tell_progress(drain)
+            self._publish_progress(drain)
         _LOG.info("node %s: %s, %d agents moved", drain.node, state, drain.moved_count)
 
     def _count(self, drain: Drain) -> None:
@@ -179,16 +179,16 @@ class Drains:
         drain.stuck = {key: why for key, why in drain.stuck.items() if key in left}
 
     async def _round(self, drain: Drain, left: list[AgentKey]) -> None:
-        """Try everybody once, the fastest first: most are safe when the lid closes early."""
-        places = asyncio.Semaphore(DRAIN_AT_ONCE_MAX)
+        """Try every agent once, the fastest first: most have moved if the lid closes early."""
+        slots = asyncio.Semaphore(DRAIN_AT_ONCE_MAX)
 
         async def move(key: AgentKey) -> None:
-            async with places:
+            async with slots:
                 await self._move(drain, key)
 
-        await asyncio.gather(*(move(key) for key in sorted(left, key=self._journey_s)))
+        await asyncio.gather(*(move(key) for key in sorted(left, key=self._travel_s)))
 
-    def _journey_s(self, key: AgentKey) -> float:
+    def _travel_s(self, key: AgentKey) -> float:
         ship = self._ship(key)
         return ship.travel_s if ship is not None else math.inf
 
@@ -198,7 +198,7 @@ class Drains:
     async def _move(self, drain: Drain, key: AgentKey) -> None:
         try:
             owner = self._fleet.require_owner(key)
-        except FabricError as error:  # its last move is undecided, or it went by itself
+        except FabricError as error:  # its last move is undecided, or it left by other means
             drain.stuck[key] = error
             return
         if owner.node != drain.node:
@@ -219,4 +219,4 @@ class Drains:
             drain.sent_bytes += receipt.bytes_sent
             drain.left_count = max(0, drain.left_count - 1)
             drain.stuck.pop(key, None)
-            self._tell_progress(drain)
+            self._publish_progress(drain)

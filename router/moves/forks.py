@@ -1,4 +1,4 @@
-"""Forks: a new agent with another one's context, on any node that runs its model."""
+"""Forks: new agents with another agent's context, on any node that runs its model."""
 
 import logging
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("macfabric.router.forks")
 
 
 class Forks:
-    """Chooses where, keeps the name from others meanwhile, and tells the directory."""
+    """Forks of agents to a chosen node, under a name reserved meanwhile."""
 
     def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -28,21 +28,21 @@ class Forks:
     async def fork(
         self, key: AgentKey, name: AgentId, to: str | None, operation: OperationId
     ) -> CopyReceipt:
-        """Fork an agent; raise ConflictError where the name is taken by anything else.
+        """Fork an agent; raise ConflictError if the name is taken.
 
         Raises RetryLaterError while an awaited node may have an agent of that name.
         """
         await self._fleet.membership.refresh(relist=True)
         new = (key[0], name)
-        made = self._repeated(new, operation)
-        if made is not None:
-            return made
+        receipt = self._repeated(new, operation)
+        if receipt is not None:
+            return receipt
         await self._moves.settle(key)
         self._check_free(new)
         target = self._target(key, to)
         self._fleet.discovery.require_reports(name)
         epoch = max(1, self._fleet.begin_epoch(new))
-        # A first turn under this name must not make another agent of it meanwhile.
+        # Keeps a first turn under this name from starting another agent meanwhile.
         reservation = self._fleet.directory.reserve(new, target, epoch)
         reservation.turns_count += 1
         try:
@@ -63,7 +63,7 @@ class Forks:
         return receipt
 
     def _repeated(self, new: AgentKey, operation: OperationId) -> CopyReceipt | None:
-        """Answer again what was answered, or lost on its way, before."""
+        """Return the receipt of an earlier fork by the same operation, if there is one."""
         for holding in self._fleet.directory.holdings(new):
             view = holding.view
             if view is not None and view.migration is not None and str(view.migration) == operation:
@@ -74,7 +74,7 @@ class Forks:
     def _check_free(self, new: AgentKey) -> None:
         directory = self._fleet.directory
         if directory.living(new) or directory.reservation(new):
-            message = f"an agent is called {new[1]!r} already: choose another name, or erase it"
+            message = f"agent {new[1]!r} exists already: choose another name, or erase it"
             raise ConflictError(message, code="agent_exists", param="as")
 
     def _target(self, key: AgentKey, to: str | None) -> NodeName:
@@ -86,11 +86,11 @@ class Forks:
             return owner.node
         ship = destination(snapshots.of_agent(self._fleet, key))
         if ship is None:
-            message = f"{owner.node} takes no new agents, and no other node may"
+            message = f"{owner.node} takes no new agents, and no other node can take the fork"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         return ship.target
 
     def _note(self, new: AgentKey, receipt: CopyReceipt) -> None:
         view = receipt.view
         self._fleet.note_holding(new, receipt.target, view.epoch, OwnerState.OWNED, view=view)
-        _LOG.info("agent %s is a fork, on %s", self._fleet.alias(new), receipt.target)
+        _LOG.info("agent %s was forked on %s", self._fleet.alias(new), receipt.target)

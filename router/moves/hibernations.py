@@ -1,6 +1,6 @@
-"""Agents as files: out of the node that owns them, into one that runs the same model.
+"""Hibernation of agents: written to a file by their owner, resumed by a node with the same model.
 
-The router passes bytes on as they come; a node checks them, signs them and keeps them.
+The router relays the bytes as they arrive; a node verifies, signs and stores them.
 """
 
 import logging
@@ -50,7 +50,7 @@ PASS_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    """Client's options for resuming a file."""
+    """Client's options for resuming an agent from a file."""
 
     key: AgentKey
     node: str | None = None
@@ -59,7 +59,7 @@ class ResumeOptions:
 
 
 class Upload:
-    """A client's body on its way to a node; remembers why it broke off, if it did."""
+    """Body of a client on its way to a node, with the error that ended it early."""
 
     def __init__(self, lead: bytes, rest: AsyncIterator[bytes]) -> None:
         self._lead = lead
@@ -67,7 +67,7 @@ class Upload:
         self.failure: Exception | None = None
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield what was read of the body already, then the rest as it comes."""
+        """Yield the part of the body that was read already, then the rest as it arrives."""
         yield self._lead
         try:
             async for part in self._rest:
@@ -80,7 +80,7 @@ class Upload:
 
 
 class Hibernations:
-    """Finds the nodes and keeps the directory true."""
+    """Hibernation and resumption of agents, and the directory entries that they change."""
 
     def __init__(self, fleet: Fleet, moves: MoveRegistry) -> None:
         self._fleet = fleet
@@ -89,7 +89,7 @@ class Hibernations:
     async def hibernate(
         self, key: AgentKey, signing_key: bytes | None, salt: bytes
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
-        """Return the owner and its answer, whose body is the agent's file."""
+        """Return the owner and its response, whose body is the agent's file."""
         return await with_fresh_owner(
             self._fleet, lambda: self._attempt(key, signing_key, salt), relist=True
         )
@@ -97,13 +97,13 @@ class Hibernations:
     async def resume(
         self, wanted: ResumeOptions, header: HibernationHeader, upload: Upload
     ) -> Resumed:
-        """Let a node take the file in and own the agent; raise ConflictError where it may not."""
+        """Resume an agent from a file; raise ConflictError if it exists or no node fits."""
         key = wanted.key
         await self._fleet.membership.refresh(relist=True)
         owner = self._check_free(wanted)
         node = self._choose(wanted, header, owner)
         epoch = max(self._fleet.begin_epoch(key), header.epoch + 1)
-        # A first turn under this name must not make another agent of it meanwhile.
+        # Keeps a first turn under this name from starting another agent meanwhile.
         reservation = None
         if owner is None:
             reservation = self._fleet.directory.reserve(key, node.name, epoch)
@@ -113,7 +113,7 @@ class Hibernations:
             resumed = await self._send(node.name, call, upload)
         except FabricError as error:
             if error.code == UNDECIDED:
-                await self._step_down(key, owner, epoch)
+                await self._release_owner(key, owner, epoch)
             raise
         finally:
             if reservation is not None:
@@ -122,15 +122,15 @@ class Hibernations:
         await self._note(key, node.name, resumed.view.epoch)
         return resumed
 
-    async def _step_down(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
-        """Let the owner step down, as the node's restart may find that it owns the agent.
+    async def _release_owner(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
+        """Have the owner release the agent, as the other node may own it after a restart.
 
-        Where the call is lost, the owner is asked above that epoch from now on.
+        If the call is lost, further turns use an epoch above the released one.
         """
         self._fleet.directory.issue(key, epoch)
         if owner is not None:
             call = ReleaseAgent(*key, epoch, fresh_migration(), owner.node)
-            with suppress(FabricError):  # else the higher claim wins, if it turns up
+            with suppress(FabricError):  # otherwise the higher claim wins, if it turns up
                 await self._fleet.link(owner.node).call(call, Done)
             self._fleet.membership.nudge(owner.node)
 
@@ -147,18 +147,16 @@ class Hibernations:
         return owner.node, answer
 
     def _check_free(self, wanted: ResumeOptions) -> Holding | None:
-        """Return the agent to replace, if there is one; raise ConflictError if it must stay.
+        """Return the agent to replace, if any; raise ConflictError if it must not be replaced.
 
-        Raises RetryLaterError while an awaited node may have an agent that must not be replaced.
+        Raises RetryLaterError while an awaited node may have such an agent.
         """
         self._moves.refuse_moving(wanted.key)
         directory = self._fleet.directory
         owner = directory.owner(wanted.key) or directory.released_owner(wanted.key)
         started: StartReservation | None = directory.reservation(wanted.key)
         if started is not None or (owner is not None and not wanted.replace):
-            message = (
-                f"an agent is called {wanted.key[1]!r} already: replace it, or choose another name"
-            )
+            message = f"agent {wanted.key[1]!r} exists already: replace it, or choose another name"
             raise ConflictError(message, code="agent_exists")
         if owner is None and not wanted.replace:
             self._fleet.discovery.require_reports(wanted.key[1])
@@ -167,7 +165,7 @@ class Hibernations:
     def _choose(
         self, wanted: ResumeOptions, header: HibernationHeader, owner: Holding | None
     ) -> NodeView:
-        """Return the node that is asked for, or the least busy one that runs the file's model."""
+        """Return the requested node, or the least busy one that runs the file's model."""
         ready = self._fleet.ready()
         fitting = [view for view in ready if view.fingerprint == header.fingerprint.hex()]
         if wanted.node is not None:
@@ -180,8 +178,8 @@ class Hibernations:
         if not fitting:
             models = ", ".join(sorted({view.model for view in ready}))
             message = (
-                f"the file is for another model ({header.model[:NAME_CHARS_TOLD]!r}, fingerprint "
-                f"{header.fingerprint.hex()[:16]}) than what runs here: {models}"
+                f"the file is for the model {header.model[:NAME_CHARS_TOLD]!r} (fingerprint "
+                f"{header.fingerprint.hex()[:16]}), which no ready node runs; models here: {models}"
             )
             raise ConflictError(message, code="fingerprint_mismatch")
         home = owner.node if owner is not None else None
@@ -197,7 +195,7 @@ class Hibernations:
             if upload.failure is not None:
                 raise upload.failure from None
             if isinstance(error, RetryElsewhereError):
-                message = f"{node} did not take the file: {error.message}"
+                message = f"node {node} did not accept the file: {error.message}"
                 raise RetryLaterError(message, retry_after_s=2.0, code=error.code) from None
             if isinstance(error, FabricError):
                 raise
@@ -206,13 +204,13 @@ class Hibernations:
         return _resumed(raw, node)
 
     async def _note(self, key: AgentKey, node: NodeName, epoch: int) -> None:
-        """Tell the directory, and whoever owned the name before."""
+        """Record the new owner, and have earlier holders release the agent."""
         others = [h for h in self._fleet.directory.living(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
         self._fleet.events.publish(AgentResumed(key, node))
         for other in others:
             call = ReleaseAgent(*key, epoch, fresh_migration(), node)
-            # If this is lost, the recovery round finds two claims and repeats it.
+            # If the call is lost, recovery finds two claims and repeats it.
             with suppress(FabricError):
                 await self._fleet.link(other.node).call(call, Done)
                 self._fleet.note_holding(key, other.node, epoch, OwnerState.REPLICA)
@@ -222,8 +220,8 @@ class Hibernations:
 def _resumed(raw: bytes, node: NodeName) -> Resumed:
     try:
         plain: Any = parse_json(raw)
-        made: Resumed = from_plain(Resumed, plain, "resumed")
+        resumed: Resumed = from_plain(Resumed, plain, "resumed")
     except RejectedError as error:
         message = f"{node} answered a resume wrongly: {error.message}"
         raise FabricError(message, code="bad_node_answer") from None
-    return made
+    return resumed

@@ -1,12 +1,12 @@
-"""Requests about an agent whose node is lost: its replica takes over, or they are refused.
+"""Requests about an agent whose node is lost: a replica takes over, or they are refused.
 
-    lease not over yet          come again when it is over
-    node is starting again      come again: it brings the agent with it
-    a current replica           that node owns the agent from now on, and the request goes on
-    none, or an older one       refused until the node returns, or a turn begins the agent elsewhere
+    lease not expired           refused: try again when it is
+    node is starting again      refused: try again, the node brings the agent back
+    a current replica           its node becomes the owner, and the request continues there
+    none, or an older one       refused until the node returns, or a turn starts the agent elsewhere
 
-A turn carries its messages, so it may go on from nothing. A request that only names an agent may
-not: what it is about would silently be another memory.
+A turn carries its messages, so it may start from nothing. A request that only names an agent must
+not, as it would silently apply to another memory.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.lost_owners")
 AGAIN_S = 2.0
-LOST_AGAIN_S = LEASE_S  # of an agent that only its node, or its next turn, brings back
+LOST_AGAIN_S = LEASE_S  # if only the agent's node, or its next turn, brings it back
 
 
 class LostOwners:
-    """Moves ownership of agents from lost nodes to current replicas."""
+    """Takeovers of agents from lost nodes by current replicas."""
 
     def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -41,9 +41,9 @@ class LostOwners:
         self._running: dict[AgentKey, asyncio.Task[None]] = {}
 
     async def require_owner_up(self, key: AgentKey) -> None:
-        """Return once a node that is up owns the agent, or none is known to own it.
+        """Wait until a node that is up owns the agent, or no owner is known.
 
-        Raises RetryLaterError where the owner is lost and no current replica can take over.
+        Raises RetryLaterError if the owner is lost and no current replica can take over.
         """
         lost = self._lost_owner(key)
         if lost is None:
@@ -57,7 +57,7 @@ class LostOwners:
 
     @asynccontextmanager
     async def served(self, key: AgentKey) -> AsyncIterator[None]:
-        """Run a block that asks an agent's owner; raise RetryLaterError while none answers."""
+        """Run a block that calls an agent's owner; raise RetryLaterError if it is not answered."""
         try:
             await self.require_owner_up(key)
             yield
@@ -80,7 +80,7 @@ class LostOwners:
         return RetryLaterError(message, retry_after_s=max(AGAIN_S, left_s), code=error.code)
 
     def _lost_owner(self, key: AgentKey) -> Holding | None:
-        """Return the claim that no node which is up can answer for."""
+        """Return the agent's claim if its node is lost and no other node is the owner."""
         directory = self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
@@ -88,7 +88,7 @@ class LostOwners:
             return None if is_starting or self._fleet.is_up(owner.node) else owner
         if directory.released_owner(key) is not None or self._fleet.discovery.may_learn_agents():
             return None
-        # Replicas whose owner left the fabric before this router began, or did not join in time.
+        # Replicas whose owner left the fabric before this router started, or did not join in time.
         return max(directory.living(key), key=lambda held: held.epoch, default=None)
 
     async def _take_over(self, key: AgentKey, lost: Holding) -> None:
@@ -103,7 +103,7 @@ class LostOwners:
         alias = self._fleet.alias(key)
         _LOG.warning("agent %s: the replica on %s takes over from %s", alias, target, lost.node)
         reservation = self._fleet.directory.reserve(key, target, epoch)
-        reservation.turns_count += 1  # a turn that comes meanwhile goes to the same node
+        reservation.turns_count += 1  # sends a turn that arrives meanwhile to the same node
         try:
             view = await self._fleet.link(target).call(TakeOver(*key, epoch), AgentView)
         except FabricError as error:
@@ -115,30 +115,30 @@ class LostOwners:
         self._fleet.note_holding(key, target, view.epoch, OwnerState.OWNED, lost.group, view)
 
     def _replica(self, key: AgentKey, lost: Holding) -> NodeName | None:
-        """Choose a replica that holds all that the lost owner acknowledged."""
+        """Return the node of a replica that has all that the lost owner acknowledged."""
         is_owner_known = lost.state is not OwnerState.REPLICA
         held = [
-            each
-            for each in self._fleet.directory.living(key)
-            if each.state is OwnerState.REPLICA
-            and self._fleet.is_alive(each.node)
-            and (each.is_current(lost) or not is_owner_known)
+            holding
+            for holding in self._fleet.directory.living(key)
+            if holding.state is OwnerState.REPLICA
+            and self._fleet.is_alive(holding.node)
+            and (holding.is_current(lost) or not is_owner_known)
         ]
         takes = {view.name for view in self._fleet.ready()}
-        best = max(held, key=lambda each: (each.epoch, each.node in takes, each.node), default=None)
+        best = max(held, key=lambda h: (h.epoch, h.node in takes, h.node), default=None)
         return best.node if best is not None else None
 
     def _no_replica(self, key: AgentKey, lost: Holding) -> RetryLaterError:
         others = [h for h in self._fleet.directory.living(key) if h.node != lost.node]
         older = sorted(held.node for held in others if self._fleet.is_up(held.node))
-        have = (
+        replicas = (
             f"the replica on {', '.join(older)} is older"
             if older
             else "no other node has a replica"
         )
         message = (
-            f"node {lost.node}, which owns agent {key[1]!r}, is lost, and {have}: "
+            f"node {lost.node}, which owns agent {key[1]!r}, is lost, and {replicas}: "
             "start that node again, or send the agent's next turn with its messages, which "
-            "begins it on another node"
+            "starts the agent on another node"
         )
         return RetryLaterError(message, retry_after_s=LOST_AGAIN_S, code="owner_lost")

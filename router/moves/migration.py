@@ -1,12 +1,12 @@
-"""One agent's move: copied while it serves, sealed for the tail, committed by the target.
+"""Move of one agent: copied while it serves, sealed for the tail, committed by the target.
 
     source  ──offer──▶ copying ──seal──▶ sealed ───────────────────▶ released (replica)
     target             copy ───────────▶ commit: copy tail, own e+1 ──▶ owner
                         any failure before the commit: abort target, then source, which serves on
 
-The target's durable publish is the commit. When its answer is lost, the target is asked. If it
-cannot be asked either, the source steps down by one epoch: as a replica, which the agent's next
-turn takes over above any commit that turns up later.
+The target's durable publish is the commit. If its answer is lost, the target is asked. If it does
+not answer either, the source releases the agent at the next epoch: it becomes a replica, which the
+agent's next turn takes over, above any commit that turns up later.
 """
 
 import asyncio
@@ -46,18 +46,18 @@ from router.moves.retries import best_effort_call
 
 _LOG = logging.getLogger("macfabric.router.migration")
 
-BLOCK_GONE = "block_missing"  # what a node says of a block that it has not, or no longer
-DAMAGED = CorruptDataError.code  # of one that it has, or was sent, with other bytes
+BLOCK_GONE = "block_missing"  # error code of a block that a node does not have, or no longer
+DAMAGED = CorruptDataError.code  # error code of a block whose bytes fail a check
 MOVING = "agent_moving"
-SEAL_WAIT_S = 300.0  # a turn is handed over between two steps, and a step may be a long chunk
+SEAL_WAIT_S = 300.0  # turns are handed over between steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
-TAIL_BLOCKS = 1  # what a round of copying may send to be the last before the seal
+TAIL_BLOCKS = 1  # the seal follows a round of copying that sends no more than this
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReceipt:
-    """Cost of a move; all zeros if the agent was there already."""
+    """Cost of a move; all zeros if the agent was on the target already."""
 
     agent: AgentId
     source: NodeName
@@ -80,7 +80,7 @@ class HandoverTarget:
 
 
 class Migration:
-    """Drives one move; `gate` is closed while the agent may be served nowhere."""
+    """Move in progress; `gate` is closed while no node may serve the agent."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Migration:
         *,
         verify: bool = False,
     ) -> None:
-        """Plan a move; `verify`: the source reads all it has first, as a block arrived damaged."""
+        """Plan a move; with `verify`, the source verifies its blocks first."""
         self.gate = asyncio.Event()
         self.gate.set()
         self._fleet = fleet
@@ -106,14 +106,14 @@ class Migration:
         self._started_s = fleet.clock.monotonic_s()
         self._sealed_s = 0.0
         self.progress = MoveChanged(key, name, holding.node, target, MoveState.COPYING)
-        self._is_live = False  # a turn runs while it is copied
-        self.is_committed = False  # once the gate is open again
-        self.commit_sent = asyncio.Event()  # or never will be
-        self._is_undecided = False  # a commit was sent, and nobody knows what became of it
+        self._is_live = False  # a turn ran while the agent was copied
+        self.is_committed = False  # valid once the gate is open again
+        self.commit_sent = asyncio.Event()  # set also if it never will be
+        self._is_undecided = False  # a commit was sent, and its outcome is unknown
 
     async def run(self) -> MigrationReceipt:
-        """Move the agent; raise a FabricError after putting everything back."""
-        self._tell(MoveState.COPYING)
+        """Move the agent; raise a FabricError after undoing everything."""
+        self._publish(MoveState.COPYING)
         try:
             first = await self._copy_ahead()
             if self._is_live:
@@ -121,7 +121,7 @@ class Migration:
             tail = await self._commit(await self._seal())
         except BaseException as error:
             await asyncio.shield(self._abort())
-            self._tell(MoveState.FAILED, code=getattr(error, "code", "cancelled"))
+            self._publish(MoveState.FAILED, code=getattr(error, "code", "cancelled"))
             raise
         else:
             self.is_committed = True
@@ -130,7 +130,7 @@ class Migration:
             self.gate.set()
         committed_s = self._fleet.clock.monotonic_s()
         self._note_owner()
-        self._tell(MoveState.COMMITTED, tail)
+        self._publish(MoveState.COMMITTED, tail)
         await self._release(self._target.name)
         return MigrationReceipt(
             agent=self._key[1],
@@ -138,7 +138,7 @@ class Migration:
             target=self._target.name,
             epoch=self._epoch,
             blocks_sent=first.blocks_sent + tail.blocks_sent,
-            # The tail's offer names every block: those of the first copy are no reuse.
+            # The tail's offer lists every block; those of the first copy were not reused.
             blocks_reused=max(0, tail.blocks_reused - first.blocks_sent),
             bytes_sent=first.bytes_sent + tail.bytes_sent,
             seconds=committed_s - self._started_s,
@@ -147,15 +147,15 @@ class Migration:
 
     @property
     def handover_target(self) -> HandoverTarget | None:
-        """Where the agent will go on, while it may be served nowhere."""
+        """Where the agent will be served, while no node may serve it."""
         if self.gate.is_set():
             return None
         return HandoverTarget(self._name, self._target.name, self._epoch)
 
-    def _tell(
+    def _publish(
         self, state: MoveState, copied: Copied = NOTHING_COPIED, code: str | None = None
     ) -> None:
-        """Publish how far this is; the only place that does."""
+        """Publish the move's progress; the only place that does."""
         self.progress = replace(
             self.progress,
             state=state,
@@ -174,7 +174,7 @@ class Migration:
         return await self._source.call(call, Offer)
 
     async def _copy_ahead(self) -> Copied:
-        """Copy while the agent serves, again for as long as there is much that is new."""
+        """Copy while the agent serves, and repeat while much is new."""
         offer, total = await self._copy_offered()
         self._is_live = offer.live
         blocks, rounds = total.blocks_sent, 1
@@ -189,13 +189,13 @@ class Migration:
         return total
 
     async def _make_ready(self) -> None:
-        """Open what the calls of the pause, and the turn that goes on, are to find open."""
+        """Open connections ahead for the calls during the pause and for the resumed turn."""
         await asyncio.gather(
             self._source.make_ready(Use.CALL), self._target.make_ready(Use.CALL, Use.STREAM)
         )
 
     async def _copy_offered(self) -> tuple[Offer, Copied]:
-        """Copy what is offered; a turn that ends meanwhile replaces a block: then offer anew."""
+        """Copy what is offered; renew the offer if a turn that ends replaces a block."""
         for _ in range(COPY_ROUNDS_MAX):
             offer = await self._offer()
             try:
@@ -209,7 +209,7 @@ class Migration:
     async def _copy(self, offer: Offer) -> Copied:
         call = CopyBlocks(self._name, self._source.name, offer)
         copied = await self._target.call(call, Copied)
-        self._tell(MoveState.COPYING, copied)
+        self._publish(MoveState.COPYING, copied)
         return copied
 
     async def _seal(self) -> Offer:
@@ -221,24 +221,24 @@ class Migration:
             try:
                 final = await self._source.call(call, Offer)
             except RetryLaterError as busy:
-                # A turn there has not come to its next token yet. Another move is not waited for.
+                # A turn has not reached its next token yet. Another move is not waited for.
                 is_over = self._fleet.clock.monotonic_s() >= deadline_s
                 if is_over or busy.code == MOVING:
                     raise
                 await asyncio.sleep(min(busy.retry_after_s, SEAL_RETRY_S))
             else:
-                self._tell(MoveState.SEALED)
+                self._publish(MoveState.SEALED)
                 return final
 
     async def _commit(self, final: Offer) -> Copied:
-        """Have the target copy the tail and own the agent; return what it copied, if known."""
+        """Have the target copy the tail and own the agent; return the tail's cost, if known."""
         if self._fleet.directory.issued(self._key) >= self._epoch:
-            message = "another node was given the agent meanwhile"
+            message = "another node was made the agent's owner meanwhile"
             raise StaleEpochError(message)
         self._fleet.directory.promise(self._key, self._epoch)
         call = CommitMigration(self._name, self._source.name, final, self._epoch)
         self._is_undecided = True
-        asyncio.get_running_loop().call_soon(self.commit_sent.set)  # behind the call below
+        asyncio.get_running_loop().call_soon(self.commit_sent.set)  # after the call below
         try:
             committed = await self._target.call(call, Committed)
         except FabricError as error:
@@ -249,20 +249,20 @@ class Migration:
         return committed.copied
 
     async def _was_committed(self) -> bool:
-        """Ask the target until it answers or its lease is over."""
+        """Ask the target until it answers or its lease expires."""
         while self._fleet.is_up(self._target.name):
             try:
                 return await self._decide()
-            except (NodeLostError, RetryLaterError):  # also one that starts again
+            except (NodeLostError, RetryLaterError):  # the latter if it is starting again
                 await asyncio.sleep(ASK_AGAIN_S)
         return False
 
     async def _decide(self) -> bool:
-        """Let the target say whether it has committed, and forget the migration if not."""
+        """Ask the target whether it has committed, and have it forget the migration if not."""
         has_committed = await self._target_owns()
         if not has_committed:
-            # Once it has forgotten the migration, a commit still on its way is refused.
-            await self._target.call(self._abortion(), Done)
+            # Once it has forgotten the migration, it refuses a late commit.
+            await self._target.call(self._abort_call(), Done)
             has_committed = await self._target_owns()
         self._is_undecided = False
         return has_committed
@@ -276,14 +276,14 @@ class Migration:
             for item in listed.agents
         )
 
-    def _abortion(self) -> AbortMigration:
+    def _abort_call(self) -> AbortMigration:
         return AbortMigration(*self._key, self._name)
 
     async def _abort(self) -> None:
         # The target first: the source must not serve again while a commit can still happen.
         if not self._is_undecided:
-            await best_effort_call(self._target, self._abortion())
-            await best_effort_call(self._source, self._abortion())
+            await best_effort_call(self._target, self._abort_call())
+            await best_effort_call(self._source, self._abort_call())
             return
         has_committed = False
         with suppress(FabricError):
@@ -292,19 +292,19 @@ class Migration:
             self._note_owner()
             await self._release(self._target.name)
         elif self._is_undecided:
-            await self._step_down()
+            await self._release_source()
         else:
-            await best_effort_call(self._source, self._abortion())
+            await best_effort_call(self._source, self._abort_call())
 
-    async def _step_down(self) -> None:
-        """Make the source a replica at the epoch that the target may own, with all of it kept."""
-        _LOG.warning("migration %s: nobody can say whether it was committed", self._name)
+    async def _release_source(self) -> None:
+        """Make the source a replica at the epoch that the target may own; its data stays."""
+        _LOG.warning("migration %s: the outcome of the commit is unknown", self._name)
         await self._release(self._source.name)
 
     async def _release(self, owner: NodeName) -> None:
-        # Noted only once it is confirmed. If it is lost, the claim that the source has listed
-        # stays, and the recovery round finds it and repeats the call. Where the source's disk
-        # refuses, its list says all the same that it has stepped down.
+        # Recorded only once it is confirmed. If the call is lost, the source's claim stays listed,
+        # so that recovery finds it and repeats the call. If the source's disk refuses the write,
+        # its list shows the release all the same.
         call = ReleaseAgent(*self._key, self._epoch, self._name, owner)
         if await best_effort_call(self._source, call):
             self._note(self._source.name, self._epoch, OwnerState.REPLICA)

@@ -1,4 +1,4 @@
-"""The moves under way: one per agent at a time, and turns that wait for their end."""
+"""Registry of moves in progress: one per agent at a time."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ SETTLE_WAIT_S = 60.0
 
 
 class MoveRegistry:
-    """Starts moves and knows which agents are on the move."""
+    """Moves in progress, by agent."""
 
     def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -36,14 +36,14 @@ class MoveRegistry:
     def is_moving(self, key: AgentKey) -> bool:
         return key in self._running
 
-    def under_way(self) -> tuple[MoveChanged, ...]:
-        """Say how far each move is that has begun."""
+    def progress(self) -> tuple[MoveChanged, ...]:
+        """Return the progress of every move that has started."""
         return tuple(move.progress for move in self._running.values() if move is not None)
 
     async def handover_target(self, key: AgentKey) -> HandoverTarget | None:
-        """Say where a sealed agent goes on, unless its move comes to nothing.
+        """Return where a sealed agent will be served, unless its move fails.
 
-        The call that decides the move goes first: whoever goes there waits for its answer.
+        Waits until the commit was sent, so that a turn arrives at the target after it.
         """
         migration = self._running.get(key)
         handover_target = migration.handover_target if migration is not None else None
@@ -52,7 +52,7 @@ class MoveRegistry:
         return handover_target
 
     async def handed_over(self, key: AgentKey, handover_target: HandoverTarget) -> bool:
-        """Wait for the end of a move; say whether the agent went where it was to go."""
+        """Wait for the end of a move; return whether it was committed."""
         migration = self._running.get(key)
         if migration is None or migration.handover_target != handover_target:
             return False
@@ -65,11 +65,11 @@ class MoveRegistry:
 
     def refuse_moving(self, key: AgentKey) -> None:
         if key in self._running:
-            message = f"agent {key[1]} is being moved; try again when that is done"
+            message = f"agent {key[1]} is being moved; try again when the move has ended"
             raise ConflictError(message, code="migration_in_progress")
 
     async def settle(self, key: AgentKey) -> None:
-        """Wait while the agent may be served nowhere; raise RetryLaterError if that lasts."""
+        """Wait while no node may serve the agent; raise RetryLaterError after SETTLE_WAIT_S."""
         migration = self._running.get(key)
         if migration is None:
             return
@@ -81,7 +81,7 @@ class MoveRegistry:
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving") from None
 
     async def migrate(self, tenant: TenantId, agent: AgentId, to: str) -> MigrationReceipt:
-        """Move an agent; the move goes on even if the caller goes away."""
+        """Move an agent; the move continues if the caller is cancelled."""
         target = self._fleet.require_node(to)
         key = (tenant, agent)
         self.refuse_moving(key)
@@ -92,7 +92,7 @@ class MoveRegistry:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Abort what is still under way, so that every source serves again."""
+        """Abort all moves in progress, so that every source serves again."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -101,7 +101,7 @@ class MoveRegistry:
     def _forget(self, task: asyncio.Task[MigrationReceipt]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            # Its caller may be gone; nobody else would say so.
+            # The caller may be gone, so log it here.
             _LOG.info("a move failed: %s", getattr(error, "code", type(error).__name__))
 
     async def _run(self, key: AgentKey, target: NodeName) -> MigrationReceipt:
@@ -112,7 +112,9 @@ class MoveRegistry:
             except FabricError as error:
                 if error.code != DAMAGED:
                     raise
-                _LOG.warning("a block of an agent arrived damaged: its node reads all it has")
+                _LOG.warning(
+                    "a block of an agent arrived damaged: its node verifies all its blocks"
+                )
                 receipt = await self._attempt(key, target, verify=True)
         except RetryElsewhereError as error:
             self._telemetry.migration_failed()
@@ -146,6 +148,6 @@ class MoveRegistry:
     def _owner(self, key: AgentKey) -> Holding:
         holding = self._fleet.require_owner(key)
         if holding.state is OwnerState.SEALED:
-            message = "an earlier move of this agent is not decided yet"
+            message = "an earlier move of this agent is still undecided"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
         return holding

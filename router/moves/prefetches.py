@@ -1,4 +1,4 @@
-"""Agents wanted in memory before their turn comes: asked for, or hinted at by a request."""
+"""Prefetches: agents loaded before their next turn, by a call or by a hint of a request."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ _LOG = logging.getLogger("macfabric.router.prefetches")
 
 
 class PrefetchRequests:
-    """Asks owners to load agents, and other nodes to fetch a copy."""
+    """Loads of agents at their owners, and copies of agents for other nodes."""
 
     def __init__(
         self, fleet: Fleet, moves: MoveRegistry, replicas: Replicas, telemetry: Telemetry
@@ -31,7 +31,7 @@ class PrefetchRequests:
         self._hinted: set[asyncio.Task[None]] = set()
 
     async def load(self, key: AgentKey) -> AgentView:
-        """Bring an agent into its owner's memory; a turn that comes meanwhile waits for that."""
+        """Load an agent into its owner's memory; a turn that arrives meanwhile waits for it."""
         await self._fleet.membership.refresh(relist=True)
         await self._moves.settle(key)
         try:
@@ -43,12 +43,12 @@ class PrefetchRequests:
         return view
 
     async def is_home(self, key: AgentKey, node: str) -> bool:
-        """Say whether the agent lives on that node; raise NotFoundError if nobody is called so."""
+        """Return whether a node owns the agent; raise NotFoundError if the node is unknown."""
         await self._fleet.membership.refresh(relist=True)
         return self._fleet.require_node(node) == self._fleet.require_owner(key).node
 
     async def copy_to(self, key: AgentKey, to: str) -> CopyReceipt:
-        """Bring a copy of an agent to another node's disk, where it may be needed next."""
+        """Copy an agent to the disk of another node, where it may be needed next."""
         return await self._replicas.replicate(key, to, kept=None)
 
     async def cancel(self, key: AgentKey) -> AgentView:
@@ -56,11 +56,11 @@ class PrefetchRequests:
         return await self._ask(key, cancel=True)
 
     def hint(self, tenant: TenantId, agents: Sequence[AgentId]) -> None:
-        """Load agents soon, if that is possible; nobody waits and nobody is told."""
+        """Load agents in the background, if possible; failures are only logged."""
         for agent in agents:
             if len(self._hinted) >= PREFETCH_TASKS_MAX:
                 return
-            task = asyncio.create_task(self._hinted_at((tenant, agent)))
+            task = asyncio.create_task(self._load_hinted((tenant, agent)))
             self._hinted.add(task)
             task.add_done_callback(self._hinted.discard)
 
@@ -70,14 +70,14 @@ class PrefetchRequests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hinted_at(self, key: AgentKey) -> None:
+    async def _load_hinted(self, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
         if owner is None or (owner.view is not None and "hot" in owner.view.tiers):
             return
         try:
             await self.load(key)
         except FabricError as error:
-            _LOG.info("a hinted agent is not loaded: %s", error.code)
+            _LOG.info("a hinted agent was not loaded: %s", error.code)
 
     async def _ask(self, key: AgentKey, *, cancel: bool = False) -> AgentView:
         owner = self._fleet.require_owner(key)

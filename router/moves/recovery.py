@@ -1,11 +1,11 @@
-"""What a lost router, node or message left undecided, decided anew: one owner per agent.
+"""Recovery of ownership that a lost router, node or message left undecided.
 
     two claims       the highest epoch keeps the agent, the others become replicas; of equal ones,
-                     which a failing disk can leave behind, whoever has taken more turns
-    sealed, alone    resumed at the source, once its target cannot hold a higher epoch
+                     which a failing disk can leave, the one with more turns keeps it
+    sealed, alone    resumed at the source, once its target cannot own a higher epoch
 
-Where the target could not be asked, or nobody knows the migration's id, the source steps down by
-one epoch instead, and the agent's next turn takes it over, above any commit that turns up late.
+If the target does not answer, or the migration's id is unknown, the source releases the agent at
+the next epoch instead, and the agent's next turn takes it over, above any late commit.
 """
 
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("macfabric.router.recovery")
 
 
 class Recovery:
-    """Walks the agents in doubt once per heartbeat, and one of them when a turn asks."""
+    """Decisions about agents in doubt, once per heartbeat and when a turn needs one."""
 
     def __init__(self, fleet: Fleet, moves: MoveRegistry, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -34,7 +34,7 @@ class Recovery:
         self._since_s = fleet.clock.monotonic_s()
 
     async def round(self) -> None:
-        """Resolve every doubt that can be resolved now."""
+        """Resolve every agent in doubt that can be resolved now."""
         doubts = self._fleet.directory.in_doubt()
         if doubts:
             self._telemetry.recovering()
@@ -42,7 +42,7 @@ class Recovery:
             await self.resolve(key)
 
     async def resolve(self, key: AgentKey) -> None:
-        """Settle one agent's ownership if that is possible yet."""
+        """Decide one agent's ownership, if that is possible yet."""
         if self._moves.is_moving(key):
             return
         try:
@@ -50,7 +50,9 @@ class Recovery:
             owner = self._fleet.directory.owner(key)
             member = self._fleet.membership.find(owner.node) if owner else None
             if member and owner and owner.state is OwnerState.SEALED:
-                await self._fleet.membership.heartbeat(member)  # it may have moved on by itself
+                await self._fleet.membership.heartbeat(
+                    member
+                )  # its state may have changed by itself
                 owner = self._fleet.directory.owner(key)
             if owner and owner.state is OwnerState.SEALED:
                 await self._resume(key, owner)
@@ -66,11 +68,11 @@ class Recovery:
             if claims and other.node != owner.node and self._fleet.is_up(other.node):
                 alias = self._fleet.alias(key)
                 _LOG.info("agent %s: %s gives way to %s", alias, other.node, owner.node)
-                # A node gives way to a higher epoch only: an equal one is told the next, which is
-                # then given to nobody.
+                # A node releases an agent to a higher epoch only: if theirs is equal, it gets the
+                # next epoch, which is then never given out.
                 epoch = max(owner.epoch, other.epoch + 1)
                 self._fleet.directory.reckon(key, epoch)
-                move = _named(other.view) or fresh_migration()
+                move = _migration_of(other.view) or fresh_migration()
                 call = ReleaseAgent(*key, epoch, move, owner.node)
                 await self._fleet.link(other.node).call(call, Done)
                 self._telemetry.gave_way()
@@ -80,14 +82,14 @@ class Recovery:
         if not self._fleet.is_up(sealed.node):
             return
         target = sealed.view.sealed_to if sealed.view else None
-        named = _named(sealed.view)
+        named = _migration_of(sealed.view)
         migration = named or fresh_migration()
         is_decided = target is None or target == sealed.node
         if target is not None and target != sealed.node:
             if not await self._target_cannot_own(key, sealed, target):
                 return
             if self._fleet.is_up(target):
-                # From here on it refuses a commit that is still on its way.
+                # From here on, the target refuses a late commit.
                 is_decided = await self._forgets(target, AbortMigration(*key, migration))
                 if not await self._target_cannot_own(key, sealed, target):
                     return
@@ -104,7 +106,7 @@ class Recovery:
             self._note(key, epoch, sealed, OwnerState.REPLICA)
 
     async def _forgets(self, target: NodeName, call: AbortMigration) -> bool:
-        """Have the target forget the move; say whether it knows that it has not committed."""
+        """Have the target forget the move; return whether it is sure not to have committed."""
         try:
             await self._fleet.link(target).call(call, Done)
         except FabricError as error:
@@ -116,7 +118,7 @@ class Recovery:
     async def _target_cannot_own(self, key: AgentKey, sealed: Holding, target: NodeName) -> bool:
         member = self._fleet.membership.find(target)
         if member is None:
-            # Perhaps this router has not met it yet: give it one lease.
+            # The router may not have found it yet: wait for one lease.
             return self._fleet.clock.monotonic_s() - self._since_s >= LEASE_S
         if not self._fleet.is_up(target):
             return True
@@ -131,6 +133,6 @@ class Recovery:
         self._fleet.note_holding(key, holding.node, epoch, state, holding.group)
 
 
-def _named(view: AgentView | None) -> MigrationId | None:
-    """Return the migration that the node says it sealed the agent for."""
+def _migration_of(view: AgentView | None) -> MigrationId | None:
+    """Return the migration for which a node sealed the agent, by its own report."""
     return view.migration if view is not None else None

@@ -1,11 +1,11 @@
-"""Copies of agents on other nodes, brought up to date behind their turns, with lowest priority.
+"""Replicas of agents on other nodes, updated after their turns at lowest priority.
 
-    sweep   every agent whose copies are fewer than `router.replicas`, or older than it is
-    copy    one at a time, and none while an agent is on the move
+    sweep   every agent with fewer replicas than `router.replicas`, or with stale ones
+    copy    one at a time, and none while an agent is being moved
 
-What is due follows from what the nodes say: nothing is queued for a turn, nothing is lost with
-the router, and many turns between two sweeps make one copy. A copy is never served as current:
-the node that takes an agent over matches the prompt against what it holds.
+What is due follows from the nodes' reports: no turn queues a copy, a lost router loses nothing,
+and many turns between two sweeps make one copy. A replica is never served as current: the node
+that takes an agent over matches the prompt against its cache.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from router.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.move_registry import MoveRegistry
 from router.moves.retries import best_effort_call
-from router.placement.destination import ways
+from router.placement.destination import routes
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.replicas")
 
 
 class Replicas:
-    """Makes copies when asked, and by itself as many as the settings say."""
+    """Replicas that clients request, and as many for every agent as the settings demand."""
 
     def __init__(
         self,
@@ -49,27 +49,27 @@ class Replicas:
         self._telemetry = telemetry
         self._count = count
         self._copying: dict[AgentKey, asyncio.Task[CopyReceipt]] = {}
-        self._exclusive: Counter[AgentKey] = Counter()
-        self._told: Counter[AgentKey] = Counter()  # of these, those that are told something
+        self._exclusive: Counter[AgentKey] = Counter()  # agents of which no copy may be made
+        self._changing: Counter[AgentKey] = Counter()  # those whose settings are being changed
         self._rest_until_s: dict[AgentKey, float] = {}
-        # The end of what was copied where, until when: a full disk evicts one replica for the next.
-        self._made: dict[tuple[AgentKey, NodeName], tuple[object, float]] = {}
-        self._swept: object = None  # what the nodes had said when nothing was due
+        # Turn last copied to each node, until when: a full disk evicts one replica for the next.
+        self._copied: dict[tuple[AgentKey, NodeName], tuple[object, float]] = {}
+        self._swept: object = None  # the nodes' reports when nothing was due
 
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
-        """Copy an agent to a node now; `kept`: and after its turns (None: as before)."""
+        """Copy an agent to a node now, and if `kept` after its turns, too (None: as before)."""
         await self._fleet.membership.refresh(relist=True)
         await self._moves.settle(key)
         owner = self._fleet.require_owner(key)
         target = self._fleet.require_taking(to)
         if owner.node == target:
-            message = f"agent {key[1]} lives on {target}: a copy belongs elsewhere"
+            message = f"{target} owns agent {key[1]}: choose another node for the copy"
             raise ConflictError(message, code="owner_there", param="to")
         task = self._start(key, target, kept=kept)
-        await asyncio.wait([task])  # it goes on even if the caller goes away
+        await asyncio.wait([task])  # it continues if the caller is cancelled
         if task.cancelled():
-            if key in self._told:
-                message = f"agent {key[1]} was told something while it was copied: try again"
+            if key in self._changing:
+                message = f"the settings of agent {key[1]} changed while it was copied: try again"
                 raise RetryLaterError(message, code="agent_changing")
             message = f"agent {key[1]} was erased while it was copied"
             raise ConflictError(message, code="erased")
@@ -77,18 +77,18 @@ class Replicas:
 
     @asynccontextmanager
     async def changing_settings(self, key: AgentKey) -> AsyncIterator[None]:
-        """Let no copy be made of the record from before the agent is told something."""
-        self._told[key] += 1
+        """Keep copies from being made while the agent's settings change."""
+        self._changing[key] += 1
         try:
             async with self.exclusive(key):
                 yield
         finally:
-            self._told[key] -= 1
-            self._told += Counter()
+            self._changing[key] -= 1
+            self._changing += Counter()
 
     @asynccontextmanager
     async def exclusive(self, key: AgentKey) -> AsyncIterator[None]:
-        """Let no copy of the agent be made, nor come to an end: it is being erased, or told."""
+        """Cancel the agent's copy in progress and let none start, for an erasure or a change."""
         self._exclusive[key] += 1
         try:
             task = self._copying.get(key)
@@ -101,7 +101,7 @@ class Replicas:
             self._exclusive += Counter()  # zeros go
 
     async def refresh(self, key: AgentKey, copy: Holding) -> None:
-        """Copy an agent anew to a node that has a copy of it; the caller has barred others."""
+        """Renew a replica; the caller is in `exclusive`, which keeps other copies from starting."""
         await self._copy(key, copy.node, kept=None, background=True)
 
     async def run(self) -> None:
@@ -116,31 +116,31 @@ class Replicas:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Bring what is due up to date, one copy after the other."""
-        said = self._said()
-        if said == self._swept and not self._rest_until_s:
+        """Make all copies that are due, one after the other."""
+        reports = self._reports()
+        if reports == self._swept and not self._rest_until_s:
             return
-        due, behind = self._all_due(), self._all_behind()
-        self._swept = said if not (due or behind) else None
-        for key, copy in behind:
+        due, stale = self._all_due(), self._all_forgetful()
+        self._swept = reports if not (due or stale) else None
+        for key, copy in stale:
             if key not in self._copying and key not in self._exclusive:
-                await self._let_forget(key, copy)
+                await self._forget_in_copy(key, copy)
         for key, target in due:
             if not self._moves.is_idle:
-                return  # somebody waits for that
+                return  # moves go first: a client waits for them
             if key not in self._copying and key not in self._exclusive:
                 await self._refresh(key, target)
 
     # --- what is due -------------------------------------------------------------------------
 
-    def _said(self) -> object:
+    def _reports(self) -> object:
         membership = self._fleet.membership
         return [(m.name, m.listed, membership.health(m.name)) for m in membership.members]
 
     def _all_due(self) -> list[tuple[AgentKey, NodeName]]:
         now_s = self._fleet.clock.monotonic_s()
         self._rest_until_s = {k: s for k, s in self._rest_until_s.items() if s > now_s}
-        self._made = {name: made for name, made in self._made.items() if made[1] > now_s}
+        self._copied = {name: turn for name, turn in self._copied.items() if turn[1] > now_s}
         due: list[tuple[AgentKey, NodeName]] = []
         for key in self._fleet.directory.all_keys():
             if key in self._rest_until_s or key in self._exclusive:
@@ -153,14 +153,14 @@ class Replicas:
         return due
 
     def _is_ready(self, owner: Holding) -> bool:
-        """Say whether there is something on the owner's disk to copy."""
+        """Return whether the owner's disk has anything to copy."""
         view = owner.view
         if view is None or owner.state is not OwnerState.OWNED or not view.durable:
             return False
         return self._fleet.is_alive(owner.node) and view.tokens > 0
 
     def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
-        """Name the nodes that are to get a copy: who keeps one, then who lacks least."""
+        """Yield the nodes that are to get a copy: those of kept replicas, then the cheapest."""
         takes = {view.name for view in self._fleet.ready()}
         holdings = self._fleet.directory.living(key)
         held = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
@@ -169,33 +169,33 @@ class Replicas:
         done = {h.node for h in held if h.is_current(owner) or h in kept}
         wanted = self._count - len(done)
         if wanted > 0:
-            made = {node for node in takes if self._was_made(key, node, owner)}
-            targets = (way.target for way in ways(snapshots.of_agent(self._fleet, key)))
-            yield from islice((node for node in targets if node not in done | made), wanted)
+            copied = {node for node in takes if self._was_copied(key, node, owner)}
+            targets = (route.target for route in routes(snapshots.of_agent(self._fleet, key)))
+            yield from islice((node for node in targets if node not in done | copied), wanted)
 
-    def _was_made(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
-        made, _ = self._made.get((key, node), (None, 0.0))
-        return owner.view is not None and made == _end_of(owner.view) and owner.view.tail != ""
+    def _was_copied(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
+        turn, _ = self._copied.get((key, node), (None, 0.0))
+        return owner.view is not None and turn == _turn_of(owner.view) and owner.view.tail != ""
 
-    def _all_behind(self) -> list[tuple[AgentKey, Holding]]:
-        """List the copies that still have what their owners have forgotten."""
-        fleet, found = self._fleet, list[tuple[AgentKey, Holding]]()
+    def _all_forgetful(self) -> list[tuple[AgentKey, Holding]]:
+        """Return the copies that still contain what their owners have forgotten."""
+        fleet, copies = self._fleet, list[tuple[AgentKey, Holding]]()
         for key in fleet.directory.all_keys():
             owner = fleet.directory.owner(key)
             if owner is not None and owner.view is not None and self._is_ready(owner):
                 forgotten = applied_forgets(owner.view)
-                found += (
-                    (key, each)
-                    for each in (fleet.directory.living(key) if forgotten else ())
-                    if each.state is OwnerState.REPLICA and fleet.is_alive(each.node)
-                    if each.view is None or forgotten - applied_forgets(each.view)
+                copies += (
+                    (key, held)
+                    for held in (fleet.directory.living(key) if forgotten else ())
+                    if held.state is OwnerState.REPLICA and fleet.is_alive(held.node)
+                    if held.view is None or forgotten - applied_forgets(held.view)
                 )
-            if len(found) >= REPLICAS_WAITING_MAX:
+            if len(copies) >= REPLICAS_WAITING_MAX:
                 break
-        return found
+        return copies
 
-    async def _let_forget(self, key: AgentKey, copy: Holding) -> None:
-        """Renew a copy that is wanted; drop one that is not, or that cannot be renewed."""
+    async def _forget_in_copy(self, key: AgentKey, copy: Holding) -> None:
+        """Renew a copy that is needed; drop one that is not, or that cannot be renewed."""
         is_wanted = self._count > 0 or (copy.view is not None and copy.view.kept)
         if is_wanted and self._moves.is_idle and key not in self._rest_until_s:
             await self._refresh(key, copy.node)
@@ -219,7 +219,7 @@ class Replicas:
             self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
         elif owner is not None and owner.view is not None:
             until_s = self._fleet.clock.monotonic_s() + REPLICA_AGAIN_S
-            self._made[key, target] = _end_of(owner.view), until_s
+            self._copied[key, target] = _turn_of(owner.view), until_s
 
     def _start(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False
@@ -251,7 +251,7 @@ class Replicas:
         )
         member = fleet.membership.find(target)
         if member is not None:
-            await fleet.membership.heartbeat(member)  # so that the next sweep finds it done
+            await fleet.membership.heartbeat(member)  # so that the next sweep sees the copy
         return receipt
 
     def _is_kept(self, key: AgentKey, target: NodeName) -> bool:
@@ -259,6 +259,6 @@ class Replicas:
         return any(h.node == target and h.view is not None and h.view.kept for h in holdings)
 
 
-def _end_of(view: AgentView) -> object:
-    """Return by what a copy is known to be of an agent's last turn, and of all it was told."""
+def _turn_of(view: AgentView) -> object:
+    """Return what identifies an agent's last turn and its settings."""
     return view.tail, settings_fingerprint(view)

@@ -25,7 +25,7 @@ from router.openai.errors import OpenAiErrors
 from router.openai.logprobs import logprob_form
 from router.openai.shape import Shape
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
+from router.turns.open_turn import AnswerEvent
 
 
 class ChatAdapter(OpenAiErrors, SeveralAdapter[ChatRequest]):
@@ -83,7 +83,7 @@ class _ChoiceStream:
         self.reasoning_tokens = 0
         self.tokens_count = 0
 
-    def told(self, event: Answered | ToolCallPart) -> Iterator[_Told]:
+    def told(self, event: AnswerEvent | ToolCallPart) -> Iterator[_Told]:
         if not self._has_begun:
             # Not before the first token: clients time it by their first chunk.
             self._has_begun = True

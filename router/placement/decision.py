@@ -1,4 +1,4 @@
-"""What is to be placed, and where it is to go."""
+"""Input and output of placement: facts about a turn, and decisions."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,27 @@ from fabric.ids import AgentId, NodeName
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """A turn, as far as its place depends on it."""
+    """Facts about a turn that its placement depends on."""
 
     model: str
     prompt_tokens: int
     completion_tokens_max: int
-    home_seed: str  # picks the same node for conversations that leave no other trace
-    agent: AgentId | None = None  # that it names
-    group: AgentId | None = None  # the weaker name that it gives instead
-    given_up: frozenset[NodeName] = frozenset()  # nodes that it was tried on in vain
+    home_seed: str  # gives conversations without any other trace the same node
+    agent: AgentId | None = None  # as named by the turn
+    group: AgentId | None = None  # as named instead of an agent
+    given_up: frozenset[NodeName] = frozenset()  # nodes that did not take it
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Serve the turn where its agent, or its conversation, lives."""
+    """Decision to serve the turn on the node of its agent or conversation."""
 
     node: NodeName
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Begin there, with what that node holds of the prompt; the rest takes `prefill_s`."""
+    """Decision to start on a node that has part of the prompt cached."""
 
     node: NodeName
     prefill_s: float
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Begin there, with nothing."""
+    """Decision to start on a node that has nothing of the prompt cached."""
 
     node: NodeName
     prefill_s: float
@@ -43,9 +43,9 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Ship:
-    """Send an agent's cache from its owner to another node."""
+    """Transfer of an agent's cache from its owner to another node."""
 
     source: NodeName
     target: NodeName
-    missing_bytes: int  # that the target has no copy of
+    missing_bytes: int  # not on the target yet
     travel_s: float

@@ -1,4 +1,4 @@
-"""What links between nodes carry: as measured, else by what both ends say of themselves. Pure."""
+"""Rates of links between nodes: measured, or estimated from both ends' addresses. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,23 +7,23 @@ from fabric.ids import NodeName
 from fabric.net.link_estimate import planned_bytes_per_s
 from fabric.net.links import Address, LinkKind, LinkView, nominal_bytes_per_s
 
-NOMINAL_BYTES_PER_S = 1e9 / 8  # where two nodes have no kind of link in common that says more
+NOMINAL_BYTES_PER_S = 1e9 / 8  # of two nodes without a common kind of link
 
 
 def rate(source: NodeView, target: NodeView) -> float:
-    """Return the bytes per second to expect from `source` to `target` over their best link.
+    """Return the expected bytes per second from `source` to `target` over their best link.
 
-    Measured rates are what transfers reached, so nothing is taken off them; of nominal ones a
-    share is.
+    Measured rates are those that transfers reached, so they are used as they are; nominal rates are
+    reduced.
     """
     return planned_bytes_per_s(_measured(source, target), _nominal(source, target))
 
 
 def _measured(source: NodeView, target: NodeView) -> float | None:
-    """Ask the target first, which fetches; then the source, as most links carry both ways alike."""
+    """Return a rate that the target measured, which fetches, or else the source."""
     for here, there in ((target, source), (source, target)):
-        told = [link for link in here.links if link.peer == there.name and link.reachable]
-        rates = [link.bytes_per_s for link in told if link.bytes_per_s]
+        reachable = [link for link in here.links if link.peer == there.name and link.reachable]
+        rates = [link.bytes_per_s for link in reachable if link.bytes_per_s]
         if rates:
             return max(rates)
     return None
@@ -35,7 +35,7 @@ def _nominal(source: NodeView, target: NodeView) -> float:
         for link in target.links
         if link.peer == source.name and link.reachable is False
     }
-    alive = [each for each in source.addresses if (each.host, each.port) not in dead]
+    alive = [a for a in source.addresses if (a.host, a.port) not in dead]
     ours, theirs = _by_kind(alive), _by_kind(target.addresses)
     if source.host != target.host:
         ours.pop(LinkKind.LOOPBACK, None)
@@ -52,7 +52,7 @@ def _by_kind(addresses: Sequence[Address]) -> dict[LinkKind, float]:
 
 
 def best_by_kind(links: Iterable[LinkView]) -> dict[tuple[NodeName, LinkKind], LinkView]:
-    """Pick the fastest reachable link per peer and kind."""
+    """Return the fastest reachable link per peer and kind."""
     best: dict[tuple[NodeName, LinkKind], LinkView] = {}
     for link in links:
         if not link.reachable:

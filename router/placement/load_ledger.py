@@ -1,7 +1,7 @@
-"""What this router has just given to each node and no heartbeat tells yet.
+"""Load that this router has given to nodes and their heartbeats do not report yet.
 
-Between two heartbeats many turns arrive; without this they would all go to the same idle node, and
-all agents of a node that drains to the same empty one.
+Many turns arrive between two heartbeats; without the ledger, all would go to the same idle node,
+and all agents of a draining node to the same empty one.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from router.placement.decision import Ship
 
 @dataclass(slots=True)
 class Booking:
-    """One running turn's share of a node's load."""
+    """Share of a running turn in a node's load."""
 
     node: NodeName
     prefill_s: float
@@ -23,7 +23,7 @@ class Booking:
 
 
 class Ledger:
-    """Seconds of prefill promised, turns running, bytes sent, and who was last given a turn."""
+    """Prefill, turns and transfers given to each node, and the order of its last turns."""
 
     def __init__(self) -> None:
         self._prefill_s: dict[NodeName, float] = {}
@@ -37,13 +37,14 @@ class Ledger:
         """Book a turn; its prefill counts until `prefilled`."""
         self._prefill_s[node] = self._prefill_s.get(node, 0.0) + prefill_s
         self._turns[node] += 1
-        self._count += 1  # not a time: two turns in one tick still have an order
+        self._count += 1  # a counter, so that two turns in one clock tick have an order
         self._last[node] = self._count
         if cold:
             self._last_cold[node] = self._count
         return Booking(node, prefill_s)
 
     def prefilled(self, entry: Booking) -> None:
+        """Remove a turn's prefill from its node's load."""
         left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
         self._prefill_s[entry.node] = max(0.0, left_s)
         entry.prefill_s = 0.0
@@ -57,7 +58,7 @@ class Ledger:
 
     @contextmanager
     def shipping(self, ship: Ship) -> Iterator[None]:
-        """Count an agent's bytes with its target while they are on the way."""
+        """Count an agent's bytes at the target while they are being transferred."""
         self._coming_bytes[ship.target] += ship.missing_bytes
         try:
             yield
@@ -65,11 +66,11 @@ class Ledger:
             self._coming_bytes[ship.target] -= ship.missing_bytes
 
     def coming_bytes(self, node: NodeName) -> int:
-        """Bytes of agents on their way to the node."""
+        """Return the bytes of agents that are being transferred to the node."""
         return self._coming_bytes[node]
 
     def prefill_s(self, node: NodeName) -> float:
-        """Seconds of prefill given to the node and not finished."""
+        """Return the seconds of unfinished prefill given to the node."""
         return self._prefill_s.get(node, 0.0)
 
     def turns(self, node: NodeName) -> int:
@@ -80,5 +81,5 @@ class Ledger:
         return self._last.get(node, 0)
 
     def cold_order(self, node: NodeName) -> int:
-        """Return the same for turns that found nothing cached."""
+        """Return the same for turns that had nothing cached."""
         return self._last_cold.get(node, 0)

@@ -1,9 +1,9 @@
-"""Who serves a turn: the node that has its agent, else the cheapest in seconds.
+"""Placement of turns: on the node that has the agent, else on the cheapest in seconds.
 
-    named     whoever is just getting its first turn ─▶ its owner ─▶ the cheapest, with its copies
-    unnamed   whoever goes on with what it says ─▶ the cheapest; of equals its group's, or its home
+    named     node of its first turn ─▶ its owner ─▶ the cheapest, counting replicas
+    unnamed   owner of the conversation it continues ─▶ the cheapest; of equals, its group's or home
 
-Pure: what it is told of the fleet is all that it knows.
+Pure: a decision depends on its arguments alone.
 """
 
 import math
@@ -31,15 +31,15 @@ SERVING = (HolderRole.STARTING, HolderRole.OWNER, HolderRole.RELEASED)
 
 
 class Placement:
-    """Decides by one policy; equal arguments always give equal decisions."""
+    """Placement by one policy; equal arguments always give equal decisions."""
 
     def __init__(self, policy: Policy = Policy.SECONDS) -> None:
         self._policy = policy
 
     def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
-        """Say who serves a turn; raise RetryLaterError if nobody can.
+        """Return the node that serves a turn; raise RetryLaterError if none can.
 
-        Who lives keeps its agent, and a node that starts again gets its time to come back.
+        A node that is up keeps its agents, and one that is starting again gets time to return.
         """
         if turn.agent is not None:
             serving = _holder(turn, fleet, SERVING)
@@ -54,13 +54,13 @@ class Placement:
     ) -> Load | Recompute:
         """Choose among the nodes that take new agents.
 
-        A named agent's `home` takes it while it drains, too: its memory leaves that node with the
-        agent, as soon as that is owned again.
+        The `home` of a named agent takes it even while draining: once the agent has an owner
+        again, the drain moves it away with its memory.
         """
-        # Any other turn's home is a habit, and not a copy of the agent.
+        # The home of an unnamed turn is a preference, not a node with a copy of the agent.
         kept = home if turn.agent is not None else None
-        # Where an erasure has not arrived, the turn would bring the erased context back.
-        erased = {each.node for each in fleet.holders if each.role is HolderRole.ERASED}
+        # A node that missed an erasure would bring the erased context back.
+        erased = {h.node for h in fleet.holders if h.role is HolderRole.ERASED}
         nodes = [
             node
             for node in fleet.nodes.values()
@@ -79,7 +79,7 @@ class Placement:
 
 
 def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
-    """Estimate the prefill of a prompt, but for replicas, on nodes that were not given up."""
+    """Estimate the prefill of a prompt on the remaining nodes, less what replicas have cached."""
     nodes = [n for n in fleet.nodes.values() if n.is_ready and n.name not in turn.given_up]
     if not nodes:
         return math.inf
@@ -91,32 +91,32 @@ def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
 
 
 def is_continued(turn: TurnFacts, fleet: FleetSnapshot) -> bool:
-    """Say whether a node that is up owns a conversation that an unnamed turn continues."""
+    """Return whether a node that is up owns the conversation that an unnamed turn continues."""
     return _continued(turn, fleet) is not None
 
 
 def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) -> NodeName | None:
-    """Find the first holder of these roles that is there, or about to be."""
+    """Return the first holder with one of the roles that is up, or starting again."""
     for holder in fleet.holders:
         node = fleet.nodes.get(holder.node)
-        is_there = node is not None and (node.is_up or node.is_returning)
-        if is_there and holder.role in roles and holder.node not in turn.given_up:
+        is_reachable = node is not None and (node.is_up or node.is_returning)
+        if is_reachable and holder.role in roles and holder.node not in turn.given_up:
             return holder.node
     return None
 
 
 def _continued(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
-    """Say where the conversation lives that an unnamed turn continues, if any is known."""
-    owned = (each for each in fleet.prefixes if each.agent and not each.is_replica)
-    return _first_up(turn, fleet, [each.node for each in owned])
+    """Return the owner of the conversation that an unnamed turn continues, if known."""
+    owners = [p.node for p in fleet.prefixes if p.agent and not p.is_replica]
+    return _first_up(turn, fleet, owners)
 
 
 def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
-    """Say where an unnamed conversation that nobody seems to hold should rather go."""
+    """Return the preferred node of an unnamed conversation without a known owner."""
     known = [
-        each.node
-        for each in fleet.prefixes
-        if each.agent and turn.group in (None, each.group)  # unnamed ones may continue any
+        prefix.node
+        for prefix in fleet.prefixes
+        if prefix.agent and turn.group in (None, prefix.group)  # without a group: any
     ]
     return _first_up(turn, fleet, [*known, *fleet.group_nodes]) or _hashed_home(turn, fleet)
 
@@ -130,7 +130,7 @@ def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) 
 
 
 def _hashed_home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
-    # Prompts below one sketch piece leave no trace: their opening picks the node.
+    # Prompts shorter than a sketch piece have no sketch: their opening chooses the node.
     names = [
         node.name
         for node in fleet.nodes.values()
@@ -149,7 +149,7 @@ def _candidates(
     views = [node.view for node in nodes]
     prefill = assumed_rates([view.prefill_tokens_per_s for view in views], PREFILL_TOKENS_PER_S)
     decode = assumed_rates([view.decode_tokens_per_s for view in views], 0.0)
-    prefixes = {each.node: each for each in fleet.prefixes}
+    prefixes = {prefix.node: prefix for prefix in fleet.prefixes}
     return [
         _candidate(turn, node, prefixes.get(node.name), *rates)
         for node, *rates in zip(nodes, prefill, decode, strict=True)
@@ -175,7 +175,7 @@ def _candidate(
         name=node.name,
         prefill_tokens_per_s=prefill_tokens_per_s,
         decode_tokens_per_s=decode_tokens_per_s,
-        # All turns come through here, and a heartbeat would tell of those ended since.
+        # The ledger is newer than a heartbeat, which may count turns that have ended.
         queue_s=node.promised_s,
         active=node.turns,
         cached_tokens=cached,

@@ -1,9 +1,9 @@
-"""Where a turn is cheapest, in seconds: pure arithmetic over what is known of the nodes.
+"""Choice of the node on which a turn is cheapest, in seconds. Pure.
 
     C(i) = queue_i + min(U/P_i, load_i + U_c/P_i)
          + decode(i) + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
 
-U: tokens to prefill with nothing, U_c: without what the node holds.
+U: tokens of the prompt, U_c: those that the node has not cached.
 """
 
 import math
@@ -16,8 +16,8 @@ from fabric.ids import NodeName
 from router.placement.cost import STICKINESS_S, decode_s, near_s, prefill_s
 
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
-SHARE_SLACK = 1.15  # more agents than an equal part, before others come first
-SPEED_CLASS = 3.0  # nodes within its root of the median have equal parts
+SHARE_SLACK = 1.15  # share of agents, above its equal part, at which others come first
+SPEED_CLASS = 3.0  # nodes whose speed is within its root of the median have equal parts
 
 
 class Policy(StrEnum):
@@ -30,7 +30,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCandidate:
-    """One node that may serve the turn."""
+    """Node that may serve the turn."""
 
     name: NodeName
     prefill_tokens_per_s: float
@@ -42,14 +42,14 @@ class NodeCandidate:
     held_tokens: int = 0
     cold_order: int = 0  # the higher, the later it was given a turn with nothing cached
     turn_order: int = 0  # the higher, the later it was given any turn
-    agents: int = 0  # that live there, those just given to it included
-    weight: float = 1.0  # its part of all agents, beside the others'
-    over_share: bool = False  # it has that part already
+    agents: int = 0  # on the node, including those just given to it
+    weight: float = 1.0  # its part of all agents, relative to the others
+    over_share: bool = False  # it has its part already
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A turn to be placed."""
+    """Turn to be placed."""
 
     prompt_tokens: int
     completion_tokens_max: int
@@ -63,7 +63,7 @@ def _prompt_s(job: Job, node: NodeCandidate) -> float:
 
 
 def _answer_s(job: Job, node: NodeCandidate) -> float:
-    """Count the answer's own seconds and those that it takes from its neighbours."""
+    """Estimate the answer's seconds and those by which it slows down others."""
     if node.decode_tokens_per_s <= 0:
         return 0.0
     tokens = min(job.completion_tokens_max, DECODE_TOKENS_EXPECTED)
@@ -73,21 +73,21 @@ def _answer_s(job: Job, node: NodeCandidate) -> float:
 
 
 def cost_s(job: Job, node: NodeCandidate) -> float:
-    """Estimate the seconds that serving `job` on `node` costs, stickiness apart."""
+    """Estimate the seconds that serving `job` on `node` costs, without stickiness."""
     return node.queue_s + _prompt_s(job, node) + _answer_s(job, node)
 
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
-    """Take the others' mean for the speed of a node that has not measured its own."""
+    """Replace unmeasured speeds by the mean of the measured ones."""
     known = [rate for rate in measured if rate > 0]
     mean = fmean(known) if known else unknown
     return [rate if rate > 0 else mean for rate in measured]
 
 
 def with_shares(nodes: Sequence[NodeCandidate], kept: NodeName | None) -> list[NodeCandidate]:
-    """Say which nodes have their part of all agents, by number and class of speed.
+    """Mark the nodes that have their part of all agents, by number and class of speed.
 
-    `kept` holds a copy of this very agent, and takes it all the same.
+    `kept` has a copy of this very agent, so its part does not matter.
     """
     middle = median(node.prefill_tokens_per_s for node in nodes)
     weights = [_weight(node.prefill_tokens_per_s / middle) for node in nodes]
@@ -103,16 +103,16 @@ def with_shares(nodes: Sequence[NodeCandidate], kept: NodeName | None) -> list[N
 
 
 def _weight(speed: float) -> float:
-    # A speed measured in passing says little: only classes of it count.
+    # Measured speeds are rough: only classes of speed count.
     weight: float = SPEED_CLASS ** round(math.log(speed, SPEED_CLASS))
     return weight
 
 
 def _overload_s(job: Job, node: NodeCandidate) -> float:
-    """Count a node with more than its part as if it had to do all the work once more.
+    """Return the penalty of a node over its part: all the work once more.
 
-    So agents that begin alike do not all follow the first one, nor the slightly faster node;
-    where the others are busy for longer, it is used all the same.
+    So agents with the same prefix do not all follow the first one, nor the slightly faster node;
+    if the others are busy for longer, the node is used all the same.
     """
     if not node.over_share:
         return 0.0
@@ -127,7 +127,7 @@ def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
     for node in near:
         if node.name == job.home:
             return node
-    # Estimates this close say nothing: spread instead of following their noise.
+    # Estimates this close are equal: spread instead of following their noise.
     return min(near, key=_fill)
 
 

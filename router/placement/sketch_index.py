@@ -1,9 +1,9 @@
-"""Which nodes already hold the beginning of a prompt: a radix tree over sketches, per tenant.
+"""Index of the prefixes that nodes have cached: a radix tree over sketches, per tenant.
 
     root ──[system prompt]──┬──[agent 1's turns]      each edge: consecutive piece hashes
                             └──[agent 2's turns]      each tree node: which agents end there
 
-A hint only: a wrong entry costs a recomputation, never a wrong answer.
+The index is a hint: a wrong entry costs a recomputation, never a wrong answer.
 """
 
 from array import array
@@ -20,10 +20,10 @@ Holder = tuple[NodeName, AgentId]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Part of a prompt that one node holds."""
+    """Part of a prompt that a node has cached."""
 
     pieces_count: int
-    # The agent whose whole sketch the prompt begins with: a conversation that goes on.
+    # Agent whose whole sketch is a prefix of the prompt: the conversation continues it.
     continued: AgentId | None = None
 
 
@@ -42,7 +42,7 @@ class SketchIndex:
     def __init__(self) -> None:
         self._roots: dict[TenantId, _Branch] = {}
         self._places: dict[tuple[TenantId, Holder], tuple[_Branch, object]] = {}
-        self._openings: dict[tuple[TenantId, Holder], int] = {}  # of those this router has seen
+        self._openings: dict[tuple[TenantId, Holder], int] = {}  # of turns placed by this router
 
     def __len__(self) -> int:
         return len(self._places)
@@ -56,7 +56,7 @@ class SketchIndex:
         tag: object = None,
         opening: int | None = None,
     ) -> None:
-        """Remember an agent's sketch; nothing to do if `tag` says it is unchanged."""
+        """Store an agent's sketch, unless `tag` shows that it is unchanged."""
         key = (tenant, (node, agent))
         known = self._places.get(key)
         if known is not None and tag is not None and known[1] == tag:
@@ -75,7 +75,7 @@ class SketchIndex:
         _count(leaf, node, 1)
 
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
-        """Forget an agent on a node; unknown ones are no error."""
+        """Remove an agent on a node, if it is there."""
         place = self._places.pop((tenant, (node, agent)), None)
         if place is None:
             return
@@ -90,11 +90,11 @@ class SketchIndex:
     def matches(
         self, tenant: TenantId, sketch: Sequence[int], opening: int | None = None
     ) -> dict[NodeName, Match]:
-        """Return for each node that holds any of the prompt how much, and whose it is.
+        """Return, for each node that has part of the prompt, how much and of which agent.
 
-        A sketch is coarse: conversations with another `opening` are others, if theirs is known.
+        Sketches are coarse: a conversation with another known `opening` is a different one.
         """
-        found: dict[NodeName, Match] = {}
+        matches: dict[NodeName, Match] = {}
         branch = self._roots.get(tenant)
         depth = 0
         while branch is not None and depth < len(sketch):
@@ -104,19 +104,19 @@ class SketchIndex:
             common = common_pieces(child.edge, sketch[depth:])
             depth += common
             for node in child.below:
-                before = found.get(node)
-                found[node] = Match(depth, before.continued if before else None)
+                before = matches.get(node)
+                matches[node] = Match(depth, before.continued if before else None)
             if common < len(child.edge):
                 break
             for node, agent in sorted(child.holders):
                 if self._openings.get((tenant, (node, agent)), opening) == opening:
-                    found[node] = Match(depth, agent)
+                    matches[node] = Match(depth, agent)
             branch = child
-        return found
+        return matches
 
 
 def _descend(branch: _Branch, sketch: Sequence[int]) -> _Branch:
-    """Walk down to where `sketch` ends, adding and splitting branches on the way."""
+    """Return the branch at which `sketch` ends, adding and splitting branches as needed."""
     while sketch:
         child = branch.children.get(sketch[0])
         if child is None:
@@ -131,7 +131,7 @@ def _descend(branch: _Branch, sketch: Sequence[int]) -> _Branch:
 
 
 def _split(branch: _Branch, at: int) -> _Branch:
-    """Put a new branch in front of `branch` that holds its edge's first `at` pieces."""
+    """Insert a branch above `branch` that takes its edge's first `at` pieces."""
     parent = branch.parent
     assert parent is not None, "the root has no edge to split"
     front = _Branch(branch.edge[:at], parent, below=Counter(branch.below))

@@ -30,7 +30,7 @@ class ClearThinking(CountedEdit):
         if len(begins) <= self.keep:
             return prompt, 0
         end = begins[len(begins) - self.keep]
-        return prompt.saying(without_thoughts(messages, end)), len(begins) - self.keep
+        return prompt.with_messages(without_thoughts(messages, end)), len(begins) - self.keep
 
 
 def thinking_turns(messages: tuple[Message, ...]) -> list[int]:

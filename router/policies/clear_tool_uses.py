@@ -91,4 +91,4 @@ class ClearToolUses(CountedEdit):
         chosen = self.clearing.of(messages)
         if not chosen:
             return None
-        return prompt.saying(self.clearing.clear(messages, chosen)), len(chosen)
+        return prompt.with_messages(self.clearing.clear(messages, chosen)), len(chosen)

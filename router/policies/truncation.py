@@ -94,7 +94,7 @@ class _Cuts:
 
     def prompt_behind(self, at: int) -> Prompt:
         gone = self.units[: self.dropped[at][0]]
-        return self.prompt.saying(without_oldest(self.prompt.messages or (), gone))
+        return self.prompt.with_messages(without_oldest(self.prompt.messages or (), gone))
 
 
 def _bytes_of(messages: Sequence[Message], unit: range) -> int:

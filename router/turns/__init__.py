@@ -1,1 +1,1 @@
-"""One turn as the router sees it: placed, followed, gathered."""
+"""Turns in the router: placement, admission, streaming and handover."""

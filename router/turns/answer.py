@@ -1,4 +1,4 @@
-"""A whole answer, gathered from the events of one turn, and what responses say about it."""
+"""Whole answers, gathered from the events of a turn, and response headers about their cache."""
 
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,26 +13,26 @@ from fabric.turn.generation import (
     ToolCalls,
 )
 from router.limits import MATCH_REASON_CHARS_MAX
-from router.turns.open_turn import Answered, OpenTurn
+from router.turns.open_turn import AnswerEvent, OpenTurn
 
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """Text, reasoning, calls and counts of one finished turn."""
+    """Text, reasoning, calls and counts of a finished turn."""
 
     text: str
     reasoning: str
     calls: tuple[ToolCall, ...]
     logprobs: tuple[TokenLogprob, ...]
     reasoning_tokens: int
-    finished: Finished  # why, after how many tokens, at which stop string
-    echo: str = ""  # the prompt, where it was to be told
+    finished: Finished  # reason, tokens and stop string
+    echo: str = ""  # the prompt, if it was requested
     echo_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def mean_logprob(self) -> float:
-        """How probable the answer was, by the token; of none, certain."""
-        known = [each.logprob for each in self.logprobs if each.logprob is not None]
+        """Mean log probability of the answer's tokens; 0 for an empty answer."""
+        known = [token.logprob for token in self.logprobs if token.logprob is not None]
         return sum(known) / len(known) if known else 0.0
 
 
@@ -48,8 +48,8 @@ class AnswerParts:
     reasoning_tokens: int = 0
     finished: Finished | None = None
 
-    def add(self, event: Answered | ToolCallPart) -> None:
-        """Take the next event; parts of calls come again as whole ones."""
+    def add(self, event: AnswerEvent | ToolCallPart) -> None:
+        """Add the next event; parts of calls are skipped, as whole calls follow."""
         if isinstance(event, Delta):
             if event.is_echo:
                 self.echoes.append(event)
@@ -63,7 +63,7 @@ class AnswerParts:
             self.finished = event
 
     def whole(self) -> WholeAnswer:
-        """Put the answer together, once its last event has come."""
+        """Return the whole answer, after its last event."""
         assert self.finished is not None, "a stream without a last event raises"
         return WholeAnswer(
             "".join(self.texts),
@@ -72,13 +72,13 @@ class AnswerParts:
             tuple(self.logprobs),
             self.reasoning_tokens,
             self.finished,
-            "".join(each.text for each in self.echoes),
-            tuple(told for each in self.echoes for told in each.logprobs),
+            "".join(echo.text for echo in self.echoes),
+            tuple(token for echo in self.echoes for token in echo.logprobs),
         )
 
 
 async def gather(opened: OpenTurn) -> WholeAnswer:
-    """Read a turn to its end; raise FabricError where its node breaks off."""
+    """Read a turn to its end; raise FabricError if its node breaks off."""
     parts = AnswerParts()
     async with aclosing(opened.events()) as events:
         async for event in events:
@@ -87,7 +87,7 @@ async def gather(opened: OpenTurn) -> WholeAnswer:
 
 
 def cache_headers(admitted: Admitted) -> dict[str, str]:
-    """Tell whose KV cache served the turn, where, and how much of it was used."""
+    """Return the headers that report which KV cache served the turn, and how much of it."""
     reason = admitted.match_reason.encode("ascii", "replace").decode()
     printable = "".join(c if c.isprintable() else " " for c in reason)
     rare = {"x-macfabric-template": "; ".join(admitted.template)} if admitted.template else {}

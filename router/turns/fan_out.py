@@ -1,10 +1,10 @@
-"""Several answers to one request: each a turn of its own, told by its number.
+"""Several answers to one request: every answer is a separate turn with a number.
 
-    prompt 0 ──▶ computed and kept once ──▶ answers 0 … n-1, side by side
-    prompt 1 ──▶ the same, beside it     ──▶ answers n … 2n-1
+    prompt 0 ──▶ computed and stored once ──▶ answers 0 … n-1, in parallel
+    prompt 1 ──▶ likewise, in parallel    ──▶ answers n … 2n-1
 
-Of a prompt's answers the first is its agent's. The others go where the prompt was computed, begin
-with what is stored of it, and leave nothing. Where one fails, all end.
+The first answer to a prompt belongs to its agent. The others run on the node that computed the
+prompt, start from its stored cache, and are not kept. If one fails, all end.
 """
 
 import asyncio
@@ -18,48 +18,48 @@ from router.fresh_ids import fresh_operation
 from router.limits import ANSWER_PARTS_WAITING_MAX, ANSWER_PLACE_S, ANSWERS_AT_ONCE_MAX
 from router.turn_request import TurnRequest
 from router.turns.answer import AnswerParts, WholeAnswer
-from router.turns.awaited_nodes import AwaitedNodes
-from router.turns.open_turn import Answered, OpenTurn, Progress
+from router.turns.open_turn import AnswerEvent, OpenTurn, Progress
+from router.turns.owner_wait import AwaitedNodes
 from router.turns.turns import RETRY_S, Turns
 
-Part = Answered | ToolCallPart
+Part = AnswerEvent | ToolCallPart
 
 
 class FanOut:
-    """Read `parts` to their end or `close`: closing early cancels all of its turns."""
+    """Turns of one request. Read `parts` to the end, or `close` to cancel them."""
 
-    def __init__(self, turns: Turns, asked: Sequence[TurnRequest], count: int) -> None:
-        """Answer each of the turns `count` times."""
+    def __init__(self, turns: Turns, requests: Sequence[TurnRequest], count: int) -> None:
+        """Prepare to answer each of the turns `count` times."""
         self._turns = turns
-        self._asked = asked
+        self._requests = requests
         self._count = count
         self._admitted: dict[int, Admitted] = {}  # by the number of the prompt
         self._first: OpenTurn | None = None
         self._running: list[OpenTurn] = []
-        self._places = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
+        self._slots = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
         self._queue: asyncio.Queue[tuple[int, Part] | BaseException | None] = asyncio.Queue(
             ANSWER_PARTS_WAITING_MAX
         )
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, waiting: AwaitedNodes | None = None) -> Admitted:
-        """Return once a node has admitted the first prompt."""
+        """Wait until a node has admitted the first prompt."""
         self._first = await self._turns.open(self._first_of(0), waiting)
         self._admitted[0] = self._first.admitted
         return self._first.admitted
 
     @property
     def admitted(self) -> list[Admitted]:
-        """List the prompts' admissions; all of them once the last part was read."""
+        """Admissions of the prompts; complete once the last part was read."""
         return [self._admitted[at] for at in sorted(self._admitted)]
 
     @property
     def progress(self) -> Progress | None:
-        """How much of a prompt is computed, while none of the answers says anything."""
-        return next((each.progress for each in self._running if each.progress), None)
+        """Progress of a prompt's prefill, until its first token."""
+        return next((turn.progress for turn in self._running if turn.progress), None)
 
     async def parts(self) -> AsyncGenerator[tuple[int, Part], None]:
-        """Yield what comes of all answers, by their numbers; raise the first error of any."""
+        """Yield the parts of all answers with their numbers; raise the first error."""
         self._task = asyncio.create_task(self._run())
         try:
             while (item := await self._queue.get()) is not None:
@@ -71,14 +71,14 @@ class FanOut:
 
     async def gather(self) -> list[WholeAnswer]:
         """Read all answers to their ends."""
-        answers = [AnswerParts() for _ in range(len(self._asked) * self._count)]
+        answers = [AnswerParts() for _ in range(len(self._requests) * self._count)]
         async with aclosing(self.parts()) as parts:
             async for number, part in parts:
                 answers[number].add(part)
-        return [each.whole() for each in answers]
+        return [answer.whole() for answer in answers]
 
     async def close(self) -> None:
-        """Let all turns go; those that have not ended stop on their nodes."""
+        """Cancel all turns that have not ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -86,10 +86,10 @@ class FanOut:
             await self._first.close()
 
     async def _run(self) -> None:
-        """Answer all prompts; the last item says how it went."""
+        """Answer all prompts; the last item of the queue is the error, or None."""
         try:
             async with asyncio.TaskGroup() as group:
-                for at in range(len(self._asked)):
+                for at in range(len(self._requests)):
                     group.create_task(self._answer_prompt(at, group))
         except BaseExceptionGroup as failed:
             await self._queue.put(_first_error(failed))
@@ -101,25 +101,25 @@ class FanOut:
         if self._count == 1:
             await self._answer(begun, first, at)
             return
-        turn = replace(self._asked[at], prefetch=())
+        turn = replace(self._requests[at], prefetch=())
         near, beside = None, None
         if not turn.prompt.echo:
             await self._answer(begun, None, at)
             admitted = self._admitted[at]
             near, beside = admitted.node, admitted.agent
         for index in range(self._count):
-            asked = replace(
+            answer = replace(
                 turn,
                 operation=fresh_operation(),
                 sampling=_numbered(turn.sampling, index),
                 near=near,
                 beside=beside if index else None,
             )
-            group.create_task(self._answer(asked, first + index, at))
+            group.create_task(self._answer(answer, first + index, at))
 
     async def _answer(self, turn: TurnRequest, number: int | None, at: int) -> None:
-        """Run one turn; without a number nothing of it is told."""
-        async with self._places:
+        """Run one turn; without a number, its parts are dropped."""
+        async with self._slots:
             opened = await self._opened(turn, at)
             self._running.append(opened)
             try:
@@ -132,7 +132,7 @@ class FanOut:
                 await opened.close()
 
     async def _opened(self, turn: TurnRequest, at: int) -> OpenTurn:
-        """Open a turn; where nodes are full, wait: a part of the request was admitted."""
+        """Open a turn; wait while nodes are full, as part of the request was admitted."""
         if at == 0 and self._first is not None:
             opened, self._first = self._first, None
             return opened
@@ -152,16 +152,16 @@ class FanOut:
                 return opened
 
     def _first_of(self, at: int) -> TurnRequest:
-        """Return the turn that a prompt begins with: the only one, or what computes the prompt."""
-        turn = self._asked[at]
+        """Return the first turn of a prompt: its only answer, or the turn that computes it."""
+        turn = self._requests[at]
         if self._count == 1 or turn.prompt.echo:
             return turn
-        # Otherwise as asked: what of it is refused is refused before anything is told.
+        # Otherwise unchanged, so that an invalid request is refused before the response starts.
         return replace(turn, sampling=replace(turn.sampling, max_tokens=1))
 
 
 def _numbered(sampling: Sampling, index: int) -> Sampling:
-    """Give each answer a seed of its own, the same whenever it is asked for."""
+    """Give every answer a different seed, the same at every repetition."""
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
 
 

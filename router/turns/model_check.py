@@ -1,4 +1,4 @@
-"""Which models there are, as the nodes say."""
+"""Models that the nodes serve."""
 
 from fabric.errors import NotFoundError, RetryLaterError
 from router.fleet.fleet import Fleet
@@ -7,21 +7,21 @@ from router.limits import NAME_CHARS_TOLD
 
 
 class ModelCheck:
-    """Judges models by what the nodes say, once they had their time to say it."""
+    """Checks of model names, after the nodes had time to report theirs."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     async def names(self) -> list[str]:
-        """List the models, once every node had its time to name its own."""
+        """Return the models, after every node had time to report its own."""
         await self._fleet.discovery.wait(self._fleet.membership.has_contacted_all)
         return self._fleet.models()
 
     async def require(self, model: str) -> None:
-        """Return if some node serves `model`; raise NotFoundError or RetryLaterError if none does.
+        """Raise NotFoundError or RetryLaterError if no node serves `model`.
 
-        The clients of a router that died come back at once. Answered at once, too, they would
-        rest for seconds, or believe that their model is gone.
+        Waits for the nodes first: the clients of a router that died reconnect at once, and must
+        not be told that their model does not exist.
         """
         fleet = self._fleet
         await fleet.discovery.wait(

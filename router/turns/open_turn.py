@@ -1,6 +1,6 @@
-"""A turn that a node has admitted: its first event, and the rest as they come.
+"""Turn that a node has admitted: its first event, and the stream of the others.
 
-A turn whose agent is moved goes on where the agent goes; who reads the events sees one stream.
+If the agent is moved, the turn continues on the new node; readers of the events see one stream.
 """
 
 import logging
@@ -31,7 +31,7 @@ _LOG = logging.getLogger("macfabric.router.turns")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens of a prompt that are computed, or were known, and all of them."""
+    """Tokens of a prompt that are computed or cached, and the total."""
 
     done: int
     total: int
@@ -40,11 +40,11 @@ class Progress:
         return f"prefill {self.done}/{self.total}"
 
 
-Answered = Delta | ToolCalls | Finished
+AnswerEvent = Delta | ToolCalls | Finished
 
 
 class OpenTurn:
-    """Read `events` to their end, or `close`: closing early cancels the turn on its node."""
+    """Admitted turn. Read `events` to the end, or `close` to cancel the turn on its node."""
 
     def __init__(  # noqa: PLR0913 - all by name, from one place
         self,
@@ -76,15 +76,15 @@ class OpenTurn:
         self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
         telemetry.admitted(admitted)
 
-    async def events(self) -> AsyncGenerator[Answered, None]:
-        """Yield what the node produces, calls in whole; raise a FabricError where it breaks off."""
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Yield the answer's events with whole calls; raise FabricError if the node breaks off."""
         async with aclosing(self.parts()) as parts:
             async for part in parts:
                 if not isinstance(part, ToolCallPart):
                     yield part
 
-    async def parts(self) -> AsyncGenerator[Answered | ToolCallPart, None]:
-        """Yield the same, and calls while they are written, too."""
+    async def parts(self) -> AsyncGenerator[AnswerEvent | ToolCallPart, None]:
+        """Yield the same, and parts of calls as they are generated."""
         is_first = True
         try:
             async for event in self._spliced():
@@ -102,7 +102,9 @@ class OpenTurn:
                 yield answered
         except NodeLostError as error:
             await self._end("failed")
-            message = f"node {self.admitted.node} was lost in mid-answer; send the request again"
+            message = (
+                f"node {self.admitted.node} was lost during its answer; send the request again"
+            )
             _LOG.warning("agent %s: %s", self._alias, error.code)
             raise RetryLaterError(message, code=NodeLostError.code) from None
         except FabricError:
@@ -112,7 +114,7 @@ class OpenTurn:
             await self.close()
 
     async def _spliced(self) -> AsyncGenerator[Event, None]:
-        """Yield the events of every node that the turn runs on, one after the other."""
+        """Yield the events of every node that the turn runs on, in order."""
         while True:
             try:
                 event = await self._breaker.wait(anext(self._source))
@@ -154,7 +156,7 @@ class OpenTurn:
         self._on_first()
 
 
-def _answered(event: Event) -> Answered | ToolCallPart:
+def _answered(event: Event) -> AnswerEvent | ToolCallPart:
     assert not isinstance(event, HandedOver | Prefilling), "taken before"
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)

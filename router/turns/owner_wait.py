@@ -1,15 +1,16 @@
-"""A turn whose agent no node has reported waits for the expected nodes that have not joined.
+"""Wait of a turn for expected nodes that may own its agent and have not joined.
 
     owner reported      the turn goes there
-    no node is awaited  it begins anywhere
-    time is up          likewise: computing the prompt anew takes no longer than the wait did
+    no node is awaited  it starts on any node
+    time is up          likewise: recomputing the prompt takes no longer than the wait did
 
-The time is the router's own estimate of the prefill, and at most OWNER_WAIT_S_MAX. A conversation
-without an answer in it has just begun, so it waits only where it names its agent.
+The time is the router's estimate of the prefill, at most OWNER_WAIT_S_MAX. A conversation without
+an answer has just started, so it waits only if it names its agent.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fabric.turn.messages import MessageRole
 from router.fleet import snapshots
@@ -18,19 +19,28 @@ from router.limits import OWNER_WAIT_S_MAX
 from router.placement.placement import is_continued, recompute_s
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
-from router.turns.awaited_nodes import AwaitedNodes
 
 _LOG = logging.getLogger("macfabric.router.turns")
 
 
+@dataclass(slots=True)
+class AwaitedNodes:
+    """Nodes that a turn waits for before its admission, shown in its stream."""
+
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"waiting for {', '.join(self.nodes)}" if self.nodes else "starting"
+
+
 class OwnerWait:
-    """Holds turns back while the owner of their agent may still join."""
+    """Waits of turns while the owner of their agent may still join."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     async def wait(self, turn: TurnRequest, since_s: float, waiting: AwaitedNodes) -> None:
-        """Return once the turn's owner has reported, or a wait begun at `since_s` is too long."""
+        """Wait until the turn's owner has reported, or the wait since `since_s` is too long."""
         discovery = self._fleet.discovery
         if not discovery.may_learn_agents() or self._is_known(turn):
             return
@@ -40,16 +50,16 @@ class OwnerWait:
         awaited = discovery.awaited()
         waiting.nodes = awaited
         try:
-            is_found = await discovery.wait_for_owner(self._watch(turn), patience_s)
+            is_reported = await discovery.wait_for_owner(self._watch(turn), patience_s)
         finally:
             waiting.nodes = ()
         alias = self._fleet.alias(turn.key) if turn.key else "without a name"
         waited_s = self._fleet.clock.monotonic_s() - now_s
-        outcome = "its owner joined" if is_found else "no owner joined"
+        outcome = "its owner joined" if is_reported else "no owner joined"
         _LOG.info("agent %s: waited %.1f s for %s; %s", alias, waited_s, awaited, outcome)
 
     def _watch(self, turn: TurnRequest) -> Callable[[], bool]:
-        """Return a cheap `_is_known`: content is compared again only after a node has reported."""
+        """Return a cheap `_is_known` that compares content only after a new report."""
         reports, is_known = self._fleet.membership.reports(), False
 
         def look() -> bool:
@@ -62,7 +72,7 @@ class OwnerWait:
         return look
 
     def _is_known(self, turn: TurnRequest) -> bool:
-        """Say whether waiting is pointless: the owner is known, or there cannot be one."""
+        """Return whether waiting is pointless: the owner is known, or cannot exist."""
         key, directory = turn.key, self._fleet.directory
         if key is not None:
             known = directory.owner(key) or directory.starting(key) or directory.released_owner(key)
@@ -73,7 +83,7 @@ class OwnerWait:
 
 
 def _may_continue(prompt: Prompt) -> bool:
-    """Say whether a prompt may continue a stored conversation, found by its content."""
+    """Return whether a prompt may continue a stored conversation, found by its content."""
     if prompt.messages is None:
         return bool(prompt.sketch)
     has_answer = any(message.role is MessageRole.ASSISTANT for message in prompt.messages)

@@ -1,4 +1,4 @@
-"""The turns that run in this router, and how they end when it stops."""
+"""Turns that run in this router, and their end when it stops."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,31 +11,31 @@ T = TypeVar("T")
 
 
 def stopping() -> RetryLaterError:
-    """Return the error of a turn that a stopping router refuses or breaks off."""
+    """Return the error of a turn that a stopping router refuses or cancels."""
     message = "the router is stopping; send the request again"
     return RetryLaterError(message, retry_after_s=STOPPING_RETRY_S, code="stopping")
 
 
 class Breaker:
-    """Breaks off one turn, wherever it waits for its node."""
+    """Switch that cancels one turn, wherever it waits for its node."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._waiting: asyncio.Task[object] | None = None
 
     def open(self) -> None:
-        """Break the turn off: the wait under way, or the next one, raises `stopping()`."""
+        """Cancel the turn: the current wait, or the next one, raises `stopping()`."""
         if not self.is_open:
             self.is_open = True
             if self._waiting is not None:
                 self._waiting.cancel()
 
     async def wait(self, work: Awaitable[T]) -> T:
-        """Await `work`; raise `stopping()` where the turn is broken off meanwhile."""
+        """Await `work`; raise `stopping()` if the turn is cancelled meanwhile."""
         task = self._waiting = asyncio.current_task()
         assert task is not None, "a turn runs in a task"
         try:
-            if self.is_open:  # cancel `work`, so that it is awaited in any case
+            if self.is_open:  # cancels `work`, which must be awaited in any case
                 task.cancel()
             return await work
         except asyncio.CancelledError:
@@ -47,7 +47,7 @@ class Breaker:
 
 
 class RunningTurns:
-    """All turns of one router, from their request to their last event."""
+    """All turns of a router, from their request to their last event."""
 
     def __init__(self) -> None:
         self._breakers: set[Breaker] = set()
@@ -61,7 +61,7 @@ class RunningTurns:
         return self._is_refusing
 
     def begin(self) -> Breaker:
-        """Add a turn; raise `stopping()` where none may begin any more."""
+        """Add a turn; raise `stopping()` if the router is stopping."""
         if self._is_refusing:
             raise stopping()
         breaker = Breaker()
@@ -77,6 +77,6 @@ class RunningTurns:
         self._is_refusing = True
 
     def break_off(self) -> None:
-        """Break off all turns; their nodes keep what they have computed."""
+        """Cancel all turns; their nodes keep what they have computed."""
         for breaker in list(self._breakers):
             breaker.open()

@@ -1,13 +1,13 @@
-"""Which node a turn is sent to, and at which epoch: asked here alone.
+"""Target of a turn: its node and epoch. The only place that chooses them.
 
     owner known, lease alive ──▶ the owner; above any epoch given to another meanwhile
     owner silent             ──▶ the owner until the turn gives it up, then another at epoch + 1
     owner starting again     ──▶ the same
     owner expired            ──▶ another at epoch + 1
-    owner stepped down       ──▶ the same, above the epoch that its undecided move may have made
-    nobody owns it           ──▶ the cheapest in seconds; the same for all its first turns
+    owner released it        ──▶ the same, above the epoch of the undecided move
+    no owner                 ──▶ the cheapest in seconds; the same node for all its first turns
 
-Nothing is awaited between the look at the fleet and what is noted of the decision.
+Nothing is awaited between the snapshot of the fleet and the record of the decision.
 """
 
 import logging
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("macfabric.router.turns")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Node that a turn goes to next; `waits` if that node's KV cache is worth waiting for."""
+    """Node to which a turn is sent; `waits` if its KV cache is worth waiting for."""
 
     node: NodeName
     epoch: int
@@ -38,7 +38,7 @@ class Target:
 
 
 class Targets:
-    """Turns decisions into targets, and keeps agents that are begun from others."""
+    """Targets by the placement's decisions, with reservations for agents that start."""
 
     def __init__(self, fleet: Fleet, placement: Placement, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -46,7 +46,7 @@ class Targets:
         self._telemetry = telemetry
 
     def choose(self, turn: TurnRequest, given_up: frozenset[NodeName]) -> Target:
-        """Return where a turn goes next; raise RetryLaterError if no node can take it."""
+        """Return a turn's next target; raise RetryLaterError if no node can take it."""
         near = turn.near
         if turn.key is None and near and near not in given_up and self._fleet.is_up(near):
             return Target(near, epoch=0, waits=True)
@@ -56,17 +56,18 @@ class Targets:
             return _unnamed(decision)
         if isinstance(decision, Stay):
             return self._staying(turn.key, decision.node)
-        return self._begun(turn.key, decision)
+        return self._starting(turn.key, decision)
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
-        """Estimate what the prompt costs on another node."""
+        """Estimate the prefill of the prompt on another node."""
         facts = snapshots.facts_of(turn, frozenset({without}))
         return recompute_s(facts, snapshots.of_turn(self._fleet, turn))
 
     def _staying(self, key: AgentKey, node: NodeName) -> Target:
-        """Go to the owner; above an epoch of another node that may come back and fence its turn.
+        """Return the owner, at an epoch above those of other nodes that could fence its turn.
 
-        It was given one that never came of it, or it may own the agent and was not heard yet.
+        Such a node was given an epoch that it never used, or has not reported yet and may own
+        the agent.
         """
         directory = self._fleet.directory
         started, owner = directory.starting(key), directory.owner(key)
@@ -79,7 +80,7 @@ class Targets:
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))
 
-    def _begun(self, key: AgentKey, decision: Load | Recompute) -> Target:
+    def _starting(self, key: AgentKey, decision: Load | Recompute) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
         directory, node = self._fleet.directory, decision.node
         owner = directory.owner(key)
@@ -94,7 +95,7 @@ class Targets:
 
 
 def _unnamed(decision: Stay | Load | Recompute) -> Target:
-    # Which agent it will be is found out by the node, so there is no epoch to tell.
+    # The node finds the agent by content, so the epoch is unknown here.
     if isinstance(decision, Stay):
         return Target(decision.node, epoch=0, waits=True)
     is_cold = isinstance(decision, Recompute)

@@ -1,6 +1,6 @@
-"""From a turn to the node that takes it, and to the node where it goes on.
+"""Turns: admission by a node, retries until then, and continuation on another node after a move.
 
-Once a node has sent its first event, nothing is retried: the client sees where it broke.
+Once a node has sent its first event, nothing is retried: the client sees where the answer broke.
 """
 
 import asyncio
@@ -33,10 +33,9 @@ from router.placement.load_ledger import Booking
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
-from router.turns.awaited_nodes import AwaitedNodes
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
-from router.turns.owner_wait import OwnerWait
+from router.turns.owner_wait import AwaitedNodes, OwnerWait
 from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
 
@@ -48,7 +47,7 @@ RESUMING_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class AdmittedTurn:
-    """A turn on one node: its admission, its further events, and how to end its booking."""
+    """Turn on one node: its admission, its further events, and a call that ends its booking."""
 
     first: Admitted
     source: AsyncGenerator[Event, None]
@@ -62,14 +61,14 @@ class Attempt:
 
     started_s: float
     waiting: AwaitedNodes
-    goes_first: bool = False  # somebody has read a part of the answer already
+    goes_first: bool = False  # the client has read a part of the answer already
     lost_since_s: float | None = None
     has_refreshed: bool = False
     given_up: set[NodeName] = field(default_factory=set)
 
 
 class Turns:
-    """Opens turns on nodes; nothing is retried once a node has sent its first event."""
+    """Turns that are opened on nodes, and retried until a node has sent its first event."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Turns:
         self._recovery = recovery
         self._telemetry = telemetry
         self._takeover_after_s = takeover_after_s
-        self._resuming: Counter[AgentKey] = Counter()  # turns that follow where their agent went
+        self._resuming: Counter[AgentKey] = Counter()  # turns that continue after a move
         self._hint = hint
         self.running = RunningTurns()
         self._models = ModelCheck(fleet)
@@ -94,7 +93,7 @@ class Turns:
         self._owner_wait = OwnerWait(fleet)
 
     async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
-        """Return the turn once a node has admitted it; `waiting` says what for until then."""
+        """Return the turn once a node has admitted it; `waiting` shows what it waits for."""
         breaker: Breaker | None = None
         try:
             breaker = self.running.begin()
@@ -123,14 +122,14 @@ class Turns:
         started_s = self._now_s()
         placed = await self._admitted(turn, waiting)
         key = turn.tenant, placed.first.agent
-        # Its client was told which memory serves it: what comes of a new try is no other.
+        # The client knows which memory serves it, so a continuation must use the same one.
         edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
-        publish = self._fleet.events.publish if turn.is_kept else _unheard
+        publish = self._fleet.events.publish if turn.is_kept else _discard
         publish(TurnBegan.of(turn.tenant, placed.first))
 
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
             self.running.discard(breaker)
-            placed.end()  # of the node it runs on by then
+            placed.end()  # on the node where it runs by then
             publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
 
         async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
@@ -139,7 +138,7 @@ class Turns:
             identity = Identity(IdentityKind.AGENT, key[1])
             further = replace(turn, identity=identity, resume=handed.resume, edits=edits)
             further = replace(further, was_admitted=True)
-            _LOG.info("agent %s: its turn goes on where it went", self._fleet.alias(key))
+            _LOG.info("agent %s: its turn continues on its new node", self._fleet.alias(key))
             self._resuming[key] += 1
             try:
                 ahead = await self._sent_ahead(further, key)
@@ -166,7 +165,7 @@ class Turns:
     async def _admitted(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
     ) -> AdmittedTurn:
-        """Find a node that takes the turn, whatever it takes."""
+        """Send the turn to nodes until one admits it."""
         attempt = Attempt(self._now_s(), waiting, goes_first)
         while True:
             key = turn.key
@@ -184,7 +183,7 @@ class Turns:
                 await self._fleet.membership.refresh()
             except RetryLaterError:
                 if key is None or not self._moves.is_moving(key):
-                    raise  # an agent on the move is refused until the end of it
+                    raise  # during a move, nodes refuse the agent's turns until it ends
                 await asyncio.sleep(RETRY_S)
             else:
                 if key is not None or self._is_current(turn, placed):
@@ -198,16 +197,16 @@ class Turns:
         return first.epoch >= self._directory.issued((turn.tenant, first.agent))
 
     async def _named(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
-        """Leave an agent found by content at an epoch that is over; ask for it by its name.
+        """Cancel a turn that found its agent by content at an old epoch, and name the agent.
 
-        Its content says nothing of its epoch: every further try would be fenced, too.
+        Content does not determine the epoch, so every further try would be fenced, too.
         """
         placed.end()
         await placed.source.aclose()
         return replace(turn, identity=Identity(IdentityKind.AGENT, placed.first.agent))
 
     async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
-        """Let a handed-over turn wait where its agent goes while the move is committed."""
+        """Have a handed-over turn wait on the move's target while the move is committed."""
         handover_target = await self._moves.handover_target(key)
         if handover_target is None:
             return None
@@ -219,15 +218,17 @@ class Turns:
                 return await self._start(replace(turn, after=handover_target.migration), target)
         except (FabricError, TimeoutError) as error:
             alias = self._fleet.alias(key)
-            _LOG.info("agent %s: was not handed over at once (%s)", alias, type(error).__name__)
+            _LOG.info(
+                "agent %s: its turn was not handed over at once (%s)", alias, type(error).__name__
+            )
             return None
         finally:
             handed_over.cancel()
 
     async def _settled(self, turn: TurnRequest, attempt: Attempt) -> None:
-        """Wait for whatever is just being decided of a turn's agent, or will be told soon."""
+        """Wait for nodes' first reports, for the agent's move, and for earlier turns of it."""
         key, directory = turn.key, self._fleet.directory
-        # Who is told to own an agent may have lost it to a node that has not told its own yet.
+        # The known owner may have lost the agent to a node that has not reported yet.
         await self._fleet.discovery.wait_for_reports()
         if not attempt.goes_first:
             await self._owner_wait.wait(turn, attempt.started_s, attempt.waiting)
@@ -235,7 +236,7 @@ class Turns:
             return
         await self._moves.settle(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
-            await asyncio.sleep(RESUMING_POLL_S)  # who was in mid-answer goes first
+            await asyncio.sleep(RESUMING_POLL_S)  # a turn that has answered in part goes first
         owner = directory.owner(key)
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)
@@ -261,7 +262,7 @@ class Turns:
             self._remember(turn, first)
 
         def end() -> None:
-            if entry.open:  # a turn that was handed over has ended here before
+            if entry.open:  # a turn that was handed over has been ended before
                 self._leave(turn, reservation)
             fleet.ledger.end(entry)
 
@@ -292,9 +293,9 @@ class Turns:
         patience_s = self._takeover_after_s if target.waits else 0.0
         is_returning = self._fleet.membership.is_returning(target.node)
         if target.waits and is_returning:
-            # Its KV cache comes back with it: wait as long as computing it anew would take.
-            anew_s = self._targets.recompute_s(turn, without=target.node)
-            patience_s = max(patience_s, min(anew_s, OWNER_WAIT_S_MAX))
+            # Its KV cache returns with it: wait as long as recomputing the prompt would take.
+            recompute_s = self._targets.recompute_s(turn, without=target.node)
+            patience_s = max(patience_s, min(recompute_s, OWNER_WAIT_S_MAX))
         is_down = not is_returning and not self._fleet.is_up(target.node)
         if is_down or now_s - attempt.lost_since_s >= patience_s:
             _LOG.warning("gave up on %s: %s", target.node, error.code)
@@ -304,7 +305,7 @@ class Turns:
             await asyncio.sleep(RETRY_S)
 
     async def _resolve(self, key: AgentKey) -> None:
-        """Decide a sealed agent's owner, or ask the client to come back."""
+        """Decide a sealed agent's owner; raise RetryLaterError if that is not possible yet."""
         await self._recovery.resolve(key)
         owner = self._directory.owner(key)
         if owner and owner.state is OwnerState.SEALED and self._fleet.is_up(owner.node):
@@ -325,14 +326,14 @@ def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) 
             patience.reschedule(asyncio.get_running_loop().time())
 
 
-def _unheard(_event: FleetEvent) -> None:
-    """Publish nothing for turns that are not kept."""
+def _discard(_event: FleetEvent) -> None:
+    """No-op publisher for turns that are not kept."""
 
 
 def _admission(event: Event, node: NodeName) -> Admitted:
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)
     if not isinstance(event, Admitted) or event.node != node:
-        message = f"{node} did not begin with its admission"
+        message = f"{node} did not start its answer with an admission"
         raise FabricError(message, code="bad_event")
     return event

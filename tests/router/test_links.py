@@ -8,7 +8,7 @@ from fabric.errors import RejectedError
 from fabric.ids import NodeName
 from fabric.net.links import Address, LinkKind, LinkView
 from router.fleet import snapshots
-from router.placement.destination import ways
+from router.placement.destination import routes
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 
@@ -103,10 +103,10 @@ async def test_a_move_over_a_measured_link_is_expected_to_take_what_was_measured
         await made.chat("word " * 10_000, agent="alice", http=http)
         await made.fleet.membership.refresh(relist=True)
         key = ("default", "alice")
-        [way] = ways(snapshots.of_agent(made.fleet, key))
+        [route] = routes(snapshots.of_agent(made.fleet, key))
 
-        assert way.missing_bytes > 10_000
-        assert way.travel_s == pytest.approx(0.03 + way.missing_bytes / 1e6)
+        assert route.missing_bytes > 10_000
+        assert route.travel_s == pytest.approx(0.03 + route.missing_bytes / 1e6)
 
 
 async def test_what_befell_transfers_is_exported_under_known_names_only():

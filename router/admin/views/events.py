@@ -62,7 +62,7 @@ class Snapshots:
         async for part in _in_parts(keys):
             used += ((self._used_s(key), key) for key in part)
         shown = [key for _, key in nlargest(FLEET_SNAPSHOT_AGENTS_MAX, used)]
-        moves = self.moves.under_way()
+        moves = self.moves.progress()
         agents: list[Row] = []
         row: Row = {
             "health": health_row(self.fleet, caller),

@@ -37,7 +37,7 @@ from router.openai.responses.shape import ResponseShape
 from router.openai.responses.store import ResponseStore, StoredResponse
 from router.openai.responses.stream import ItemStream
 from router.turns.answer import WholeAnswer
-from router.turns.open_turn import Answered
+from router.turns.open_turn import AnswerEvent
 
 
 class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
@@ -114,7 +114,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         self,
         asked: ResponsesRequest,
         admitted: Admitted,
-        events: AsyncGenerator[Answered | ToolCallPart, None],
+        events: AsyncGenerator[AnswerEvent | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
         shape = self._shape(asked, admitted)
         items = ItemStream(shape)
@@ -130,7 +130,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
                 yield items.event("response.failed", response=failed)
 
     def _framed(
-        self, shape: ResponseShape, items: ItemStream, event: Answered | ToolCallPart
+        self, shape: ResponseShape, items: ItemStream, event: AnswerEvent | ToolCallPart
     ) -> Sequence[bytes]:
         if isinstance(event, Delta):
             return list(items.say(event))

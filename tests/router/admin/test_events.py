@@ -133,7 +133,7 @@ async def test_a_move_that_fails_says_why():
         read = await stream.until("move.state", state="failed")
 
     assert read[-1].data["code"] == got.json()["error"]["code"]
-    assert made.services.moves.under_way() == ()
+    assert made.services.moves.progress() == ()
 
 
 async def test_an_operator_without_a_tenant_follows_and_a_stranger_does_not():

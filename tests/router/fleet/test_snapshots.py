@@ -60,7 +60,7 @@ async def test_who_holds_an_agent_comes_in_the_order_in_which_it_should_serve():
         directory.release(KEY, started)
         directory.floor = lambda _: 2
         assert look() == [(A, "owner"), (B, "erased"), (C, "erased")]
-        assert look((A, 5, REPLICA)) == [(A, "stepped down"), (B, "erased"), (C, "erased")]
+        assert look((A, 5, REPLICA)) == [(A, "released"), (B, "erased"), (C, "erased")]
 
 
 async def test_what_nodes_say_and_what_they_were_given_since():

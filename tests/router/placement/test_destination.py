@@ -7,7 +7,7 @@ from fabric.limits import GIB, MIB
 from fabric.net.links import LinkKind, LinkView
 from fabric.record.manifest import OwnerState
 from router.placement.decision import Ship
-from router.placement.destination import destination, missing_bytes, ways
+from router.placement.destination import destination, missing_bytes, routes
 from router.placement.load_ledger import Ledger
 from router.placement.snapshot import HolderRole
 from tests.router.placement.snapshots import fleet, holder, node
@@ -81,14 +81,14 @@ def test_nobody_has_room():
 def test_there_is_no_way_for_what_nobody_owns():
     gave_it_up = replace(OWNER, role=HolderRole.RELEASED)
 
-    assert ways(look(site(), holders=())) == []
-    assert ways(look(site(), holders=(gave_it_up,))) == []
+    assert routes(look(site(), holders=())) == []
+    assert routes(look(site(), holders=(gave_it_up,))) == []
     assert destination(look(site(), holders=(gave_it_up,))) is None
 
 
 def test_the_quickest_way_comes_first_and_of_equals_the_emptiest_node():
     nodes = site("a", tokens=9), site("b", links=link(THUNDERBOLT)), site(), site("c")
-    found = ways(look(*nodes, holders=(OWNER, UP_TO_DATE)))
+    found = routes(look(*nodes, holders=(OWNER, UP_TO_DATE)))
 
     assert [way.target for way in found] == ["other", "b", "c", "a"]
     assert [way.missing_bytes for way in found] == [0, *[2 * GIB] * 3]
