@@ -1,4 +1,4 @@
-"""The router's ASGI application: routes behind the error boundary, the keys and the limits."""
+"""ASGI application of the router: routes, error boundary, authentication and limits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,20 +66,20 @@ from router.runs.runs import Runs
 from router.services import Services
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
-_OLLAMA: Final = "/api"  # what its clients ask; nothing of it is here
+_OLLAMA: Final = "/api"  # path of its clients' requests, none of which are served
 
 
 def described() -> dict[str, Any]:
     """Return the OpenAPI document of all routes."""
     rooms = (of_openai, of_responses, of_anthropic, of_admin, of_runs)
-    either = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
+    error = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
     schemas = {name: schema for room in rooms for name, schema in room.SCHEMAS.items()}
     operations = [each for room in rooms for each in room.DESCRIBED]
-    return openapi.document([*operations, openapi.DESCRIBED], schemas | {"Error": either})
+    return openapi.document([*operations, openapi.DESCRIBED], schemas | {"Error": error})
 
 
 def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
-    """List the APIs that ask for turns."""
+    """Return the APIs that run turns."""
     return [
         ChatAdapter(clock),
         CompletionAdapter(clock),
@@ -89,7 +89,7 @@ def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
 
 
 def desk_of(settings: RouterSettings, services: Services) -> Desk:
-    """Put together what all turns are answered with."""
+    """Return what all turns need."""
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None
@@ -104,7 +104,7 @@ def routes_of(
     stored: ResponseStore,
     runs: Runs,
 ) -> list[BaseRoute]:
-    """Collect the routes of all APIs."""
+    """Return the routes of all APIs."""
     fleet, names, edits = services.fleet, desk.names, desk.edits
     snapshots = Snapshots(fleet, services.drains, services.moves)
     named = [  # these name agents or nodes
@@ -136,9 +136,9 @@ def routes_of(
 def build_app(
     settings: RouterSettings, services: Services, runs_dir: Path | None = None
 ) -> Starlette:
-    """Build the application; whoever owns `services` runs their background work.
+    """Build the application; the owner of `services` runs their background work.
 
-    `state.runs` is to be gone on with and closed by the same; without a folder there are none.
+    The owner also resumes and closes `state.runs`; without `runs_dir`, there are no runs.
     """
     stored = ResponseStore(services.fleet.directory.floor)
     services.erasures.subscribe(stored.forget)
@@ -164,7 +164,7 @@ def build_app(
         ],
         exception_handlers=error_handlers(dialects),
     )
-    # A redirect would drop the body of a POST; a wrong path is a 404 in our own shape.
+    # A redirect would drop the body of a POST; a wrong path gets a 404 in the API's own shape.
     app.router.redirect_slashes = False
     app.state.runs = runs
     return app

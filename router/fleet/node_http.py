@@ -1,8 +1,8 @@
-"""The router's HTTP connections to nodes: kept where a client waits for what comes over them.
+"""HTTP connections of the router to nodes, kept open for requests that clients wait for.
 
-A new one costs both ends a handshake: 5.6 ms of CPU time together, where a call on a kept one takes
-0.6 in all. A kept one may be gone when it is needed: what was sent on it and not answered is sent
-once more, on a new one, so only what may arrive twice is sent on kept ones.
+A new connection costs both ends a handshake, 5.6 ms of CPU time together; a call on a kept one
+takes 0.6 ms in all. A kept connection may turn out closed: a request without an answer is then sent
+again on a new one, so kept connections carry only requests that may arrive twice.
 """
 
 import asyncio
@@ -34,78 +34,81 @@ _Ask = Callable[[aiohttp.ClientSession], Awaitable[aiohttp.ClientResponse]]
 class Use(Enum):
     """Purpose of a connection, and how many of them one node's address gets."""
 
-    CALL = 4  # as many as moves leave a node at a time, and one
-    STREAM = 32  # as many turns as a node computes at a time
+    CALL = 4  # the number of simultaneous moves off a node, plus one
+    STREAM = 32  # the number of turns that a node computes at a time
 
 
 @dataclass(slots=True)
-class _Way:
-    """Kind of connection that a request takes: a kept one or a new one."""
+class _ConnectionChoice:
+    """Whether a request needs a new connection, and whether it got a kept one."""
 
     is_new_only: bool
     was_kept: bool = False
 
 
-_WAY: ContextVar[_Way] = ContextVar("way")
+_CHOICE: ContextVar[_ConnectionChoice] = ContextVar("choice")
 
 
 class _Handshakes:
-    """Bounds how many connections to one address are being opened at a time."""
+    """Bound on the connections to one address that are opened at a time."""
 
     def __init__(self) -> None:
-        self._places: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
+        self._slots: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
 
-    def place(self, address: Any) -> asyncio.Semaphore:
+    def slot(self, address: Any) -> asyncio.Semaphore:
         """Return the semaphore to hold while a connection to `address` is opened."""
-        found = self._places.get(address)
-        if found is None:
-            found = self._places[address] = asyncio.Semaphore(HANDSHAKES_PER_NODE_MAX)
-        return found
+        slot = self._slots.get(address)
+        if slot is None:
+            slot = self._slots[address] = asyncio.Semaphore(HANDSHAKES_PER_NODE_MAX)
+        return slot
 
 
 class _PacedConnector(aiohttp.TCPConnector):
-    """Opens few connections at a time, so that none of them exceeds its time limit."""
+    """Connector that opens few connections at a time, so that each meets its time limit."""
 
     def __init__(self, tls: ssl.SSLContext | None, handshakes: _Handshakes, **more: Any) -> None:
         super().__init__(limit=0, ssl=tls or True, **more)
         self._handshakes = handshakes
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
-        async with self._handshakes.place(req.connection_key):  # its time limit begins here
+        async with self._handshakes.slot(req.connection_key):  # its time limit starts here
             return await super()._create_connection(req, traces, timeout)
 
 
 class _KeepingConnector(_PacedConnector):
-    """Lets requests begin on a connection for its first ten minutes: a certificate may change."""
+    """Connector that reuses connections for ten minutes, as certificates may change."""
 
     def __init__(self, tls: ssl.SSLContext | None, handshakes: _Handshakes) -> None:
         super().__init__(tls, handshakes, keepalive_timeout=KEPT_IDLE_S)
         self._opened_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
-        """Give a connection that is young enough, or new if it has to be."""
-        way = _WAY.get()
+        """Return a connection that is young enough, or a new one if the request needs one."""
+        choice = _CHOICE.get()
         while True:
-            way.was_kept = False
+            choice.was_kept = False
             connection = await super().connect(*arguments, **options)
             now_s = time.monotonic()
             opened_s = self._opened_s.get(connection.protocol)
-            way.was_kept = opened_s is not None
+            choice.was_kept = opened_s is not None
             if opened_s is None:
                 self._opened_s[connection.protocol] = now_s
                 return connection
-            if not way.is_new_only and now_s - opened_s < KEPT_LIFE_S:
+            if not choice.is_new_only and now_s - opened_s < KEPT_LIFE_S:
                 return connection
             connection.close()
 
 
 class NodeHttp:
-    """The HTTP client that all links share; it never gives up on a slow prefill."""
+    """HTTP client that all links share, without a timeout, as prefills may be slow."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        """Speak clear text; or with `tls`, show a certificate and take no peer without one."""
+        """Use clear text, or with `tls` mutual TLS."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        turns, calls = _Handshakes(), _Handshakes()  # no call waits for the handshakes of turns
+        turns, calls = (
+            _Handshakes(),
+            _Handshakes(),
+        )  # calls do not wait for turns
         once = _PacedConnector(tls, turns, force_close=True)
         self._once = aiohttp.ClientSession(connector=once, timeout=timeout)
         kept = {
@@ -126,7 +129,7 @@ class NodeHttp:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections, also those in use."""
+        """Close all connections, including those in use."""
         for answer in list(self._answers):
             self.release(answer)
         for session in (self._once, *self._kept.values()):
@@ -141,7 +144,7 @@ class NodeHttp:
         server_hostname: str | None = None,
         use: Use | None = None,
     ) -> aiohttp.ClientResponse:
-        """Return the answer as soon as it begins; whoever gets it calls `release` or `let_end`.
+        """Return the response as soon as it starts; the caller must `release` it or `let_end` it.
 
         With a `use`, `data` must be bytes that may arrive twice.
         """
@@ -155,7 +158,7 @@ class NodeHttp:
                 server_hostname=server_hostname,
             )
 
-        return await self._asked(ask, url, use)
+        return await self._send(ask, url, use)
 
     async def head(
         self,
@@ -165,43 +168,43 @@ class NodeHttp:
         server_hostname: str | None,
         use: Use,
     ) -> aiohttp.ClientResponse:
-        """Ask for nothing, so that a connection is there; whoever gets the answer releases it."""
+        """Send a HEAD request to open a connection; the caller releases the response."""
 
         async def ask(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             return await session.head(
                 url + path, headers=headers, allow_redirects=False, server_hostname=server_hostname
             )
 
-        return await self._asked(ask, url, use)
+        return await self._send(ask, url, use)
 
-    async def _asked(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
+    async def _send(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
         if use is Use.STREAM:
             async with self._unanswered.setdefault(url, asyncio.Semaphore(TURNS_UNANSWERED_MAX)):
-                return await self._placed(ask, url, use)
-        return await self._placed(ask, url, use)
+                return await self._in_slot(ask, url, use)
+        return await self._in_slot(ask, url, use)
 
-    async def _placed(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
-        place = (use, url) if use is not None else None
-        if place is None or self._counts[place] >= place[0].value:
+    async def _in_slot(self, ask: _Ask, url: str, use: Use | None) -> aiohttp.ClientResponse:
+        slot = (use, url) if use is not None else None
+        if slot is None or self._counts[slot] >= slot[0].value:
             return await ask(self._once)
-        self._counts[place] += 1
+        self._counts[slot] += 1
         try:
-            answer = await _on_kept(ask, self._kept[place[0]])
+            answer = await _on_kept(ask, self._kept[slot[0]])
         except BaseException:
-            self._leave(place)
+            self._leave(slot)
             raise
-        self._answers[answer] = place
+        self._answers[answer] = slot
         return answer
 
     def release(self, answer: aiohttp.ClientResponse) -> None:
-        """Close an answer's connection, unless the whole answer has come: then keep it."""
+        """Keep the connection of a response that has ended; close any other."""
         answer.close()
-        place = self._answers.pop(answer, None)
-        if place is not None:
-            self._leave(place)
+        slot = self._answers.pop(answer, None)
+        if slot is not None:
+            self._leave(slot)
 
     def let_end(self, answer: aiohttp.ClientResponse) -> None:
-        """Keep the connection of an answer of which only the end is missing, if that comes soon."""
+        """Keep the connection of a response that ends within END_WAIT_S; close it otherwise."""
         if answer not in self._answers:
             answer.close()
             return
@@ -213,26 +216,26 @@ class NodeHttp:
 
         answer.content.on_eof(end)
 
-    def _leave(self, place: tuple[Use, str]) -> None:
-        self._counts[place] -= 1
-        if not self._counts[place]:
-            del self._counts[place]
+    def _leave(self, slot: tuple[Use, str]) -> None:
+        self._counts[slot] -= 1
+        if not self._counts[slot]:
+            del self._counts[slot]
 
 
 async def _on_kept(ask: _Ask, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
-    way = _Way(is_new_only=False)
-    _WAY.set(way)
+    choice = _ConnectionChoice(is_new_only=False)
+    _CHOICE.set(choice)
     try:
         return await ask(session)
     except (aiohttp.ClientError, OSError):
-        if not way.was_kept:
+        if not choice.was_kept:
             raise
-    _WAY.set(_Way(is_new_only=True))
+    _CHOICE.set(_ConnectionChoice(is_new_only=True))
     return await ask(session)
 
 
 def _readable(data: Body) -> Body | BytesIO:
-    """Let a long body be sent piece by piece, with others' work in between."""
+    """Return a long body as a stream, which is sent in pieces without blocking the loop."""
     if isinstance(data, bytes) and len(data) > LARGE_BODY_BYTES:
         return BytesIO(data)
     return data

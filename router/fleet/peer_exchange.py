@@ -12,8 +12,7 @@ from fabric.errors import FabricError, RejectedError
 from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, PEERS_MAX
 from fabric.net.links import PeerList, PeerNode
-from router.fleet.fleet import Fleet
-from router.fleet.membership import Member
+from router.fleet.membership import Member, Membership
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
 
@@ -21,8 +20,8 @@ _LOG = logging.getLogger("macfabric.router.peer_exchange")
 class PeerExchange:
     """Peer lists last sent to each node, by its incarnation."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
         self._sent: dict[NodeName, tuple[int, PeerList]] = {}
         self._calls: dict[NodeName, asyncio.Task[None]] = {}
 
@@ -55,11 +54,10 @@ class PeerExchange:
         )
 
     def _present(self) -> list[Member]:
-        membership = self._fleet.membership
         return [
             member
-            for member in membership.members
-            if member.view is not None and membership.is_up(member.name)
+            for member in self._membership.members
+            if member.view is not None and self._membership.is_up(member.name)
         ]
 
     async def _send(self, member: Member, incarnation: int, call: PeerList) -> None:

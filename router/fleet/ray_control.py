@@ -1,7 +1,7 @@
-"""Control calls as calls of Ray actors: the one place where the router meets Ray.
+"""Control calls as calls of Ray actors: the only module of the router that calls Ray.
 
-Small messages only. A call that fails may or may not have been carried out, and none is
-repeated here: the callers know which calls are safe to repeat.
+Messages are small. A call that fails may or may not have been executed, and is not repeated here:
+the callers know which calls are safe to repeat.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ JOIN_S = 600.0  # for a new router to join Ray on a busy machine
 JOIN_POLL_S = 1.0
 
 _LOG = logging.getLogger("macfabric.router.ray")
-_joining = threading.Lock()  # Ray is joined and left by one thread at a time
+_joining = threading.Lock()  # only one thread joins or leaves Ray at a time
 
 
 def connect(address: str, namespace: str = NAMESPACE, wait_s: float = 0.0) -> None:
-    """Join a running Ray cluster as a driver; raise FatalError where that fails for `wait_s`.
+    """Join a running Ray cluster as a driver; raise FatalError if that fails for `wait_s`.
 
-    A busy machine's cluster answers before it can be joined, so a failed join is tried again.
+    The cluster of a busy machine answers before it can be joined, so a failed join is retried.
     """
     deadline_s = time.monotonic() + wait_s
     while (reason := _failure_to_join(address, namespace)) is not None:
@@ -50,28 +50,28 @@ def connect(address: str, namespace: str = NAMESPACE, wait_s: float = 0.0) -> No
 
 
 def _failure_to_join(address: str, namespace: str) -> str | None:
-    """Try to join once; return why that failed, or None."""
+    """Try to join once; return the reason of a failure, or None."""
     with _joining:
         try:
             ray.init(
                 address=address,
                 namespace=namespace,
-                log_to_driver=False,  # what nodes print may quote prompts
+                log_to_driver=False,  # output of nodes may contain prompts
                 configure_logging=False,
             )
-        except Exception as error:  # noqa: BLE001 - Ray raises plain Exception where it is slow
-            ray.shutdown()  # half a connection would refuse the next try
+        except Exception as error:  # noqa: BLE001 - Ray raises plain Exception when it is slow
+            ray.shutdown()  # a partial connection would make the next try fail
             return str(error) or type(error).__name__
     return None
 
 
 def disconnect() -> None:
-    """Leave the cluster; what runs there goes on.
+    """Leave the cluster; its actors keep running.
 
-    Whoever is just joining it is waited for; if that takes too long, the process's end leaves it.
+    Waits for a join in progress; if that takes too long, the end of the process leaves the cluster.
     """
     if not _joining.acquire(timeout=LEAVE_TIMEOUT_S):
-        _LOG.warning("Ray is still being joined: the process ends without leaving it")
+        _LOG.warning("still joining Ray: the process ends without leaving it")
         return
     try:
         ray.shutdown()
@@ -80,9 +80,9 @@ def disconnect() -> None:
 
 
 class Driver:
-    """This process as a client of Ray: makes calls, and leaves the cluster to join it anew.
+    """Client of Ray in this process, which can leave the cluster and rejoin it.
 
-    Meanwhile calls wait: one made then would end the whole process. Those under way are lost.
+    Meanwhile calls wait, as a call would end the whole process. Calls in progress are lost.
     """
 
     def __init__(self) -> None:
@@ -91,17 +91,17 @@ class Driver:
         self._has_joined.set()
 
     async def joined(self) -> None:
-        """Wait while calls must not be made."""
+        """Wait until calls may be made."""
         await self._has_joined.wait()
 
     async def result(self, reference: Any) -> Any:
-        """Wait for a call's result; raise ConnectionError if the driver leaves meanwhile."""
+        """Return the result of a call; raise ConnectionError if the driver leaves meanwhile."""
         call = asyncio.ensure_future(_result(reference))
         self._calls.add(call)
         try:
             await asyncio.wait({call})
             if call.cancelled():
-                message = "the call was under way when we joined the cluster anew"
+                message = "the router rejoined the cluster during the call"
                 raise ConnectionError(message)
             return call.result()
         finally:
@@ -110,7 +110,7 @@ class Driver:
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Give up what is under way, and let calls wait until we are in a cluster again."""
+        """Cancel calls in progress, and have further calls wait until a cluster is joined."""
         self._has_joined.clear()
         for call in self._calls:
             call.cancel()
@@ -122,12 +122,12 @@ class Driver:
 
 
 class ActorTransport:
-    """Control calls to one node's actor, whichever process it lives in at the moment."""
+    """Transport of control calls to a node's actor, in whichever process it runs."""
 
     def __init__(self, name: NodeName, driver: Driver) -> None:
         self._name = name
         self._driver = driver
-        self.handle: Any = None  # None until the roster finds an actor that is not dead
+        self.handle: Any = None  # None until the roster finds a living actor
 
     async def __call__(self, raw: bytes) -> bytes:
         await self._driver.joined()
@@ -146,14 +146,14 @@ class ActorTransport:
             _LOG.warning("%s: control call raised %s", self._name, type(error.cause).__name__)
             message = f"{self._name} failed on a control call"
             raise FabricError(message, code="control_failed") from None
-        except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
-            message = f"the actor of {self._name} is out of reach ({type(error).__name__})"
+        except Exception as error:  # noqa: BLE001 - Ray raises plain ones, too
+            message = f"the actor of {self._name} cannot be reached ({type(error).__name__})"
             raise NodeLostError(message, self._name) from None
         return bytes(reply)
 
 
 class ActorRoster:
-    """The nodes that have an actor in the cluster, by the actors' names."""
+    """Nodes that have an actor in the cluster, by the actors' names."""
 
     def __init__(
         self,
@@ -161,9 +161,9 @@ class ActorRoster:
         address: str | None = None,
         on_joined: Callable[[], None] = lambda: None,
     ) -> None:
-        """Look in `namespace`; with an `address`, join the cluster anew where that is needed.
+        """Look in `namespace`; with an `address`, rejoin the cluster when needed.
 
-        Ray takes the process's signals when it joins: `on_joined` may take them back.
+        Ray installs signal handlers when it joins; `on_joined` may restore the process's own.
         """
         self._namespace = namespace
         self._address = address
@@ -172,16 +172,16 @@ class ActorRoster:
         self._transports: dict[NodeName, ActorTransport] = {}
 
     async def __call__(self) -> Mapping[NodeName, ControlTransport]:
-        """Look for new actors, and for successors of dead ones."""
+        """Return the transports of all nodes, after looking for new and restarted actors."""
         try:
             if self._address is not None and await asyncio.to_thread(_is_orphaned):
                 with self._driver.away():
-                    await self._join_anew(self._address)
+                    await self._rejoin(self._address)
                     await self._find_actors()
             else:
                 await self._find_actors()
-        except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
-            message = f"Ray does not tell its actors ({type(error).__name__})"
+        except Exception as error:  # noqa: BLE001 - Ray raises plain ones, too
+            message = f"Ray does not list its actors ({type(error).__name__})"
             raise RetryLaterError(message) from None
         return self._transports
 
@@ -193,15 +193,15 @@ class ActorRoster:
                     _actor, actor_name(name), self._namespace
                 )
 
-    async def _join_anew(self, address: str) -> None:
-        _LOG.warning("our own Ray node is gone: joining the cluster anew")
+    async def _rejoin(self, address: str) -> None:
+        _LOG.warning("the Ray node of this router is gone: rejoining the cluster")
         for transport in self._transports.values():
             transport.handle = None
         try:
             await asyncio.to_thread(disconnect)
             await asyncio.to_thread(connect, address, self._namespace)
         finally:
-            self._on_joined()  # also after an attempt that failed half-way
+            self._on_joined()  # also after a failed attempt
 
 
 async def _result(reference: Any) -> Any:
@@ -209,18 +209,18 @@ async def _result(reference: Any) -> Any:
 
 
 def _is_orphaned() -> bool:
-    """Say whether this driver's own Ray node is gone and has a successor.
+    """Return whether this driver's own Ray node is gone and has a successor.
 
-    Such a driver still reaches the actors that it knew, but is never told where a restarted one
-    lives: its Ray node would have to say so. Without a successor there is nothing better to join.
+    Such a driver still reaches the actors that it knew, but does not learn where restarted actors
+    run, as its Ray node would tell it. Without a successor, there is no node to join.
     """
-    if not ray.is_initialized():  # an earlier attempt came too early
+    if not ray.is_initialized():  # an earlier attempt failed
         return True
     own = ray.get_runtime_context().get_node_id()
     rows = ray.nodes()
     alive = [row for row in rows if row["Alive"] and row["NodeID"] != own]
     for row in rows:
-        if row["NodeID"] == own:  # also one whose end Ray has not noticed yet
+        if row["NodeID"] == own:  # including one whose end Ray has not noticed yet
             return any(machine_of(other) == machine_of(row) for other in alive)
     return bool(alive)
 
@@ -229,7 +229,7 @@ def _actor(name: str, namespace: str) -> Any:
     try:
         return ray.get_actor(name, namespace)
     except ValueError:
-        return None  # gone since it was listed
+        return None  # ended since it was listed
 
 
 def _node_names(namespace: str) -> list[NodeName]:
@@ -240,5 +240,5 @@ def _node_names(namespace: str) -> list[NodeName]:
             try:
                 names.append(node_of_actor(actor))
             except RejectedError:
-                _LOG.warning("an actor with a node's prefix has no node's name")
+                _LOG.warning("an actor has the prefix of nodes, but no valid node name")
     return names
