@@ -74,7 +74,7 @@ def described() -> dict[str, Any]:
     rooms = (of_openai, of_responses, of_anthropic, of_admin, of_runs)
     error = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
     schemas = {name: schema for room in rooms for name, schema in room.SCHEMAS.items()}
-    operations = [each for room in rooms for each in room.DESCRIBED]
+    operations = [operation for room in rooms for operation in room.DESCRIBED]
     return openapi.document([*operations, openapi.DESCRIBED], schemas | {"Error": error})
 
 

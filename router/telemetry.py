@@ -229,5 +229,5 @@ class Telemetry:
         return generate_latest(self.registry)
 
 
-def _index_of(word: str, words: tuple[str, ...]) -> int:
-    return words.index(word) if word in words else 0
+def _index_of(level: str, levels: tuple[str, ...]) -> int:
+    return levels.index(level) if level in levels else 0

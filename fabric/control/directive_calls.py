@@ -22,7 +22,7 @@ class DirectAgent(AgentName):
     @property
     def may_revoke(self) -> bool:
         """Return whether other nodes may have to drop prefixes of the agent."""
-        modes = [each.mode for each in self.added] + [each.mode for each in self.spans]
+        modes = {edit.mode for edit in self.added} | {span.mode for span in self.spans}
         return EditMode.FORGET in modes
 
 

@@ -1,1 +1,1 @@
-"""The nodes: who is there, who holds what, and how they are called."""
+"""Nodes of a fabric: membership, directory of agents, and control calls."""

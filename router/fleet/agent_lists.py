@@ -19,9 +19,9 @@ class AgentReports:
         self._directory = directory
         self._sketches = sketches
 
-    def on_list(self, agents: AgentList, asked_s: float) -> None:
-        """Apply a node's list, requested at `asked_s` by the router's clock."""
-        for tenant, agent in self._directory.apply(agents, asked_s):
+    def on_list(self, agents: AgentList, requested_s: float) -> None:
+        """Apply a node's list, requested at `requested_s` by the router's clock."""
+        for tenant, agent in self._directory.apply(agents, requested_s):
             self._sketches.remove(tenant, agents.node, agent)
         for item in agents.agents:
             view = item.view

@@ -78,7 +78,7 @@ class Directory:
         self._by_node: dict[NodeName, set[AgentKey]] = {}
         self._groups: dict[tuple[TenantId, str], set[AgentKey]] = {}
         self._versions: dict[NodeName, tuple[int, int]] = {}
-        self._unheard: dict[NodeName, set[AgentKey]] = {}  # noted, but not listed by the node yet
+        self._unlisted: dict[NodeName, set[AgentKey]] = {}  # noted, but not listed by the node yet
         self._doubted: set[NodeName] = set()
         self._reserved: dict[AgentKey, StartReservation] = {}
         self._issued = EpochMap(EPOCHS_ISSUED_MAX)
@@ -89,7 +89,7 @@ class Directory:
         self._agents_at: Counter[NodeName] = Counter()
         self._published: dict[AgentKey, NodeName] = {}  # the owner published last
 
-    def apply(self, agents: AgentList, asked_s: float) -> set[AgentKey]:
+    def apply(self, agents: AgentList, requested_s: float) -> set[AgentKey]:
         """Apply a node's list; return the agents that the node no longer has."""
         version = (agents.incarnation, agents.changes)
         known = self._versions.get(agents.node)
@@ -105,11 +105,11 @@ class Directory:
             key = view.key
             listed.add(key)
             old = self._holdings.get(key, {}).get(agents.node)
-            if old is not None and old.noted_s > asked_s and old.epoch > view.epoch:
+            if old is not None and old.noted_s > requested_s and old.epoch > view.epoch:
                 continue  # the list was requested before the holding was noted
             self._put(
                 key,
-                Holding(agents.node, view.epoch, view.state, asked_s, view.group, view),
+                Holding(agents.node, view.epoch, view.state, requested_s, view.group, view),
                 is_first_list=known is None,
             )
         here = self._by_node.get(agents.node, set())
@@ -117,13 +117,13 @@ class Directory:
         gone = {
             key
             for key in (away if agents.since else here) - listed
-            if self._holdings[key][agents.node].noted_s <= asked_s
+            if self._holdings[key][agents.node].noted_s <= requested_s
         }
         for key in gone:
             self.forget(key, agents.node)
-        unheard = self._unheard.get(agents.node, set())
+        unlisted = self._unlisted.get(agents.node, set())
         if agents.since and any(
-            self._holdings[key][agents.node].noted_s <= asked_s for key in unheard
+            self._holdings[key][agents.node].noted_s <= requested_s for key in unlisted
         ):
             self._doubted.add(agents.node)
         elif not agents.since:
@@ -167,7 +167,7 @@ class Directory:
         self._by_node.get(node, set()).discard(key)
         nodes = self._holdings.get(key, {})
         dropped = nodes.pop(node, None)
-        self._unheard.get(node, set()).discard(key)
+        self._unlisted.get(node, set()).discard(key)
         if dropped is not None:
             self.reckon(key, dropped.epoch)  # it may have been evicted: a later agent starts above
             if dropped.epoch > self.floor(key):
@@ -331,8 +331,8 @@ class Directory:
         old = nodes.get(holding.node)
         nodes[holding.node] = holding
         self._by_node.setdefault(holding.node, set()).add(key)
-        unheard = self._unheard.setdefault(holding.node, set())
-        unheard.add(key) if holding.view is None else unheard.discard(key)
+        unlisted = self._unlisted.setdefault(holding.node, set())
+        unlisted.add(key) if holding.view is None else unlisted.discard(key)
         if holding.group is not None:
             self._groups.setdefault((key[0], holding.group), set()).add(key)
         if old and old.group is not None and old.group != holding.group:

@@ -35,8 +35,8 @@ LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLin
 class AgentObserver(Protocol):
     """Observer of the agents that nodes hold."""
 
-    def on_list(self, agents: AgentList, asked_s: float) -> None:
-        """Apply a node's list, requested at `asked_s` by the router's clock."""
+    def on_list(self, agents: AgentList, requested_s: float) -> None:
+        """Apply a node's list, requested at `requested_s` by the router's clock."""
         ...
 
     def doubts(self, node: NodeName) -> bool:
@@ -90,7 +90,7 @@ class Member:
     heartbeat_s: float  # when the last answered heartbeat was sent
     view: NodeView | None = None
     listed: tuple[int, int] | None = None  # incarnation and changes of the last agent list
-    whole_s: float = -math.inf  # when the last whole list was asked for
+    whole_s: float = -math.inf  # when the last whole list was requested
     loading_s: float | None = None  # when it last reported that it is starting
     failure: StartFailure | None = None  # why it could not start, by its last answer
     was_expired: bool = False  # at the last check
@@ -348,9 +348,9 @@ class Membership:
         return member.listed != member.state or self._observer.doubts(member.name)
 
     async def _list(self, member: Member, *, whole: bool = False) -> None:
-        asked_s = self._clock.monotonic_s()
+        requested_s = self._clock.monotonic_s()
         known = member.listed or (0, 0)
-        if asked_s - member.whole_s > WHOLE_LIST_S or self._observer.doubts(member.name):
+        if requested_s - member.whole_s > WHOLE_LIST_S or self._observer.doubts(member.name):
             whole = True
         try:
             agents = await read_list(member.link, (0, 0) if whole else known)
@@ -365,5 +365,5 @@ class Membership:
         if not same_life or member.listed is None or version >= member.listed:
             member.listed = version
         if not agents.since:
-            member.whole_s = asked_s
-        self._observer.on_list(agents, asked_s)
+            member.whole_s = requested_s
+        self._observer.on_list(agents, requested_s)

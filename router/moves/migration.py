@@ -233,7 +233,7 @@ class Migration:
     async def _commit(self, final: Offer) -> Copied:
         """Have the target copy the tail and own the agent; return the tail's cost, if known."""
         if self._fleet.directory.issued(self._key) >= self._epoch:
-            message = "another node was made the agent's owner meanwhile"
+            message = "another node became the agent's owner meanwhile"
             raise StaleEpochError(message)
         self._fleet.directory.promise(self._key, self._epoch)
         call = CommitMigration(self._name, self._source.name, final, self._epoch)

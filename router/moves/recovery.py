@@ -122,9 +122,9 @@ class Recovery:
             return self._fleet.clock.monotonic_s() - self._since_s >= LEASE_S
         if not self._fleet.is_up(target):
             return True
-        asked_s = self._fleet.clock.monotonic_s()
+        requested_s = self._fleet.clock.monotonic_s()
         await self._fleet.membership.heartbeat(member)
-        if member.view is None or member.heartbeat_s < asked_s or member.listed != member.state:
+        if member.view is None or member.heartbeat_s < requested_s or member.listed != member.state:
             return False
         owner = self._fleet.directory.owner(key)
         return owner is not None and owner.epoch <= sealed.epoch

@@ -63,8 +63,8 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
     ]
     repeated = lists + data.draw(st.lists(st.sampled_from(lists), max_size=6))
     directory = Directory()
-    for agents, asked_s in data.draw(st.permutations(repeated)):
-        directory.apply(agents, asked_s)
+    for agents, requested_s in data.draw(st.permutations(repeated)):
+        directory.apply(agents, requested_s)
 
     last = {node: steps[-1] for node, steps in histories.items()}
     for agent in ("alice", "bob", "carol"):
@@ -87,11 +87,11 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
 def test_who_gave_an_agent_up_to_nobody_is_known_until_it_is_owned_again():
     directory = Directory()
     a_copy = replace(view("b", 1, REPLICA), node="c")
-    directory.apply(listing("b", a_copy), asked_s=1.0)
+    directory.apply(listing("b", a_copy), requested_s=1.0)
     assert directory.released_owner(KEY) is None, "c owned it last"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
     assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
-    directory.apply(listing("a", view("a", 2, REPLICA)), asked_s=3.0)
+    directory.apply(listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
     assert (directory.living_on("a"), directory.living_on("b")) == ([KEY], [])
     directory.note(KEY, noted("b", 4, now_s=4.0))
@@ -103,17 +103,17 @@ def test_what_is_noted_outlives_an_older_list_only():
     directory = Directory()
     directory.note(KEY, noted("a", 5, now_s=10.0))
 
-    assert directory.apply(listing("a", changes=1), asked_s=9.0) == set()
+    assert directory.apply(listing("a", changes=1), requested_s=9.0) == set()
     assert directory.owner(KEY).epoch == 5
-    directory.apply(listing("a", view("a", 4), changes=2), asked_s=9.5)
+    directory.apply(listing("a", view("a", 4), changes=2), requested_s=9.5)
     assert directory.owner(KEY).epoch == 5
-    assert directory.apply(listing("a", changes=3), asked_s=11.0) == {KEY}
+    assert directory.apply(listing("a", changes=3), requested_s=11.0) == {KEY}
     assert directory.owner(KEY) is None
 
 
 def test_a_note_that_says_nothing_new_keeps_the_listed_view():
     directory = Directory()
-    directory.apply(listing("a", view("a", 2)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 2)), requested_s=1.0)
     directory.note(KEY, noted("a", 2, now_s=2.0))
 
     assert directory.owner(KEY).view is not None
@@ -133,8 +133,8 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
 def test_an_agent_that_is_gone_is_begun_above_what_it_was():
     """This router never gave that epoch out: it was told."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 2)), asked_s=1.0)
-    assert directory.apply(listing("a", changes=2), asked_s=2.0) == {KEY}
+    directory.apply(listing("a", view("a", 2)), requested_s=1.0)
+    assert directory.apply(listing("a", changes=2), requested_s=2.0) == {KEY}
 
     assert directory.next_epoch(KEY) == 3
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
@@ -143,13 +143,13 @@ def test_an_agent_that_is_gone_is_begun_above_what_it_was():
 def test_a_newer_claim_that_nodes_tell_of_fences_the_older_one():
     """An earlier router gave that epoch out: what runs below it is acknowledged no more."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
-    directory.apply(listing("b", view("b", 7)), asked_s=2.0)
+    directory.apply(listing("b", view("b", 7)), requested_s=2.0)
     assert directory.issued(KEY) == 7
 
     late = Directory()  # the turn was sent before, and its node answers behind the list
-    late.apply(listing("b", view("b", 7)), asked_s=1.0)
+    late.apply(listing("b", view("b", 7)), requested_s=1.0)
     late.note(KEY, noted("a", 1, now_s=2.0))
     assert late.issued(KEY) == 7
 
@@ -157,26 +157,26 @@ def test_a_newer_claim_that_nodes_tell_of_fences_the_older_one():
 def test_a_claim_that_a_move_has_made_fences_no_turn():
     """What was acknowledged before it went along."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 1, SEALED)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 1, SEALED)), requested_s=1.0)
     directory.promise(KEY, 2)
-    directory.apply(listing("b", view("b", 2)), asked_s=2.0)
+    directory.apply(listing("b", view("b", 2)), requested_s=2.0)
 
     assert directory.issued(KEY) == 0
-    directory.apply(listing("b", view("b", 3), changes=2), asked_s=3.0)
+    directory.apply(listing("b", view("b", 3), changes=2), requested_s=3.0)
     assert directory.issued(KEY) == 3, "that is another claim"
 
 
 def test_a_replica_of_a_newer_claim_fences_no_turn():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
-    directory.apply(listing("b", view("b", 7, REPLICA)), asked_s=2.0)
+    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
+    directory.apply(listing("b", view("b", 7, REPLICA)), requested_s=2.0)
 
     assert directory.issued(KEY) == 0
 
 
 def test_a_turn_below_an_erasure_is_fenced_whoever_tells_of_it():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
     directory.floor = lambda key: 1_001 if key == KEY else 0  # by a node that is met later
     assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
@@ -184,17 +184,17 @@ def test_a_turn_below_an_erasure_is_fenced_whoever_tells_of_it():
 
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), changes=7), asked_s=2.0)
-    directory.apply(listing("a", changes=6), asked_s=3.0)
+    directory.apply(listing("a", view("a", 3), changes=7), requested_s=2.0)
+    directory.apply(listing("a", changes=6), requested_s=3.0)
 
     assert directory.owner(KEY).epoch == 3
 
 
 def test_a_restarted_node_counts_anew():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), changes=70, incarnation=9), asked_s=1.0)
+    directory.apply(listing("a", view("a", 3), changes=70, incarnation=9), requested_s=1.0)
     directory.restart("a")
-    directory.apply(listing("a", changes=1, incarnation=2), asked_s=2.0)
+    directory.apply(listing("a", changes=1, incarnation=2), requested_s=2.0)
 
     assert directory.owner(KEY) is None
 
@@ -202,9 +202,9 @@ def test_a_restarted_node_counts_anew():
 def test_next_epoch():
     directory = Directory()
     assert directory.next_epoch(KEY) == 0, "unknown agents start as the node sees fit"
-    directory.apply(listing("a", view("a", 3)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 3)), requested_s=1.0)
     assert directory.next_epoch(KEY) == 4
-    directory.apply(listing("a", view("a", 3, REPLICA), changes=2), asked_s=2.0)
+    directory.apply(listing("a", view("a", 3, REPLICA), changes=2), requested_s=2.0)
     assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
 
 
@@ -212,7 +212,7 @@ def test_the_next_epoch_is_above_those_that_were_erased():
     directory = Directory()
     directory.floor = lambda key: 1_001 if key == KEY else 0
     assert [directory.next_epoch(KEY), directory.next_epoch(("t", "bob"))] == [1_002, 0]
-    directory.apply(listing("a", view("a", 1_002)), asked_s=1.0)
+    directory.apply(listing("a", view("a", 1_002)), requested_s=1.0)
     assert directory.next_epoch(KEY) == 1_003
 
 
@@ -220,13 +220,13 @@ def test_groups_follow_their_conversations():
     directory = Directory()
     directory.apply(
         listing("a", view("a", 1, agent="team~2", group="team"), view("a", 1, agent="solo")),
-        asked_s=1.0,
+        requested_s=1.0,
     )
-    directory.apply(listing("b", view("b", 1, agent="team", group="team")), asked_s=1.0)
+    directory.apply(listing("b", view("b", 1, agent="team", group="team")), requested_s=1.0)
 
     assert [h.node for h in directory.group_owners("t", "team")] == ["b", "a"]
     assert directory.group_owners("other", "team") == []
-    directory.apply(listing("b", changes=2), asked_s=2.0)
+    directory.apply(listing("b", changes=2), requested_s=2.0)
     assert [h.node for h in directory.group_owners("t", "team")] == ["a"]
     directory.forget(("t", "team~2"), "a")
     assert directory.group_owners("t", "team") == []
@@ -235,7 +235,9 @@ def test_groups_follow_their_conversations():
 
 def test_tenants_are_apart():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), asked_s=1.0)
+    directory.apply(
+        listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), requested_s=1.0
+    )
 
     assert directory.agents("t") == ["alice"]
     assert directory.agents("u") == ["x"]
@@ -258,7 +260,7 @@ def test_reservation_lasts_as_long_as_its_turns():
 
 def test_epoch_of_a_node():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), asked_s=1.0)
+    directory.apply(listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), requested_s=1.0)
 
     assert directory.epoch_of("a") == 3
     assert directory.epoch_of("b") == 0

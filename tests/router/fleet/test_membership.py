@@ -43,8 +43,8 @@ class Observer:
     def __init__(self):
         self.lists, self.restarts, self.doubted = [], [], set()
 
-    def on_list(self, agents: AgentList, asked_s):
-        self.lists.append((agents.node, agents.incarnation, agents.changes, asked_s))
+    def on_list(self, agents: AgentList, requested_s):
+        self.lists.append((agents.node, agents.incarnation, agents.changes, requested_s))
 
     def doubts(self, node):
         return node in self.doubted
