@@ -23,7 +23,7 @@ pytestmark = [
 ]
 BLOCKS, ANSWER_TOKENS = 6, 4 * BLOCK_TOKENS
 BACKGROUND, INTERACTIVE = ("ann", "bob"), "carl"
-HANDED_OVER = "its turn goes on where it went"
+HANDED_OVER = "its turn continues on its new node"
 HANG_S = 300.0
 
 
