@@ -114,7 +114,7 @@ class AgentWishesApi:
 
         Raises NodeLostError where the owner does not answer: the copy may be all that is left.
         """
-        owner = await self._fleet.heard_owner(key)
+        owner = await self._fleet.fresh_owner(key)
         held = {holding.node: holding for holding in self._fleet.directory.living(key)}
         copy = held.get(NodeName(node))
         if copy is None:

@@ -42,7 +42,7 @@ class DirectivesApi:
     async def show(self, request: Request) -> Response:
         """List the messages that can be named, the directives that hold, and those undone."""
         key = agent_key(request)
-        owner = await self._fleet.heard_owner(key)
+        owner = await self._fleet.fresh_owner(key)
         view = await self._fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
         return JSONResponse(memory_row(key[1], owner.node, view))
 

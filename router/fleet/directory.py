@@ -176,13 +176,13 @@ class Directory:
                 self._leave_group(key, dropped.group)
         if not nodes:
             self._holdings.pop(key, None)
-        self._judge(key)
+        self._update(key)
 
     def note_erased(self, key: AgentKey) -> None:
         """Update what is known of an agent whose floor has risen."""
         if self._published.pop(key, None) is not None:
             self._publish(AgentErased(key))
-        self._judge(key)
+        self._update(key)
 
     def owner(self, key: AgentKey) -> Holding | None:
         """Return the owned or sealed holding of the highest epoch."""
@@ -337,7 +337,7 @@ class Directory:
             self._groups.setdefault((key[0], holding.group), set()).add(key)
         if old and old.group is not None and old.group != holding.group:
             self._leave_group(key, old.group)
-        self._judge(key, is_first_list=is_first_list)
+        self._update(key, is_first_list=is_first_list)
 
     def _leave_group(self, key: AgentKey, group: str) -> None:
         if any(h.group == group for h in self.holdings(key)):
@@ -374,7 +374,7 @@ class Directory:
             self._publish(AgentMoved(key, published, owner.node, owner.epoch))
         self._published[key] = owner.node
 
-    def _judge(self, key: AgentKey, *, is_first_list: bool = False) -> None:
+    def _update(self, key: AgentKey, *, is_first_list: bool = False) -> None:
         self._note_node(key)
         self._publish_owner(key, is_first_list=is_first_list)
         claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]

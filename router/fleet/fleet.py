@@ -94,14 +94,14 @@ class Fleet:
             raise self.discovery.unknown_agent(key[1])
         return owner
 
-    async def heard_owner(self, key: AgentKey) -> Holding:
+    async def fresh_owner(self, key: AgentKey) -> Holding:
         """Return an agent's owner after reading all nodes' lists; raise as `require_owner`."""
         await self.membership.refresh(relist=True)
         return self.require_owner(key)
 
     async def ask_owner(self, call: AgentName) -> AgentView:
         """Send a call to an agent's owner; raise as `require_owner` and the node do."""
-        owner = await self.heard_owner(call.key)
+        owner = await self.fresh_owner(call.key)
         return await self.link(owner.node).call(call, AgentView)
 
     def note_holding(

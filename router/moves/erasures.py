@@ -63,7 +63,7 @@ class Erasures:
         """
         key = (tenant, agent)
         self._fleet.discovery.require_nodes()
-        self._moves.refuse_moving(key)
+        self._moves.require_not_moving(key)
         async with self._replicas.exclusive(key):
             return await self._erase(key)
 

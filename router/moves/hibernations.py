@@ -139,7 +139,7 @@ class Hibernations:
     ) -> tuple[NodeName, aiohttp.ClientResponse]:
         await self._fleet.membership.refresh()
         owner = self._fleet.require_owner(key)
-        self._moves.refuse_moving(key)
+        self._moves.require_not_moving(key)
         call = Hibernate(*key, owner.epoch, signing_key, salt)
         headers = {CALL_HEADER: encode_header(call)}
         answer = await self._fleet.link(owner.node).post(HIBERNATE_PATH, b"", headers)
@@ -151,7 +151,7 @@ class Hibernations:
 
         Raises RetryLaterError while an awaited node may have such an agent.
         """
-        self._moves.refuse_moving(wanted.key)
+        self._moves.require_not_moving(wanted.key)
         directory = self._fleet.directory
         owner = directory.owner(wanted.key) or directory.released_owner(wanted.key)
         started: StartReservation | None = directory.reservation(wanted.key)

@@ -92,7 +92,7 @@ class LostOwners:
         return max(directory.living(key), key=lambda held: held.epoch, default=None)
 
     async def _take_over(self, key: AgentKey, lost: Holding) -> None:
-        self._moves.refuse_moving(key)
+        self._moves.require_not_moving(key)
         if self._fleet.membership.is_returning(lost.node):
             message = f"node {lost.node}, which owns agent {key[1]!r}, is starting again"
             raise RetryLaterError(message, retry_after_s=AGAIN_S, code="node_lost")

@@ -51,7 +51,7 @@ class MoveRegistry:
             await migration.commit_sent.wait()
         return handover_target
 
-    async def handed_over(self, key: AgentKey, handover_target: HandoverTarget) -> bool:
+    async def wait_for_handover(self, key: AgentKey, handover_target: HandoverTarget) -> bool:
         """Wait for the end of a move; return whether it was committed."""
         migration = self._running.get(key)
         if migration is None or migration.handover_target != handover_target:
@@ -63,7 +63,7 @@ class MoveRegistry:
     def is_idle(self) -> bool:
         return not self._running
 
-    def refuse_moving(self, key: AgentKey) -> None:
+    def require_not_moving(self, key: AgentKey) -> None:
         if key in self._running:
             message = f"agent {key[1]} is being moved; try again when the move has ended"
             raise ConflictError(message, code="migration_in_progress")
@@ -84,7 +84,7 @@ class MoveRegistry:
         """Move an agent; the move continues if the caller is cancelled."""
         target = self._fleet.require_node(to)
         key = (tenant, agent)
-        self.refuse_moving(key)
+        self.require_not_moving(key)
         self._running[key] = None
         task = asyncio.create_task(self._run(key, target))
         self._tasks.add(task)

@@ -132,7 +132,7 @@ class OwnSpeaker:
         key, fleet = (self.tenant, agent), self.services.fleet
         async with self._owner(agent):
             try:
-                owner = await fleet.heard_owner(key)
+                owner = await fleet.fresh_owner(key)
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
             except NotFoundError:
                 return None

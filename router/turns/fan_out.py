@@ -33,7 +33,7 @@ class FanOut:
         self._turns = turns
         self._requests = requests
         self._count = count
-        self._admitted: dict[int, Admitted] = {}  # by the number of the prompt
+        self._admissions: dict[int, Admitted] = {}  # by the number of the prompt
         self._first: OpenTurn | None = None
         self._running: list[OpenTurn] = []
         self._slots = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
@@ -44,14 +44,14 @@ class FanOut:
 
     async def open(self, waiting: AwaitedNodes | None = None) -> Admitted:
         """Wait until a node has admitted the first prompt."""
-        self._first = await self._turns.open(self._first_of(0), waiting)
-        self._admitted[0] = self._first.admitted
+        self._first = await self._turns.open(self._first_turn(0), waiting)
+        self._admissions[0] = self._first.admitted
         return self._first.admitted
 
     @property
     def admitted(self) -> list[Admitted]:
         """Admissions of the prompts; complete once the last part was read."""
-        return [self._admitted[at] for at in sorted(self._admitted)]
+        return [self._admissions[at] for at in sorted(self._admissions)]
 
     @property
     def progress(self) -> Progress | None:
@@ -97,7 +97,7 @@ class FanOut:
             await self._queue.put(None)
 
     async def _answer_prompt(self, at: int, group: asyncio.TaskGroup) -> None:
-        first, begun = at * self._count, self._first_of(at)
+        first, begun = at * self._count, self._first_turn(at)
         if self._count == 1:
             await self._answer(begun, first, at)
             return
@@ -105,13 +105,13 @@ class FanOut:
         near, beside = None, None
         if not turn.prompt.echo:
             await self._answer(begun, None, at)
-            admitted = self._admitted[at]
+            admitted = self._admissions[at]
             near, beside = admitted.node, admitted.agent
         for index in range(self._count):
             answer = replace(
                 turn,
                 operation=fresh_operation(),
-                sampling=_numbered(turn.sampling, index),
+                sampling=_with_seed(turn.sampling, index),
                 near=near,
                 beside=beside if index else None,
             )
@@ -120,7 +120,7 @@ class FanOut:
     async def _answer(self, turn: TurnRequest, number: int | None, at: int) -> None:
         """Run one turn; without a number, its parts are dropped."""
         async with self._slots:
-            opened = await self._opened(turn, at)
+            opened = await self._open_turn(turn, at)
             self._running.append(opened)
             try:
                 async with aclosing(opened.parts()) as parts:
@@ -131,7 +131,7 @@ class FanOut:
                 self._running.remove(opened)
                 await opened.close()
 
-    async def _opened(self, turn: TurnRequest, at: int) -> OpenTurn:
+    async def _open_turn(self, turn: TurnRequest, at: int) -> OpenTurn:
         """Open a turn; wait while nodes are full, as part of the request was admitted."""
         if at == 0 and self._first is not None:
             opened, self._first = self._first, None
@@ -148,10 +148,10 @@ class FanOut:
                     raise
                 await asyncio.sleep(RETRY_S)
             else:
-                self._admitted.setdefault(at, opened.admitted)
+                self._admissions.setdefault(at, opened.admitted)
                 return opened
 
-    def _first_of(self, at: int) -> TurnRequest:
+    def _first_turn(self, at: int) -> TurnRequest:
         """Return the first turn of a prompt: its only answer, or the turn that computes it."""
         turn = self._requests[at]
         if self._count == 1 or turn.prompt.echo:
@@ -160,7 +160,7 @@ class FanOut:
         return replace(turn, sampling=replace(turn.sampling, max_tokens=1))
 
 
-def _numbered(sampling: Sampling, index: int) -> Sampling:
+def _with_seed(sampling: Sampling, index: int) -> Sampling:
     """Give every answer a different seed, the same at every repetition."""
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
 

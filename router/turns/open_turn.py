@@ -87,7 +87,7 @@ class OpenTurn:
         """Yield the same, and parts of calls as they are generated."""
         is_first = True
         try:
-            async for event in self._spliced():
+            async for event in self._all_events():
                 if isinstance(event, Prefilling):
                     self.prefilled_tokens = event.tokens
                     continue
@@ -95,7 +95,7 @@ class OpenTurn:
                 if is_first:
                     is_first = False
                     self._first_token()
-                answered = _answered(event)
+                answered = _answer_event(event)
                 if isinstance(answered, Finished):
                     self._check_current()
                     await self._end("ok", answered.completion_tokens)
@@ -113,7 +113,7 @@ class OpenTurn:
         finally:
             await self.close()
 
-    async def _spliced(self) -> AsyncGenerator[Event, None]:
+    async def _all_events(self) -> AsyncGenerator[Event, None]:
         """Yield the events of every node that the turn runs on, in order."""
         while True:
             try:
@@ -156,7 +156,7 @@ class OpenTurn:
         self._on_first()
 
 
-def _answered(event: Event) -> AnswerEvent | ToolCallPart:
+def _answer_event(event: Event) -> AnswerEvent | ToolCallPart:
     assert not isinstance(event, HandedOver | Prefilling), "taken before"
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)

@@ -53,17 +53,17 @@ class Targets:
         facts = snapshots.facts_of(turn, given_up)
         decision = self._placement.decide(facts, snapshots.of_turn(self._fleet, turn))
         if turn.key is None:
-            return _unnamed(decision)
+            return _target_by_content(decision)
         if isinstance(decision, Stay):
-            return self._staying(turn.key, decision.node)
-        return self._starting(turn.key, decision)
+            return self._target_at_owner(turn.key, decision.node)
+        return self._target_of_start(turn.key, decision)
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
         """Estimate the prefill of the prompt on another node."""
         facts = snapshots.facts_of(turn, frozenset({without}))
         return recompute_s(facts, snapshots.of_turn(self._fleet, turn))
 
-    def _staying(self, key: AgentKey, node: NodeName) -> Target:
+    def _target_at_owner(self, key: AgentKey, node: NodeName) -> Target:
         """Return the owner, at an epoch above those of other nodes that could fence its turn.
 
         Such a node was given an epoch that it never used, or has not reported yet and may own
@@ -80,7 +80,7 @@ class Targets:
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))
 
-    def _starting(self, key: AgentKey, decision: Load | Recompute) -> Target:
+    def _target_of_start(self, key: AgentKey, decision: Load | Recompute) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
         directory, node = self._fleet.directory, decision.node
         owner = directory.owner(key)
@@ -94,7 +94,7 @@ class Targets:
         return Target(node, epoch, False, decision.prefill_s, is_cold, reservation)
 
 
-def _unnamed(decision: Stay | Load | Recompute) -> Target:
+def _target_by_content(decision: Stay | Load | Recompute) -> Target:
     # The node finds the agent by content, so the epoch is unknown here.
     if isinstance(decision, Stay):
         return Target(decision.node, epoch=0, waits=True)

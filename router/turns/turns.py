@@ -120,7 +120,7 @@ class Turns:
 
     async def _open(self, turn: TurnRequest, breaker: Breaker, waiting: AwaitedNodes) -> OpenTurn:
         started_s = self._now_s()
-        placed = await self._admitted(turn, waiting)
+        placed = await self._admit(turn, waiting)
         key = turn.tenant, placed.first.agent
         # The client knows which memory serves it, so a continuation must use the same one.
         edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
@@ -141,8 +141,8 @@ class Turns:
             _LOG.info("agent %s: its turn continues on its new node", self._fleet.alias(key))
             self._resuming[key] += 1
             try:
-                ahead = await self._sent_ahead(further, key)
-                placed = ahead or await self._admitted(further, waiting, goes_first=True)
+                ahead = await self._send_ahead(further, key)
+                placed = ahead or await self._admit(further, waiting, goes_first=True)
             finally:
                 self._resuming[key] -= 1
                 self._resuming += Counter()  # drops zeros
@@ -162,17 +162,17 @@ class Turns:
             breaker=breaker,
         )
 
-    async def _admitted(
+    async def _admit(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
     ) -> AdmittedTurn:
         """Send the turn to nodes until one admits it."""
         attempt = Attempt(self._now_s(), waiting, goes_first)
         while True:
             key = turn.key
-            await self._settled(turn, attempt)
+            await self._await_ownership(turn, attempt)
             target = self._targets.choose(turn, frozenset(attempt.given_up))
             try:
-                placed = await self._start(turn, target)
+                placed = await self._send(turn, target)
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -188,7 +188,7 @@ class Turns:
             else:
                 if key is not None or self._is_current(turn, placed):
                     return placed
-                turn = await self._named(turn, placed)
+                turn = await self._cancel_and_name(turn, placed)
 
     def _is_current(self, turn: TurnRequest, placed: AdmittedTurn) -> bool:
         first = placed.first
@@ -196,7 +196,7 @@ class Turns:
             return True
         return first.epoch >= self._directory.issued((turn.tenant, first.agent))
 
-    async def _named(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
+    async def _cancel_and_name(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
         """Cancel a turn that found its agent by content at an old epoch, and name the agent.
 
         Content does not determine the epoch, so every further try would be fenced, too.
@@ -205,17 +205,17 @@ class Turns:
         await placed.source.aclose()
         return replace(turn, identity=Identity(IdentityKind.AGENT, placed.first.agent))
 
-    async def _sent_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
+    async def _send_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
         """Have a handed-over turn wait on the move's target while the move is committed."""
         handover_target = await self._moves.handover_target(key)
         if handover_target is None:
             return None
         target = Target(handover_target.node, handover_target.epoch, waits=True)
-        handed_over = asyncio.create_task(self._moves.handed_over(key, handover_target))
+        handover = asyncio.create_task(self._moves.wait_for_handover(key, handover_target))
         try:
             async with asyncio.timeout(None) as patience:
-                handed_over.add_done_callback(partial(_give_up_unless, patience))
-                return await self._start(replace(turn, after=handover_target.migration), target)
+                handover.add_done_callback(partial(_give_up_unless, patience))
+                return await self._send(replace(turn, after=handover_target.migration), target)
         except (FabricError, TimeoutError) as error:
             alias = self._fleet.alias(key)
             _LOG.info(
@@ -223,9 +223,9 @@ class Turns:
             )
             return None
         finally:
-            handed_over.cancel()
+            handover.cancel()
 
-    async def _settled(self, turn: TurnRequest, attempt: Attempt) -> None:
+    async def _await_ownership(self, turn: TurnRequest, attempt: Attempt) -> None:
         """Wait for nodes' first reports, for the agent's move, and for earlier turns of it."""
         key, directory = turn.key, self._fleet.directory
         # The known owner may have lost the agent to a node that has not reported yet.
@@ -241,7 +241,7 @@ class Turns:
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)
 
-    async def _start(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
+    async def _send(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation
         is_private = turn.key is not None and self._directory.is_private(turn.key)
         request = turn.request(target.epoch, self._directory.floor, is_private=is_private)
@@ -253,22 +253,22 @@ class Turns:
             first = _admission(await anext(source), target.node)
         except BaseException:
             fleet.ledger.end(entry)
-            self._leave(turn, reservation)
+            self._release_reservation(turn, reservation)
             await source.aclose()
             raise
         if reservation:
             reservation.epoch = first.epoch
         if turn.is_kept:
-            self._remember(turn, first)
+            self._note_admission(turn, first)
 
         def end() -> None:
             if entry.open:  # a turn that was handed over has been ended before
-                self._leave(turn, reservation)
+                self._release_reservation(turn, reservation)
             fleet.ledger.end(entry)
 
         return AdmittedTurn(first, source, entry, end)
 
-    def _remember(self, turn: TurnRequest, first: Admitted) -> None:
+    def _note_admission(self, turn: TurnRequest, first: Admitted) -> None:
         tenant, agent = key = turn.tenant, first.agent
         known = self._directory.owner(key)
         group = known.group if known else None
@@ -278,7 +278,7 @@ class Turns:
         prompt = turn.prompt
         self._fleet.sketches.put(tenant, first.node, agent, prompt.sketch, opening=prompt.opening)
 
-    def _leave(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
+    def _release_reservation(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
         if reservation:
             assert turn.key is not None, "only a named agent is reserved"
             self._directory.release(turn.key, reservation)
@@ -320,8 +320,8 @@ class Turns:
         return self._fleet.clock.monotonic_s()
 
 
-def _give_up_unless(patience: asyncio.Timeout, handed_over: asyncio.Task[bool]) -> None:
-    if not handed_over.cancelled() and not handed_over.result():
+def _give_up_unless(patience: asyncio.Timeout, handover: asyncio.Task[bool]) -> None:
+    if not handover.cancelled() and not handover.result():
         with suppress(RuntimeError):  # it has started in the same moment
             patience.reschedule(asyncio.get_running_loop().time())
 
