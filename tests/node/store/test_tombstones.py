@@ -70,7 +70,7 @@ def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
 
 
 @pytest.mark.parametrize("days", [(0, 200, 0), (200, 0, -200), (-200, 0), (-20_000, 0)])
-def test_no_calendar_brings_an_erased_agent_back(tmp_path, model, monkeypatch, days):
+def test_wrong_clocks_do_not_bring_an_erased_agent_back(tmp_path, model, monkeypatch, days):
     """One that is wrong at the erasure or at boot, however far, and then right again."""
     wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
     for day in days:

@@ -75,7 +75,7 @@ async def test_changes_replace_what_they_name_and_nothing_else():
     assert not directory.doubts("a")
 
 
-async def test_changes_without_what_came_before_them_are_not_believed():
+async def test_changes_after_a_gap_are_ignored():
     directory = Directory()
     directory.apply(listing("a", view("a", 1), changes=5), 1.0)
 
@@ -87,7 +87,7 @@ async def test_changes_without_what_came_before_them_are_not_believed():
     assert not directory.doubts("a")
 
 
-async def test_an_agent_noted_here_that_its_node_never_lists_is_found_out():
+async def test_a_noted_agent_that_is_never_listed_is_detected():
     """It began and went before the last list, and the word of its beginning came late."""
     directory = Directory()
     directory.apply(listing("a", changes=5), 1.0)
@@ -102,7 +102,7 @@ async def test_an_agent_noted_here_that_its_node_never_lists_is_found_out():
     assert not directory.doubts("a")
 
 
-async def test_an_agent_noted_here_and_then_told_is_no_cause_for_doubt():
+async def test_a_noted_agent_that_is_listed_raises_no_doubt():
     directory = Directory()
     directory.apply(listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))

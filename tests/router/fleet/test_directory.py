@@ -84,7 +84,7 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
         assert (("t", agent) in directory.in_doubt()) == doubtful
 
 
-def test_who_gave_an_agent_up_to_nobody_is_known_until_it_is_owned_again():
+def test_a_released_owner_is_known_until_there_is_an_owner():
     directory = Directory()
     a_copy = replace(view("b", 1, REPLICA), node="c")
     directory.apply(listing("b", a_copy), requested_s=1.0)
@@ -111,7 +111,7 @@ def test_what_is_noted_outlives_an_older_list_only():
     assert directory.owner(KEY) is None
 
 
-def test_a_note_that_says_nothing_new_keeps_the_listed_view():
+def test_a_note_without_news_keeps_the_listed_view():
     directory = Directory()
     directory.apply(listing("a", view("a", 2)), requested_s=1.0)
     directory.note(KEY, noted("a", 2, now_s=2.0))
@@ -130,7 +130,7 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
     assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
 
 
-def test_an_agent_that_is_gone_is_begun_above_what_it_was():
+def test_an_evicted_agent_restarts_above_its_last_epoch():
     """This router never gave that epoch out: it was told."""
     directory = Directory()
     directory.apply(listing("a", view("a", 2)), requested_s=1.0)
@@ -140,7 +140,7 @@ def test_an_agent_that_is_gone_is_begun_above_what_it_was():
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
 
 
-def test_a_newer_claim_that_nodes_tell_of_fences_the_older_one():
+def test_a_newer_reported_claim_fences_the_older_one():
     """An earlier router gave that epoch out: what runs below it is acknowledged no more."""
     directory = Directory()
     directory.apply(listing("a", view("a", 1)), requested_s=1.0)
@@ -174,7 +174,7 @@ def test_a_replica_of_a_newer_claim_fences_no_turn():
     assert directory.issued(KEY) == 0
 
 
-def test_a_turn_below_an_erasure_is_fenced_whoever_tells_of_it():
+def test_a_turn_below_an_erasure_is_fenced():
     directory = Directory()
     directory.apply(listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
@@ -190,7 +190,7 @@ def test_late_list_of_an_earlier_version_is_ignored():
     assert directory.owner(KEY).epoch == 3
 
 
-def test_a_restarted_node_counts_anew():
+def test_a_restarted_node_restarts_its_counter():
     directory = Directory()
     directory.apply(listing("a", view("a", 3), changes=70, incarnation=9), requested_s=1.0)
     directory.restart("a")
@@ -233,7 +233,7 @@ def test_groups_follow_their_conversations():
     assert directory._groups == {}
 
 
-def test_tenants_are_apart():
+def test_tenants_are_isolated():
     directory = Directory()
     directory.apply(
         listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), requested_s=1.0

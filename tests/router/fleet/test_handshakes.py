@@ -33,7 +33,7 @@ class SlowHandshakes:
             self.open.pop().transport.abort()
 
 
-async def test_few_handshakes_with_a_node_are_under_way_at_once():
+async def test_handshakes_with_a_node_are_bounded():
     """Hundreds would each take longer than a connection may take to open."""
     slow, turns_count = SlowHandshakes(), 3 * Use.STREAM.value  # more than are kept
     http = NodeHttp(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))

@@ -183,7 +183,7 @@ async def test_a_hung_node_or_a_long_list_delays_no_other_beat(slow):
         await running
 
 
-async def test_a_roster_out_of_reach_stops_nothing():
+async def test_an_unreadable_roster_stops_no_heartbeat():
     world = await joined()
     calls = []
 
@@ -231,7 +231,7 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
     assert member.view.pid == 1
 
 
-async def test_a_router_that_stood_still_itself_ends_no_lease():
+async def test_a_stalled_router_ends_no_lease():
     world = await joined("a", "b")
     world.membership.heartbeat_s = 0.01
     world.links["b"].error = NodeLostError("gone", "b")
@@ -252,7 +252,7 @@ async def test_a_router_that_stood_still_itself_ends_no_lease():
     assert later == (LeaseState.ALIVE, LeaseState.EXPIRED)
 
 
-async def test_a_doubted_node_is_asked_for_its_whole_list_though_nothing_changed():
+async def test_a_doubted_node_sends_its_whole_list():
     world = await joined()
     world.observer.doubted.add("a")
     await world.heartbeat()

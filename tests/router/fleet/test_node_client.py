@@ -125,7 +125,7 @@ async def test_a_broken_stream(chunks, kind):
     assert type(caught.value) is kind
 
 
-async def test_nobody_listens():
+async def test_a_refused_connection_is_a_lost_node():
     async with Linked(FakeNode("node-a")) as linked:
         await linked.node.stop()
         with pytest.raises(NodeLostError):
@@ -203,7 +203,7 @@ async def test_errors_of_control_calls_keep_their_class(reply, kind):
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", encode_reply(Flush())])
-async def test_a_reply_that_is_none_is_a_fault_of_the_node(raw):
+async def test_an_invalid_reply_is_a_fault_of_the_node(raw):
     async def transport(_raw):
         return raw
 
@@ -228,7 +228,7 @@ def sealing(answer):
     return node
 
 
-async def test_only_calls_in_haste_travel_over_http():
+async def test_only_urgent_calls_use_http():
     async def answer(request):
         assert request.headers[NODE_HEADER] == "node-a"
         return web.Response(body=encode_reply(Offer(await request.read(), b"", ())))
@@ -245,7 +245,7 @@ async def test_only_calls_in_haste_travel_over_http():
 
 
 @pytest.mark.parametrize("moment", ["before", "within"])
-async def test_a_call_in_haste_that_breaks_off_is_a_lost_one_and_not_repeated(moment):
+async def test_an_urgent_call_that_breaks_off_is_not_repeated(moment):
     asked = []
 
     async def answer(request):
@@ -264,7 +264,7 @@ async def test_a_call_in_haste_that_breaks_off_is_a_lost_one_and_not_repeated(mo
     assert asked == [encode_call(SEAL)]
 
 
-async def test_an_answer_in_haste_has_a_limit(monkeypatch):
+async def test_the_reply_of_an_urgent_call_is_bounded(monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.CONTROL_BYTES_MAX", 1_000)
 
     async def answer(_):
@@ -277,7 +277,7 @@ async def test_an_answer_in_haste_has_a_limit(monkeypatch):
     assert caught.value.code == "bad_node_answer"
 
 
-async def test_a_call_in_haste_ends_with_its_nodes_lease(monkeypatch):
+async def test_an_urgent_call_ends_with_the_nodes_lease(monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.02)
     arrived, never = asyncio.Event(), asyncio.Event()
 
@@ -293,7 +293,7 @@ async def test_a_call_in_haste_ends_with_its_nodes_lease(monkeypatch):
             await sealed
 
 
-async def test_another_node_at_that_address_is_no_answer():
+async def test_another_node_at_the_address_is_refused():
     async def answer(_):
         error = {"status": 421, "code": "wrong_node", "message": "another node"}
         return web.json_response({"error": error}, status=421)

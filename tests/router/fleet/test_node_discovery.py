@@ -45,7 +45,7 @@ async def ask(made, name):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_no_request_is_answered_before_the_nodes_have_spoken(name):
+async def test_requests_wait_for_the_nodes_reports(name):
     async with rig(nodes=two(), started=False, tended=False) as made:
         asking = asyncio.create_task(ask(made, name))
         await asyncio.sleep(0.1)
@@ -67,7 +67,7 @@ async def test_no_request_is_answered_before_the_nodes_have_spoken(name):
 
 
 @pytest.mark.parametrize("name", [*REQUESTS, "list"])
-async def test_without_any_word_the_answer_is_to_come_again(name, monkeypatch):
+async def test_without_any_report_requests_are_to_be_retried(name, monkeypatch):
     monkeypatch.setitem(REQUESTS, "list", ("GET", "/v1/agents", None))
     async with rig("a", started=False, tended=False, scale=50) as made:
         answer = await ask(made, name)
@@ -76,7 +76,7 @@ async def test_without_any_word_the_answer_is_to_come_again(name, monkeypatch):
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_while_a_node_never_heard_of_is_away_nobody_says_that_an_agent_is_unknown():
+async def test_no_agent_is_unknown_while_a_node_has_not_reported():
     nodes = two()
     async with rig(nodes=nodes, scale=8.0, started=False) as made:
         await nodes[0].stop()
@@ -122,9 +122,7 @@ def of_node_b(monkeypatch):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_nothing_is_called_unknown_before_as_many_nodes_have_come_as_there_are(
-    name, monkeypatch
-):
+async def test_nothing_is_unknown_before_all_expected_nodes_have_joined(name, monkeypatch):
     of_node_b(monkeypatch)
     async with gathering() as made:
         await met(made, "node-a")
@@ -149,7 +147,7 @@ async def test_nothing_is_called_unknown_before_as_many_nodes_have_come_as_there
 
 
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"cancel"}))
-async def test_a_node_that_does_not_come_in_time_is_no_longer_waited_for(name, monkeypatch):
+async def test_a_node_that_is_late_is_no_longer_waited_for(name, monkeypatch):
     of_node_b(monkeypatch)
     monkeypatch.setattr("router.fleet.node_discovery.GATHER_S", 0.0)
     async with gathering() as made:
@@ -164,7 +162,7 @@ async def test_a_node_that_does_not_come_in_time_is_no_longer_waited_for(name, m
     assert int(new.headers["x-macfabric-epoch"]) > 1_024, "that node may still own an alice"
 
 
-async def test_what_is_known_is_served_while_other_nodes_are_to_come():
+async def test_known_agents_are_served_while_nodes_are_missing():
     async with gathering() as made:
         made["node-a"].memory["default", "mira"] = Memory(
             "default", "mira", epoch=1, text="y" * 300
@@ -177,7 +175,7 @@ async def test_what_is_known_is_served_while_other_nodes_are_to_come():
     assert [a.status_code for a in (shown, model, turn)] == [200, 200, 200]
 
 
-async def test_an_erasure_by_a_router_that_never_heard_of_the_owner_is_none_yet():
+async def test_an_erasure_before_the_owner_has_reported_is_refused():
     nodes = two()
     async with rig(nodes=nodes, scale=8.0, started=False) as made:
         await nodes[0].stop()
@@ -190,7 +188,7 @@ async def test_an_erasure_by_a_router_that_never_heard_of_the_owner_is_none_yet(
     assert (first.json()["deleted"], first.json()["unreachable"]) == (False, ["node-a"])
 
 
-async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet():
+async def test_a_fork_starts_above_an_unreported_owner():
     nodes = two()
     nodes[1].memory["default", "mira"] = Memory("default", "mira", epoch=1, text="y" * 300)
     nodes[1].blocks |= block_names("y" * 300)
@@ -207,7 +205,7 @@ async def test_a_name_given_to_a_fork_leaps_over_an_owner_that_was_not_heard_yet
 
 @pytest.mark.parametrize("how", ["served", "moved"])
 @pytest.mark.parametrize("epochs", [(3, 2), (3, 2, 1), (3, 2, 2)])
-async def test_an_owner_leaps_once_over_a_later_one_that_was_not_heard_yet(how, epochs):
+async def test_an_owner_continues_above_an_unreported_later_one(how, epochs):
     """Else what it remembers from then on is fenced away when the other comes back.
 
     A claim older than its own, which it is heard to have won over, says nothing of a later one.
@@ -236,7 +234,7 @@ async def test_an_owner_leaps_once_over_a_later_one_that_was_not_heard_yet(how, 
     assert min(epochs) > 1_024
 
 
-async def test_an_owner_goes_above_the_replica_of_a_later_one_that_was_not_heard_yet():
+async def test_an_owner_continues_above_the_replica_of_a_later_one():
     """Two restarts in a row: the second router's own leap may be lower than the first one's."""
     nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
     for node, epoch in zip(nodes, (9_000_000, 9_000_000, 1), strict=True):
@@ -260,7 +258,7 @@ async def test_an_owner_goes_above_the_replica_of_a_later_one_that_was_not_heard
     assert {turn.headers["x-macfabric-node"] for turn in (first, second, third)} == {"node-c"}
 
 
-def test_one_tenants_many_epochs_push_out_nobody_elses():
+def test_one_tenants_many_epochs_evict_no_other_tenants():
     given = EpochMap(agents_max=10)
     given.note(("calm", "alice"), 7)
     for i in range(100):

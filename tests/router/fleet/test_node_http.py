@@ -107,7 +107,7 @@ async def test_a_connection_made_ready_is_the_one_that_the_call_takes():
         assert len(set(linked.node.came)) == 1
 
 
-async def test_whoever_cannot_be_made_ready_is_no_error():
+async def test_a_node_that_cannot_be_made_ready_is_no_error():
     async with Linked(Server()) as linked:
         await linked.node.stop()
         await linked.link.make_ready(Use.CALL)
@@ -208,7 +208,7 @@ async def test_of_several_kept_connections_that_are_gone_only_one_is_tried():
         assert fresh not in kept
 
 
-async def test_a_node_sends_nobody_elsewhere():
+async def test_redirects_of_a_node_are_not_followed():
     async def answer(node, request):
         raise web.HTTPTemporaryRedirect(f"{node.http_url}/elsewhere")
 
@@ -360,7 +360,7 @@ async def test_an_answer_without_an_end_is_not_waited_for_long(monkeypatch):
         await until(lambda: not linked.node.open_count and not linked.http._counts)
 
 
-async def test_what_is_given_up_leaves_nothing_in_use():
+async def test_a_cancelled_request_leaves_no_connection_in_use():
     async with Linked(Server()) as linked:
         linked.node.does.hang = True
         for moment_s in (0.0, 0.001, 0.002, 0.003, 0.004, 0.006, 0.01, 0.05):

@@ -7,7 +7,7 @@ from tests.router.test_links import CABLE, LAN, B, link
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_rate_is_told_when_it_is_measured_and_when_it_has_changed():
+async def test_a_rate_is_published_when_measured_and_when_changed():
     async with rig("ab", tended=False) as made:
         fleet = made.fleet
 
@@ -39,7 +39,7 @@ async def test_a_rate_is_told_when_it_is_measured_and_when_it_has_changed():
     assert again == slower
 
 
-async def test_memory_pressure_is_told_when_it_begins_changes_and_ends():
+async def test_memory_pressure_is_published_when_it_changes():
     async with rig("a", tended=False) as made:
         fleet = made.fleet
 
@@ -67,7 +67,7 @@ async def test_memory_pressure_is_told_when_it_begins_changes_and_ends():
     assert ended == [MemoryChanged("node-a", "normal", 800, 800)]
 
 
-async def test_each_state_is_told_once():
+async def test_every_state_is_published_once():
     async with rig("a") as made:
         await until(lambda: made.fleet.events._count > 0)
         for _ in range(5):

@@ -41,7 +41,7 @@ def slow(monkeypatch):
     joining.join(HANG_S)
 
 
-def test_whoever_leaves_waits_for_a_join_under_way(slow):
+def test_leaving_waits_for_a_join_in_progress(slow):
     leaving = threading.Thread(target=ray_control.disconnect)
     leaving.start()
     leaving.join(0.2)

@@ -101,7 +101,7 @@ async def test_a_turn_waits_for_a_node_that_only_the_stored_roster_names(tmp_pat
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_without_a_roster_or_a_number_epochs_leap_over_those_of_unknown_nodes(count):
+async def test_without_a_roster_or_a_number_epochs_skip_those_of_unknown_nodes(count):
     async with rig(
         "a", settings=RouterSettings(nodes_expected=count), roster_store=Shelf()
     ) as made:
@@ -189,7 +189,7 @@ async def test_after_the_time_to_join_as_many_nodes_as_configured_are_the_roster
     assert (store.names, awaited) == ([A, B], "")
 
 
-async def test_a_fabric_with_fewer_nodes_forgets_the_others_when_all_have_come():
+async def test_a_fabric_with_fewer_nodes_forgets_the_others_when_all_have_joined():
     store = shelf(A, B, C, configured=3)
     async with router_over(made_nodes(), store, count=2) as made:
         await made.keeper.round()
@@ -201,7 +201,7 @@ async def test_a_fabric_with_fewer_nodes_forgets_the_others_when_all_have_come()
     assert (store.names, store.roster.configured) == ([A, B], 2)
 
 
-async def test_a_missing_node_is_kept_while_too_few_have_come():
+async def test_a_missing_node_is_kept_while_too_few_have_joined():
     store = shelf(A, B, configured=2)
     async with router_over(made_nodes(), store, listed=[A], count=2) as made:
         made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
@@ -238,7 +238,7 @@ async def test_a_file_that_cannot_be_read_or_written_costs_the_memory_only(tmp_p
 
 
 @pytest.mark.parametrize("is_erased", [False, True])
-async def test_a_later_router_leaps_above_every_earlier_one(is_erased, monkeypatch):
+async def test_a_later_router_uses_epochs_above_every_earlier_one(is_erased, monkeypatch):
     """Each one meets another node alone, and draws a smaller number than the one before."""
     leaps = iter([EPOCH_GAP + (1 << EPOCH_GAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
     monkeypatch.setattr("router.fleet.fleet.fresh_epoch_gap", lambda: next(leaps))

@@ -38,7 +38,7 @@ def roles(snapshot):
     return [(each.node, each.role.value) for each in snapshot.holders]
 
 
-async def test_who_holds_an_agent_comes_in_the_order_in_which_it_should_serve():
+async def test_holders_are_ordered_by_who_serves_first():
     async with rig("abc", tended=False) as made:
         fleet, directory = made.fleet, made.fleet.directory
 
@@ -63,7 +63,7 @@ async def test_who_holds_an_agent_comes_in_the_order_in_which_it_should_serve():
         assert look((A, 5, REPLICA)) == [(A, "released"), (B, "erased"), (C, "erased")]
 
 
-async def test_what_nodes_say_and_what_they_were_given_since():
+async def test_a_snapshot_joins_reports_and_the_ledger():
     async with rig("ab", tended=False) as made:
         made[A].view_changes = {"prefill_tokens_per_s": 700.0, "state": "draining"}
         await made.fleet.membership.refresh()
@@ -89,7 +89,7 @@ async def test_what_nodes_say_and_what_they_were_given_since():
         (LeaseState.EXPIRED, False, False),
     ],
 )
-async def test_how_long_nodes_have_been_silent(lease, is_alive, is_up, monkeypatch):
+async def test_leases_in_a_snapshot(lease, is_alive, is_up, monkeypatch):
     async with rig("ab", tended=False) as made:
         monkeypatch.setattr(Membership, "health", lambda self, name: lease)
         monkeypatch.setattr(Membership, "is_returning", lambda self, name: name == B)
@@ -99,14 +99,14 @@ async def test_how_long_nodes_have_been_silent(lease, is_alive, is_up, monkeypat
     assert (nodes[A].is_returning, nodes[B].is_returning) == (False, True)
 
 
-async def test_nodes_that_never_spoke_are_not_there():
+async def test_nodes_without_a_report_are_left_out():
     async with rig("ab", started=False, tended=False) as made:
         await made.fleet.membership.discover()
 
         assert snapshots.of_agent(made.fleet, KEY).nodes == {}
 
 
-async def test_who_holds_the_beginning_of_a_prompt():
+async def test_holders_of_a_prefix():
     async with rig("abc", tended=False) as made:
         fleet, prompt = made.fleet, UNNAMED.prompt
         fleet.sketches.put(KEY[0], A, "bob", (*prompt.sketch[:4], 1), opening=1)
@@ -140,7 +140,7 @@ async def test_an_agent_on_disk_alone_is_not_resident():
     assert after.holders[0].view.tokens > 0
 
 
-async def test_a_groups_other_conversations_are_told():
+async def test_owners_of_a_groups_other_conversations():
     async with rig("abc", tended=False) as made:
         made.fleet.note_holding((KEY[0], AgentId("x")), B, 1, OWNED, "team")
         made.fleet.note_holding((KEY[0], AgentId("team")), C, 1, OWNED, "team")

@@ -15,7 +15,7 @@ STALL_S = 0.4  # of the loop, again and again; a lease of the rig lasts less tha
 STALLS = 12
 
 
-async def test_a_loop_that_is_late_all_the_time_ends_no_lease():
+async def test_a_late_loop_ends_no_lease():
     async with rig(scale=10.0) as made:
         membership = made.fleet.membership
         await asyncio.sleep(0.2)  # its heartbeats have begun

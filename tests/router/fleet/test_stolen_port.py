@@ -70,7 +70,7 @@ async def tell_everything(keys, url, proven_as=MEMBER_NAME):
         await asyncio.sleep(0.1)  # asyncio closes a connection that TLS ended a little later
 
 
-async def test_one_that_listens_learns_nothing(keys):
+async def test_a_listener_on_the_port_learns_nothing(keys):
     async with Impostor() as impostor:
         await tell_everything(keys, f"https://127.0.0.1:{impostor.port}")
 

@@ -35,7 +35,7 @@ async def test_a_lost_owner_is_waited_for_and_answers_with_its_memory():
     assert second.headers["x-macfabric-epoch"] == "1"
 
 
-async def test_an_owner_that_loads_again_is_waited_for_as_long_as_computing_would_take():
+async def test_a_restarting_owner_is_waited_for_as_long_as_a_prefill():
     # 4,000 characters a second are 1,000 tokens a second: this prompt takes over two.
     long = "word " * 2000
     async with rig(settings=SOON) as made:
@@ -73,7 +73,7 @@ async def test_a_lost_owner_is_succeeded_at_the_next_epoch():
     assert third.headers["x-macfabric-match"] == "extend"
 
 
-async def test_turns_that_take_over_at_once_agree_on_the_successor():
+async def test_simultaneous_turns_agree_on_the_successor():
     async with rig(names="abcd", settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         await made[node_of(first)].stop()
@@ -102,7 +102,7 @@ async def test_a_successor_with_a_replica_continues_from_it():
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
-async def test_a_replica_of_less_than_a_block_counts_also_where_its_node_drains(is_draining):
+async def test_a_small_replica_counts_on_a_draining_node_too(is_draining):
     said = ["word " * 20] * 7  # at 500 tokens a second half a second anew, with the copy a tenth
     async with rig("abc", settings=SOON, tended=False) as made:
         first = await made.chat(*said, agent="alice")
@@ -123,7 +123,7 @@ async def test_a_replica_of_less_than_a_block_counts_also_where_its_node_drains(
     assert node_of(new) != source.name
 
 
-async def test_an_owner_that_comes_back_from_the_dead_gives_way():
+async def test_a_returning_owner_gives_way_to_its_successor():
     async with rig(settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
@@ -137,7 +137,7 @@ async def test_an_owner_that_comes_back_from_the_dead_gives_way():
     assert node_of(third) == node_of(second)
 
 
-async def test_a_hung_owner_is_left_when_its_lease_is_over():
+async def test_a_hung_owner_is_given_up_when_its_lease_expires():
     async with rig(scale=4.0, settings=RouterSettings(takeover_after_s=2.0)) as made:
         first = await made.chat(LONG, agent="alice")
         made[node_of(first)].does.hang = True
@@ -150,7 +150,7 @@ async def test_a_hung_owner_is_left_when_its_lease_is_over():
     assert states[node_of(first)] == "expired"
 
 
-async def test_a_node_that_hangs_in_mid_answer_ends_the_stream_with_an_error():
+async def test_a_node_that_hangs_during_an_answer_ends_the_stream_with_an_error():
     async with rig(scale=4.0, settings=SOON) as made:
         for node in made.nodes.values():
             node.does.delay_s = 0.02
@@ -218,7 +218,7 @@ class Held(FakeNode):
         return await super()._stream(*taken)
 
 
-async def test_a_turn_of_the_older_owner_is_not_acknowledged_once_the_newer_is_heard():
+async def test_a_turn_of_an_older_owner_is_fenced_once_the_newer_reports():
     """A new router hears of the older owner first, and sends it a turn."""
     key = ("default", "alice")
     old, newer = Held("node-a"), FakeNode("node-b")

@@ -55,7 +55,7 @@ def one_of_two():
     return rig(nodes=nodes, settings=settings, started=False, tended=False)
 
 
-async def test_every_verb_says_when_to_come_again():
+async def test_every_verb_says_when_to_retry():
     refused = {}
     async with one_of_two() as made:
         await met(made, "node-a")

@@ -45,7 +45,7 @@ async def crowd(made, node, sizes, **options):
     await made.fleet.membership.refresh()
 
 
-async def test_everybody_leaves_the_fastest_first_and_nobody_new_comes(monkeypatch):
+async def test_a_drain_moves_the_fastest_agents_first_and_admits_none(monkeypatch):
     monkeypatch.setattr(drains, "DRAIN_AT_ONCE_MAX", 1)
     sizes = {"large": 3000, "small": 20, "middle": 600}
     nodes = [FakeNode(f"node-{letter}", copy_s=0.05) for letter in "abc"]
@@ -85,7 +85,7 @@ async def note(made, left):
     left += sorted(gone - set(left))
 
 
-async def test_a_copy_elsewhere_decides_where_and_sends_nothing():
+async def test_a_drain_prefers_the_node_with_a_replica():
     async with rig() as made:
         await crowd(made, "node-a", {"alice": 500})
         for target in ("node-c", "node-b", "node-a"):  # node-b was the owner last
@@ -98,7 +98,7 @@ async def test_a_copy_elsewhere_decides_where_and_sends_nothing():
     assert done["bytes_sent"] == 0
 
 
-async def test_who_cannot_leave_is_named_to_its_own_tenant_only_and_tried_again():
+async def test_agents_that_cannot_move_are_shown_to_their_tenant_and_retried():
     async with rig("ab", settings=TWO_TENANTS) as made:
         one, two = made.http(KEY), made.http(OTHER_KEY)
         await crowd(made, "node-a", {"alice": 50, "adam": 60}, http=one)
@@ -123,7 +123,7 @@ async def test_who_cannot_leave_is_named_to_its_own_tenant_only_and_tried_again(
     assert (done["state"], done["agents_moved"]) == ("drained", 3)
 
 
-async def test_nowhere_to_go():
+async def test_a_drain_without_a_destination_is_stuck():
     async with rig("ab") as made:
         await crowd(made, "node-a", {"alice": 50})
         made["node-b"].view_changes = {"fingerprint": "e" * 64}
@@ -138,7 +138,7 @@ async def test_nowhere_to_go():
     assert owned(made.nodes) == [("alice", "node-a")]
 
 
-async def test_undrain_lets_who_is_on_the_move_arrive_and_keeps_the_rest():
+async def test_undrain_finishes_moves_in_progress_and_keeps_the_rest():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.3) for letter in "ab"]
     async with rig(nodes=nodes) as made:
         await crowd(made, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
@@ -156,7 +156,7 @@ async def test_undrain_lets_who_is_on_the_move_arrive_and_keeps_the_rest():
     assert again.status_code == 200
 
 
-async def test_a_router_that_finds_a_draining_node_goes_on_with_it():
+async def test_a_router_continues_the_drain_of_a_draining_node():
     async with rig("ab", tended=False) as made:
         await crowd(made, "node-a", {"alice": 50, "bella": 70})
         made["node-a"].is_draining = True  # another router told it so, and is gone

@@ -41,7 +41,7 @@ async def shown(made):
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_a_node_that_was_away_is_told_before_it_serves(routers):
+async def test_a_returning_node_gets_tombstones_before_it_serves(routers):
     nodes = three()
     async with rig(nodes=nodes, scale=4.0) as made:
         holder = await told(made)
@@ -72,7 +72,7 @@ async def test_a_node_that_was_away_is_told_before_it_serves(routers):
 
 
 @pytest.mark.parametrize("days", sample([-20_000, -200, 200], -20_000))
-async def test_no_calendar_brings_an_erased_agent_back(monkeypatch, days):
+async def test_wrong_clocks_do_not_bring_an_erased_agent_back(monkeypatch, days):
     """Neither one that was wrong at the erasure nor one that is at the next router's start."""
     nodes = three()
     for shifts_s in ((0.0, days * DAY_S), (days * DAY_S, 0.0)):
@@ -95,7 +95,7 @@ async def test_no_calendar_brings_an_erased_agent_back(monkeypatch, days):
         assert known
 
 
-async def test_a_turn_that_comes_while_its_agent_is_erased_does_not_keep_it():
+async def test_a_turn_during_an_erasure_does_not_keep_the_agent():
     """Not above the erasure by the node that is about to erase: it would keep what it has."""
     async with rig(nodes=three(), scale=4.0) as made:
         owner = await told(made)
@@ -111,7 +111,7 @@ async def test_a_turn_that_comes_while_its_agent_is_erased_does_not_keep_it():
     assert KEY not in owner.memory
 
 
-async def test_a_heartbeat_does_not_take_what_the_receipt_is_to_count():
+async def test_a_heartbeat_does_not_remove_what_the_receipt_counts():
     """A node that hears of an erasure before the call for it would remove the agent uncounted."""
     async with rig("a", scale=4.0) as made:
         owner = await told(made)
@@ -129,7 +129,7 @@ async def test_a_heartbeat_does_not_take_what_the_receipt_is_to_count():
     assert owner.calls["share_erasures"] == shared_count
 
 
-async def test_a_new_agent_of_that_name_is_spared():
+async def test_an_erasure_spares_a_new_agent_of_the_name():
     nodes = three()
     async with rig(nodes=nodes, scale=4.0) as made:
         holder = await told(made)
@@ -147,7 +147,7 @@ async def test_a_new_agent_of_that_name_is_spared():
     assert after.headers["x-macfabric-node"] == anew.name
 
 
-async def test_a_router_that_starts_later_begins_above_an_erased_agent():
+async def test_a_later_router_starts_above_an_erased_agent():
     """Else it would give out epochs that nodes refuse, as those of turns sent long ago."""
     nodes = three()
     async with rig(nodes=nodes) as made:
@@ -166,7 +166,7 @@ async def test_a_router_that_starts_later_begins_above_an_erased_agent():
     assert floors == {floor}, "a node that has not heard of it does not begin above it"
 
 
-async def test_a_replica_that_this_router_never_heard_of_goes_too():
+async def test_an_unreported_replica_is_erased_too():
     """The router is new, the holder away: nobody can say that there is no such agent."""
     nodes = three()
     sleeper = nodes[2]
@@ -185,7 +185,7 @@ async def test_a_replica_that_this_router_never_heard_of_goes_too():
     assert again.status_code == 404
 
 
-async def test_an_expected_node_that_has_not_joined_is_not_said_to_have_erased():
+async def test_an_expected_node_that_has_not_joined_is_unreachable():
     nodes = three()
     nodes[0].memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)
     nodes[2].memory[KEY] = Memory(*KEY, epoch=8, text=TEXT)
@@ -205,7 +205,7 @@ async def test_an_expected_node_that_has_not_joined_is_not_said_to_have_erased()
     assert (whole["deleted"], whole["unreachable"]) == (True, [])
 
 
-async def test_what_was_erased_and_is_not_gone_is_listed_as_that():
+async def test_erased_data_that_remains_is_listed_as_erasing():
     nodes = three()
     async with rig(nodes=nodes, scale=4.0) as made:
         http, holder = made.http(), await told(made)
@@ -242,7 +242,7 @@ async def test_a_doubled_call_whose_second_copy_answers_makes_no_404():
     assert answer.json()["deleted"] is True
 
 
-async def test_an_erasure_that_nobody_could_note_is_owed_and_said_so():
+async def test_an_erasure_without_a_receipt_is_pending():
     async with rig("a", scale=4.0) as made:
         holder = await told(made)
         await holder.stop()
@@ -258,7 +258,7 @@ async def test_an_erasure_that_nobody_could_note_is_owed_and_said_so():
     assert receipt["deleted"] is again["deleted"] is False
 
 
-async def test_a_name_that_nobody_knows_is_remembered_as_erased_all_the_same():
+async def test_the_erasure_of_an_unknown_name_is_remembered():
     """A Mac that is on no list today may hold it, and come back."""
     stray = FakeNode("node-c")
     stray.memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)

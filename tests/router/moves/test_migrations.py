@@ -40,7 +40,7 @@ async def test_moves_an_agent_with_its_memory():
     assert source.memory[KEY].state is OwnerState.REPLICA
 
 
-async def test_there_and_back_again_sends_only_what_is_new():
+async def test_a_move_back_sends_only_new_blocks():
     async with rig("ab") as made:
         source, target = await begun(made)
         await migrate(made, target.name)
@@ -52,7 +52,7 @@ async def test_there_and_back_again_sends_only_what_is_new():
     assert back["blocks_reused"] >= 70
 
 
-async def test_to_where_it_is_already_changes_nothing():
+async def test_a_move_to_the_owner_changes_nothing():
     async with rig() as made:
         source, _ = await begun(made)
         moved = (await migrate(made, source.name)).json()
@@ -137,7 +137,7 @@ async def test_a_source_that_cannot_hand_its_turn_over_finishes_it_first():
     assert target.memory[KEY].text.endswith("<assistant>x<user>y")
 
 
-async def test_a_turn_that_this_router_does_not_know_of_ends_before_the_seal_too():
+async def test_a_turn_of_another_router_ends_before_the_seal():
     async with rig("ab") as made:
         source, target = await begun(made)
         source.memory[KEY].busy += 1
@@ -174,7 +174,7 @@ async def test_a_failed_step_leaves_the_source_serving(step, error, monkeypatch)
     assert 'macfabric_migrations_total{outcome="aborted"} 1.0' in metrics
 
 
-async def test_a_failed_commit_gives_its_epoch_to_nobody_else():
+async def test_the_epoch_of_a_failed_commit_is_not_reused():
     async with rig("abc") as made:
         source, target = await begun(made)
         third = next(node for node in made.nodes.values() if node not in (source, target))
@@ -186,7 +186,7 @@ async def test_a_failed_commit_gives_its_epoch_to_nobody_else():
     assert moved.json()["epoch"] == 3
 
 
-async def test_a_target_that_cannot_tell_whether_it_committed_leaves_nobody_below_it():
+async def test_an_undecided_target_leaves_no_owner_at_a_lower_epoch():
     async with rig("ab") as made:
         source, target = await begun(made)
         undecided = FabricError("the disk cannot tell", code=UNDECIDED)
@@ -202,7 +202,7 @@ async def test_a_target_that_cannot_tell_whether_it_committed_leaves_nobody_belo
     assert after.headers["x-macfabric-match"] == "extend"
 
 
-async def test_a_block_that_arrives_damaged_makes_its_node_look():
+async def test_a_damaged_block_makes_the_source_verify_its_blocks():
     """And only once: what is damaged a second time is not the source's fault."""
     asked = []
 
@@ -276,7 +276,7 @@ async def test_a_commit_that_never_arrived_is_aborted_at_both(monkeypatch):
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-async def test_a_release_that_is_lost_is_made_up_for(is_listed):
+async def test_a_lost_release_is_repeated(is_listed):
     """Also where the sealed source has been listed already: it will not be listed again."""
     async with rig("ab") as made:
         source, target = await begun(made)
@@ -292,7 +292,7 @@ async def test_a_release_that_is_lost_is_made_up_for(is_listed):
     assert owners(made) == [(target.name, 2)]
 
 
-async def test_a_source_that_cannot_step_down_is_asked_again():
+async def test_a_source_that_cannot_release_is_asked_again():
     async with rig("ab", scale=4.0) as made:
         source, target = await begun(made)
 
@@ -312,7 +312,7 @@ async def test_a_source_that_cannot_step_down_is_asked_again():
     assert source.memory[KEY].epoch == 2
 
 
-async def test_a_move_goes_on_when_its_caller_leaves():
+async def test_a_move_continues_when_its_caller_leaves():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.2) for letter in "ab"]
     async with rig(nodes=nodes) as made:
         _, target = await begun(made)
@@ -323,7 +323,7 @@ async def test_a_move_goes_on_when_its_caller_leaves():
         await until(lambda: owners(made) == [(target.name, 2)])
 
 
-async def test_a_router_that_stops_in_mid_move_puts_everything_back():
+async def test_a_router_that_stops_during_a_move_aborts_it():
     async with rig("ab") as made:
         source, target = await begun(made)
         target.does.slow["commit_migration"] = 30.0
@@ -348,7 +348,7 @@ async def test_a_silent_node_is_neither_source_nor_target():
     assert source.calls["offer_migration"] == 0
 
 
-async def test_a_move_with_a_stale_epoch_looks_again_once():
+async def test_a_move_with_a_stale_epoch_refreshes_once():
     async with rig("ab", tended=False) as made:
         source, target = await begun(made)
         await made.fleet.membership.refresh()

@@ -38,7 +38,7 @@ async def test_a_sealed_agent_resumes_once_its_target_denies_it():
     assert made["node-b"].aborted
 
 
-async def test_a_sealed_agent_whose_target_committed_is_the_targets():
+async def test_a_sealed_agent_belongs_to_a_target_that_committed():
     target = FakeNode("node-b")
     target.memory[KEY] = Memory(*KEY, epoch=4, text=TEXT)
     async with rig(nodes=[sealed_node(), target]) as made:
@@ -73,7 +73,7 @@ async def test_a_sealed_agent_resumes_when_its_targets_lease_is_over():
     assert answer.headers["x-macfabric-match"] == "exact"
 
 
-async def test_a_target_that_this_router_never_met_gets_one_lease_to_appear():
+async def test_an_unknown_target_gets_one_lease_to_appear():
     async with rig(nodes=[sealed_node(to="node-z")], scale=1.0, tended=False) as made:
         early = await ask(made)
         made.services.recovery._since_s -= LEASE_S
@@ -109,7 +109,7 @@ async def test_a_migration_that_is_named_is_aborted_by_its_name(monkeypatch):
     assert node.memory[KEY].state is OWNED
 
 
-async def test_of_two_claims_the_lower_gives_way():
+async def test_the_lower_of_two_claims_gives_way():
     one, two = FakeNode("node-a"), FakeNode("node-b")
     one.memory[KEY] = Memory(*KEY, epoch=3, text=TEXT)
     two.memory[KEY] = Memory(*KEY, epoch=5, text=TEXT)
@@ -123,7 +123,7 @@ async def test_of_two_claims_the_lower_gives_way():
 
 
 @pytest.mark.parametrize(("turns", "owner"), [((0, 0), "node-b"), ((2, 1), "node-a")])
-async def test_of_equal_claims_whoever_has_taken_more_turns_keeps_it(turns, owner):
+async def test_of_equal_claims_the_one_with_more_turns_wins(turns, owner):
     one, two = FakeNode("node-a"), FakeNode("node-b")
     for node, count in zip((one, two), turns, strict=True):
         node.memory[KEY] = Memory(*KEY, epoch=3, text=TEXT, revision=count)
@@ -140,7 +140,7 @@ async def test_of_equal_claims_whoever_has_taken_more_turns_keeps_it(turns, owne
     assert moved.json()["epoch"] > 4, "above the epoch at which the other one gave way"
 
 
-async def test_a_target_that_cannot_tell_makes_the_source_step_down():
+async def test_an_undecided_target_makes_the_source_release():
     """Its disk may hold the commit: the agent goes on above it."""
     target = FakeNode("node-b")
     target.does.fail["abort_migration"] = FabricError("the disk cannot tell", code=UNDECIDED)
@@ -152,7 +152,7 @@ async def test_a_target_that_cannot_tell_makes_the_source_step_down():
     assert int(answer.headers["x-macfabric-epoch"]) > 4
 
 
-async def test_a_new_router_finds_everything_from_what_the_nodes_say():
+async def test_a_new_router_recovers_from_the_nodes_reports():
     nodes = [FakeNode(f"node-{letter}") for letter in "abc"]
     async with rig(nodes=nodes) as made:
         texts = {f"agent-{i}": f"memory of {i} " * 50 for i in range(6)}

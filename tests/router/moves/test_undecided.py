@@ -28,7 +28,7 @@ def node_of(answer):
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-async def test_she_is_found_where_she_was_however_slow_that_node_is(is_listed):
+async def test_a_released_agent_is_served_by_its_last_owner(is_listed):
     async with rig("abc", tended=False) as made:
         source = await stepped_down(made, tokens_per_s=1.0)
         if is_listed:
@@ -40,7 +40,7 @@ async def test_she_is_found_where_she_was_however_slow_that_node_is(is_listed):
     assert int(found.headers["x-macfabric-epoch"]) > 2
 
 
-async def test_her_node_drains_serves_her_and_lets_her_go(monkeypatch):
+async def test_a_released_agent_on_a_draining_node_is_served_and_moved(monkeypatch):
     monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.01)
     monkeypatch.setattr(drains, "DRAIN_AGAIN_S", 0.0)
     async with rig("abc", tended=False) as made:
@@ -62,7 +62,7 @@ async def test_her_node_drains_serves_her_and_lets_her_go(monkeypatch):
     assert found.headers["x-macfabric-match"] == gone.headers["x-macfabric-match"] == "extend"
 
 
-async def test_nobody_says_that_there_is_no_such_agent():
+async def test_a_released_agent_is_not_reported_as_unknown():
     async with rig("abc", tended=False) as made:
         source = await stepped_down(made)
         other = next(name for name in made.nodes if name != source.name)
@@ -73,7 +73,7 @@ async def test_nobody_says_that_there_is_no_such_agent():
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "agent_undecided")
 
 
-async def test_a_node_that_is_gone_is_waited_for_like_an_owner_and_then_left():
+async def test_a_lost_node_of_a_released_agent_is_waited_for_like_an_owner():
     async with rig("abc", tended=False) as made:
         source = await stepped_down(made)
         made.services.turns._takeover_after_s = 0.3

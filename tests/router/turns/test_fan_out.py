@@ -20,7 +20,7 @@ def asked_of(made):
     return [asked for node in made.nodes.values() for asked in node.requests]
 
 
-async def test_a_prompt_is_computed_once_and_answered_where_it_lies():
+async def test_a_prompt_is_computed_once_and_answered_on_its_node():
     async with rig("abc") as made:
         client = made.openai()
         done = await client.chat.completions.create(model=MODEL, messages=USER, n=4, seed=5)
@@ -42,7 +42,7 @@ async def test_a_prompt_is_computed_once_and_answered_where_it_lies():
     assert all(each.identity.kind is IdentityKind.CONTENT for each in requests)
 
 
-async def test_so_many_run_at_once_and_no_more():
+async def test_answers_at_once_are_bounded():
     async with rig("a") as made:
         node = made["node-a"]
         node.does.delay_s = 0.4
@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_ends_all():
     assert len(node.memory) == 1
 
 
-async def test_choices_of_a_stream_are_told_by_their_numbers():
+async def test_choices_of_a_stream_have_their_numbers():
     async with rig("a") as made:
         stream = await made.openai().chat.completions.create(
             model=MODEL, messages=USER, n=3, stream=True, stream_options={"include_usage": True}
@@ -151,7 +151,7 @@ async def test_choices_of_a_stream_are_told_by_their_numbers():
     assert not chunks[-1].choices
 
 
-async def test_what_is_only_looked_at_is_no_agents():
+async def test_a_turn_that_is_not_kept_belongs_to_no_agent():
     async with rig("a") as made:
         node = made["node-a"]
         node.does.events = [

@@ -160,7 +160,7 @@ async def test_a_node_that_loads_when_the_router_meets_it_is_waited_for():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_stream_that_waits_says_what_for(count, monkeypatch):
+async def test_a_waiting_stream_names_what_it_waits_for(count, monkeypatch):
     monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
     async with joined_in_part() as made:
         options = {"agent": "alice", "stream": True, "n": count}
@@ -189,7 +189,7 @@ async def test_a_stream_that_waited_in_vain_ends_with_an_error(monkeypatch):
     assert '"code":"busy"' in answer.text
 
 
-async def test_health_tells_a_fabric_that_serves_in_part():
+async def test_health_reports_a_fabric_that_serves_in_part():
     async with joined_in_part() as made:
         http = made.http()
         partial = await http.get("/healthz")

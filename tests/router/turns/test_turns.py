@@ -46,7 +46,7 @@ async def test_first_turns_of_one_new_agent_at_once_go_to_one_node():
     assert made.fleet.directory.reservation(("default", "alice")) is None
 
 
-async def test_an_unnamed_conversation_is_found_by_what_it_says():
+async def test_an_unnamed_conversation_is_found_by_its_content():
     async with rig() as made:
         first = await made.chat(LONG)
         second = await made.chat(LONG, "hm", "and then?")
@@ -87,7 +87,7 @@ async def test_a_group_keeps_its_conversations_apart_and_together():
     assert again.headers["x-macfabric-match"] == "extend"
 
 
-async def test_the_sketch_travels_and_the_epoch_of_the_owner():
+async def test_requests_carry_the_sketch_and_the_owners_epoch():
     async with rig("a") as made:
         await made.chat(LONG, agent="alice")
         await made.chat(LONG, agent="alice")
@@ -116,7 +116,7 @@ async def test_an_owner_elsewhere_is_found_by_asking_the_nodes_once():
 
 
 @pytest.mark.parametrize("error", [RetryElsewhereError("no"), StaleEpochError("no")])
-async def test_an_owner_that_nobody_admits_to_be_is_asked_twice_only(error):
+async def test_an_owner_that_refuses_is_asked_twice_only(error):
     async with rig("a") as made:
         await made.chat("hi", agent="alice")
         made["node-a"].does.refuse = error
@@ -127,7 +127,7 @@ async def test_an_owner_that_nobody_admits_to_be_is_asked_twice_only(error):
     assert requests == 3
 
 
-async def test_nodes_that_have_not_told_their_agents_are_waited_for():
+async def test_nodes_that_have_not_reported_are_waited_for():
     late = FakeNode("node-b")
     late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{LONG}")
     late.does.slow["list_agents"] = 0.4
@@ -139,7 +139,7 @@ async def test_nodes_that_have_not_told_their_agents_are_waited_for():
     assert answer.headers["x-macfabric-match"] == "exact"
 
 
-async def test_a_node_that_comes_late_is_waited_for_where_nobody_knows_the_agent():
+async def test_a_late_node_is_waited_for_if_the_agent_is_unknown():
     late, said = FakeNode("node-b"), LONG * 10
     late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{said}")
     late.does.slow["list_agents"] = 0.5
@@ -173,7 +173,7 @@ async def test_an_owner_that_a_new_router_knows_may_not_be_the_last_one():
     assert node_of(answer) == "node-b"
 
 
-async def test_a_lost_node_is_no_obstacle_for_new_agents():
+async def test_new_agents_start_while_a_node_is_lost():
     async with rig() as made:
         await made["node-b"].stop()
         answers = [await made.chat("hi", agent=f"agent-{i}") for i in range(6)]
