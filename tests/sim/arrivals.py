@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from fabric.record.manifest import OwnerState
-from router.fleet.fleet import Fleet
+from router.fleet.agent_lists import AgentReports
 from router.limits import OWNER_WAIT_S_MAX
 
 SLACK_S = 0.5  # of the router's own polls and messages
@@ -87,13 +87,13 @@ class Arrivals:
     @contextlib.contextmanager
     def taps(self):
         """Listen to what the router hears of its nodes' agents."""
-        on_list = Fleet.on_list
+        on_list = AgentReports.on_list
 
-        def listed(fleet, agents, asked_s):
+        def listed(reports, agents, requested_s):
             services = self._world.router.services
-            if services is not None and services.fleet is fleet:
+            if services is not None and services.fleet.membership._observer is reports:
                 self._on_list(agents)
-            on_list(fleet, agents, asked_s)
+            on_list(reports, agents, requested_s)
 
-        with mock.patch.object(Fleet, "on_list", listed):
+        with mock.patch.object(AgentReports, "on_list", listed):
             yield

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from fabric.control import copy_calls, erasure_calls, node_calls
+from fabric.control import erasure_calls, node_calls, replica_calls, span_calls
 from fabric.control.calls import (
     CALLS,
     CallRoute,
@@ -36,7 +36,7 @@ def test_every_message_of_the_control_files_is_in_the_table_once():
     assert len({spec.message for spec in SPECS}) == len(SPECS)
     assert all(CALLS[spec.name] is spec is spec_of(spec.message) for spec in SPECS)
     known = {part for spec in SPECS for kind in (spec.message, spec.reply) for part in within(kind)}
-    for module in (copy_calls, erasure_calls, node_calls):
+    for module in (erasure_calls, node_calls, replica_calls, span_calls):
         defined = {kind for _, kind in getmembers(module, is_dataclass) if isinstance(kind, type)}
         unknown = {kind for kind in defined if kind.__module__ == module.__name__} - known
         assert not unknown, "neither a call, nor a reply, nor a part of one"

@@ -2,12 +2,12 @@
 
 import pytest
 from starlette.routing import Route
-from tests.router.fleet.test_meeting import met
 
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from tests.router.admin.test_hibernation import file_of, keepers
 from tests.router.fake_memory import Memory
+from tests.router.fleet.test_node_discovery import met
 from tests.router.rig import rig
 
 pytestmark = pytest.mark.anyio

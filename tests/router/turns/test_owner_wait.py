@@ -42,13 +42,13 @@ async def joined_in_part(**options):
 @pytest.fixture
 def waits(monkeypatch):
     """Return the seconds that each turn which waits is ready to wait."""
-    owner, seconds = NodeDiscovery.owner, []
+    owner, seconds = NodeDiscovery.wait_for_owner, []
 
     def noted(discovery, is_known, patience_s):
         seconds.append(patience_s)
         return owner(discovery, is_known, patience_s)
 
-    monkeypatch.setattr(NodeDiscovery, "owner", noted)
+    monkeypatch.setattr(NodeDiscovery, "wait_for_owner", noted)
     return seconds
 
 
