@@ -54,7 +54,7 @@ def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
         with (
             patch.object(Replicas, "refresh", refused),
             patch.object(Eviction, "evict", AsyncMock(return_value=())),
-            pytest.raises(RetryLaterError, match="has not heard it yet"),
+            pytest.raises(RetryLaterError, match="has not received the change"),
         ):
             await services.propagation.apply(call)
         view = await services.propagation.apply(call)
