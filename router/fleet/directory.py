@@ -12,7 +12,7 @@ arrive late, twice, or in any order.
 """
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,6 @@ from router.events.fleet_event import (
     AgentMoved,
 )
 from router.fleet.agent_settings import settings_fingerprint
-from router.fleet.epoch_map import EpochMap
 from router.limits import EPOCHS_ISSUED_MAX
 
 
@@ -61,6 +60,31 @@ class StartReservation:
     node: NodeName
     epoch: int
     turns_count: int = 0
+
+
+class EpochMap:
+    """Last epoch given out per agent; the tenant with the most agents loses its oldest first."""
+
+    def __init__(self, agents_max: int) -> None:
+        self._agents_max = agents_max
+        self._by_tenant: dict[TenantId, OrderedDict[AgentId, int]] = {}
+        self._count = 0
+
+    def last(self, key: AgentKey) -> int:
+        """Return the highest epoch noted for an agent; 0 if none was."""
+        epochs = self._by_tenant.get(key[0])
+        return epochs.get(key[1], 0) if epochs is not None else 0
+
+    def note(self, key: AgentKey, epoch: int) -> None:
+        """Record `epoch`, unless a higher one is recorded already."""
+        tenant, agent = key
+        epochs = self._by_tenant.setdefault(tenant, OrderedDict())
+        self._count += agent not in epochs
+        epochs[agent] = max(epoch, epochs.pop(agent, 0))
+        if self._count > self._agents_max:
+            largest = max(self._by_tenant.values(), key=len)
+            largest.popitem(last=False)
+            self._count -= 1
 
 
 class Directory:

@@ -6,8 +6,7 @@ import pytest
 
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
-from router.fleet.directory import Directory
-from router.fleet.epoch_map import EpochMap
+from router.fleet.directory import Directory, EpochMap
 from tests.router.fake_memory import Memory, block_names
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
