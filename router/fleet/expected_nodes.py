@@ -1,8 +1,8 @@
 """Nodes that a fabric is expected to have, and those that have not joined yet.
 
 `macfabric up` names its nodes. `macfabric serve` knows how many Macs its file lists, and the nodes
-of its last router (`router/fleet/roster_keeper.py`). The router imports this module before it listens,
-so it imports little itself.
+of its last router (`router/fleet/roster_keeper.py`). The router imports this module before it
+listens, so it imports little.
 """
 
 from collections.abc import Collection

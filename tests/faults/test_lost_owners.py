@@ -56,7 +56,7 @@ def spelled(verb):
 
 
 def names_of(kind):
-    """Name an agent for each verb: none is taken over by the verb before."""
+    """Return an agent for every verb, so that no verb affects the agent of another."""
     return {verb: f"{kind}-{number}" for number, verb in enumerate(VERBS)}
 
 
@@ -78,7 +78,7 @@ def check_refusal(answer, agent):
 
 
 def settled(fabric, verb, agent, other="mac-c"):
-    """Repeat a verb as its answers say; return the first that is no 503, or the last one."""
+    """Repeat a verb while it is refused for now; return the last answer."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
         answer = send(fabric, verb, agent, other)
@@ -111,7 +111,7 @@ def test_the_table_has_every_route_that_names_an_agent():
 
 @dataclass(frozen=True)
 class Bereaved:
-    """A fabric whose mac-b is dead, and what each verb answered before its lease ran out."""
+    """A fabric whose mac-b is dead, and the answer to every verb before its lease expired."""
 
     fabric: ProcessFabric
     at_once: dict

@@ -1,4 +1,4 @@
-"""The directory publishes each change of an agent once."""
+"""The directory publishes every change of an agent once."""
 
 from router.events.fleet_event import (
     AgentCreated,

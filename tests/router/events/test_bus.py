@@ -18,7 +18,7 @@ def erased(agent, tenant="one"):
 
 
 async def taken(subscription):
-    """Take what is there, which may be nothing."""
+    """Return the waiting events, if there are any."""
     subscription._news.set()
     return await subscription.take()
 

@@ -1,4 +1,4 @@
-"""A node's list, read in parts and by changes, says the same as its whole list would."""
+"""A node's list, read in parts and by changes, equals its whole list."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Link:
-    """A node that has prepared what it says next."""
+    """A node with prepared answers."""
 
     name = "a"
 
@@ -88,7 +88,7 @@ async def test_changes_after_a_gap_are_ignored():
 
 
 async def test_a_noted_agent_that_is_never_listed_is_detected():
-    """It began and went before the last list, and the word of its beginning came late."""
+    """It started and ended before the last list, and its start was noted late."""
     directory = Directory()
     directory.apply(listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))

@@ -131,7 +131,7 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
 
 
 def test_an_evicted_agent_restarts_above_its_last_epoch():
-    """This router never gave that epoch out: it was told."""
+    """The epoch was reported, not given out by this router."""
     directory = Directory()
     directory.apply(listing("a", view("a", 2)), requested_s=1.0)
     assert directory.apply(listing("a", changes=2), requested_s=2.0) == {KEY}
@@ -141,7 +141,7 @@ def test_an_evicted_agent_restarts_above_its_last_epoch():
 
 
 def test_a_newer_reported_claim_fences_the_older_one():
-    """An earlier router gave that epoch out: what runs below it is acknowledged no more."""
+    """An earlier router gave out the epoch, so turns below it are fenced."""
     directory = Directory()
     directory.apply(listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
@@ -155,7 +155,7 @@ def test_a_newer_reported_claim_fences_the_older_one():
 
 
 def test_a_claim_that_a_move_has_made_fences_no_turn():
-    """What was acknowledged before it went along."""
+    """The move includes all that was acknowledged before it."""
     directory = Directory()
     directory.apply(listing("a", view("a", 1, SEALED)), requested_s=1.0)
     directory.promise(KEY, 2)

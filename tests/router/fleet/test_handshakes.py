@@ -1,4 +1,4 @@
-"""How many connections to one node the router opens at a time."""
+"""The router opens few connections to one node at a time."""
 
 import asyncio
 import ssl
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowHandshakes:
-    """A server that answers no handshake: it counts those under way, and ends all when told."""
+    """A server that answers no handshake, counts them, and ends all on request."""
 
     def __init__(self):
         self.open = []
@@ -34,7 +34,7 @@ class SlowHandshakes:
 
 
 async def test_handshakes_with_a_node_are_bounded():
-    """Hundreds would each take longer than a connection may take to open."""
+    """With hundreds at once, each would exceed its time limit."""
     slow, turns_count = SlowHandshakes(), 3 * Use.STREAM.value  # more than are kept
     http = NodeHttp(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     server = await asyncio.start_server(slow, "127.0.0.1", 0)

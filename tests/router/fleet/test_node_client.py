@@ -57,7 +57,7 @@ class Linked:
 
 
 class Server(FakeNode):
-    """Answers with raw bytes, one chunk after the other."""
+    """A server that answers with raw chunks."""
 
     def __init__(self, *chunks, pause_s=0.0):
         super().__init__("node-a")
@@ -220,7 +220,7 @@ SEAL = SealAgent("default", "kim", 3, "m-1", "node-b")
 
 
 def sealing(answer):
-    """A node whose route for calls in haste answers so; its Ray actor refuses."""
+    """A node that answers control calls over HTTP only."""
     node = FakeNode("node-a")
     node._hasty = answer
     by_ray = ConflictError("asked by Ray")

@@ -106,7 +106,7 @@ def gathering():
 
 
 async def met(made, *names):
-    """Let Ray's list hold these nodes alone, and have them tell all."""
+    """Put only these nodes on Ray's list, and have them report."""
     made.listed.clear()
     made.listed.update({name: made[name] for name in names})
     made.services.erasure_exchange._heard |= set(names)
@@ -234,7 +234,7 @@ async def test_an_owner_continues_above_an_unreported_later_one(how, epochs):
 
 
 async def test_an_owner_continues_above_the_replica_of_a_later_one():
-    """Two restarts in a row: the second router's own leap may be lower than the first one's."""
+    """After two restarts, the second router's gap may be smaller than the first one's."""
     nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
     for node, epoch in zip(nodes, (9_000_000, 9_000_000, 1), strict=True):
         memory = Memory("default", "alice", epoch=epoch, text="y" * 300)

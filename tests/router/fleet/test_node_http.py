@@ -30,7 +30,7 @@ REQUEST = GenerateRequest(
 
 
 class Server(FakeNode):
-    """Notes over which connection each request came; answers as a test tells it."""
+    """A server that records the connection of every request."""
 
     def __init__(self, answer=None):
         super().__init__("node-a")
@@ -145,7 +145,7 @@ async def test_a_node_that_restarts_at_its_address_is_asked_once_on_a_new_connec
 
 
 def closing(times):
-    """An answer that never comes: the connection is closed on the second call, and so often."""
+    """A server that closes the connection at the second call, and after it."""
 
     async def answer(node, request):
         if 2 <= len(node.asked) < 2 + times:
@@ -325,7 +325,7 @@ async def test_only_so_many_are_kept(use):
 
 
 async def test_only_so_many_turns_of_a_node_are_unanswered_at_a_time(monkeypatch):
-    """The others wait in the router: a node drops connections that are too many."""
+    """The others wait in the router, as a node drops excess connections."""
     monkeypatch.setattr("router.fleet.node_http.TURNS_UNANSWERED_MAX", 3)
     waiting, most = 0, 0
 

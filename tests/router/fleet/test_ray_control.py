@@ -11,7 +11,7 @@ HANG_S = 60.0
 
 
 class SlowRay:
-    """Ray whose `init` takes until it is let go; notes in what order it was called."""
+    """A Ray whose `init` blocks until released, and which records its calls."""
 
     def __init__(self):
         self.calls = []

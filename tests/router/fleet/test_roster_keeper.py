@@ -1,4 +1,4 @@
-"""A router stores which nodes it heard; the next one waits for them without any configuration."""
+"""A router stores the nodes that reported; the next one waits for them without configuration."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ A, B, C = (NodeName(f"node-{letter}") for letter in "abc")
 
 
 class Shelf:
-    """Keeps a roster in memory."""
+    """A roster store in memory."""
 
     def __init__(self, roster=None):
         self.roster = roster or NodeRoster()
@@ -58,7 +58,7 @@ def made_nodes(names="ab"):
 
 @asynccontextmanager
 async def router_over(nodes, store, *, listed=None, count=0, names=(), **options):
-    """Run a router that meets only the nodes in `listed`, by default all."""
+    """Run a router that finds only the nodes in `listed`, by default all."""
     settings = RouterSettings(nodes_expected=count)
     expected = ExpectedNodes(count, names) if names else None
     options |= {"started": False, "tended": False, "roster_store": store, "expected": expected}
@@ -176,7 +176,7 @@ async def test_a_number_of_nodes_is_compared_with_the_one_of_the_last_start(coun
 
 
 async def test_after_the_time_to_join_as_many_nodes_as_configured_are_the_roster():
-    """The one that is missing was renamed, or its Mac was given away."""
+    """The missing node was renamed, or its Mac was given away."""
     store = shelf(A, C, configured=2)
     async with router_over(made_nodes(), store, count=2) as made:
         await made.keeper.round()
@@ -239,7 +239,7 @@ async def test_a_file_that_cannot_be_read_or_written_costs_the_memory_only(tmp_p
 
 @pytest.mark.parametrize("is_erased", [False, True])
 async def test_a_later_router_uses_epochs_above_every_earlier_one(is_erased, monkeypatch):
-    """Each one meets another node alone, and draws a smaller number than the one before."""
+    """Every router finds another node only, and draws a smaller number than the one before."""
     leaps = iter([EPOCH_GAP + (1 << EPOCH_GAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
     monkeypatch.setattr("router.fleet.fleet.fresh_epoch_gap", lambda: next(leaps))
     store, epochs = Shelf(), []

@@ -28,7 +28,7 @@ SEAL = SealAgent("default", "mira", 1, "m_12345678", "node-b")
 
 
 class Impostor:
-    """Listens where a node did; notes what it can read, and answers nothing."""
+    """A listener on a dead node's port, which records what it reads."""
 
     def __init__(self, context=None):
         self.context = context

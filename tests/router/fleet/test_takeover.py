@@ -176,7 +176,7 @@ async def test_loss_is_noticed_without_waiting_for_the_next_beat():
 
 
 async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
-    """Control and tokens take different ways: only one of them may be cut."""
+    """Control calls and tokens use different connections; only one of them may be cut."""
     async with rig(scale=4.0, settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
@@ -206,7 +206,7 @@ async def test_a_stream_that_outlives_its_nodes_lease_is_not_acknowledged():
 
 
 class Held(FakeNode):
-    """Takes a turn, and says so only once it may."""
+    """A node that delays its admissions."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -219,7 +219,7 @@ class Held(FakeNode):
 
 
 async def test_a_turn_of_an_older_owner_is_fenced_once_the_newer_reports():
-    """A new router hears of the older owner first, and sends it a turn."""
+    """The older owner reports to a new router first, and gets a turn."""
     key = ("default", "alice")
     old, newer = Held("node-a"), FakeNode("node-b")
     old.memory[key] = Memory(*key, epoch=1)
@@ -240,7 +240,7 @@ async def test_a_turn_of_an_older_owner_is_fenced_once_the_newer_reports():
 
 
 async def test_no_epoch_is_given_out_twice():
-    """The first successor hangs before it answers, and may take the agent when it wakes."""
+    """The first successor hangs, and may still take the agent when it wakes."""
     async with rig("abc", scale=4.0, settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]
@@ -263,7 +263,7 @@ async def test_no_epoch_is_given_out_twice():
 
 
 async def test_an_owner_that_returns_is_asked_above_a_successor_that_never_served():
-    """Who was given the next epoch may still claim it: below that, nothing is acknowledged."""
+    """The successor may still claim its epoch, so no turn below it is acknowledged."""
     async with rig(names="ab", settings=SOON) as made:
         first = await made.chat(LONG, agent="alice")
         old = made[node_of(first)]

@@ -49,7 +49,7 @@ def routes_of_agents(app):
 
 
 def one_of_two():
-    """Return a router that expects two nodes and has met one."""
+    """Return a router that expects two nodes and has found one."""
     settings = RouterSettings(nodes_expected=2)
     nodes = keepers("node-a", "node-b")
     return rig(nodes=nodes, settings=settings, started=False, tended=False)

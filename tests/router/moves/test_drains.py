@@ -33,7 +33,7 @@ async def ended(made, node, http=None):
 
 
 async def crowd(made, node, sizes, **options):
-    """Give a node agents of so many words each."""
+    """Give a node agents with these numbers of words."""
     for other in made.nodes.values():
         other.is_draining = other.name != node
     await made.fleet.membership.refresh()
@@ -80,7 +80,7 @@ async def test_a_drain_moves_the_fastest_agents_first_and_admits_none(monkeypatc
 
 
 async def note(made, left):
-    """Note who has left, in order."""
+    """Record the agents that have left, in order."""
     gone = {name for name, node in owned(made.nodes) if node != "node-a"}
     left += sorted(gone - set(left))
 

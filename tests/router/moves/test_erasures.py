@@ -73,7 +73,7 @@ async def test_a_returning_node_gets_tombstones_before_it_serves(routers):
 
 @pytest.mark.parametrize("days", sample([-20_000, -200, 200], -20_000))
 async def test_wrong_clocks_do_not_bring_an_erased_agent_back(monkeypatch, days):
-    """Neither one that was wrong at the erasure nor one that is at the next router's start."""
+    """Neither a wrong clock at the erasure nor one at the next router's start."""
     nodes = three()
     for shifts_s in ((0.0, days * DAY_S), (days * DAY_S, 0.0)):
         at_erasure = iter(shifts_s)
@@ -96,7 +96,7 @@ async def test_wrong_clocks_do_not_bring_an_erased_agent_back(monkeypatch, days)
 
 
 async def test_a_turn_during_an_erasure_does_not_keep_the_agent():
-    """Not above the erasure by the node that is about to erase: it would keep what it has."""
+    """The node that is about to erase must not start the agent above the erasure, with old data."""
     async with rig(nodes=three(), scale=4.0) as made:
         owner = await told(made)
         first = owner.memory[KEY].epoch
@@ -112,7 +112,7 @@ async def test_a_turn_during_an_erasure_does_not_keep_the_agent():
 
 
 async def test_a_heartbeat_does_not_remove_what_the_receipt_counts():
-    """A node that hears of an erasure before the call for it would remove the agent uncounted."""
+    """A node that gets the tombstone before the call would remove the agent without counting it."""
     async with rig("a", scale=4.0) as made:
         owner = await told(made)
         shared_count = owner.calls["share_erasures"]
@@ -148,7 +148,7 @@ async def test_an_erasure_spares_a_new_agent_of_the_name():
 
 
 async def test_a_later_router_starts_above_an_erased_agent():
-    """Else it would give out epochs that nodes refuse, as those of turns sent long ago."""
+    """Otherwise nodes would refuse its epochs as those of old turns."""
     nodes = three()
     async with rig(nodes=nodes) as made:
         await told(made)
@@ -167,7 +167,7 @@ async def test_a_later_router_starts_above_an_erased_agent():
 
 
 async def test_an_unreported_replica_is_erased_too():
-    """The router is new, the holder away: nobody can say that there is no such agent."""
+    """While the router is new and the holder away, the agent is not reported as unknown."""
     nodes = three()
     sleeper = nodes[2]
     sleeper.memory[KEY] = Memory(*KEY, epoch=1_000_000, text=TEXT)
@@ -230,7 +230,7 @@ async def test_erased_data_that_remains_is_listed_as_erasing():
 
 
 async def test_a_doubled_call_whose_second_copy_answers_makes_no_404():
-    """What was listed a moment ago did exist, whoever removed it meanwhile."""
+    """An agent that was listed a moment ago did exist."""
     async with rig("a") as made:
         holder = await told(made)
         await made.fleet.membership.refresh(relist=True)
@@ -259,7 +259,7 @@ async def test_an_erasure_without_a_receipt_is_pending():
 
 
 async def test_the_erasure_of_an_unknown_name_is_remembered():
-    """A Mac that is on no list today may hold it, and come back."""
+    """A Mac that is on no list today may have it, and return."""
     stray = FakeNode("node-c")
     stray.memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)
     async with rig("ab") as made:

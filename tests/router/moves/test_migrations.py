@@ -203,7 +203,7 @@ async def test_an_undecided_target_leaves_no_owner_at_a_lower_epoch():
 
 
 async def test_a_damaged_block_makes_the_source_verify_its_blocks():
-    """And only once: what is damaged a second time is not the source's fault."""
+    """Only once: a second damage is not the source's fault."""
     asked = []
 
     class Source(FakeNode):
@@ -277,7 +277,7 @@ async def test_a_commit_that_never_arrived_is_aborted_at_both(monkeypatch):
 
 @pytest.mark.parametrize("is_listed", [False, True])
 async def test_a_lost_release_is_repeated(is_listed):
-    """Also where the sealed source has been listed already: it will not be listed again."""
+    """Also if the sealed source was listed already, and is not listed again."""
     async with rig("ab") as made:
         source, target = await begun(made)
         if is_listed:

@@ -141,7 +141,7 @@ async def test_of_equal_claims_the_one_with_more_turns_wins(turns, owner):
 
 
 async def test_an_undecided_target_makes_the_source_release():
-    """Its disk may hold the commit: the agent goes on above it."""
+    """Its disk may have the commit, so the agent continues at an epoch above it."""
     target = FakeNode("node-b")
     target.does.fail["abort_migration"] = FabricError("the disk cannot tell", code=UNDECIDED)
     async with rig(nodes=[sealed_node(), target]) as made:

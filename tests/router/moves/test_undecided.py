@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def stepped_down(made, tokens_per_s=1000.0):
-    """Let alice's move come to nothing that anybody knows of; return where she was."""
+    """Leave alice's move undecided; return its source."""
     source, target = await begun(made)
     source.view_changes = {"prefill_tokens_per_s": tokens_per_s}
     undecided = FabricError("the disk cannot tell", code=UNDECIDED)

@@ -15,7 +15,7 @@ def view(name, prefill=1000.0, decode=0.0, **changes):
 
 
 def node(name, *, known=None, **words):
-    """Make a node that says `words` of itself, and of which the router knows what is `known`."""
+    """Make a node with `words` in its view, and `known` in the router's tables."""
     return NodeSnapshot(view(name, **words), **(known or {}))
 
 

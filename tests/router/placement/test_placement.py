@@ -241,7 +241,7 @@ def test_whatever_the_fleet_a_decision_is_one_that_can_be_kept(
 
 @pytest.mark.parametrize("policy", Policy)
 def test_agents_of_a_simulated_fleet_stay_and_spread_and_follow_no_dead_node(policy):
-    """By the object that routers ask, over many turns on unequal nodes, one of which dies."""
+    """Test the router's own object, over many turns on unequal nodes, one of which dies."""
     placement, ledger = Placement(policy), Ledger()
     speeds = {"mini": 600.0, "pro": 900.0, "max": 900.0, "studio": 1500.0}
     lives: dict[str, str] = {}

@@ -6,7 +6,7 @@ from router.placement.sketch_index import Match, SketchIndex
 
 
 def chain(*pieces):
-    """Make a sketch whose pieces depend on all before them, as real ones do."""
+    """Make a sketch whose pieces depend on all earlier ones, as real ones do."""
     sketch, last = [], 7
     for piece in pieces:
         last = (last * 1_000_003 + piece + 1) % (1 << 64)

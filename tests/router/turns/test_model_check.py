@@ -1,4 +1,4 @@
-"""Clients that come before a new router has met its nodes are kept waiting, not sent away."""
+"""Clients of a new router wait until it has found its nodes."""
 
 import asyncio
 

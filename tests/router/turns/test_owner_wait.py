@@ -27,7 +27,7 @@ def node_of(answer):
 
 @asynccontextmanager
 async def joined_in_part(**options):
-    """Run a fabric of two nodes of which node-b has Alice, and has not joined yet."""
+    """Run a fabric of two nodes; node-b has Alice, and has not joined yet."""
     nodes = [FakeNode("node-a"), FakeNode("node-b")]
     sketch = chat_prompt([Message(MessageRole.USER, (SAID,))]).sketch
     nodes[1].memory[KEY] = Memory(*KEY, epoch=4, text=f"<user>{SAID}", sketch=sketch)
@@ -41,7 +41,7 @@ async def joined_in_part(**options):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Return the seconds that each turn which waits is ready to wait."""
+    """Return the patience of every turn that waits, in seconds."""
     owner, seconds = NodeDiscovery.wait_for_owner, []
 
     def noted(discovery, is_known, patience_s):

@@ -160,7 +160,7 @@ async def test_a_late_node_is_waited_for_if_the_agent_is_unknown():
 
 
 async def test_an_owner_that_a_new_router_knows_may_not_be_the_last_one():
-    """A node that took the agent over may not have told of it yet."""
+    """A node that took the agent over may not have reported yet."""
     before, after = FakeNode("node-a"), FakeNode("node-b")
     for node, epoch in (before, 1), (after, 3):
         memory = Memory("default", "alice", epoch=epoch, text=f"<user>{LONG}")
