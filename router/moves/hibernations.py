@@ -95,13 +95,13 @@ class Hibernations:
         )
 
     async def resume(
-        self, wanted: ResumeOptions, header: HibernationHeader, upload: Upload
+        self, options: ResumeOptions, header: HibernationHeader, upload: Upload
     ) -> Resumed:
         """Resume an agent from a file; raise ConflictError if it exists or no node fits."""
-        key = wanted.key
+        key = options.key
         await self._fleet.membership.refresh(relist=True)
-        owner = self._check_free(wanted)
-        node = self._choose(wanted, header, owner)
+        owner = self._check_free(options)
+        node = self._choose(options, header, owner)
         epoch = max(self._fleet.begin_epoch(key), header.epoch + 1)
         # Keeps a first turn under this name from starting another agent meanwhile.
         reservation = None
@@ -109,7 +109,7 @@ class Hibernations:
             reservation = self._fleet.directory.reserve(key, node.name, epoch)
             reservation.turns_count += 1
         try:
-            call = Resume(*key, epoch, wanted.replace, wanted.signing_key)
+            call = Resume(*key, epoch, options.replace, options.signing_key)
             resumed = await self._send(node.name, call, upload)
         except FabricError as error:
             if error.code == UNDECIDED:
@@ -119,7 +119,7 @@ class Hibernations:
             if reservation is not None:
                 self._fleet.directory.release(key, reservation)
         _LOG.info("an agent was resumed on %s", node.name)
-        await self._note(key, node.name, resumed.view.epoch)
+        await self._record_owner(key, node.name, resumed.view.epoch)
         return resumed
 
     async def _release_owner(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
@@ -146,34 +146,34 @@ class Hibernations:
         self._fleet.events.publish(AgentHibernated(key, owner.node))
         return owner.node, answer
 
-    def _check_free(self, wanted: ResumeOptions) -> Holding | None:
+    def _check_free(self, options: ResumeOptions) -> Holding | None:
         """Return the agent to replace, if any; raise ConflictError if it must not be replaced.
 
         Raises RetryLaterError while an awaited node may have such an agent.
         """
-        self._moves.require_not_moving(wanted.key)
+        self._moves.require_not_moving(options.key)
         directory = self._fleet.directory
-        owner = directory.owner(wanted.key) or directory.released_owner(wanted.key)
-        started: StartReservation | None = directory.reservation(wanted.key)
-        if started is not None or (owner is not None and not wanted.replace):
-            message = f"agent {wanted.key[1]!r} exists already: replace it, or choose another name"
+        owner = directory.owner(options.key) or directory.released_owner(options.key)
+        started: StartReservation | None = directory.reservation(options.key)
+        if started is not None or (owner is not None and not options.replace):
+            message = f"agent {options.key[1]!r} exists already: replace it, or choose another name"
             raise ConflictError(message, code="agent_exists")
-        if owner is None and not wanted.replace:
-            self._fleet.discovery.require_reports(wanted.key[1])
+        if owner is None and not options.replace:
+            self._fleet.discovery.require_reports(options.key[1])
         return owner
 
     def _choose(
-        self, wanted: ResumeOptions, header: HibernationHeader, owner: Holding | None
+        self, options: ResumeOptions, header: HibernationHeader, owner: Holding | None
     ) -> NodeView:
         """Return the requested node, or the least busy one that runs the file's model."""
         ready = self._fleet.ready()
         fitting = [view for view in ready if view.fingerprint == header.fingerprint.hex()]
-        if wanted.node is not None:
-            name = self._fleet.require_node(wanted.node, param="node")
+        if options.node is not None:
+            name = self._fleet.require_node(options.node, param="node")
             ready = [view for view in ready if view.name == name]
             fitting = [view for view in fitting if view.name == name]
         if not ready:
-            message = "no such node is ready" if wanted.node else "no node is ready yet"
+            message = "no such node is ready" if options.node else "no node is ready yet"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         if not fitting:
             models = ", ".join(sorted({view.model for view in ready}))
@@ -201,9 +201,9 @@ class Hibernations:
                 raise
             message = f"the connection to {node} broke ({type(error).__name__})"
             raise RetryLaterError(message, code=NodeLostError.code) from None
-        return _resumed(raw, node)
+        return _decode_resumed(raw, node)
 
-    async def _note(self, key: AgentKey, node: NodeName, epoch: int) -> None:
+    async def _record_owner(self, key: AgentKey, node: NodeName, epoch: int) -> None:
         """Record the new owner, and have earlier holders release the agent."""
         others = [h for h in self._fleet.directory.living(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
@@ -217,11 +217,11 @@ class Hibernations:
         self._fleet.membership.nudge(node)
 
 
-def _resumed(raw: bytes, node: NodeName) -> Resumed:
+def _decode_resumed(raw: bytes, node: NodeName) -> Resumed:
     try:
         plain: Any = parse_json(raw)
         resumed: Resumed = from_plain(Resumed, plain, "resumed")
     except RejectedError as error:
-        message = f"{node} answered a resume wrongly: {error.message}"
+        message = f"{node} sent an invalid reply to a resume: {error.message}"
         raise FabricError(message, code="bad_node_answer") from None
     return resumed
