@@ -21,7 +21,7 @@ from benchmarks.workload import Geometry
 from fabric.hosting.clock import SystemClock
 from fabric.turn.generation import Sampling
 from node.engine.engine_thread import EngineThread
-from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, SequenceInput
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
@@ -136,16 +136,10 @@ class Bench:
         heard = Heard()
         sampling = Sampling(max_tokens=answer_tokens, ignore_eos=True)
         rng = np.random.default_rng(prompt_tokens)
-        heard.sequence = Sequence(
-            cache=cache,
-            prompt=rng.integers(1, MODEL.vocabulary, prompt_tokens).tolist(),
-            sampling=sampling,
-            seed=0,
-            answer=Answer(self._tokenizer, "", (), None),
-            emit=heard.hear,
-            stop_ids=frozenset(),
-            token_text=self._tokenizer.token_text,
-        )
+        prompt: list[int] = rng.integers(1, MODEL.vocabulary, prompt_tokens).tolist()
+        request = SequenceInput(prompt, sampling, 0, frozenset(), self._tokenizer.token_text)
+        answer = Answer(self._tokenizer, "", (), None)
+        heard.sequence = Sequence(request, cache=cache, answer=answer, emit=heard.hear)
         self.thread.submit(heard.sequence)
         return heard
 

@@ -32,7 +32,7 @@ from fabric.errors import FabricError, OverloadedError, RejectedError
 from fabric.fair_share import FairShare
 from fabric.limits import FLUSH_WAIT_S
 from fabric.net.links import PeerList
-from node.agents.agent_listing import list_agents
+from node.agents.agent_table import list_agents
 from node.http.generate import error_reply
 from node.limits import NODE_STOP_WAIT_S, WAITING_CALLS_MAX
 from node.low_latency import low_latency

@@ -25,7 +25,7 @@ from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
 from fabric.net.links import AddressScope, scope_of
 from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
-from node.agents.recovered import recovered_table
+from node.agents.agent_table import recovered_table
 from node.assembly import Ground, assemble
 from node.backups import exclude_from_backups
 from node.control_calls import ControlCalls

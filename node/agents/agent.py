@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fabric.control.directive_calls import viewed
 from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
+from fabric.errors import RetryLaterError
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.record.directive import live
@@ -16,12 +18,49 @@ from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, OwnerState
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
-from node.agents.turn_lock import TurnLock
 from node.limits import EDITS_SHOWN_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.one_loop import of_one_loop
 
 TAIL_BYTES = 8
+
+
+class TurnLock(asyncio.Lock):
+    """Lock that a turn of an agent, or a change of its record, holds; locked while any task waits.
+
+    So a task that finds it free gets it at once, and nothing it has checked before has changed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting_count = 0
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for the lock."""
+        self._waiting_count += 1
+        try:
+            return await super().acquire()
+        finally:
+            self._waiting_count -= 1
+
+    @asynccontextmanager
+    async def held(
+        self, within_s: float, busy: str = "a turn of this agent is still running"
+    ) -> AsyncIterator[None]:
+        """Hold the lock; raise RetryLaterError with message `busy` if it is not free in time."""
+        try:
+            async with asyncio.timeout(within_s):  # unlike `wait_for`: at once if free
+                await self.acquire()
+        except TimeoutError:
+            raise RetryLaterError(busy, code="agent_busy") from None
+        try:
+            yield
+        finally:
+            self.release()
+
+    def locked(self) -> bool:
+        """Return whether a task holds the lock or waits for it."""
+        return self._waiting_count > 0 or super().locked()
 
 
 class LiveTurn(Protocol):

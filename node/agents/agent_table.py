@@ -6,6 +6,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from fabric.control.agent_at import AgentName
+from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
@@ -18,15 +20,16 @@ from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
-from node.agents.answer_index import AnswerIndex
-from node.agents.conversation_index import ConversationIndex
-from node.agents.first_block_index import FirstBlockIndex
+from node.agents.indexes import AnswerIndex, ConversationIndex, FirstBlockIndex, UseLog
 from node.agents.span_index import SpanIndex
-from node.agents.use_log import UseLog
-from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
+from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX, LIST_BYTES_MAX
 from node.runtime.one_loop import on_its_loop
+from node.store.agent_store import AgentStore
+from node.store.service_time import ServiceTime
 
 SAME_FOR_ALL = Rules()
+_VIEW_BYTES = 512  # of a listed agent without its sketch, about
+_PIECE_BYTES = 9
 
 
 class AgentTable:
@@ -204,7 +207,7 @@ class AgentTable:
 
     def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
         """Find the idle conversation whose last request's messages begin these ones."""
-        return next(self._open(self._index.said(tenant, sketch), identity), None)
+        return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
     def answers_of(self, agent: Agent) -> Answers:
         """Return what an agent's record tells of its answers."""
@@ -343,3 +346,48 @@ def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRe
     while count < len(shared) and shared[count] in leased:
         count += 1
     return count
+
+
+def list_agents(name: NodeName, incarnation: int, table: AgentTable, call: ListAgents) -> AgentList:
+    """Return the agents that changed after `call.since`; all if removals since then are unknown.
+
+    They are listed in the order of their last change, a bounded part at a time. An agent that
+    changes meanwhile gets a later number and is listed again with a later part.
+    """
+    since = call.since if call.incarnation == incarnation else 0
+    gone = table.gone_after(since)
+    if gone is None:
+        since, gone = 0, []
+    listed: list[AgentSketch] = []
+    size_bytes, upto, more = 0, table.changes, False
+    for change, agent in table.changed_after(since):
+        size_bytes += _VIEW_BYTES + _PIECE_BYTES * len(agent.manifest.sketch)
+        if listed and size_bytes > LIST_BYTES_MAX:
+            more = True
+            break
+        listed.append(AgentSketch(agent.view(), agent.manifest.sketch))
+        upto = change
+    upto = upto if more else table.changes
+    names = tuple(AgentName(*key) for change, key in gone if change <= upto) if since else ()
+    return AgentList(name, incarnation, upto, tuple(listed), since, names, more)
+
+
+def recovered_table(
+    name: NodeName,
+    fingerprint: Fingerprint,
+    clock: Clock,
+    store: AgentStore,
+    rules: Rules,
+    service_time: ServiceTime | None = None,
+) -> AgentTable:
+    """Recover the store and return its agents in a table; raise DiskError."""
+    table = AgentTable(name, fingerprint, clock, rules)
+    for record in sorted(store.recover(), key=lambda record: record.used_s):
+        agent = Agent(record, saved=record, is_durable=True)
+        if record.owner != name and record.state is OwnerState.OWNED:
+            # The folder was copied from another node: what it has is a replica.
+            agent.manifest = replace(record, state=OwnerState.REPLICA)
+        if service_time is not None:
+            table.use.recover(record, service_time.idle_s(record))
+        table.put(agent)
+    return table

@@ -1,8 +1,8 @@
-"""What becomes of an answer that outgrows the memory that was reserved for it.
+"""Grow the memory that is reserved for an answer, or choose an answer to preempt for it.
 
-Room is asked for a little ahead, so that idle caches can be dropped in time. Where there is none,
-one of the answers gives its memory back: it is saved, handed over to nobody else, and comes again
-as an answer to be resumed, which waits for its memory like any other.
+More is requested a little ahead, so that idle caches can be dropped in time. If no memory is left,
+one of the answers gives its own back: it is saved, and the router requests it again as an answer to
+be resumed, which waits for its memory like any other.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.sequence import Sequence
 
 ASK_AHEAD_TOKENS: Final = 32
-STEPS_MAX: Final = 2  # of one iteration, each of which takes a token's room
+STEPS_MAX: Final = 2  # of one iteration; each adds a token
 
 
 class Growth(Enum):
@@ -27,12 +27,13 @@ class Growth(Enum):
 
 
 def grow(sequence: Sequence, held: Reservation, budget: MemoryBudget) -> Growth:
-    """Reserve another block's room where the answer comes near the end of what it has."""
+    """Reserve memory for another block if the answer nears the end of its own."""
     left = sequence.room_tokens - sequence.cache.tokens_count
-    if left >= ASK_AHEAD_TOKENS or sequence.grown_bytes is None or not _needs_more(sequence, left):
+    grown_bytes = sequence.input.grown_bytes
+    if left >= ASK_AHEAD_TOKENS or grown_bytes is None or not _needs_more(sequence, left):
         return Growth.GOES_ON
     room_tokens = sequence.room_tokens + BLOCK_TOKENS
-    size_bytes = sequence.grown_bytes(room_tokens)
+    size_bytes = grown_bytes(room_tokens)
     is_last = left < STEPS_MAX
     if size_bytes > budget.total_bytes:
         return Growth.ENDS if is_last else Growth.GOES_ON
@@ -43,14 +44,14 @@ def grow(sequence: Sequence, held: Reservation, budget: MemoryBudget) -> Growth:
 
 
 def _needs_more(sequence: Sequence, left: int) -> bool:
-    return sequence.sampling.max_tokens - len(sequence.answer_ids) >= left
+    return sequence.input.sampling.max_tokens - len(sequence.answer_ids) >= left
 
 
 def victim(sequences: Iterable[Sequence]) -> Sequence | None:
-    """Choose who gives memory back: background, then of the tenant with most, who came last.
+    """Choose the answer to preempt: background first, then the newest of the tenant with the most.
 
-    So whoever came first is never chosen, and comes to its end.
+    So the oldest answer is never chosen, and finishes.
     """
-    found = [s for s in sequences if s.can_yield and s.is_preemptible()]
+    found = [s for s in sequences if s.can_yield and s.input.is_preemptible()]
     counts = Counter(sequence.tenant for sequence in found)
     return max(found, key=lambda s: (not s.is_urgent, counts[s.tenant], s.order), default=None)

@@ -34,13 +34,13 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
 
 def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
     """Take and show the next token; say why if it was the last, for `end` to tell."""
-    resumed, was_delivered = sequence.resumed, False
+    resumed, was_delivered = sequence.input.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
         # Its probability was computed where it was sampled, and perhaps shown there.
         sampled, was_delivered = SampledToken(sampled.token, resumed.top), resumed.is_delivered
     sequence.answer_ids.append(sampled.token)
     if sequence.trimmed is not None and not _is_end(sequence, sampled.token):
-        text = sequence.token_text(sampled.token)
+        text = sequence.input.token_text(sampled.token)
         sequence.trimmed.follow(text, sequence.mark_before_read)
     shown = sequence.answer.push(sampled.token)
     event = produced(sequence, len(sequence.answer_ids), sampled, shown)
@@ -64,11 +64,11 @@ def finish_reason(
     """Say why an answer ends with its `count`-th token, if it does."""
     if _is_end(sequence, token) or shown.stopped_by is not None:
         return FinishReason.STOP
-    return FinishReason.LENGTH if count >= sequence.sampling.max_tokens else None
+    return FinishReason.LENGTH if count >= sequence.input.sampling.max_tokens else None
 
 
 def _is_end(sequence: Sequence, token: int) -> bool:
-    return token in sequence.stop_ids and not sequence.sampling.ignore_eos
+    return token in sequence.input.stop_ids and not sequence.input.sampling.ignore_eos
 
 
 def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None = None) -> None:
@@ -121,6 +121,6 @@ def _logprobs(sequence: Sequence, sampled: SampledToken) -> tuple[TokenLogprob, 
 
 
 def _spelled(sequence: Sequence, top: Top) -> TokenLogprob:
-    spelled: list[tuple[str, Any]] = [(sequence.token_text(t), p) for t, p in top]
+    spelled: list[tuple[str, Any]] = [(sequence.input.token_text(t), p) for t, p in top]
     (text, logprob), *alternatives = spelled
     return TokenLogprob(text, logprob, tuple(alternatives))

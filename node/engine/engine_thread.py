@@ -20,10 +20,10 @@ from fabric.turn.generation import Priority
 from fabric.turn.retry_after import retry_after_s
 from node.engine.memory_budget import MemoryBudget
 from node.engine.moving_streams import MovingStreams
+from node.engine.prefill_chunks import Speed
+from node.engine.run_queue import refusal
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
-from node.engine.speed import Speed
-from node.engine.waiting_share import refusal
 from node.limits import (
     BLOCKED_POLL_S,
     DEVICE_FAILURES_MAX,
@@ -158,7 +158,7 @@ class EngineThread:
         self.budget.check(sequence.reserve_bytes)
         with self._wake:
             self._refuse_stopping()
-            if not sequence.was_admitted:
+            if not sequence.input.was_admitted:
                 self._refuse_full(sequence.tenant, sequence.priority)
             self._arrivals.append(sequence)
             self._wake.notify()

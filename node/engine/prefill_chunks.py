@@ -1,4 +1,4 @@
-"""How many prompt tokens to compute in one go."""
+"""Choose the size of prefill chunks by position, memory and measured speed."""
 
 import sys
 from bisect import bisect_right
@@ -14,6 +14,26 @@ from node.limits import (
 
 # Attention cost per token grows with position: smaller chunks keep a step's time bounded.
 _STEPS = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))
+
+_OLD_WEIGHT = 0.8  # of earlier measurements of a speed
+
+
+class Speed:
+    """Exponentially weighted units per second; 0 until something was measured."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+
+    def start(self, count: int, seconds: float) -> None:
+        """Begin with one measurement in place of all earlier ones."""
+        self.per_s = 0.0
+        self.add(count, seconds)
+
+    def add(self, count: int, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        rate = count / seconds
+        self.per_s = _OLD_WEIGHT * self.per_s + (1 - _OLD_WEIGHT) * rate if self.per_s else rate
 
 
 def prefill_chunk_tokens(

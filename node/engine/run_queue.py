@@ -1,14 +1,20 @@
-"""Where every sequence of the engine is: waiting, prefilling, decoding or paused."""
+"""The engine's queue of sequences, and how much of it one tenant may fill."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from fabric.turn.generation import Priority
 from node.engine.sequence import Sequence
+from node.limits import BACKGROUND_WAITING_SHARE, TENANT_WAITING_FACTOR
 
 
 @dataclass(slots=True)
 class RunQueue:
-    """Four lists; a sequence is in exactly one. Changed by the engine thread only."""
+    """Waiting, prefilling, decoding and paused sequences; a sequence is in exactly one list.
+
+    Changed by the engine thread only.
+    """
 
     waiting: list[Sequence] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
@@ -43,3 +49,32 @@ class RunQueue:
             if sequence in queue:
                 queue.remove(sequence)
                 return
+
+
+class Waiting(Protocol):
+    """A queued sequence, as far as admission looks at it."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def priority(self) -> Priority: ...
+
+
+def refusal(queued: Iterable[Waiting], tenant: str, priority: Priority, places: int) -> str | None:
+    """Return why one more request of `tenant` may not wait, or None if it may.
+
+    A tenant may hold a fixed multiple of the free places: alone it gets most of them, and the next
+    tenant still finds a few. That needs no list of tenants and no fixed shares.
+    """
+    queued = list(queued)
+    if len(queued) >= places:
+        return f"{len(queued)} requests are waiting on this node"
+    if priority is Priority.BACKGROUND:  # the rest is kept for interactive ones
+        queued = [waiting for waiting in queued if waiting.priority is priority]
+        places = max(1, int(places * BACKGROUND_WAITING_SHARE))
+        if len(queued) >= places:
+            return f"{len(queued)} background requests are waiting on this node"
+    own_count = sum(waiting.tenant == tenant for waiting in queued)
+    if own_count >= TENANT_WAITING_FACTOR * (places - len(queued)):
+        return f"{own_count} requests of yours are waiting on this node: the rest is for others"
+    return None

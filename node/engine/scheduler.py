@@ -23,10 +23,9 @@ from node.engine.policy import (
     next_prompt,
     next_starved,
 )
-from node.engine.prefill_chunks import prefill_chunk_tokens
+from node.engine.prefill_chunks import Speed, prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
 from node.engine.sequence import Sequence, Started
-from node.engine.speed import Speed
 from node.limits import (
     BACKGROUND_PROMOTED_MAX,
     DEVICE_POOL_PREFILL_TOKENS,
@@ -234,11 +233,11 @@ class Scheduler:
 
     def _begin(self, sequence: Sequence) -> None:
         sequence.slot = self._ready_engine.start(
-            sequence.cache, sequence.prompt, sequence.sampling, sequence.seed
+            sequence.cache, sequence.input.prompt, sequence.input.sampling, sequence.input.seed
         )
-        sequence.slot.matcher = sequence.matcher
+        sequence.slot.matcher = sequence.input.matcher
         sequence.slot.keeps_marks = sequence.trimmed is not None
-        if sequence.resumed is not None:
+        if sequence.input.resumed is not None:
             sequence.slot.take_up(len(sequence.answer_ids) + 1)
         self.queue.run(sequence)
         tell(sequence, Started())
@@ -299,12 +298,12 @@ class Scheduler:
             stops=sequence.stops,
         )
         began_s = self._clock.monotonic_s()
-        tokens, end = sequence.prompt[position : position + count], position + count
+        tokens, end = sequence.input.prompt[position : position + count], position + count
         if sequence.scored is None:
             engine.prefill(cache, tokens)
         else:
-            following = sequence.prompt[position + 1 : end + 1]
-            alternatives = sequence.sampling.logprobs or 0
+            following = sequence.input.prompt[position + 1 : end + 1]
+            alternatives = sequence.input.sampling.logprobs or 0
             note_scored(sequence, engine.score(cache, tokens, following, alternatives))
         if count >= DEVICE_POOL_PREFILL_TOKENS:
             self.return_unused()
@@ -355,7 +354,7 @@ class Scheduler:
             self._served.pop(sequence.tenant, None)
         if not any(self.queue):  # until then: who asks again at once is no newcomer
             self._started.clear()
-        if not sequence.owns_reservation:
+        if not sequence.input.owns_reservation:
             _held(sequence).release()
 
     @property

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from fabric.errors import FabricError
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import Reservation
-from node.engine.trimmed_end import TrimmedEnd
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
@@ -23,7 +23,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """So many of the prompt's tokens are in the cache, and more are to come."""
+    """A prefill chunk is done: so many of the prompt's tokens are in the cache."""
 
     tokens_count: int
 
@@ -35,12 +35,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Tokens up to number `index` exist; `shown` is what the client may see of them."""
+    """Token number `index` exists; `shown` is what it adds for the client."""
 
     index: int
     shown: AnswerDelta
     logprobs: tuple[TokenLogprob, ...]
-    was_delivered: bool = False  # where it was sampled: the client has read it
+    was_delivered: bool = False  # by the node that sampled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class Ended:
     answer_text: str
     answer_ends: list[int]
     stop_string: str | None
-    is_handover: bool = False  # it goes on elsewhere: `sampled` is its next token, if it had any
+    is_handover: bool = False  # another node continues: `sampled` is its next token, if any
     sampled: SampledToken | None = None
-    sampled_shown: AnswerDelta | None = None  # what the client may see of that token
-    is_preempted: bool = False  # its memory is wanted: once saved, it is not kept
+    sampled_shown: AnswerDelta | None = None  # what that token adds for the client
+    is_preempted: bool = False  # its memory is needed: the cache is dropped once saved
 
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The sequence failed; its cache is not to be trusted."""
+    """The sequence failed; its cache must not be reused."""
 
     error: FabricError
 
 
 @dataclass(slots=True)
 class PromptEcho:
-    """A prompt that is told again; `scored` is filled from its second token on, if wanted."""
+    """A prompt to send back; `scored` is filled from its second token on, if requested."""
 
     text: str
     scored: list[TokenLogprob] | None = None
@@ -77,71 +77,107 @@ class PromptEcho:
 SequenceEvent = Granted | Computed | Started | Produced | Ended | Broke
 
 
+@dataclass(slots=True, eq=False)
+class TrimmedEnd:
+    """Finder of an answer's last state before trailing white space.
+
+    Many templates trim that space, and all write a call's end in their own way. The next prompt
+    then leaves the record before it, where a recurrent state, which cannot be cut, is missing.
+    `always`: the template trims every answer, and not only one with calls.
+    """
+
+    always: bool
+    least_tokens: int  # up to here a state is not worth its memory: another one is near
+    _mark: CacheMark | None = None
+
+    def follow(self, text: str, before: CacheMark | None) -> None:
+        """Note the next token's text, and the cache's mark before it."""
+        if text.strip() and not text[-1].isspace():
+            self._mark = None
+        elif text.strip() or self._mark is None:
+            self._mark = before
+
+    def mark(self, *, has_calls: bool) -> CacheMark | None:
+        """Return the cache's mark before the trailing white space, if it is worth keeping."""
+        mark = self._mark if self.always or has_calls else None
+        return mark if mark is not None and mark.tokens_count > self.least_tokens else None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Called on the engine thread between two steps: safe there, and quick.
+EngineCallback: TypeAlias = Callable[P, T]
+
+
 def _never() -> bool:
     return False
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """Work for the engine thread; every callable in it must be safe to call from there.
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceInput:
+    """One turn's request to the engine; it never changes."""
 
-    `reserve_bytes`: what its cache will need for prompt and answer; it waits until they fit.
-    `room_tokens`: for so many that suffices; `grown_bytes` says what more of them take.
-    `is_preemptible`: while true and memory is short, it may be handed over to be resumed later.
-    `granted`: called whenever that memory is granted, before anything is computed.
-    `awaited_tokens`: so many of the prompt that the cache is about to hold; until it does,
-    when this is set to None, the prompt is passed over.
-    `is_blocked`: while true, a prompt is passed over (too much of it waits to be saved).
-    `stops`: ascending positions in tokens at which a prefill chunk must end.
-    `reached`: called after each prefill chunk with the tokens in the cache.
-    `matcher`: follows an answer whose format is prescribed; it has taken `answer_ids`.
-    `resumed`: the answer's beginning, made elsewhere; the prompt ends with the token sampled there.
-    `was_admitted`: its client was told that it waits, or read a part of it: it is not refused.
-    `trimmed`: follows the answer where a state is to be kept in front of its last white space.
-    `echo`: the prompt, where it is to be told before the answer.
-    `yielding`: set to end it between two tokens so that another node can go on.
-    `owns_reservation`: whoever submitted it releases `reservation`, once its cache is counted
-    among the idle ones or gone; otherwise that happens at the end of the sequence.
-    """
-
-    cache: ResidentCache
     prompt: list[int]
     sampling: Sampling
     seed: int
-    answer: Answer
-    emit: Callable[[SequenceEvent], None]
     stop_ids: frozenset[int]
-    token_text: Callable[[int], str]
+    token_text: EngineCallback[[int], str]
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
-    reserve_bytes: int = 0
-    room_tokens: int = sys.maxsize
-    grown_bytes: Callable[[int], int] | None = None
-    is_preemptible: Callable[[], bool] = _never
-    granted: Callable[[], None] | None = None
-    awaited_tokens: int | None = None
-    is_blocked: Callable[[], bool] = _never
-    stops: tuple[int, ...] = ()
-    reached: Callable[[int], None] | None = None
+    resumed: Resumption | None = None  # the answer's beginning; `prompt` ends with its next token
+    was_admitted: bool = False  # earlier, by this node or another: no queue is too full for it
+    matcher: AnswerMatcher | None = None  # of a prescribed format; it has taken `resumed`
+    grown_bytes: EngineCallback[[int], int] | None = None  # memory that so many tokens need
+    # While true and memory is short, the answer may be handed over to be resumed later.
+    is_preemptible: EngineCallback[[], bool] = _never
+    # Whether the submitter releases the reservation, once its cache is counted as idle or freed;
+    # otherwise that happens at the end of the sequence.
     owns_reservation: bool = False
-    matcher: AnswerMatcher | None = None
-    resumed: Resumption | None = None
-    was_admitted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's progress in the engine: its cache, its answer, and the scheduler's notes.
+
+    The engine thread changes it. Other threads may set the two events at any time, and
+    `is_blocked`, `stops` and `awaited_tokens` while `awaited_tokens` keeps the prompt waiting.
+    """
+
+    input: SequenceInput
+    cache: ResidentCache
+    answer: Answer
+    emit: EngineCallback[[SequenceEvent], None]
+    reserve_bytes: int = 0  # memory for prompt and answer; the sequence waits until it is free
+    room_tokens: int = sys.maxsize  # tokens for which that suffices
+    granted: EngineCallback[[], None] | None = None  # called whenever that memory is granted
+    # Tokens of the prompt that the cache is about to hold: until set to None, the prompt waits.
+    awaited_tokens: int | None = None
+    is_blocked: EngineCallback[[], bool] = _never  # while true, the prompt waits: too much unsaved
+    stops: tuple[int, ...] = ()  # ascending positions at which a prefill chunk must end
+    reached: EngineCallback[[int], None] | None = None  # called after each chunk with its end
     trimmed: TrimmedEnd | None = None
-    echo: PromptEcho | None = None
+    echo: PromptEcho | None = None  # sent before the answer
     cancelled: Event = field(default_factory=Event)
-    yielding: Event = field(default_factory=Event)
+    yielding: Event = field(default_factory=Event)  # set to end it so that another node continues
     slot: DecodeSlot | None = None
     answer_ids: list[int] = field(default_factory=list)
-    # What the scheduler keeps about it.
+    # The scheduler's notes.
     reservation: Reservation | None = None
     order: int = 0  # of arrival
     started_s: float | None = None  # when it first had its memory
-    served_s: float = 0.0  # when it last got anything done, or arrived
+    served_s: float = 0.0  # when it last made progress, or arrived
     served_order: int = 0  # of its last prefill chunk among all chunks
     passed_count: int = 0  # smaller ones that overtook it while it waited for memory
     is_promoted: bool = False  # background that waited too long
     is_preempted: bool = False  # it gives its memory back
+
+    @property
+    def tenant(self) -> str:
+        return self.input.tenant
+
+    @property
+    def priority(self) -> Priority:
+        return self.input.priority
 
     @property
     def prefill_left(self) -> int:
@@ -149,7 +185,7 @@ class Sequence:
         held = self.awaited_tokens
         if held is None:
             held = self.cache.tokens_count + self.cache.ahead_tokens
-        return len(self.prompt) - 1 - held
+        return len(self.input.prompt) - 1 - held
 
     @property
     def chunk_left(self) -> int:
@@ -159,30 +195,30 @@ class Sequence:
 
     @property
     def scored(self) -> list[TokenLogprob] | None:
-        """The prompt's log probabilities so far; None where they are not wanted."""
+        """The prompt's log probabilities so far; None if they were not requested."""
         return self.echo.scored if self.echo is not None else None
 
     @property
     def mark_before_read(self) -> CacheMark | None:
-        """What its cache was in front of the token that was read last, where that is noted."""
+        """The cache's mark before the token that was read last, if marks are kept."""
         return self.slot.mark_before_read if self.slot is not None else None
 
     @property
     def is_resumed(self) -> bool:
-        """Say whether it goes on with an answer that was begun elsewhere."""
-        return self.resumed is not None
+        """Whether it continues an answer that was begun elsewhere."""
+        return self.input.resumed is not None
 
     @property
     def can_yield(self) -> bool:
-        """Say whether it can stop here: an answer that is taken up is first brought back whole."""
-        return self.resumed is None or self.slot is not None
+        """Whether it can stop here: a resumed answer first restores what it had."""
+        return self.input.resumed is None or self.slot is not None
 
     @property
     def is_urgent(self) -> bool:
-        return self.is_promoted or self.priority is Priority.INTERACTIVE
+        return self.is_promoted or self.input.priority is Priority.INTERACTIVE
 
     @property
     def needs_bytes(self) -> int:
-        """Memory that it still has to be granted before it may run."""
+        """Memory that it still needs before it may run."""
         held_bytes = self.reservation.size_bytes if self.reservation is not None else 0
         return max(0, self.reserve_bytes - held_bytes)

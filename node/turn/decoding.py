@@ -274,18 +274,18 @@ class Decoding:
 
 def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
     """Return how to continue elsewhere; None if no token was sampled: the turn starts again."""
-    before, ids = sequence.resumed, tuple(ended.answer_ids)
+    before, ids = sequence.input.resumed, tuple(ended.answer_ids)
     if before is not None and before.answer_ids == ids:
         return before  # moved on before a token was sampled here
     if ended.sampled is None:
         assert not ids, "an answer with tokens has sampled its next one"
         return None
-    return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.seed)
+    return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.input.seed)
 
 
 def _is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:
     """Return whether nothing was computed, so that the record may stay as it is."""
-    before = len(sequence.resumed.answer_ids) if sequence.resumed is not None else 0
+    before = len(sequence.input.resumed.answer_ids) if sequence.input.resumed is not None else 0
     is_new = sequence.cache.tokens_count > prepared.cached or len(sequence.answer_ids) > before
     # Of a cache that was never saved, only what was reused is left.
     return not is_new and (agent.is_durable or prepared.cached == agent.manifest.tokens_count)
@@ -300,6 +300,7 @@ def _echo_deltas(sequence: Sequence) -> Iterator[Delta]:
     yield Delta(-1, echo.text)
     if echo.scored is None:
         return
-    logprobs = [TokenLogprob(sequence.token_text(sequence.prompt[0]), None), *echo.scored]
+    first = sequence.input.token_text(sequence.input.prompt[0])
+    logprobs = [TokenLogprob(first, None), *echo.scored]
     for start in range(0, len(logprobs), SCORED_CHUNK_TOKENS):
         yield Delta(-1, "", logprobs=tuple(logprobs[start : start + SCORED_CHUNK_TOKENS]))

@@ -1,4 +1,4 @@
-"""What a turn hands to the engine: its prompt, its answer, and what to do on the way."""
+"""Build the engine's sequence for a turn, and submit it together with the agent's cache."""
 
 import secrets
 from collections.abc import Callable
@@ -18,8 +18,9 @@ from node.engine.sequence import (
     PromptEcho,
     Sequence,
     SequenceEvent,
+    SequenceInput,
+    TrimmedEnd,
 )
-from node.engine.trimmed_end import TrimmedEnd
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.pipeline import SpelledPrompt
 from node.runtime.health import Health
@@ -31,7 +32,7 @@ from node.turn.prepared import Prepared
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Builds the engine's sequences for a node's turns."""
+    """Builder of the engine's sequences for a node's turns."""
 
     identity: NodeIdentity
     tokenizer: ChatTokenizer
@@ -45,7 +46,7 @@ class Sequences:
         self.engine.budget.check(self.identity.spec.resident_bytes(prompt_tokens))
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:
-        """Say where the prompt's computing pauses so that a recurrent state can be kept."""
+        """Return where prefill pauses so that a recurrent state can be kept."""
         if not self._keeps_states(prepared):
             return ()
         plan, on_grid = prepared.plan, self.identity.settings.exact_chunks
@@ -56,10 +57,10 @@ class Sequences:
         return prepared.is_kept and self.health.reuses and has_states
 
     def _trimmed(self, request: GenerateRequest, prepared: Prepared) -> TrimmedEnd | None:
-        """Follow an answer that may come back with another end, where states are kept."""
+        """Return a finder of the answer's trimmed end, where a state is to be kept there."""
         always = prepared.plan.marks.trims_answers
         has_calls = bool(request.tools) and request.reads_calls
-        on_grid = self.identity.settings.exact_chunks  # on which no answer's text ends
+        on_grid = self.identity.settings.exact_chunks  # no answer's text ends on the grid
         if on_grid or not (self._keeps_states(prepared) and (always or has_calls)):
             return None
         return TrimmedEnd(always, len(prepared.plan.ids) + STATE_GAP_TOKENS_MIN)
@@ -71,17 +72,17 @@ class Sequences:
         prompt: SpelledPrompt,
         emit: Callable[[SequenceEvent], None],
     ) -> Sequence:
-        """Make the sequence; `emit` is called from the engine thread."""
-        asked, ids, resume = request.sampling, prepared.plan.ids, request.resume
+        """Return the sequence; `emit` is called from the engine thread."""
+        sampling, ids, resume = request.sampling, prepared.plan.ids, request.resume
         spec = self.identity.spec
         before = list(resume.answer_ids) if resume is not None else []
         # A resumption's prompt ends with the answer so far and the token sampled next.
         prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
         room = self.identity.model.context_tokens_max - prompt_count
-        seed = resume.seed if resume is not None else asked.seed
+        seed = resume.seed if resume is not None else sampling.seed
 
         def granted() -> None:
-            if sequence.awaited_tokens is None:  # nothing is reused, or this is not the first time
+            if sequence.awaited_tokens is None:  # nothing is reused, or memory is granted again
                 sequence.cache.reserve(prepared.room_tokens)
                 return
             sequence.cache = self.prefixes.begin(prepared)
@@ -97,31 +98,33 @@ class Sequences:
                 emit(Computed(tokens_count))
 
         sequence = Sequence(
+            SequenceInput(
+                prompt=ids,
+                sampling=replace(sampling, max_tokens=max(1, min(sampling.max_tokens, room))),
+                seed=seed if seed is not None else secrets.randbits(63),
+                stop_ids=self.tokenizer.eos_ids,
+                token_text=self.tokenizer.token_text,
+                tenant=request.tenant,
+                priority=request.priority,
+                resumed=resume,
+                was_admitted=request.was_admitted,
+                matcher=prompt.matcher,
+                grown_bytes=spec.resident_bytes,
+                is_preemptible=lambda: request.is_kept and self.health.reuses,
+                owns_reservation=True,
+            ),
             cache=prepared.cache,
-            prompt=ids,
-            sampling=replace(asked, max_tokens=max(1, min(asked.max_tokens, room))),
-            seed=seed if seed is not None else secrets.randbits(63),
             answer=prompt.answer,
-            matcher=prompt.matcher,
             emit=emit,
-            stop_ids=self.tokenizer.eos_ids,
-            token_text=self.tokenizer.token_text,
-            tenant=request.tenant,
-            priority=request.priority,
             reserve_bytes=spec.resident_bytes(prepared.room_tokens) + prepared.waiting_bytes(spec),
             room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
-            grown_bytes=spec.resident_bytes,
-            is_preemptible=lambda: request.is_kept and self.health.reuses,
             granted=granted,
             awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
             stops=self.stops_of(prepared),
+            reached=reached,
             trimmed=self._trimmed(request, prepared),
-            owns_reservation=True,
-            resumed=resume,
-            was_admitted=request.was_admitted,
             echo=_echo(request, prepared),
             answer_ids=before,
-            reached=reached,
         )
         return sequence
 
@@ -129,7 +132,7 @@ class Sequences:
         """Hand the sequence and the agent's cache to the engine, or neither."""
         hot, cache, budget = self.hot, prepared.cache, self.engine.budget
         sequence.reservation = reservation = Reservation(budget)
-        held_bytes = cache.size_bytes  # from here on the engine may change it
+        held_bytes = cache.size_bytes  # before the engine may change it
         reservation.count(held_bytes)
         try:
             self.engine.submit(sequence)
@@ -143,7 +146,7 @@ class Sequences:
             hot.make_room(needs_bytes)
 
     def release(self, sequence: Sequence) -> None:
-        assert sequence.reservation is not None, "made when it was submitted"
+        assert sequence.reservation is not None, "submit made one"
         sequence.reservation.release()
         self.hot.note()
         self.engine.wake()

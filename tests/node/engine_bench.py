@@ -2,13 +2,14 @@
 
 import queue
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fabric.hosting.clock import SystemClock
 from fabric.turn.generation import Priority, Sampling
 from node.engine.engine_thread import EngineThread
-from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, SequenceInput
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.engine import Engine
@@ -50,16 +51,22 @@ class Bench:
     ) -> tuple[Sequence, Events]:
         """Return a sequence that is not queued yet, with its events."""
         events: Events = queue.Queue()
+        names = {field.name for field in fields(SequenceInput)} & hooks.keys()
+        given = {name: hooks.pop(name) for name in names}
+        request = SequenceInput(
+            prompt,
+            sampling,
+            sampling.seed or 0,
+            self.tokenizer.eos_ids,
+            self.tokenizer.token_text,
+            priority=priority,
+            **given,
+        )
         sequence = Sequence(
+            request,
             cache=cache or self.cache(),
-            prompt=prompt,
-            sampling=sampling,
-            seed=sampling.seed or 0,
             answer=Answer(self.tokenizer, "", sampling.stop, None),
             emit=events.put,
-            stop_ids=self.tokenizer.eos_ids,
-            token_text=self.tokenizer.token_text,
-            priority=priority,
             **hooks,
         )
         return sequence, events

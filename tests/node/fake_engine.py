@@ -5,13 +5,13 @@ So a lost, repeated or misplaced token changes all that follows. `log` says what
 
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fabric.turn.generation import Sampling
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import MemoryBudget
 from node.engine.scheduler import Scheduler
-from node.engine.sequence import Broke, Ended, Produced, Sequence
+from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceInput
 from node.limits import PREFILL_CHUNK_TOKENS_MAX
 from node.mlx.engine import SampledToken
 
@@ -183,15 +183,14 @@ def make_sequence(prompt_tokens, answer_tokens=8, *, cached=0, seed=1, top_k=0, 
     prompt = [1 + (seed * 7 + 3 * i) % 997 for i in range(prompt_tokens)]
     cache = FakeCache()
     cache.tokens = prompt[:cached]
+    names = {option.name for option in fields(SequenceInput)} & options.keys()
+    given = {name: options.pop(name) for name in names}
+    sampling = Sampling(max_tokens=answer_tokens, top_k=top_k)
     sequence = Sequence(
+        SequenceInput(prompt, sampling, seed, frozenset({END}), str, **given),
         cache=cache,
-        prompt=prompt,
-        sampling=Sampling(max_tokens=answer_tokens, top_k=top_k),
-        seed=seed,
         answer=FakeAnswer(),
         emit=options.pop("emit", events.append),
-        stop_ids=frozenset({END}),
-        token_text=str,
         **options,
     )
     return sequence, events
@@ -207,12 +206,12 @@ def last_of(events):
 
 def is_undisturbed(sequence, events):
     """Say whether the answer is what the prompt and seed alone determine."""
-    want = expected(sequence.prompt, sequence.seed, sequence.sampling.max_tokens)
+    want = expected(sequence.input.prompt, sequence.input.seed, sequence.input.sampling.max_tokens)
     numbers = [event.index for event in events if isinstance(event, Produced)]
     return (
         last_of(events).answer_ids == want
         and numbers == list(range(len(want)))
-        and sequence.cache.tokens == sequence.prompt + want
+        and sequence.cache.tokens == sequence.input.prompt + want
     )
 
 

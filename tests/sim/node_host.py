@@ -10,7 +10,7 @@ from fabric.control.node_calls import Stop
 from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
 from node import drain_flag
-from node.agents.recovered import recovered_table
+from node.agents.agent_table import recovered_table
 from node.assembly import Ground, assemble
 from node.control_calls import ControlCalls
 from node.engine.memory_budget import MemoryBudget

@@ -49,7 +49,7 @@ class ObedientModel:
         answer = self.answers(request)
         said = (answer.text if request.continues else self.shape.say(answer)) + self.shape.end
         tokens = list(tokenizer.encode(said).ids)
-        self._said[id(sequence.sampling)] = (sequence.sampling, tokens)
+        self._said[id(sequence.input.sampling)] = (sequence.input.sampling, tokens)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Return one that knows what to take; others, of a node that tests itself, stay."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fabric.errors import RetryLaterError
-from node.agents.turn_lock import TurnLock
+from node.agents.agent import TurnLock
 
 pytestmark = pytest.mark.anyio
 

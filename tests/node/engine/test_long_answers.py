@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -58,11 +59,11 @@ def add(rig, answer_tokens, **options):
 
 def resume(rig, sequence, ended):
     """Ask again for what was handed over, as the router does."""
-    left = sequence.sampling.max_tokens - len(ended.answer_ids)
-    known = sequence.prompt + ended.answer_ids
+    left = sequence.input.sampling.max_tokens - len(ended.answer_ids)
+    known = sequence.input.prompt + ended.answer_ids
     room_tokens = -(-(len(known) + 2) // BLOCK_TOKENS) * BLOCK_TOKENS
-    again, events = make_sequence(4, left, seed=sequence.seed, **options_of(room_tokens))
-    again.prompt = known
+    again, events = make_sequence(4, left, seed=sequence.input.seed, **options_of(room_tokens))
+    again.input = replace(again.input, prompt=known)
     rig.scheduler.add(again)
     return again, events
 
@@ -85,7 +86,7 @@ def run_within_budget(rig, asked):
             del going[number]
             if ended.is_handover:
                 handed += 1
-                known = sequence.prompt + ended.answer_ids
+                known = sequence.input.prompt + ended.answer_ids
                 # Before its first step, its last token is not in the cache yet.
                 assert sequence.cache.tokens == (known if ended.answer_ids else known[:-1])
                 going[number] = resume(rig, sequence, ended)
@@ -94,7 +95,7 @@ def run_within_budget(rig, asked):
 
 def wanted(asked):
     return {
-        number: tuple(expected(s.prompt, s.seed, s.sampling.max_tokens))
+        number: tuple(expected(s.input.prompt, s.input.seed, s.input.sampling.max_tokens))
         for number, (s, _) in enumerate(asked)
     }
 
@@ -128,7 +129,8 @@ def test_many_long_answers_come_to_their_ends():
 def test_an_answer_that_cannot_be_taken_up_again_keeps_its_memory():
     rig = SchedulerRig(total_bytes=5 * ROOM_BYTES)
     asked = [add(rig, 900, seed=seed) for seed in (1, 2)]
-    asked[1][0].is_preemptible = lambda: False
+    kept = asked[1][0]
+    kept.input = replace(kept.input, is_preemptible=lambda: False)
     said, handed = run_within_budget(rig, asked)
 
     assert handed == 1
@@ -157,7 +159,7 @@ def test_an_answer_that_alone_outgrows_the_budget_ends_there():
     assert not handed
     assert ended.reason is FinishReason.LENGTH
     assert 3 * BLOCK_TOKENS - 8 <= len(sequence.cache.tokens) <= 3 * BLOCK_TOKENS
-    assert sequence.cache.tokens == sequence.prompt + ended.answer_ids
+    assert sequence.cache.tokens == sequence.input.prompt + ended.answer_ids
 
 
 def test_idle_caches_make_room_before_an_answer_has_to_wait():

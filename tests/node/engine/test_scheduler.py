@@ -177,8 +177,8 @@ def test_what_is_in_place_behind_holes_is_neither_computed_nor_counted():
         left.append(edited.prefill_left)
 
     edited, events = rig.add(3_000, cached=100, reached=note)
-    edited.cache.put_ahead(120, edited.prompt[120:1_000])
-    edited.cache.put_ahead(1_700, edited.prompt[1_700:2_900])
+    edited.cache.put_ahead(120, edited.input.prompt[120:1_000])
+    edited.cache.put_ahead(1_700, edited.input.prompt[1_700:2_900])
     assert edited.prefill_left == 20 + 700 + 99
     rig.run()
 
@@ -191,7 +191,7 @@ def test_what_is_in_place_behind_holes_is_neither_computed_nor_counted():
 def test_decoding_begins_where_the_last_hole_is_filled():
     rig = SchedulerRig()
     edited, events = rig.add(500, cached=100)
-    edited.cache.put_ahead(101, edited.prompt[101:499])
+    edited.cache.put_ahead(101, edited.input.prompt[101:499])
     rig.run()
 
     assert is_undisturbed(edited, events)
@@ -211,7 +211,7 @@ FAILURES = {
     "granted": lambda one: setattr(one, "granted", raises),
     "reached": lambda one: setattr(one, "reached", raises),
     "is_blocked": lambda one: setattr(one, "is_blocked", raises),
-    "cache that shrank": lambda one: one.prompt.clear(),
+    "cache that shrank": lambda one: one.input.prompt.clear(),
 }
 
 
@@ -274,7 +274,8 @@ def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed, launch
         if reason is None:
             decoded = events[-1].answer_ids
             assert (
-                sequence.cache.tokens == (sequence.prompt + decoded)[: len(sequence.cache.tokens)]
+                sequence.cache.tokens
+                == (sequence.input.prompt + decoded)[: len(sequence.cache.tokens)]
             )
         else:
             assert reason is FinishReason.LENGTH

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.engine.trimmed_end import TrimmedEnd
+from node.engine.sequence import TrimmedEnd
 from node.mlx.resident_cache import CacheMark
 
 

@@ -12,7 +12,7 @@ from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.template_options import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
-from node.agents import answer_index
+from node.agents import indexes
 from node.dialect.template_messages import TemplateTraits, adapt_messages
 from node.prompt import restored_answers as restoring
 from node.prompt.remembered_answers import conversation_answers
@@ -227,7 +227,7 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
     tmp_path, monkeypatch
 ):
     """Of the messages; the new answer is hashed where it ends."""
-    hashed, read, add, read_answers = [], [], restoring._extend, answer_index.read_answers
+    hashed, read, add, read_answers = [], [], restoring._extend, indexes.read_answers
 
     def adding(digest, message):
         hashed.append((threading.current_thread().name.split("_")[0], message.role))
@@ -243,7 +243,7 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
         driver = Driver(service, shape, script, has_ids=True)
         talk = Talk(driver, tools=TOOLS, echo=drop_thought)
         monkeypatch.setattr(restoring, "_extend", adding)
-        monkeypatch.setattr(answer_index, "read_answers", reading)
+        monkeypatch.setattr(indexes, "read_answers", reading)
         for turn in range(3):
             hashed.clear()
             read.clear()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from fabric.turn.generation import Priority
+from node.engine.run_queue import refusal
 from node.engine.sequence import Ended
-from node.engine.waiting_share import refusal
 from tests.node.fake_engine import SchedulerRig, is_undisturbed, last_of
 
 PLACES = 256
