@@ -1,7 +1,7 @@
-"""Which parts of an older text a newer one still has, in the same order.
+"""Align an older and a newer text: find the parts that both have, in the same order.
 
-Both are lists of chunks. Chunks that each has exactly once are the anchors; around them what is
-equal is taken along. So one moved or repeated chunk costs itself, and the time is that of sorting.
+Both are lists of chunks. Chunks that occur exactly once in each are the anchors, and equal chunks
+around them join. So a moved or repeated chunk costs only itself, and the time is that of sorting.
 Source: Bram Cohen's patience diff.
 """
 
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The chunks `old:old + count` of the older text are those from `new` on of the newer one."""
+    """Run of chunks: `old:old + count` of the older text equals the newer one from `new` on."""
 
     old: int
     new: int
@@ -22,17 +22,17 @@ class Run:
 
     @property
     def old_end(self) -> int:
-        """Number of the chunk behind it in the older text."""
+        """Number of the chunk after it in the older text."""
         return self.old + self.count
 
     @property
     def new_end(self) -> int:
-        """Number of the chunk behind it in the newer one."""
+        """Number of the chunk after it in the newer text."""
         return self.new + self.count
 
 
 def aligned(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
-    """List the runs that both have, ascending in both and as long as they can be."""
+    """List the runs that both have, ascending in both and as long as possible."""
     pairs = ascending(list(_unique_pairs(old, new)))
     runs: list[Run] = []
     edges = [(-1, -1), *pairs, (len(old), len(new))]
@@ -56,7 +56,7 @@ def _unique_pairs(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[
 
 
 def ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest part of `pairs`, ascending in the first number, that is so in both."""
+    """Return the longest part of `pairs`, ascending in the first number, that does in both."""
     tails: list[int] = []  # of the parts of each length: the smallest last number
     at_tail: list[int] = []
     before: list[int] = []

@@ -1,4 +1,4 @@
-"""Which tools an answer calls, where a client says more of it than that it may."""
+"""A client's constraints on the tools that an answer calls."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ class CallChoice:
 
     must_call: bool = False  # the answer is calls, and nothing else
     names: tuple[str, ...] = ()  # what may be called; none: every tool of the request
-    strict: tuple[str, ...] = ()  # whose arguments fit their schemas, also where nothing must
+    strict: tuple[str, ...] = ()  # whose arguments must fit their schemas, also if optional
     takes_one: bool = False  # no more than one call
-    texts: tuple[ToolText, ...] = ()  # of tools that take a text whose rules come round
+    texts: tuple[ToolText, ...] = ()  # of tools that take a text with recursive rules
 
     @property
     def is_bound(self) -> bool:
-        """Whether a call, once it begins, is not just as the model likes."""
+        """Whether a call, once it begins, is constrained."""
         return self.must_call or bool(self.names or self.strict)
 
 

@@ -1,11 +1,12 @@
-"""Cut tokens where their content says so: what two texts share is cut alike in both.
+"""Cut tokens into chunks by their content, so that shared text is cut the same way in both.
 
     one     |user| the river is wide ... | and the stone is ... |end|
     other   |user| first of all: the | river is wide ... | and the stone is ... |end|
                                                            ------ same chunk ------
 
-A chunk begins at a special token, or where a hash of the tokens before says so. So behind what
-differs the cuts agree again soon, however far it has moved. Source: LBFS (Muthitacharoen et al.).
+A chunk begins at a special token, or where a hash of the preceding tokens has a given remainder.
+So soon after a difference the cuts agree again, however far the text has moved. Source: LBFS
+(Muthitacharoen et al.).
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from fabric.limits import SPAN_CHUNK_TOKENS_MAX, SPAN_CHUNK_TOKENS_MIN
 Tokens: TypeAlias = NDArray[np.uint32]
 
 _WINDOW: Final = 8  # tokens that a cut depends on; fewer than the shortest chunk has
-_ONE_IN: Final = 32  # tokens may be a cut
+_ONE_IN: Final = 32  # tokens is a cut, on average
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _STEP: Final = np.uint64(0xD6E8FEB86659FD93)
 _HIGH: Final = np.uint64(40)
@@ -34,7 +35,7 @@ def as_tokens(ids: Sequence[int]) -> Tokens:
 
 
 def common_tokens(one: Tokens, other: Tokens) -> int:
-    """Count the tokens that both begin with."""
+    """Count the leading tokens that both share."""
     count = min(len(one), len(other))
     for at in range(0, count, _STRIDE):
         differs = one[at : min(at + _STRIDE, count)] != other[at : min(at + _STRIDE, count)]
@@ -68,7 +69,7 @@ def _cut(places: "NDArray[np.intp]", start: int, end: int) -> int:
 
 
 def _rolled(tokens: Tokens) -> "NDArray[np.uint64]":
-    """Return of each token a hash of those just before it."""
+    """Return for each token a hash of the tokens just before it."""
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX
     mixed ^= mixed >> np.uint64(29)
     rolled = np.zeros(len(tokens), np.uint64)
@@ -79,7 +80,7 @@ def _rolled(tokens: Tokens) -> "NDArray[np.uint64]":
 
 
 def chunk_digest(salt: bytes, tokens: Tokens) -> bytes:
-    """Return by what a chunk is known again, under its tenant's salt."""
+    """Return a chunk's digest, keyed by its tenant's salt."""
     return blake2b(
         tokens.tobytes(), digest_size=DIGEST_BYTES, key=salt, person=b"mf-chunk-v1"
     ).digest()

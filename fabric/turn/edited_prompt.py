@@ -1,4 +1,4 @@
-"""Match an edited prompt against an agent's record: what lies behind an edit may be kept, too.
+"""Match an edited prompt against an agent's record, and keep tokens after the edits, too.
 
     stored   |system|user|call|result ............|user|answer|
     prompt   |system|user|call|[cleared]|user|answer|user|
@@ -27,14 +27,14 @@ Edit: TypeAlias = tuple[int, int, int]  # start and end in a record's text, and 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Tokens of a prompt under way; `old` is where each lies in the record, -1 for a new one."""
+    """Tokens of a prompt being planned; `old` has their places in the record, -1 for new ones."""
 
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     old: list[int] = field(default_factory=list)
 
     def keep(self, stored: Transcript, start: int, end: int, shift_bytes: int) -> None:
-        """Append tokens of the record, whose text is `shift_bytes` further on now."""
+        """Append tokens of the record, whose text has moved by `shift_bytes`."""
         self.ids.extend(stored.ids[start:end])
         self.ends.extend(at + shift_bytes for at in stored.ends[start:end])
         self.old.extend(range(start, end))
@@ -53,10 +53,10 @@ def plan_edited_prompt(
     recomputed_tokens: int = 0,
     known_edits: Sequence[Edit] = (),
 ) -> PromptPlan | None:
-    """Plan to keep what of `stored` lies behind edits of `made`; None where nothing can be kept.
+    """Plan to keep tokens of `stored` after the edits in `made`; None if none can be kept.
 
-    `cuts`: special tokens that always stand alone. `recomputed_tokens`: so many behind each edit
-    are computed anew. `known_edits`: what directives replace in the record's text, in order.
+    `cuts`: special tokens that always stand alone. `recomputed_tokens`: computed anew after each
+    edit. `known_edits`: the directives' replacements in the record's text, in order.
     """
     tokens = _assembled(made, stored, cuts)
     if tokens is not None:
@@ -111,7 +111,7 @@ def _chunks(said: PromptPlan | Transcript, edges: Sequence[int]) -> list[bytes]:
 def _align(
     tokens: _Tokens, stored: Transcript, cuts: Collection[int], known_edits: Sequence[Edit]
 ) -> None:
-    """Find what else of the record equals freshly encoded tokens."""
+    """Find further tokens of the record that equal freshly encoded ones."""
     _widen(tokens, stored)
     _keep_between(tokens, stored, known_edits)
     _refine(tokens, stored, cuts)
@@ -135,7 +135,7 @@ def _moves(tokens: _Tokens, recomputed_tokens: int) -> tuple[Move, ...]:
 
 
 def _widen(tokens: _Tokens, stored: Transcript) -> None:
-    """Let each run of kept tokens take in equal neighbours: an edit may lie within a message."""
+    """Extend each run of kept tokens by equal neighbours: an edit may lie within a message."""
     ids, old = tokens.ids, tokens.old
     for first, last in list(_gaps(old)):
         place = old[first - 1] + 1 if first else 0
@@ -152,7 +152,7 @@ def _widen(tokens: _Tokens, stored: Transcript) -> None:
 
 
 def _keep_between(tokens: _Tokens, stored: Transcript, edits: Sequence[Edit]) -> None:
-    """Keep what lies between known edits, also where lines repeat and no run is there once."""
+    """Keep tokens between known edits, even if lines repeat and no run occurs once."""
     for first, last in list(_gaps(tokens.old)) if edits else ():
         place = tokens.old[first - 1] + 1 if first else 0
         until = tokens.old[last] if last < len(tokens.old) else len(stored.ids)
@@ -174,9 +174,9 @@ def _keep_between(tokens: _Tokens, stored: Transcript, edits: Sequence[Edit]) ->
 
 
 def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
-    """Keep also what lies between several edits of one message.
+    """Keep tokens between several edits of one message.
 
-    What is between the same special tokens is an older and a newer version of the same.
+    Text between the same special tokens is an older and a newer version of the same message.
     """
     ids, old = tokens.ids, tokens.old
     for first, last in list(_gaps(old)):
@@ -195,7 +195,7 @@ def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
 
 
 def _stay(tokens: _Tokens, stored: Transcript) -> None:
-    """Let tokens stay where they are, and not move there from behind: what goes may begin alike."""
+    """Keep tokens in place rather than move equal ones there: a dropped part may begin the same."""
     first, second, *_ = (*_runs_of(tokens.old), None, None)
     if first is None or second is None or first.start or first.new_start:
         return

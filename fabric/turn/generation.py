@@ -1,4 +1,4 @@
-"""What the router asks of a node for one turn, and what the node streams back.
+"""The router's request to a node for one turn, and the events that the node streams back.
 
 Travels as JSON: one request body in, one event per line out. The node knows the tokenizer
 and the template; the router knows the API shapes. Neither knows the other's part.
@@ -18,7 +18,7 @@ from fabric.turn.output_format import OutputFormat
 
 GENERATE_PATH = "/internal/generate"
 COUNT_PATH = "/internal/count"  # takes the same request, and answers with its prompt's tokens
-APPEND_PATH = "/internal/append"  # takes it, too, and answers with the prompt that continues
+APPEND_PATH = "/internal/append"  # takes it too, and answers with the extended prompt
 CLUSTER_HEADER = "x-macfabric-cluster"
 
 
@@ -27,7 +27,7 @@ class IdentityKind(StrEnum):
 
     AGENT = "agent"  # X-Agent-ID: this agent's context becomes what the caller sends
     GROUP = "group"  # prompt_cache_key, user: several conversations may share it
-    CONTENT = "content"  # nothing: recognised by what it says
+    CONTENT = "content"  # nothing: recognised by its content
 
 
 class CacheTier(StrEnum):
@@ -46,14 +46,14 @@ class MatchKind(StrEnum):
     EXACT = "exact"
     EXTEND = "extend"
     DIVERGE = "diverge"
-    EDIT = "edit"  # what lies behind an edit was kept
-    SPANS = "spans"  # runs were taken out of other contexts
+    EDIT = "edit"  # tokens after an edit were kept
+    SPANS = "spans"  # runs of other contexts were reused
 
 
 class Priority(StrEnum):
     """Priority of a turn."""
 
-    INTERACTIVE = "interactive"  # somebody waits for the answer
+    INTERACTIVE = "interactive"  # a user waits for the answer
     BACKGROUND = "background"  # may be paused, and resumes where it was
 
 
@@ -87,7 +87,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """An answer that stopped between two tokens, to be continued as if it had not."""
+    """An answer that stopped between two tokens, and that another node continues seamlessly."""
 
     answer_ids: tuple[int, ...]  # sampled and delivered; the agent's record ends with them
     # The next token: not in the cache yet.
@@ -102,8 +102,8 @@ class Resumption:
 class GenerateRequest:
     """One turn: `messages` for chat, `prompt` or `prompt_ids` for raw completion.
 
-    Exactly one is set. A turn that is not kept has no agent, and leaves nothing: one more answer
-    to a prompt that another turn keeps, or a prompt that is only looked at.
+    Exactly one is set. A turn that is not kept has no agent and stores nothing: one more answer to
+    a prompt that another turn keeps, or a prompt that is only counted.
     """
 
     operation: OperationId
@@ -119,30 +119,30 @@ class GenerateRequest:
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
-    erased_epoch: int = 0  # up to which the agent was erased, which the node may not have heard yet
+    erased_epoch: int = 0  # up to which the agent was erased; the node may not know yet
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     calls: CallChoice = ANY_CALLS
-    retain_s: float = 0.0  # behind its answer, in which the client says that it will come back
-    was_admitted: bool = False  # a node took it and handed it over: no queue is too full for it
-    extends: bool = False  # `prompt` begins with all that the agent remembers, marks and all
+    retain_s: float = 0.0  # after its answer, within which the client announced to return
+    was_admitted: bool = False  # by a node that handed it over: no queue is too full for it
+    extends: bool = False  # `prompt` begins with the agent's whole stored text
     prompt_ids: tuple[int, ...] | None = None  # a raw prompt in the model's own tokens
-    echo: bool = False  # the prompt is told before its answer, with log probabilities if asked for
+    echo: bool = False  # send the prompt before the answer, with log probabilities if requested
     is_kept: bool = True
-    continues: bool = False  # the last message is an answer that is begun
-    beside: AgentId | None = None  # whose conversation a turn shares that is not kept
-    # Where the prompt differs in the middle from what is kept; None: as the agent's directives say.
+    continues: bool = False  # the last message is the beginning of the answer
+    beside: AgentId | None = None  # whose conversation a turn that is not kept shares
+    # What to do if the prompt differs in the middle; None: as the agent's directives say.
     edits: EditMode | None = None
-    is_private: bool = False  # what its agent's memory is for, where the node knows nothing later
+    is_private: bool = False  # whether its agent is, if the node knows nothing newer
 
     @property
     def is_scored(self) -> bool:
-        """Say whether the prompt's own log probabilities are asked for: all of it is computed."""
+        """Whether the prompt's own log probabilities are requested: all of it is computed."""
         return self.echo and self.sampling.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """First event: whose turn it is and how much of it was already known."""
+    """First event: the turn's agent, and how much of the prompt was reused."""
 
     agent: AgentId
     node: NodeName
@@ -152,15 +152,15 @@ class Admitted:
     prompt_tokens: int
     cached_tokens: int
     match_reason: str  # where and why the match ended, in words without prompt text
-    template: tuple[str, ...] = ()  # what was done to the messages for the model's template
-    system: str = ""  # short for the model and all that changes its bits
-    amortized_tokens: int = 0  # of the cached ones: kept behind an edit that they knew nothing of
+    template: tuple[str, ...] = ()  # changes of the messages for the model's template
+    system: str = ""  # short fingerprint of the model and all that changes its bits
+    amortized_tokens: int = 0  # cached tokens after an edit, computed before it
     event: str = "admitted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """So many of the prompt's tokens are in the cache, and more are to come."""
+    """Progress of prefill: so many of the prompt's tokens are in the cache."""
 
     tokens: int
     event: str = "prefilling"
@@ -179,7 +179,7 @@ class TokenLogprob:
 class Delta:
     """Text produced by generated tokens up to and including number `index` (from 0).
 
-    Number -1 is the prompt, told again.
+    Number -1 is the prompt, sent back.
     """
 
     index: int
@@ -190,7 +190,7 @@ class Delta:
 
     @property
     def is_echo(self) -> bool:
-        """Say whether it is the prompt's."""
+        """Whether it is the prompt's."""
         return self.index < 0
 
 
@@ -200,7 +200,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    id: str = ""  # the model's own, or made of the operation's: the same wherever it is read
+    id: str = ""  # the model's own, or derived from the operation's: the same on every node
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +213,10 @@ class ToolCalls:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """More of a call that is being written: its name comes first, its arguments in parts.
+    """A part of a call that is being written: first its name, then its arguments in parts.
 
-    The whole call follows in `ToolCalls`, by the same id, where it turns out to be one; where it
-    does not, its text follows, as it was written.
+    If the call is valid, all of it follows in `ToolCalls` by the same id; otherwise its text
+    follows as it was written.
     """
 
     index: int  # as a delta's
@@ -242,15 +242,15 @@ class Finished:
     completion_tokens: int
     stop_string: str | None = None
     durable: bool = True  # False: the disk refused; the agent lives in memory only
-    broken_calls: int = 0  # cut or malformed, and in the text as they were written
+    broken_calls: int = 0  # cut or malformed; in the text as they were written
     event: str = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Last event of a node whose agent is being moved: the turn goes on where the agent is.
+    """Last event of a node whose agent moves: the agent's new node continues the turn.
 
-    Without `resume` nothing was produced yet, and the request is sent again as it was.
+    Without `resume` no token was sampled yet, and the request is sent again as it was.
     """
 
     resume: Resumption | None
@@ -276,7 +276,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """All that an agent remembers, with more behind it; none: it remembers nothing."""
+    """An agent's stored text with more appended; None: it has none."""
 
     text: str | None
 

@@ -1,4 +1,4 @@
-"""A conversation as every API's adapter hands it on, and what chat templates are given of it."""
+"""A conversation as the API adapters parse it, and as chat templates take it."""
 
 import json
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ class Message:
     reasoning: str | None = None
     uses: tuple[ToolUse, ...] = ()
     result_of: str | None = None  # the id of the tool use
-    is_stripped: bool = False  # of its reasoning, on purpose: nobody is to put it back
-    is_error: bool = False  # the client says that the tool failed; templates have no word for it
+    is_stripped: bool = False  # of its reasoning, on purpose: it must not be restored
+    is_error: bool = False  # the tool failed, says the client; templates cannot express it
 
 
 def spelled_arguments(arguments: dict[str, Any] | str) -> str:
-    """Spell arguments in one way, however their client or model does."""
+    """Return arguments in one spelling, whatever the client's or the model's was."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return json.dumps(parsed, sort_keys=True)
@@ -48,7 +48,7 @@ def spelled_arguments(arguments: dict[str, Any] | str) -> str:
 
 
 def template_form(message: Message) -> dict[str, Any]:
-    """Spell a message as chat templates expect it, which is much as OpenAI's API has it.
+    """Return a message as chat templates expect it, much like OpenAI's API.
 
     The order of keys counts: templates may render it, and sketches are made of these bytes.
     """

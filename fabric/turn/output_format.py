@@ -1,4 +1,4 @@
-"""What an answer must look like, and how large a schema or grammar may be that says so.
+"""Output formats of answers, and the limits on their schemas and grammars.
 
 Compile time is quadratic in some parts of a grammar. Each of those has a limit, so that every
 accepted grammar compiles well within a second. `source` is text all the way, so that it has one
@@ -51,7 +51,7 @@ class OutputFormat:
     is_strict: bool = True
 
     def check(self) -> None:
-        """Raise RejectedError where it is larger than what is compiled."""
+        """Raise RejectedError if the format exceeds a limit or is invalid."""
         size_bytes = len(self.source.encode("utf-8", "replace"))
         _require(size_bytes <= GRAMMAR_BYTES_MAX, f"over {GRAMMAR_BYTES_MAX} bytes")
         match self.kind:
@@ -73,9 +73,9 @@ def schema_format(schema: Any, *, is_strict: bool) -> OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class OutputTag:
-    """A part of an answer that begins with `begin`, goes on as `schema` says, and has an `end`.
+    """A part of an answer: `begin`, then JSON of `schema`, then `end`.
 
-    Text in front of it is free up to `trigger`, which `begin` begins with.
+    Text before it is free up to `trigger`, with which `begin` starts.
     """
 
     trigger: str
@@ -85,17 +85,17 @@ class OutputTag:
 
 
 def choices_of(output: OutputFormat) -> tuple[str, ...]:
-    """Read the texts of a choice; raise RejectedError where they are none."""
+    """Return the texts of a choice; raise RejectedError if they are invalid."""
     texts = _parsed(output.source)
     is_list = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
-    _require(is_list, "not a list of texts that say something")
+    _require(is_list, "not a list of non-empty texts")
     _require(0 < len(texts) <= CHOICES_MAX, f"not 1 to {CHOICES_MAX} choices")
     _require(all(len(text) <= SCHEMA_TEXT_CHARS_MAX for text in texts), _long_text())
     return tuple(texts)
 
 
 def tags_of(output: OutputFormat) -> tuple[OutputTag, ...]:
-    """Read the tags; raise RejectedError where they are none."""
+    """Return the tags; raise RejectedError if they are invalid."""
     plain = _parsed(output.source)
     _require(isinstance(plain, list), "not a list of tags")
     _require(0 < len(plain) <= SCHEMA_BRANCHES_MAX, f"not 1 to {SCHEMA_BRANCHES_MAX} tags")
@@ -122,7 +122,7 @@ def _parsed(source: str) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """Raise RejectedError for what is larger or deeper than what is compiled."""
+    """Raise RejectedError for a schema that is too large or too deep to compile."""
     _require(isinstance(schema, (dict, bool)), "not a JSON schema: an object is expected")
     level = [("", schema)]
     for _ in range(SCHEMA_DEPTH_MAX):
@@ -134,7 +134,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Check one value of a schema by itself; yield what is inside, with what it is called."""
+    """Check one value of a schema by itself; yield the values inside, with their names."""
     if isinstance(value, str):
         if name in _ENUMERATIONS:
             _require(len(value) <= SCHEMA_TEXT_CHARS_MAX, _long_text())

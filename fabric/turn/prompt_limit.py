@@ -1,4 +1,4 @@
-"""How long a prompt may be, found out before it is encoded, or while it is."""
+"""Limit of a prompt's length, checked before it is encoded and meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from fabric.limits import BODY_BYTES_MAX
 
 
 def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
-    """Return a size in bytes of text that no prompt which fits the context reaches.
+    """Return the size of text that no prompt within the context reaches.
 
-    At most that of a body, of which a prompt is a part.
+    At most that of a body, which contains the prompt.
     """
     if token_reach_bytes is None:
         return BODY_BYTES_MAX
@@ -20,7 +20,7 @@ def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """One prompt's limit, and whether anybody still wants to know its tokens.
+    """Limit of one prompt's length, and whether its tokens are still wanted.
 
     A prompt of `tokens_max` tokens or more is refused: the answer needs one, too.
     """
@@ -28,7 +28,7 @@ class PromptLimit:
     tokens_max: int
     token_reach_bytes: int | None  # of text that one token may stand for; None: any number
     is_unwanted: Callable[[], bool] = lambda: False
-    passed_tokens: int = 0  # in front of what is encoded
+    passed_tokens: int = 0  # before the text that is encoded
 
     def behind(self, tokens_count: int) -> "PromptLimit":
         """Return the limit for what follows that many tokens."""
@@ -39,7 +39,7 @@ class PromptLimit:
         return self.tokens_max - self.passed_tokens - tokens_count
 
     def check_bytes(self, size_bytes: int) -> None:
-        """Raise RejectedError where no tokens are long enough to hold so much text."""
+        """Raise RejectedError if no tokens within the limit can hold so much text."""
         reach_bytes = self.token_reach_bytes
         if reach_bytes is not None and size_bytes >= self.tokens_max * reach_bytes:
             self._refuse(f"is {size_bytes} bytes long")

@@ -40,7 +40,7 @@ class PromptTokenizer(Protocol):
     def encode(
         self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
     ) -> Encoded:
-        """Encode with offsets; raise RejectedError where the text reaches the limit."""
+        """Encode with offsets; raise RejectedError if the text reaches the limit."""
         ...
 
 
@@ -75,7 +75,7 @@ class PromptPlan:
     match: MatchKind
     reason: str
     taken_tokens: int = 0  # leading ids and ends that are the record's own
-    note: str = ""  # what was done to the messages, in words that follow the reason
+    note: str = ""  # changes of the messages, in words that follow the reason
     marks: PromptMarks = NO_MARKS
     moves: tuple[Move, ...] = ()  # of an edited record: where its tokens go, the kept ones first
 
@@ -122,7 +122,7 @@ def _encode_behind_cut(
     raw: bool,
     limit: PromptLimit | None,
 ) -> tuple[list[int], list[int], int]:
-    """Encode from the last safe cut; nothing if there is none or it proves unsafe."""
+    """Encode from the last safe cut; return nothing if there is none or it proves unsafe."""
     cut = None if raw else _last_cut(tokenizer.cut_texts, prompt, stored, common)
     if cut is None:
         return [], [], 0

@@ -1,4 +1,4 @@
-"""When a client that was refused for a full line does well to come again."""
+"""Suggest when a client that a full queue refused should retry."""
 
 from typing import Final
 
@@ -8,10 +8,10 @@ RETRY_AFTER_S_MIN: Final = 1.0
 
 
 def retry_after_s(waiting_count: int, running_count: int, turns_per_s: float) -> float:
-    """Return the seconds until half of a line has gone.
+    """Return the seconds until half of a queue has been served.
 
-    `turns_per_s` is how fast one place is done with turns, 0 where nothing was measured yet. At
-    the line's end everybody would come again too late, and for its first place all at once.
+    `turns_per_s` is the speed of one slot, 0 if unmeasured. Waiting for the whole queue would be
+    too late; waiting for its first slot would bring all clients back at once.
     """
     if turns_per_s <= 0:
         return RETRY_AFTER_S_MIN

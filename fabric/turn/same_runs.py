@@ -1,7 +1,7 @@
-"""Which runs of a prompt other records have at other places: verified token by token.
+"""Find the runs of a prompt that other records contain, verified token by token.
 
-What an index says is a hint. Around each place where it says that a record has a chunk, the
-tokens themselves are compared, as far as they agree.
+The index gives hints only. Around each place where it lists a chunk of a record, the tokens
+themselves are compared, as far as they agree.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,7 +17,7 @@ Source = TypeVar("Source", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlaces(Generic[Source]):
-    """A chunk of a prompt, and where records are said to have it."""
+    """A chunk of a prompt, and the places where the index lists it."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class ChunkPlaces(Generic[Source]):
 
 @dataclass(frozen=True, slots=True)
 class SameRun(Generic[Source]):
-    """Tokens `start:end` of a record are those of a prompt from `new_start` on."""
+    """Run of tokens: `start:end` of a record equals the prompt from `new_start` on."""
 
     source: Source
     start: int
@@ -35,16 +35,16 @@ class SameRun(Generic[Source]):
 
     @property
     def tokens_count(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
         return self.end - self.start
 
     @property
     def new_end(self) -> int:
-        """Position in the prompt behind the last one."""
+        """Position in the prompt after the last token."""
         return self.new_start + self.tokens_count
 
     def without_first(self, tokens_count: int) -> "SameRun[Source]":
-        """Return it without so many tokens at its start."""
+        """Return the run without its first tokens."""
         start, new_start = self.start + tokens_count, self.new_start + tokens_count
         return SameRun(self.source, start, self.end, new_start)
 
@@ -56,7 +56,7 @@ def same_runs(
     tokens_of: Mapping[Source, Tokens],
     tokens_min: int,
 ) -> list[SameRun[Source]]:
-    """List the longest runs within the gaps of a prompt, in order, none over another.
+    """List the longest runs within the gaps of a prompt, in order, without overlaps.
 
     A record's first tokens, to which all others attend, are in no run.
     """

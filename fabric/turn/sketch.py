@@ -16,7 +16,7 @@ from fabric.turn.messages import Message, template_form
 
 
 def canonical_chunks(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterable[bytes]:
-    """Spell tools and messages so that equal conversations give equal bytes."""
+    """Yield tools and messages as bytes that are equal for equal conversations."""
     if tools:
         yield _spell(tools)
     for message in messages:
@@ -51,12 +51,12 @@ def sketch_text(text: bytes) -> tuple[int, ...]:
 
 
 def is_whole_sketch(sketch: Sequence[int]) -> bool:
-    """Say whether a sketch is of all messages: pieces end with them, and so many are kept."""
+    """Return whether a sketch covers all messages: it is not cut at its limit."""
     return 0 < len(sketch) < SKETCH_PIECES_MAX
 
 
 def goes_on(sketch: Sequence[int], longer: Sequence[int]) -> bool:
-    """Say whether a conversation begins with all messages of another, as the client sent them."""
+    """Return whether `longer` begins with all messages of `sketch`, as the client sent them."""
     return is_whole_sketch(sketch) and sketch[-1] in longer
 
 

@@ -1,4 +1,4 @@
-"""How far two texts or token lists agree, without a Python loop over what they are made of."""
+"""Common prefix of two texts or token lists, without a Python loop over their items."""
 
 from typing import TypeVar
 

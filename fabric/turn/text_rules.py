@@ -1,4 +1,4 @@
-r"""Rules of a text that come round to themselves: how they are spelled on their way to a node.
+r"""Recursive rules of a text, in the form in which the router sends them to a node.
 
 One rule to a line, `r0` first, of regular expressions, texts that are empty, and other rules:
 
@@ -36,13 +36,13 @@ def regex_part(regex: str) -> str:
 
 
 def respelled_rules(rules: str, name: str, spell: Callable[[str], str]) -> list[str]:
-    """Return the rules with names that begin with `name`, and each expression as `spell` has it.
+    """Return the rules, their names prefixed by `name` and their expressions rewritten by `spell`.
 
-    Raise ValueError for what are none, and for rules that no text comes to the end of.
+    Raise ValueError for invalid rules, and for rules that no finite text matches.
     """
     bodies = _read(rules)
     if not _ends(bodies):
-        message = "no text comes to the end of the grammar's rules"
+        message = "no finite text matches the grammar's rules"
         raise ValueError(message)
 
     def spelled(part: str) -> str:
@@ -67,12 +67,12 @@ def _read(rules: str) -> dict[str, list[str]]:
             named = {part for body in bodies.values() for part in body if part[0] == "r"}
             if START in bodies and named <= bodies.keys():
                 return bodies
-    message = "the rules of a text are not understood"
+    message = "the rules of a text are invalid"
     raise ValueError(message)
 
 
 def _ends(bodies: dict[str, list[str]]) -> bool:
-    """Say whether the first rule comes to an end: none does of which each way leads to itself."""
+    """Return whether the first rule matches a finite text."""
     ending: set[str] = set()
     is_new = True
     while is_new and START not in ending:
@@ -86,14 +86,14 @@ def _ends(bodies: dict[str, list[str]]) -> bool:
 
 @dataclass(slots=True)
 class _Way:
-    """Reads a rule's parts, where those of `ending` are known to come to an end."""
+    """Reader of a rule's parts; the rules in `ending` are known to match finite texts."""
 
     parts: list[str]
     ending: set[str]
     _at: int = 0
 
     def ends(self) -> bool:
-        """Say whether one of its alternatives does, up to a closing bracket."""
+        """Return whether an alternative up to a closing bracket matches a finite text."""
         found, row = False, True
         while self._at < len(self.parts) and self.parts[self._at] != ")":
             part = self.parts[self._at]

@@ -1,11 +1,11 @@
-"""Which tokens of one message a newer version of it still has, wherever it was edited.
+"""Align the tokens of a message with an edited version of it.
 
     old   a a a a b b c c c c c d d e e e e
     new   a a a a x   c c c c c     e e e e      kept: a, c and e
 
-Runs that both have once are the anchors, as in `alignment.py`; between them what is there once by
-then, and what adjoins them. Work is arithmetic on arrays, three times over at most: 100k tokens
-take a third of a second, whatever they are.
+Runs that occur once in both are the anchors, as in `alignment.py`; between them, runs that occur
+once there, and their equal neighbours. The work is arithmetic on arrays, in at most three passes:
+100k tokens take a third of a second, whatever they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.turn.alignment import Run, ascending
 from fabric.turn.chunks import Tokens, common_tokens
 
-_LEVELS: Final = 3  # of anchors between anchors; each looks at all that is left
+_LEVELS: Final = 3  # of anchors between anchors; each level looks at all remaining tokens
 _FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no token's bits are lost
 
 
@@ -37,7 +37,7 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
 
 
 def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
-    """Yield what both have, `a` from `old` on and `b` from `new` on; also few tokens."""
+    """Yield the runs that both have, also short ones; `a` starts at `old`, `b` at `new`."""
     ahead = common_tokens(a, b)
     if ahead:
         yield Run(old, new, ahead)
@@ -58,7 +58,7 @@ def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[
 
 
 def _anchors(a: Tokens, b: Tokens) -> list[Run]:
-    """Return runs that each has once, as many as follow one another in both."""
+    """Return the runs that occur once in each, as many as ascend in both."""
     sums, others = _sums(a), _sums(b)
     places, new_places = _once(sums), _once(others)
     _, at, new_at = np.intersect1d(
@@ -92,12 +92,12 @@ def _sums(tokens: Tokens) -> npt.NDArray[np.uint64]:
 
 
 def _once(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return the places of those that are there once."""
+    """Return the places of the hashes that occur once."""
     _, places, counts = np.unique(sums, return_index=True, return_counts=True)
     once: npt.NDArray[np.intp] = places[counts == 1]
     return once
 
 
 def _is_equal(a: Tokens, b: Tokens, run: Run) -> bool:
-    """Say whether they are the same tokens, and not just of the same hash."""
+    """Return whether the tokens are equal, and not only their hashes."""
     return bool(np.array_equal(a[run.old : run.old_end], b[run.new : run.new_end]))

@@ -64,7 +64,7 @@ class TurnLock(asyncio.Lock):
 
 
 class LiveTurn(Protocol):
-    """What others may do to the turn that an agent is in."""
+    """Operations on an agent's running turn."""
 
     saved: asyncio.Event
 
@@ -74,25 +74,25 @@ class LiveTurn(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End it as if its client had hung up."""
+        """End the turn as if its client had hung up."""
         ...
 
     def hand_over(self, seal: SealAgent) -> None:
-        """Stop at the next token: another node goes on."""
+        """Stop at the next token, so that another node continues."""
         ...
 
     async def keep(self, migration: MigrationId) -> None:
-        """Go on here after all: the move came to nothing."""
+        """Continue here, as the move has failed."""
         ...
 
     async def save_now(self) -> Manifest | None:
-        """Save the full blocks that there are so far."""
+        """Save the full blocks computed so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """One agent's KV cache on its way; `cancel` ends it after the block that is being read."""
+    """Load of an agent's KV cache from disk; `cancel` ends it after the current block."""
 
     task: asyncio.Task[None]
     cancel: threading.Event
@@ -100,16 +100,16 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandedOn:
-    """An answer that stopped between two tokens: until it is taken up, no other turn begins."""
+    """An answer handed over between two tokens: until it is resumed, no other turn begins."""
 
-    epoch: int  # of the agent; at another one it goes on elsewhere
+    epoch: int  # of the agent; at another epoch, another node resumes the answer
     taken_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @of_one_loop
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Agent:
-    """Mutable state, touched only on the node's event loop."""
+    """Mutable state of one agent; used on the node's event loop only."""
 
     manifest: Manifest
     saved: Manifest | None = None  # the record on disk; older than `manifest` if that failed
@@ -117,21 +117,21 @@ class Agent:
     is_durable: bool = False
     stored_tokens: int = 0  # leading ones whose bits in memory are those of `saved` blocks
     named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
-    layout: Layout | None = None  # of an edited cache that the disk refused
-    was_evicted: bool = False  # while turns waited: they begin anew
+    layout: Layout | None = None  # of an edited cache that could not be saved
+    was_evicted: bool = False  # while turns waited: they resolve their agent again
     is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
-    is_taken_over: bool = False  # by the turn that begins: who owned it may have known more
+    is_taken_over: bool = False  # by the starting turn: the last owner may have known more
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
-    waiting_count: int = 0  # turns in line; who waits at the lock for other things is none
-    turn: LiveTurn | None = None  # the one that runs now
+    waiting_count: int = 0  # turns that wait for the lock, without other operations
+    turn: LiveTurn | None = None  # the running one
     outgoing: OutgoingMove = field(init=False)
-    handed_on: HandedOn | None = None  # its last answer, where that is to go on here
-    loading: Loading | None = None  # its cache is on its way from the disk, ahead of a turn
+    handed_on: HandedOn | None = None  # its last answer, if that is to be resumed here
+    loading: Loading | None = None  # of its cache from disk, ahead of a turn
 
     def __post_init__(self) -> None:
-        """Begin as the record says: sealed for a migration, or here."""
+        """Take the state of the outgoing move from the record: sealed, or here."""
         is_sealed = self.manifest.state is OwnerState.SEALED
         self.outgoing = OutgoingMove(OutgoingState.SEALED if is_sealed else OutgoingState.HERE)
 
@@ -141,19 +141,20 @@ class Agent:
 
     @property
     def successor(self) -> Successor | None:
-        """Return who owns the agent instead, where its record does not say so yet."""
-        told = self.outgoing.successor
-        return told if told is not None and told.epoch > self.manifest.epoch else None
+        """Return the agent's new owner, if its record does not name it yet."""
+        successor = self.outgoing.successor
+        is_newer = successor is not None and successor.epoch > self.manifest.epoch
+        return successor if is_newer else None
 
     @property
     def word(self) -> Manifest:
-        """Return the record as far as it counts: a replica's where another node was told to own.
+        """Return the effective record: a replica's if another node owns the agent by now.
 
-        Whoever goes by the record alone offers what the fence refuses, for as long as the disk does
-        not take that the node stepped down.
+        The stored record may lag: until the disk accepts that this node stepped down, it claims an
+        epoch that the fence rejects.
         """
-        told = self.successor
-        return self.manifest if told is None else self.manifest.stepped_down(told.node, told.epoch)
+        owner, record = self.successor, self.manifest
+        return record if owner is None else record.stepped_down(owner.node, owner.epoch)
 
     @property
     def is_busy(self) -> bool:
@@ -161,23 +162,23 @@ class Agent:
 
     @property
     def is_blank(self) -> bool:
-        """Say whether there is nothing of it: no token, and no record, which may hold none."""
+        """Return whether the agent has no tokens and no record."""
         return self.saved is None and not self.manifest.token_ids
 
     def take_up(self) -> None:
-        """Note that the answer that was handed on goes on, or that nobody wants it any more."""
+        """Note that the handed-over answer is resumed, or not wanted any more."""
         if self.handed_on is not None:
             self.handed_on.taken_up.set()
             self.handed_on = None
 
     @property
     def is_unsaved(self) -> bool:
-        """Say whether memory holds turns that the disk does not."""
+        """Return whether memory holds turns that the disk does not."""
         owned = self.manifest.state is OwnerState.OWNED
         return owned and self.cache is not None and not self.is_durable
 
     def take_record(self, record: Manifest) -> None:
-        """Note that the disk holds `record`; a pin that was asked for meanwhile stays."""
+        """Note that the disk holds `record`; keep a pin that was set meanwhile."""
         pinned = self.manifest.pinned
         self.saved, self.layout = record, None
         self.manifest = record if record.pinned == pinned else replace(record, pinned=pinned)
@@ -198,12 +199,12 @@ class Agent:
 
     @property
     def edited(self) -> Layout | EditedHead | None:
-        """Return what is known of edits that the cache was kept behind, if there were any."""
+        """Return the layout or record of the edits of its cache, if it is edited."""
         return self.layout or (self.saved.edited if self.saved is not None else None)
 
     @property
     def lenders(self) -> tuple[Lender, ...]:
-        """Return whose rows its cache, its record or its running turn borrowed."""
+        """Return the agents whose rows its cache, its record or its running turn borrowed."""
         running = self.turn.lenders if self.turn is not None else ()
         unsaved = self.layout.lenders if self.layout is not None else ()
         head = self.saved.edited if self.saved is not None else None
@@ -211,7 +212,7 @@ class Agent:
 
     @property
     def exact_tokens(self) -> int:
-        """Leading tokens of the cache that no edit had a part in."""
+        """Leading tokens of the cache before its first edit."""
         edited = self.edited
         return edited.exact_tokens if edited is not None else self.manifest.tokens_count
 

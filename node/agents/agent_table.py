@@ -1,4 +1,4 @@
-"""All agents of one node, who is hot, and whom to cool down first."""
+"""All agents of one node: found by key or content, listed for the router, evicted from RAM."""
 
 import secrets
 from collections import OrderedDict
@@ -33,7 +33,7 @@ _PIECE_BYTES = 9
 
 
 class AgentTable:
-    """Agents by key; lives on the node's event loop."""
+    """Agents of one node by key; used on its event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class AgentTable:
         # The number of each agent's last change, and of each removal, the oldest first.
         self._changed: OrderedDict[AgentKey, int] = OrderedDict()
         self._gone: OrderedDict[AgentKey, int] = OrderedDict()
-        self._gone_from = 0  # removals up to this change are not remembered any more
+        self._gone_from = 0  # removals up to this change are forgotten
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(list(self._agents.values()))
@@ -70,7 +70,7 @@ class AgentTable:
         return self._agents.get(key)
 
     def require(self, key: AgentKey) -> Agent:
-        """Return an agent in any state; raise NotFoundError where this node holds none."""
+        """Return an agent in any state; raise NotFoundError if this node does not hold it."""
         found = self._agents.get(key)
         if found is None:
             message = f"{self._node} holds no such agent"
@@ -78,13 +78,13 @@ class AgentTable:
         return found
 
     def is_copy(self, agent: Agent) -> bool:
-        """Say whether another node owns the agent; who stepped down for nobody is no copy."""
+        """Return whether another node owns the agent; not if this one stepped down for no other."""
         record = agent.word
         return record.state is OwnerState.REPLICA and record.owner != self._node
 
     @on_its_loop
     def note_change(self, key: AgentKey) -> None:
-        """Count a change of what a list says of an agent."""
+        """Count a change of an agent's listed state."""
         self.changes += 1
         if key in self._agents:
             self._changed[key] = self.changes
@@ -107,7 +107,7 @@ class AgentTable:
         return found
 
     def gone_after(self, change: int) -> list[tuple[int, AgentKey]] | None:
-        """Return the agents removed after `change` for good; None where not all are known."""
+        """Return the agents removed after `change`; None if not all are known."""
         if not self._gone_from <= change <= self.changes:
             return None
         found = []
@@ -154,7 +154,7 @@ class AgentTable:
             self.remove(agent.key)
 
     def require_place(self) -> None:
-        """Raise OverloadedError where no agent more may be kept."""
+        """Raise OverloadedError if the node holds as many agents as it may."""
         if len(self._agents) >= AGENTS_PER_NODE_MAX:
             message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
             raise OverloadedError(message)
@@ -168,7 +168,7 @@ class AgentTable:
         return made
 
     def unlisted(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
-        """Make an empty agent of which nobody else hears: it is gone with its turn."""
+        """Return an empty agent that is in no table: it ends with its turn."""
         now_s = self._clock.wall_s()
         manifest = Manifest(
             tenant=tenant,
@@ -210,11 +210,11 @@ class AgentTable:
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
     def answers_of(self, agent: Agent) -> Answers:
-        """Return what an agent's record tells of its answers."""
+        """Return the answers that an agent's record remembers."""
         return self._answers.read(agent.key, agent.manifest.provenance.answers)
 
     def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, Answered]:
-        """Return what the tenant's agents know of the answers at these places."""
+        """Return the answers at these places that any agent of the tenant remembers."""
         found: dict[int, Answered] = {}
         wanted = set(places)
         holders = dict.fromkeys(self._answers.holders(tenant, sorted(wanted)))
@@ -224,7 +224,7 @@ class AgentTable:
         return found
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
-        """Yield those of these agents that are idle, and for anybody with this identity."""
+        """Yield the agents that are idle, and that this identity may continue."""
         for key in keys:
             agent = self._agents[key]
             is_of_group = identity.kind is IdentityKind.GROUP
@@ -255,14 +255,14 @@ class AgentTable:
         return list(islice(others, ALIKE_AGENTS_MAX))
 
     def has_private(self, agent: Agent) -> bool:
-        """Say whether another agent of the tenant has memory for none but itself."""
+        """Return whether another agent of the tenant is private."""
         return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
 
     def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Container[BlockRef]) -> int:
-        """Count the leading blocks that are the agent's own, or that somebody lends.
+        """Count the leading blocks that are the agent's own, leased, or of agents that lend them.
 
-        A block that is in no record yet is a running turn's, or on its way here: nobody can tell
-        then whom it is for.
+        A block in no record yet belongs to a running turn or an incoming move: it is not lent, as
+        its agent may be private.
         """
         count = _in_leases(shared, 0, leased)
         first = shared[0].block_hash if shared else None

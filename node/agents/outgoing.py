@@ -1,12 +1,11 @@
-"""An agent's way out of its node: one object for what a move asks of it, and how far that is.
+"""The outgoing move of an agent: one object with a state, from the request to the new owner.
 
     here ──▶ asked ──▶ sealing ──▶ sealed ──▶ left
       ◀────────┴──────────┴───────────┘            taken back
 
-A turn that runs is asked to stop, and publishes its record as the move's last one; an idle agent
-is sealed at once. The seal is in the record, too, and survives a restart. Who was given the agent
-instead counts from the moment that the node is told; the record follows as soon as the disk takes
-it.
+A running turn is asked to stop, and publishes its record as the move's last one; an idle agent is
+sealed at once. The seal is also in the record, and survives a restart. The new owner counts from
+the moment that this node hears of it; the record follows as soon as the disk accepts it.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from node.runtime.one_loop import of_one_loop
 
 
 class OutgoingState(Enum):
-    """How far an agent is on its way out."""
+    """State of an agent's outgoing move."""
 
     HERE = "here"  # no move takes it
     ASKED = "asked"  # its turn stops at the next token
@@ -30,7 +29,7 @@ class OutgoingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """Who owns the agent instead; the node itself where nobody could say who."""
+    """New owner of an agent; the node itself if the owner is unknown."""
 
     node: NodeName
     epoch: int
@@ -42,13 +41,13 @@ class OutgoingMove:
     """Outgoing move of one agent; used on the node's event loop only."""
 
     state: OutgoingState = OutgoingState.HERE
-    seal: SealAgent | None = None  # what the turn that runs is asked to end with
-    fence: int = 0  # another node owns this epoch: no turn of a lower one is acknowledged
-    successor: Successor | None = None  # the last that it was told of
+    seal: SealAgent | None = None  # with which the running turn is asked to end
+    fence: int = 0  # epoch of another owner: no turn below it is acknowledged
+    successor: Successor | None = None  # the last one reported
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        """Let turns wait only where the agent is sealed already."""
+        """Let turns wait only if the agent is sealed already."""
         if self.state is not OutgoingState.SEALED:
             self._decided.set()
 
@@ -56,26 +55,26 @@ class OutgoingMove:
         """Wait until no move has the agent sealed."""
         await self._decided.wait()
 
-    # --- the turn that runs ------------------------------------------------------------------
+    # --- the running turn --------------------------------------------------------------------
 
     def ask(self, seal: SealAgent) -> None:
-        """Note that the turn is to stop for this move."""
+        """Ask the running turn to stop for this move."""
         self.seal = seal
         if self.state is OutgoingState.HERE:
             self.state = OutgoingState.ASKED
 
     def is_asked(self, migration: MigrationId) -> bool:
-        """Say whether it is to stop for this very move."""
+        """Return whether the turn was asked to stop for this move."""
         return self.seal is not None and self.seal.migration == migration
 
     def begin_sealing(self) -> SealAgent | None:
-        """Note that the turn is being saved; return the move that this ends it for, if any."""
+        """Note that the turn is being saved; return the seal to save it with, if any."""
         if self.state is OutgoingState.ASKED:
             self.state = OutgoingState.SEALING
         return self.seal
 
     def stop_asking(self) -> MigrationId | None:
-        """Note that its turn has ended, or goes on here after all; return the move that asked."""
+        """Note that the turn has ended, or continues; return the move that asked it to stop."""
         seal, self.seal = self.seal, None
         if self.state in {OutgoingState.ASKED, OutgoingState.SEALING}:
             self.state = OutgoingState.HERE
@@ -84,23 +83,23 @@ class OutgoingMove:
     # --- the agent ---------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Note that its record is sealed: turns wait from now on."""
+        """Note that the record is sealed: turns wait from now on."""
         self.state = OutgoingState.SEALED
         self._decided.clear()
 
     def settle(self) -> None:
-        """Note that the agent is this node's: it was taken back, or has come again."""
+        """Note that this node owns the agent: it was taken back, or has returned."""
         self.state = OutgoingState.HERE
         self._decided.set()
 
     def give_way(self, to: Successor) -> None:
-        """Note who owns the agent from now on, whatever its record says."""
+        """Note the agent's new owner, whatever its record says."""
         if self.successor is None or self.successor.epoch <= to.epoch:
             self.successor = to
         self.leave(to.epoch)
 
     def end(self, epoch: int) -> None:
-        """Note that the agent is erased up to `epoch`: what is left of it follows nobody."""
+        """Note that the agent is erased up to `epoch`: it has no successor."""
         self.successor = None
         self.raise_fence(epoch + 1)
 
@@ -111,5 +110,5 @@ class OutgoingMove:
         self._decided.set()
 
     def raise_fence(self, epoch: int) -> None:
-        """Let no turn below `epoch` be acknowledged any more."""
+        """Reject acknowledgements of turns below `epoch`."""
         self.fence = max(self.fence, epoch)

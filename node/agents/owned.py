@@ -1,4 +1,4 @@
-"""Whose agents are this node's to give, to change or to write down."""
+"""Check that this node owns an agent before it moves, changes or records it."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ from node.store.tombstones import TombstoneStore
 
 @dataclass(frozen=True, slots=True)
 class OwnedAgents:
-    """Ownership of a node's agents; used on its event loop."""
+    """Ownership checks of a node's agents; used on its event loop."""
 
     table: AgentTable
     erased: TombstoneStore
 
     def require(self, key: AgentKey, epoch: int | None = None) -> Agent:
-        """Return an agent that this node owns; with `epoch`, at that very one.
+        """Return an agent that this node owns, at `epoch` if given.
 
-        Raises NotFoundError; StaleEpochError where it was erased, is another node's by now, or is
-        at another epoch; RetryLaterError while it moves; ConflictError for a replica.
+        Raises NotFoundError; StaleEpochError if it was erased, another node owns it, or it is at
+        another epoch; RetryLaterError while it moves; ConflictError for a replica.
         """
         agent = self.table.require(key)
         self.recheck(agent, epoch)
@@ -30,12 +30,12 @@ class OwnedAgents:
     def recheck(
         self, agent: Agent, epoch: int | None = None, move: MigrationId | None = None
     ) -> None:
-        """Raise as `require` does, also after a wait; what `move` has sealed may be sealed."""
+        """Raise as `require` does, for use after a wait; `move` may have sealed the agent."""
         record, fence = agent.manifest, agent.outgoing.fence
         if self.table.get(agent.key) is not agent:
             message = f"{record.owner} holds no such agent any more"
             raise NotFoundError(message, code="agent_not_found")
-        self.erased.claim_epoch(*agent.key, record.epoch)  # what was erased nobody claims
+        self.erased.claim_epoch(*agent.key, record.epoch)  # raises if the agent was erased
         if epoch not in {None, record.epoch}:
             message = f"the agent is at epoch {record.epoch}, not {epoch}"
             raise StaleEpochError(message)

@@ -1,7 +1,7 @@
-"""Where the records of a node have which chunks of tokens: a hint, checked before it is used.
+"""Index of the chunks of tokens in a node's records: a hint, checked before it is used.
 
-Records are read when somebody asks, so that nobody pays who never does. Those of the last turns
-are known, and the oldest forgotten beyond a number of chunks.
+Records are read only when a lookup needs them. Beyond a number of chunks, those of the records read
+longest ago are dropped.
 """
 
 from collections import OrderedDict, defaultdict
@@ -16,7 +16,7 @@ from node.limits import SPAN_CHUNKS_MAX, SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MA
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk: its first token, the one behind its last, and what it is known by."""
+    """One chunk: the range of its tokens, and its digest."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ def digested(salt: bytes, tokens: Tokens, cuts: Collection[int]) -> tuple[Chunk,
 
 
 class SpanIndex:
-    """Chunks of one node's records; lives on its event loop."""
+    """Chunks of one node's records; used on its event loop."""
 
     def __init__(self, chunks_max: int = SPAN_CHUNKS_MAX) -> None:
         self._chunks_max = chunks_max
@@ -42,11 +42,11 @@ class SpanIndex:
         self._count = 0
 
     def __len__(self) -> int:
-        """Count the chunks that are known."""
+        """Count the indexed chunks."""
         return self._count
 
     def note(self, key: AgentKey, saved: Manifest | None) -> None:
-        """Note an agent's record, as that of the last turn."""
+        """Note an agent's record as the newest, to be read later."""
         if saved is None:
             self.remove(key)
             return
@@ -59,7 +59,7 @@ class SpanIndex:
         self._drop(key)
 
     def unread(self) -> list[Manifest]:
-        """Return records to be read next, those of the last turns first."""
+        """Return the records to read next, the newest first."""
         found: list[Manifest] = []
         count = 0
         for record in reversed(self._unread.values()):
@@ -70,7 +70,7 @@ class SpanIndex:
         return found
 
     def put(self, record: Manifest, found: Sequence[Chunk]) -> None:
-        """Note the chunks of a record, unless it has changed or gone meanwhile."""
+        """Index the chunks of a record, unless it was replaced or removed meanwhile."""
         key = record.key
         if self._unread.get(key) is not record:
             return
@@ -87,7 +87,7 @@ class SpanIndex:
             self._drop(next(iter(self._read)))
 
     def places(self, digest: bytes) -> tuple[tuple[AgentKey, int], ...]:
-        """Return who has a chunk, and from which token on; the last one that was read first."""
+        """Return the agents that have a chunk, with its first token; the last one read first."""
         return tuple(reversed(self._places.get(digest, {}).items()))
 
     def _drop(self, key: AgentKey) -> None:

@@ -13,17 +13,17 @@ _log = logging.getLogger(__name__)
 
 
 def decode_step(engine: Engine, batch: list[Sequence]) -> list[Sequence]:
-    """Feed every sequence's pending token, deliver what was sampled, and return who is done.
+    """Feed every sequence's pending token, deliver the sampled ones, return ended sequences.
 
-    Raise DeviceError where the device failed: then nothing that it computed since the last check
-    was delivered.
+    Raise DeviceError if the device failed: then no token that it computed since the last check was
+    delivered.
     """
     step = _Step(engine, batch)
-    if engine.launch_waits:  # what is sampled already would be shown only after the computing
+    if engine.launch_waits:  # a launch would delay the delivery of sampled tokens
         step.read()
         step.deliver()
         step.launch()
-    else:  # the device waits for the next step, which is described while it is at this one
+    else:  # prepare the next step while the device computes this one
         step.prepare()
         step.read()
         step.launch()
@@ -41,7 +41,7 @@ class _Step:
         self._last: list[tuple[Sequence, Last]] = []
 
     def prepare(self) -> None:
-        """Describe the next step; what fails here fails again where it is launched."""
+        """Prepare the next step; a failure here occurs again at the launch."""
         try:
             self._prepared = self._engine.prepare([_slot(sequence) for sequence in self._batch])
         except DeviceError:
@@ -50,7 +50,7 @@ class _Step:
             _log.debug("a batch of %d cannot be prepared", len(self._batch), exc_info=True)
 
     def read(self) -> None:
-        """Wait for what was sampled; nothing of it is delivered before all of it is checked."""
+        """Wait for the sampled tokens; none is delivered before all are checked."""
         for sequence in self._batch:
             with self._isolated(sequence):
                 sampled = self._engine.read(_slot(sequence))
@@ -59,7 +59,7 @@ class _Step:
         self._engine.check()
 
     def deliver(self) -> None:
-        """Tell what was sampled of all that did not fail meanwhile."""
+        """Deliver the sampled tokens of all sequences that have not failed."""
         for sequence, sampled in self._sampled:
             if sequence in self._failed:
                 continue
@@ -69,7 +69,7 @@ class _Step:
                     self._last.append((sequence, last))
 
     def launch(self) -> None:
-        """Launch all together or, where that fails, each alone."""
+        """Launch all together or, if that fails, each alone."""
         batch, prepared = self._sound(), self._prepared
         if prepared is not None and len(batch) < len(self._batch):
             prepared.undo()
@@ -89,7 +89,7 @@ class _Step:
                 self._engine.launch([_slot(sequence)])
 
     def finish(self) -> list[Sequence]:
-        """End those whose last token is in the cache now; return them and who failed."""
+        """End the sequences whose last token is in the cache; return them and the failed ones."""
         ended = [(sequence, last) for sequence, last in self._last if sequence not in self._failed]
         for sequence, last in ended:
             end(sequence, last.reason, last.stop_string)

@@ -1,4 +1,4 @@
-"""Turn what the engine drew into a sequence's events: tokens, text, its end or its failure."""
+"""Turn sampled tokens into a sequence's events: text, its end or its failure."""
 
 import logging
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """Why an answer's last token is its last; the stop string that cut it, if one did."""
+    """Reason why an answer ends with its last token, and the stop string that cut it, if any."""
 
     reason: FinishReason
     stop_string: str | None
@@ -28,15 +28,15 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
     try:
         sequence.emit(event)
     except Exception:  # noqa: BLE001 - a listener's failure is not the batch's
-        _log.exception("nobody listens to a sequence any more")
+        _log.exception("the listener of a sequence failed; cancelling the sequence")
         sequence.cancelled.set()
 
 
 def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
-    """Take and show the next token; say why if it was the last, for `end` to tell."""
+    """Append and emit the next token; return why it is the last, for `end`, if it is."""
     resumed, was_delivered = sequence.input.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
-        # Its probability was computed where it was sampled, and perhaps shown there.
+        # The node that sampled it computed its probability, and perhaps delivered it.
         sampled, was_delivered = SampledToken(sampled.token, resumed.top), resumed.is_delivered
     sequence.answer_ids.append(sampled.token)
     if sequence.trimmed is not None and not _is_end(sequence, sampled.token):
@@ -61,7 +61,7 @@ def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: Answe
 def finish_reason(
     sequence: Sequence, count: int, token: int, shown: AnswerDelta
 ) -> FinishReason | None:
-    """Say why an answer ends with its `count`-th token, if it does."""
+    """Return why an answer ends with its `count`-th token, or None."""
     if _is_end(sequence, token) or shown.stopped_by is not None:
         return FinishReason.STOP
     return FinishReason.LENGTH if count >= sequence.input.sampling.max_tokens else None
@@ -88,12 +88,12 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
 
 
 def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
-    """Emit the last event of a sequence that goes on elsewhere, with the token sampled last."""
+    """Emit the last event of a sequence that another node continues, with the sampled token."""
     answer = sequence.answer
-    # Apart from the answer itself, whose record ends in front of this token.
+    # On a fork of the answer: the record ends before this token.
     ahead = answer.fork().push(sampled.token) if sampled is not None else None
-    # What the answer holds back (half a character, the beginning of a stop string) is shown by
-    # who goes on, whose answer is fed the same tokens.
+    # Held-back text (half a character, the beginning of a stop string) is shown by the next node,
+    # whose answer is fed the same tokens.
     shown = answer.finish(stopped=True)
     ids, ends = sequence.answer_ids, answer.ends
     is_preempted = sequence.is_preempted
@@ -103,7 +103,7 @@ def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
 
 def fail(sequence: Sequence, error: Exception) -> None:
     """Emit the last event of a sequence that failed."""
-    if not isinstance(error, EngineFailedError):  # that is logged once for all
+    if not isinstance(error, EngineFailedError):  # logged once, for all sequences
         _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
     message = "the engine failed on this request"
     failure = FabricError(message, code="engine_failed")
@@ -111,8 +111,8 @@ def fail(sequence: Sequence, error: Exception) -> None:
 
 
 def note_scored(sequence: Sequence, tops: Iterable[Top]) -> None:
-    """Keep how probable tokens of the prompt were until it is told."""
-    assert sequence.scored is not None, "asked for"
+    """Keep the log probabilities of the prompt's tokens until they are sent."""
+    assert sequence.scored is not None, "requested"
     sequence.scored.extend(_spelled(sequence, top) for top in tops)
 
 

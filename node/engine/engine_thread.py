@@ -1,8 +1,8 @@
-"""The one thread that runs MLX: calls from outside, then an iteration of the scheduler, again.
+"""The one thread that runs MLX: in a loop, calls of other threads, then one scheduler iteration.
 
-Other threads talk to it through `call`, `submit` and `wake`. Nothing that a sequence, its
-hooks or its listener does may end the loop. An error of the device ends all sequences; several in
-a minute end the process, whose successor begins with what is on disk.
+Other threads use `call`, `submit` and `wake`. No failure of a sequence, its callbacks or its
+listener ends the loop. A device error ends all sequences; several in a minute end the process,
+which starts again from the disk.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """Owns an Engine; every other thread talks to it through `call` and `submit`."""
+    """Owner of an Engine; other threads reach it through `call` and `submit`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, build: Callable[[], tuple[Engine, T]]) -> T:
-        """Start the thread, build the engine on it, and return what `build` says beside it."""
+        """Start the thread, build the engine on it, and return the other result of `build`."""
         self._thread.start()
 
         def adopt() -> T:
@@ -89,7 +89,7 @@ class EngineThread:
     def call(self, work: Callable[[], T]) -> "Future[T]":
         """Run `work` on the engine thread between two steps; raise OverloadedError if full.
 
-        The future raises EngineFailedError where the device failed, perhaps at earlier work.
+        The future raises EngineFailedError if the device failed, perhaps at earlier work.
         """
         future: Future[T] = Future()
 
@@ -115,7 +115,7 @@ class EngineThread:
         return await asyncio.wrap_future(self.call(work))
 
     async def computed(self, work: Callable[[], T], failures_count: int) -> T:
-        """Run `work` on the engine thread, and return what it returns if all of it was computed.
+        """Run `work` on the engine thread; return its result once all of it is computed.
 
         Raise EngineFailedError if the device failed, now or since it had failed `failures_count`
         times.
@@ -141,7 +141,7 @@ class EngineThread:
                 return work()
         except DeviceError as error:
             self._end_running(error)
-        raise EngineFailedError  # not chained: the other's traceback would keep a cache alive
+        raise EngineFailedError  # not chained: the cause's traceback would keep a cache alive
 
     @property
     def engine(self) -> Engine:
@@ -152,8 +152,8 @@ class EngineThread:
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence.
 
-        Raise OverloadedError if the queue is full or its tenant's part of it, and RejectedError
-        if its cache could not fit in memory even alone.
+        Raise OverloadedError if the queue or the tenant's part of it is full, and RejectedError if
+        the cache would not fit in memory even alone.
         """
         self.budget.check(sequence.reserve_bytes)
         with self._wake:
@@ -164,12 +164,12 @@ class EngineThread:
             self._wake.notify()
 
     def check_waiting(self, tenant: str, priority: Priority) -> None:
-        """Raise OverloadedError where a sequence submitted now would be refused."""
+        """Raise OverloadedError if a sequence submitted now would be refused."""
         with self._wake:
             self._refuse_full(tenant, priority)
 
     def wake(self) -> None:
-        """Make an idle loop look around, e.g. after a cancellation or freed memory."""
+        """Wake an idle loop, e.g. after a cancellation or freed memory."""
         with self._wake:
             self._is_woken = True
             self._wake.notify()
@@ -201,7 +201,7 @@ class EngineThread:
 
     @property
     def decode_speed(self) -> Speed:
-        """How fast all decoding sequences together produce tokens."""
+        """Tokens per second of all decoding sequences together."""
         return self._scheduler.decode_speed
 
     def _refuse_stopping(self) -> None:
@@ -216,7 +216,7 @@ class EngineThread:
             raise OverloadedError(reason, retry_after_s=self.retry_after_s(len(queued)))
 
     def retry_after_s(self, waiting_count: int, places: int | None = None) -> float:
-        """Say when to come again where so many stand in line for all places, or so many."""
+        """Return when to retry if so many wait for all running slots, or for `places` of them."""
         running_count = len(self._queue.running) if places is None else places
         return retry_after_s(waiting_count, running_count, self._scheduler.turn_speed.per_s)
 
@@ -277,13 +277,13 @@ class EngineThread:
         return not is_stopping
 
     def _wait(self) -> None:
-        """Wait for news; where none comes, return the memory of freed arrays, once."""
+        """Wait for work; if none comes in time, return the memory of freed arrays once."""
         with self._wake:
             if any(self._queue):
-                # What is blocked or waits for memory may become runnable without a word.
-                self._wake.wait_for(self._has_news, BLOCKED_POLL_S)
+                # Blocked sequences may become runnable without a notification.
+                self._wake.wait_for(self._has_work, BLOCKED_POLL_S)
                 return
-            if self._wake.wait_for(self._has_news, DEVICE_POOL_IDLE_S):
+            if self._wake.wait_for(self._has_work, DEVICE_POOL_IDLE_S):
                 return
         if self._scheduler.engine is not None:
             try:
@@ -291,9 +291,9 @@ class EngineThread:
             except DeviceError as error:
                 self._end_running(error)
         with self._wake:
-            self._wake.wait_for(self._has_news)
+            self._wake.wait_for(self._has_work)
 
-    def _has_news(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._calls or self._arrivals or self._is_woken or self._is_stopping)
 
     def _finish(self) -> None:

@@ -1,12 +1,12 @@
-"""How much cache memory running sequences may take, and who has to make room for them.
+"""Cache memory for running sequences, and eviction of idle caches to make room for them.
 
     limit = reserved (sequences in the engine) + idle (resident caches between turns) + free
 
 The limit is the total, or less of it while the machine's memory is short (`restrict`).
 
-Two writers, one lock: the engine thread reserves, and whoever keeps the idle caches says how
-much they hold. Neither waits for the other: a reservation that does not fit asks for room
-and is tried again once the owner of the idle caches has answered.
+Two writers, one lock: the engine thread reserves, and the owner of the idle caches reports how much
+they hold. Neither waits for the other: a reservation that does not fit requests room and is tried
+again once that owner has answered.
 """
 
 import threading
@@ -26,24 +26,24 @@ class Reservation:
         self.size_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Hold at least `size_bytes`, fit or not: this memory is taken already."""
+        """Hold at least `size_bytes`, even over the limit: this memory is in use already."""
         self._budget.take(self, size_bytes)
 
     def claim(self, size_bytes: int) -> bool:
-        """Hold at least `size_bytes` if they are free, and say so; nobody has to make room."""
+        """Hold at least `size_bytes` if they are free; return whether they were. Evicts nothing."""
         return self._budget.claim(self, size_bytes)
 
     def grow(self, size_bytes: int, *, force: bool = False) -> bool:
-        """Hold at least `size_bytes` if they fit, and say so; see MemoryBudget.grow."""
+        """Hold at least `size_bytes` if they fit; return whether they did (MemoryBudget.grow)."""
         return self._budget.grow(self, size_bytes, force=force)
 
     def release(self) -> None:
-        """Give everything back; more than once does no harm."""
+        """Give everything back; idempotent."""
         self._budget.release(self)
 
 
 class MemoryBudget:
-    """Counts bytes of caches; callable from any thread.
+    """Counter of the bytes of caches; callable from any thread.
 
     `make_room(bytes)` asks the owner of the idle caches to drop that many. It answers by
     `set_idle`, from within the call or later from its own thread, even if it freed nothing.
@@ -90,7 +90,7 @@ class MemoryBudget:
             self._answers_count += 1
 
     def check(self, size_bytes: int) -> None:
-        """Raise RejectedError where `size_bytes` could not be had even alone."""
+        """Raise RejectedError if `size_bytes` would not fit even alone."""
         if size_bytes > self.total_bytes:
             message = (
                 f"this request needs {-(-size_bytes // MIB)} MiB of cache memory and this node "
@@ -100,21 +100,21 @@ class MemoryBudget:
             raise RejectedError(message, code="exceeds_memory", param="messages")
 
     def take(self, reservation: Reservation, size_bytes: int) -> None:
-        """Count memory that exists whether it fits or not."""
+        """Count memory in use, even over the limit."""
         with self._lock:
             self._take(reservation, size_bytes)
 
     def claim(self, reservation: Reservation, size_bytes: int) -> bool:
-        """Enlarge a reservation if that fits beside all there is."""
+        """Enlarge a reservation if that fits beside all caches."""
         with self._lock:
             if self._shortfall(reservation, size_bytes) > 0:
                 return False
             return self._take(reservation, size_bytes)
 
     def grow(self, reservation: Reservation, size_bytes: int, *, force: bool = False) -> bool:
-        """Enlarge a reservation if that fits, asking for room where idle caches are in the way.
+        """Enlarge a reservation if that fits; request room if idle caches are in the way.
 
-        `force`: take it beside idle caches that their owner, having been asked, cannot drop.
+        `force`: enlarge it over the limit if the owner of the idle caches has answered in vain.
         """
         with self._lock:
             shortfall_bytes = self._shortfall(reservation, size_bytes)

@@ -1,10 +1,10 @@
-"""Streams that are silent because their agent moves, and what others wait for meanwhile.
+"""Streams that pause while their agent moves, and prompts that are held for them.
 
     source   handed over ──▶ saved and sealed          target   commit ──▶ first step here
 
-Each of these steps waits for the engine, so another prompt's chunk would lengthen the silence
-several times over. Prompts are held for it, but none longer than PREFILL_HOLD_S at a stretch,
-however many agents move and whatever becomes of them.
+Each of these steps waits for the engine, so another prompt's chunk would lengthen the pause several
+times over. Prompts are held meanwhile, but never longer than PREFILL_HOLD_S at a stretch, however
+many agents move and whatever the outcome.
 """
 
 from threading import Lock
@@ -15,10 +15,10 @@ from node.limits import PREFILL_HOLD_S
 
 
 class MovingStreams:
-    """Told by the event loop, asked by the engine thread."""
+    """Pauses of moving streams: written by the event loop, read by the engine thread."""
 
     def __init__(self, clock: Clock) -> None:
-        self.are_coming = False  # memory of some arrives here, while they still run elsewhere
+        self.are_coming = False  # blocks of a stream that still runs elsewhere arrive here
         self._clock = clock
         self._lock = Lock()
         self._silent_until_s: dict[MigrationId, float] = {}
@@ -29,7 +29,7 @@ class MovingStreams:
             self._silent_until_s.setdefault(move, self._clock.monotonic_s() + PREFILL_HOLD_S)
 
     def go_on(self, move: MigrationId | None) -> None:
-        """Note that it waits for nothing here any more; more than once does no harm."""
+        """Note that the stream no longer waits for this node; idempotent."""
         if move is not None:
             with self._lock:
                 self._silent_until_s.pop(move, None)
@@ -46,7 +46,7 @@ class MovingStreams:
 
 
 class PrefillHold:
-    """How long prompts have been held without a chunk; for the engine thread."""
+    """Time that prompts have been held without a chunk; used on the engine thread."""
 
     def __init__(self, clock: Clock, streams: MovingStreams) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class PrefillHold:
         self._since_s: float | None = None
 
     def holds(self) -> bool:
-        """Say whether prompts that are ready wait; after PREFILL_HOLD_S a chunk is computed."""
+        """Return whether ready prompts wait; after PREFILL_HOLD_S one chunk is computed."""
         if not self._streams.are_silent:
             self._since_s = None
             return False

@@ -1,9 +1,9 @@
-"""What to run next, as pure functions of who waits, who runs and what is free.
+"""Choose what runs next: pure functions of the waiting and running sequences and free memory.
 
-Admission:  interactive before background, then the tenant that has least running, then the one
-            whose last turn began longest ago, then by arrival; one that does not fit in memory
-            may be overtaken a few times; background gives its place to interactive, and a tenant
-            that has two more than another to that.
+Admission:  interactive before background, then the tenant with the fewest running, then the one
+            whose last turn began longest ago, then by arrival; a sequence that does not fit in
+            memory may be overtaken a few times; background yields its slot to interactive, and a
+            tenant with two slots more than another yields one to it.
 Prefill:    interactive before background; prompts with little left before long ones; tenants
             take turns, and so do the long prompts of each.
 """
@@ -23,7 +23,7 @@ from node.limits import (
 
 
 class Schedulable(Protocol):
-    """What a decision may look at; see Sequence."""
+    """A sequence, as far as decisions look at it."""
 
     @property
     def tenant(self) -> str: ...
@@ -62,7 +62,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[S]):
-    """Let it run, new or paused; `passed` were ahead of it and do not fit in memory."""
+    """Decision to run a sequence, new or paused; `passed` were ahead but do not fit in memory."""
 
     sequence: S
     passed: tuple[S, ...] = ()
@@ -70,7 +70,7 @@ class Start(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Preempt(Generic[S]):
-    """Take it out of the running ones."""
+    """Decision to take a running sequence's slot."""
 
     sequence: S
 
@@ -82,15 +82,15 @@ def next_move(
     room: Capacity,
     started: Mapping[str, int] = NOBODY,
 ) -> Start[S] | Preempt[S] | None:
-    """Return the next change among those that run, or None where all is as it should be.
+    """Return the next change of the running set, or None if none is due.
 
     `started` has the number of each tenant's last start.
     """
     held, active = list(paused), list(running)
     victims = _victims(active) if room.paused > 0 else []
     slots = Counter(sequence.tenant for sequence in active)
-    # Among equals a paused one goes first: it holds memory that only its end sets free. So does
-    # an answer that was begun elsewhere: its reader has seen a part of it.
+    # Among equals a paused one goes first: it holds memory until its end. So does an answer that
+    # was begun elsewhere: its client has read a part of it.
     first = {id(sequence) for sequence in held}
     queue = sorted(
         [*held, *waiting],
@@ -107,7 +107,7 @@ def next_move(
         if sequence.needs_bytes <= max(0, room.memory_bytes):
             if room.slots > 0:
                 return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
-            # Without a slot nobody behind it gets one either.
+            # Without a slot, no sequence after it gets one either.
             if room.paused <= 0:
                 return None
             if sequence.is_urgent and victims:
@@ -121,26 +121,26 @@ def next_move(
 
 
 def _victims(sequences: Iterable[S]) -> list[S]:
-    """List who may be paused, those first that came last."""
+    """List the sequences that may be paused, the newest first."""
     return sorted((s for s in sequences if not s.is_urgent), key=lambda s: -s.order)
 
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:
-    """Choose who may give its slot to another tenant's sequence: its own has two more."""
+    """Choose a sequence to pause for `other`: of a tenant with two slots more."""
     fewer = slots[other.tenant] + 1
     over = [s for s in active if slots[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
     return max(over, key=lambda s: (slots[s.tenant], s.order), default=None)
 
 
 def is_warm(sequence: Schedulable) -> bool:
-    """Say whether so little is left to prefill that it goes before long prompts."""
+    """Return whether so little is left to prefill that it goes before long prompts."""
     return sequence.prefill_left <= PREFILL_WARM_TOKENS
 
 
 def next_prompt(
     ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NOBODY
 ) -> S | None:
-    """Choose whose chunk is computed next; `warm_streak` chunks in a row were of warm prompts.
+    """Choose the next chunk's prompt; the last `warm_streak` chunks were of warm prompts.
 
     `served` has the number of each tenant's last chunk.
     """

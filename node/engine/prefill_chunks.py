@@ -71,7 +71,7 @@ def _by_position(position: int) -> int:
 
 
 def _by_memory(position: int, pairs_max: int) -> int:
-    """Return the largest power of two whose scores fit, but no chunk that is all overhead."""
+    """Return the largest power of two whose scores fit, above a least useful size."""
     size = PREFILL_CHUNK_TOKENS_MAX
     while size > PREFILL_CHUNK_TOKENS_BUSY_MIN and size * (position + size) > pairs_max:
         size //= 2
@@ -79,7 +79,7 @@ def _by_memory(position: int, pairs_max: int) -> int:
 
 
 def _by_time(tokens_per_s: float, *, busy: bool) -> int:
-    """Bound how long others wait; a power of two, so that shapes seldom change."""
+    """Bound the time that others wait; a power of two, so that shapes seldom change."""
     if tokens_per_s <= 0:
         return PREFILL_CHUNK_TOKENS_MIN
     limit_s = PREFILL_CHUNK_BUSY_S if busy else PREFILL_CHUNK_S

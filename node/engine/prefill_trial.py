@@ -1,7 +1,7 @@
-"""Measure at start how fast this node computes prompts, and choose how it multiplies values.
+"""Measure this node's prefill speed at start, and choose how it multiplies values.
 
-Turns are placed by the speed. Without a figure, the node that is asked first would look faster than
-all others from then on.
+The router places turns by that speed. Without a first figure, the first node to serve a turn would
+look faster than all others.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from node.mlx.values_trial import choose_values_form
 
 TRIAL_TOKENS = 128  # shorter chunks measure the overhead, not the speed
 TRIAL_RUNS_MAX = 3  # the first one may load weights and build kernels
-TRIAL_S = 1.0  # how long another run is worth it
+TRIAL_S = 1.0  # another run begins only before that
 _WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 _log = logging.getLogger(__name__)

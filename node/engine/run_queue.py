@@ -26,12 +26,12 @@ class RunQueue:
 
     @property
     def running(self) -> list[Sequence]:
-        """List those that hold a slot."""
+        """Sequences that hold a slot."""
         return [*self.prefilling, *self.decoding]
 
     @property
     def undecoded(self) -> list[Sequence]:
-        """List those that do not decode now."""
+        """Sequences that are not decoding."""
         return [*self.waiting, *self.prefilling, *self.paused]
 
     def run(self, sequence: Sequence) -> None:

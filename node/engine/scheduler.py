@@ -1,4 +1,4 @@
-"""One iteration of the engine: place sequences, decode everyone a step, prefill one chunk.
+"""One iteration of the engine: place sequences, decode one step of all, prefill one chunk.
 
 The thread around it is node/engine/engine_thread.py; the decisions are in node/engine/policy.py.
 """
@@ -40,7 +40,7 @@ _MEASURED_CHUNK_TOKENS = 128  # shorter ones measure the overhead, not the speed
 
 
 class Scheduler:
-    """Runs sequences on an engine; every method runs on the engine thread."""
+    """Scheduler of an engine's sequences; every method runs on the engine thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Scheduler:
         self.queue = RunQueue()
         self.prefill_speed = Speed()
         self.decode_speed = Speed()
-        self.turn_speed = Speed()  # of one place: turns that ran to their end
+        self.turn_speed = Speed()  # completed turns of one slot
         self._clock = clock
         self._budget = budget
         self._active_max = active_max
@@ -71,7 +71,7 @@ class Scheduler:
         self._started: dict[str, int] = {}  # number of each tenant's last start
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; the memory that its cache has already is counted."""
+        """Queue a sequence, and count the memory of its cache."""
         self._arrivals_count += 1
         sequence.order = self._arrivals_count
         sequence.served_s = self._clock.monotonic_s()
@@ -88,11 +88,11 @@ class Scheduler:
         self._grow_answers()
         self._drop_cancelled()
         self._promote()
-        # All of them run: each is a part of the iteration, whatever the others did.
+        # `any` of a list: all four steps run, whatever the others did.
         return any([self._place(), self._start_prefilled(), self._decode(), self._prefill()])
 
     def fail_all(self, error: Exception) -> None:
-        """End all sequences, each with its own error: a traceback holds the frames of its turn."""
+        """Fail all sequences, each with its own error: a traceback holds the frames of its turn."""
         is_device = isinstance(error, DeviceError)
         for sequence in self.queue:
             self._fail(sequence, EngineFailedError() if is_device else error)
@@ -118,7 +118,7 @@ class Scheduler:
         self._leave(sequence)
 
     def _promote(self) -> None:
-        """Let background that nobody served for long count as interactive."""
+        """Promote a starved background sequence to interactive."""
         if sum(sequence.is_promoted for sequence in self.queue) >= BACKGROUND_PROMOTED_MAX:
             return
         unserved = [sequence for sequence in self.queue.undecoded if not sequence.is_urgent]
@@ -127,23 +127,23 @@ class Scheduler:
             starved.is_promoted = True
 
     def _grow_answers(self) -> None:
-        """Reserve memory for what outgrows its own: before anybody new gets any."""
+        """Reserve memory for growing answers, before any new sequence gets some."""
         for sequence in list(self.queue.decoding):
             self._guarded(sequence, partial(self._grow, sequence))
 
     def _grow(self, sequence: Sequence) -> None:
         growth = grow(sequence, _held(sequence), self._budget)
-        if growth is Growth.ENDS:  # as at the end of the context
+        if growth is Growth.ENDS:  # like the end of the context
             end(sequence, FinishReason.LENGTH)
             self._leave(sequence)
         elif growth is Growth.WAITS:
             self._preempt_for(sequence)
 
     def _preempt_for(self, sequence: Sequence) -> None:
-        """Let one answer, perhaps this one, give its memory back; this one waits for it."""
+        """Preempt one answer, perhaps this one, for its memory; this one waits for it."""
         active = [*self.queue.decoding, *self.queue.paused]
-        if len(active) > 1 and not any(each.yielding.is_set() for each in active):
-            giving = victim(each for each in active if each.slot is not None)
+        if len(active) > 1 and not any(other.yielding.is_set() for other in active):
+            giving = victim(other for other in active if other.slot is not None)
             if giving is not None:
                 giving.is_preempted = True
                 giving.yielding.set()  # it leaves before the next step
@@ -153,11 +153,11 @@ class Scheduler:
             _held(sequence).count(sequence.reserve_bytes)
 
     def _place(self) -> bool:
-        """Start, pause and resume until the policy is content; say whether others run now."""
+        """Start, pause and resume as the policy decides; return whether the running set changed."""
         queue, has_room = self.queue, True
         if not (queue.waiting or queue.paused):  # most often
             return False
-        ran = {id(each) for each in queue.running}
+        ran = {id(sequence) for sequence in queue.running}
         while queue.waiting or queue.paused:
             room = Capacity(
                 slots=self._active_max - len(queue.running),
@@ -170,21 +170,21 @@ class Scheduler:
             if isinstance(move, Preempt):
                 self._preempt(move)
             elif not self._start(move):
-                has_room = False  # idle caches are in the way; their owner was asked
+                has_room = False  # idle caches are in the way; their owner was asked to evict
         is_shed = False
         if (queue.waiting or queue.paused) and self._may_force():
             first = min(queue.undecoded, key=lambda s: (not s.is_urgent, s.order))
             is_shed = self._shed(first)
             if not is_shed:
                 self._start(Start(first))
-        # Who was paused for somebody that found no room goes on: that is no change.
-        return is_shed or {id(each) for each in queue.running} != ran
+        # A sequence that was paused for one without memory runs again: that is no change.
+        return is_shed or {id(sequence) for sequence in queue.running} != ran
 
     def _shed(self, first: Sequence) -> bool:
-        """Let one that waits give its cache back where the others' exceed the budget without it.
+        """Preempt a waiting sequence with a cache if the budget is exceeded without `first`.
 
-        One may be beside the budget, the first; who left its cache there and asks again at once
-        would else be a second one.
+        Only the first may run over the budget. A sequence that just left its cache there and is
+        requested again at once would be a second one.
         """
         others_bytes = self._budget.reserved_bytes - _held(first).size_bytes
         if others_bytes <= self._budget.total_bytes:
@@ -192,7 +192,7 @@ class Scheduler:
         others = [s for s in self.queue.waiting if s is not first and _held(s).size_bytes > 0]
         giving = victim(others)
         if giving is not None:
-            giving.yielding.set()  # it leaves before anything else is placed
+            giving.yielding.set()  # it leaves before another sequence is placed
         return giving is not None
 
     def _start(self, move: Start[Sequence]) -> bool:
@@ -213,10 +213,10 @@ class Scheduler:
         return True
 
     def _may_force(self) -> bool:
-        """Say whether one must run although caches that cannot be dropped leave no room."""
+        """Return whether one must run over the limit, as the other caches cannot be evicted."""
         if self.queue.running or not all(s.needs_bytes for s in self.queue.paused):
             return False
-        # What is reserved beyond these is of sequences that ended and are about to give it back.
+        # The rest is reserved by ended sequences, which are about to release it.
         known_bytes = sum(_held(sequence).size_bytes for sequence in self.queue)
         return self._budget.reserved_bytes <= known_bytes
 
@@ -225,7 +225,7 @@ class Scheduler:
         self.queue.pause(move.sequence)
 
     def _start_prefilled(self) -> bool:
-        """Move prompts of which nothing is left to compute into the batch."""
+        """Move completely prefilled prompts into the batch."""
         ready = [s for s in self._unblocked() if s.prefill_left <= 0]
         for sequence in ready:
             self._guarded(sequence, partial(self._begin, sequence))
@@ -250,7 +250,7 @@ class Scheduler:
         fresh = any(s.slot is not None and not s.slot.pending_is_sampled for s in decoding)
         self._step()
         if fresh and decoding:
-            self._step()  # a new sequence's first token is read right behind this one
+            self._step()  # reads a new sequence's first token at once
         if decoding and not fresh:
             self.decode_speed.add(len(decoding), self._clock.monotonic_s() - began_s)
         return True
@@ -282,7 +282,7 @@ class Scheduler:
         return True
 
     def _compute_chunk(self, sequence: Sequence) -> None:
-        if sequence.prefill_left <= 0:  # what it waited for came since this iteration began
+        if sequence.prefill_left <= 0:  # its prefix was restored since this iteration began
             self._begin(sequence)
             return
         engine, cache = self._ready_engine, sequence.cache
@@ -319,7 +319,7 @@ class Scheduler:
             self._begin(sequence)
 
     def _is_waited_for(self) -> bool:
-        """Say whether a stream waits for the chunk: one of here, or one on its way here."""
+        """Return whether a stream waits for the chunk: a local one, or one on its way here."""
         moving = self._moving
         return bool(self.queue.decoding) or moving.are_coming or moving.are_silent
 
@@ -352,7 +352,7 @@ class Scheduler:
         self.queue.remove(sequence)
         if not any(other.tenant == sequence.tenant for other in self.queue):
             self._served.pop(sequence.tenant, None)
-        if not any(self.queue):  # until then: who asks again at once is no newcomer
+        if not any(self.queue):  # a tenant that comes back before keeps its place
             self._started.clear()
         if not sequence.input.owns_reservation:
             _held(sequence).release()

@@ -1,4 +1,4 @@
-"""Whose turn it is: resolve the identity, wait in line, and prove ownership."""
+"""Claim the agent of a turn: resolve the identity, wait for the lock, check ownership."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Who has a turn on one node."""
+    """Claims of turns on a node's agents; used on its event loop."""
 
     table: AgentTable
     budget: DiskBudget
@@ -47,13 +47,13 @@ class Claims:
     moving: MovingStreams
     hot: HotTier
     health: Health
-    retry_after_s: Callable[[int, int], float]  # of a line of so many, for so many places
+    retry_after_s: Callable[[int, int], float]  # for a queue of so many turns and so many slots
 
     @contextlib.asynccontextmanager
     async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
-        """Hold the agent of this request; nobody else runs a turn of it meanwhile.
+        """Hold the agent of this request; no other turn of the agent runs meanwhile.
 
-        A turn that is not kept gets one of its own, which is in no table.
+        A turn that is not kept gets a temporary agent, which is in no table.
         """
         if not request.is_kept:
             yield self._sibling(request)
@@ -73,17 +73,17 @@ class Claims:
                     return
             finally:
                 agent.turn_lock.release()
-                if agent.is_blank and not agent.waiting_count:  # whoever else waits looks again
-                    self.table.forget(agent)  # it never got to remember anything
+                if agent.is_blank and not agent.waiting_count:  # a waiting turn resolves again
+                    self.table.forget(agent)  # its turn stored nothing
                 elif self.table.get(agent.key) is agent:
                     self.table.use.retain(agent.key, request.retain_s)
                 self.hot.cool()
             await _let_go_on(agent, before)
 
     def _sibling(self, request: GenerateRequest) -> Agent:
-        """Make an agent for a turn that is not kept, with the edited memory of the one beside it.
+        """Return a temporary agent for a turn that is not kept, with the edited cache of `beside`.
 
-        Unedited memory is found by what blocks hold; edited memory only by the record it is in.
+        Unedited blocks are found by their content, edited ones only through their record.
         """
         name = self.table.name_new(request.tenant, request.identity)
         made = self.table.unlisted(request.tenant, name, None, request.epoch)
@@ -105,7 +105,7 @@ class Claims:
             self.moving.fall_silent(migration)
             await self.moves.wait(migration)
         if not self._is_owned(key, request.epoch):
-            message = "the agent's move to this node came to nothing"
+            message = "the agent's move to this node failed"
             raise RetryElsewhereError(message)
 
     def _is_owned(self, key: AgentKey, epoch: int) -> bool:
@@ -116,7 +116,7 @@ class Claims:
         return record.state is not OwnerState.REPLICA and record.epoch >= epoch
 
     async def _lock(self, request: GenerateRequest, text: str) -> Agent:
-        """Wait for the agent's turn; one that was evicted meanwhile begins anew."""
+        """Wait for the agent's lock; an agent evicted meanwhile is resolved again."""
         for _ in range(AGENT_TURNS_WAITING_MAX):
             with contextlib.suppress(FabricError):  # without room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
@@ -142,10 +142,10 @@ class Claims:
         return agent.manifest if agent is not None and is_owned else None
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
-        """Return what is known of a chat's answers: by whom it is with, and by others.
+        """Return a chat's remembered answers: its agent's, and other agents' for missing places.
 
-        Where that agent gave all of them, others are not asked: what it does not tell of, it said
-        as the client has it, and another may have said nearly the same at the same place.
+        If that agent gave all of them, other agents are not consulted: an answer it does not
+        remember reads as the client has it, and another may have given a similar one there.
         """
         if not places:
             return KnownAnswers()
@@ -153,8 +153,8 @@ class Claims:
         own = self.table.answers_of(agent) if agent is not None else {}
         others: Answers = {}
         if agent is None or not goes_on(agent.manifest.sketch, request.sketch):
-            lacking = [place for place in places if place not in own]
-            others = self.table.answered(request.tenant, lacking)
+            missing = [place for place in places if place not in own]
+            others = self.table.answered(request.tenant, missing)
         return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
@@ -172,7 +172,7 @@ class Claims:
             self.table.put(agent)
 
     def _known(self, request: GenerateRequest) -> Agent | None:
-        """Return whom a chat is with, as far as that is known before its prompt is rendered."""
+        """Return a chat's agent, as far as it is known before the prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if request.beside is not None:
             return self.table.get((request.tenant, request.beside))
@@ -201,12 +201,12 @@ class Claims:
         epoch = self.erased.claim_epoch(request.tenant, name, request.epoch)
         return table.create(request.tenant, name, group, epoch)
 
-    def _is_erased(self, agent: Agent, told_epoch: int = 0) -> bool:
-        """Say whether an agent was erased, as far as this node or who sends the turn has heard."""
-        return agent.manifest.epoch <= max(told_epoch, self.erased.floor(*agent.key))
+    def _is_erased(self, agent: Agent, router_epoch: int = 0) -> bool:
+        """Return whether an agent was erased, as far as this node or the turn's router knows."""
+        return agent.manifest.epoch <= max(router_epoch, self.erased.floor(*agent.key))
 
     def lost(self, agent: Agent) -> StaleEpochError:
-        """Say why a turn is not acknowledged whose agent is another node's by now."""
+        """Return why a turn is not acknowledged: its agent was erased or taken over."""
         if self._is_erased(agent):
             message = "the agent was erased during this turn"
             return StaleEpochError(message, code="erased")
@@ -214,7 +214,7 @@ class Claims:
         return StaleEpochError(message, code="fenced")
 
     def lenders(self, agent: Agent, layout: Layout) -> tuple[Lender, ...]:
-        """Return whose rows a turn's cache borrowed; raise RetryLaterError if one is erased."""
+        """Return the agents whose rows a cache borrowed; raise RetryLaterError if one is erased."""
         lenders = (*agent.lenders, *layout.lenders)
         gone = self.lender_gone(agent, lenders)
         if gone is not None:
@@ -222,14 +222,14 @@ class Claims:
         return lenders
 
     def lender_gone(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
-        """Return why memory that came of an erased agent is not used; None if there is none."""
+        """Return the error for a cache with rows of an erased agent; None if it has none."""
         if not self.erased.has_erased_lender(agent.key[0], lenders):
             return None
-        message = "the memory came of an agent that was erased; send the turn again"
+        message = "a part of the cache was borrowed from an erased agent: send the turn again"
         return RetryLaterError(message, code="lender_erased")
 
     async def _own(self, agent: Agent, asked: int, erased_epoch: int) -> None:
-        """Raise unless this node may serve the agent at the epoch the directory asked for."""
+        """Raise unless this node may serve the agent at the epoch that the router asked for."""
         try:
             await asyncio.wait_for(agent.outgoing.decided(), DECISION_WAIT_S)
         except TimeoutError:
@@ -261,11 +261,11 @@ class Claims:
 
 
 async def _let_go_on(agent: Agent, before: HandedOn) -> None:
-    """Wait until an answer of which its client has read a part is taken up again."""
+    """Wait until an answer that its client has read in part is resumed."""
     agent.waiting_count += 1
     try:
         await asyncio.wait_for(before.taken_up.wait(), TAKE_UP_WAIT_S)
-    except TimeoutError:  # its client went away in that moment
+    except TimeoutError:  # its client has left
         if agent.handed_on is before:
             agent.take_up()
     finally:
