@@ -28,9 +28,9 @@ from node.http.generate import http_server
 from node.keys import read_keys
 from router.cli.keys.key_folder import KeyFolder
 from router.fleet.node_http import NodeHttp, Use
-from router.http.own_hosts import own_hosts
 from router.tls.authority import Subject
 from router.tls.contexts import read_router_keys
+from router.tls.machine_hosts import machine_hosts
 
 CALLS, QUICK_CALLS, WARM_UP = 400, 20, 10
 RECORD_BYTES = 35_000
@@ -46,7 +46,7 @@ def measure_calls(*, quick: bool) -> dict[str, dict[str, float]]:
     table = {}
     with tempfile.TemporaryDirectory() as folder:
         keys = KeyFolder.in_data(Path(folder))
-        keys.create(Subject.of(own_hosts()), datetime.now(UTC))
+        keys.create(Subject.of(machine_hosts()), datetime.now(UTC))
         for is_tls in (False, True):
             with _node(keys.path, is_tls=is_tls) as url:
                 for use in (None, Use.CALL):

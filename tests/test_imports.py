@@ -127,6 +127,10 @@ CASES = {
         {"router/turns/x.py": "import router.placement.snapshot"},
         "snapshots of the fleet",
     ),
+    "a part of the router on the command line": (
+        {"router/cli/x.py": "import router.turns"},
+        "the command line imports no serving part",
+    ),
     "a module outside of all rooms": ({"node/stray.py": ""}, "node's rooms"),
     "two parts of a node that need each other": (
         {"node/tiers/a.py": "import node.tiers.b", "node/tiers/b.py": "import node.tiers.a"},

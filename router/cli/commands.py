@@ -3,25 +3,24 @@
 import argparse
 
 import fabric
-from router.cli.agent_wishes import add_agent_wishes
+from router.cli.agent_verbs import add_agent_verbs
 from router.cli.bench import add_bench
 from router.cli.certs import add_certs
 from router.cli.demo.demo import add_demo
 from router.cli.directives import add_direct
 from router.cli.doctor.config_check import add_config
 from router.cli.doctor.doctor import add_doctor
+from router.cli.drain import add_drain
 from router.cli.events import add_events
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
 from router.cli.launch.launch import add_launch
-from router.cli.moves import add_moves
 from router.cli.parser import CommandParser
 from router.cli.queries import add_queries
 from router.cli.ray_start import add_ray_start
 from router.cli.scenario.scenario import add_scenario
 from router.cli.serve import add_serve
 from router.cli.up import add_down, add_up
-from router.cli.verbs import add_verbs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for declare in (
         *(add_up, add_down, add_serve, add_ray_start, add_launch, add_queries, add_events),
-        *(add_verbs, add_direct, add_agent_wishes, add_moves, add_hibernation, add_scenario),
+        *(add_agent_verbs, add_direct, add_drain, add_hibernation, add_scenario),
         *(add_doctor, add_fsck, add_config, add_certs, add_demo, add_bench),
     ):
         declare(commands)

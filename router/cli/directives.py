@@ -1,13 +1,12 @@
-"""`macfabric direct` and `rebuild`: edit what an agent remembers, and have it exact again."""
+"""`macfabric direct`: edit parts of an agent's history, list them, or undo that."""
 
 import argparse
 from typing import Any
 
 from fabric.edit_mode import DIRECTIVE_MODES
-from router.cli.endpoint import agent_path
+from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of
 from router.cli.errors import MISUSED, CommandError
-from router.cli.output import print_answer, print_pairs, print_table
-from router.cli.queries import add_agent_id, add_common, endpoint_of
+from router.cli.output import print_pairs, print_table
 from router.cli.terminal import print_json
 
 CLEARED = "[cleared]"
@@ -15,46 +14,38 @@ CLEARED = "[cleared]"
 
 def add_direct(commands: Any) -> None:
     """Declare the commands."""
-    direct = commands.add_parser(
-        "direct", help="replace a part of what an agent remembers, or undo that"
-    )
+    direct = commands.add_parser("direct", help="edit parts of an agent's history, or undo that")
     add_agent_id(direct)
-    what = direct.add_argument_group("what (each as often as you like; all are made, or none)")
+    what = direct.add_argument_group("parts to edit (repeatable; all are edited, or none)")
     named = (
         ("--result-of", "CALL", "the result of a tool's call, by its id", str),
         ("--arguments-of", "CALL", "the arguments of a tool's call, by its id", str),
         ("--message", "N", "a message by its number: --list shows them", int),
         ("--messages", "A-B", "all messages from A to B", _numbers),
-        ("--text", "TEXT", "a text that is there once", str),
+        ("--text", "TEXT", "a text that occurs once", str),
         ("--tokens", "A-B", "tokens from A up to B, all of one message", _numbers),
     )
     for option, metavar, meaning, kind in named:
         what.add_argument(
             option, action="append", default=[], metavar=metavar, help=meaning, type=kind
         )
-    what.add_argument("--in", dest="within", type=int, metavar="N", help="texts of this message")
-    what.add_argument("--every", action="store_true", help="texts wherever they are")
+    what.add_argument("--in", dest="within", type=int, metavar="N", help="texts in this message")
+    what.add_argument("--every", action="store_true", help="edit every occurrence of a text")
     direct.add_argument(
-        "--replacement", default=CLEARED, metavar="TEXT", help="in its place (default: %(default)s)"
+        "--replacement", default=CLEARED, metavar="TEXT", help="the new text (default: %(default)s)"
     )
-    direct.add_argument("--drop", action="store_true", help="nothing in its place")
+    direct.add_argument("--drop", action="store_true", help="remove the part")
     direct.add_argument(
         "--edits",
         choices=sorted(DIRECTIVE_MODES),
         default="exact",
-        help="what becomes of the memory behind it: computed anew, or kept (default: %(default)s)",
+        help="how the cache after the edit is updated: recomputed, or kept (default: %(default)s)",
     )
-    direct.add_argument("--list", action="store_true", help="show messages, and what was done")
-    direct.add_argument("--undo", metavar="OPERATION", help="take back what one operation said")
-    direct.add_argument("--undo-all", action="store_true", help="take all directives back")
+    direct.add_argument("--list", action="store_true", help="list messages and directives")
+    direct.add_argument("--undo", metavar="OPERATION", help="undo the directives of one operation")
+    direct.add_argument("--undo-all", action="store_true", help="undo all directives")
     direct.set_defaults(run=run_direct)
-    rebuild = commands.add_parser(
-        "rebuild", help="recompute an agent's memory after its edits, with its next turn"
-    )
-    add_agent_id(rebuild)
-    rebuild.set_defaults(run=run_rebuild)
-    for parser in (direct, rebuild):
-        add_common(parser)
+    add_fabric_options(direct)
 
 
 def _numbers(text: str) -> tuple[int, int]:
@@ -63,21 +54,18 @@ def _numbers(text: str) -> tuple[int, int]:
 
 
 def run_direct(arguments: argparse.Namespace) -> int:
-    """Add directives, take them back, or list messages; show those that hold."""
-    path = agent_path(arguments.id, "directives")
-    endpoint = endpoint_of(arguments)
-    if arguments.undo_all:
-        answer = endpoint.call("DELETE", path)
-    elif arguments.undo:
-        answer = endpoint.call("DELETE", f"{path}/{arguments.undo}")
-    elif directives := list(_wanted(arguments)):
-        answer = endpoint.call("POST", path, {"directives": directives})
+    """Add directives, undo them, or list messages; print the directives in force."""
+    agent = agent_of(arguments)
+    if arguments.undo_all or arguments.undo:
+        answer = agent.undo(None if arguments.undo_all else arguments.undo)
+    elif directives := list(_directives(arguments)):
+        answer = agent.direct(*directives)
     elif arguments.list:
-        answer = endpoint.get(path)
+        answer = agent.memory()
     else:
         message = (
-            "Say what: --result-of, --arguments-of, --message, --messages, --text, --tokens, "
-            "--undo or --list"
+            "Name what to edit: --result-of, --arguments-of, --message, --messages, --text, "
+            "--tokens, --undo or --list"
         )
         raise CommandError(message, MISUSED)
     if arguments.json:
@@ -92,7 +80,7 @@ def run_direct(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> Any:
+def _directives(arguments: argparse.Namespace) -> Any:
     text = None if arguments.drop else arguments.replacement
     how = {"replacement": text, "mode": arguments.edits}
     for call in arguments.result_of:
@@ -104,8 +92,8 @@ def _wanted(arguments: argparse.Namespace) -> Any:
         yield {"message": number, **how}
     for first, last in arguments.messages:
         yield {"messages": {"first": first, "last": last}, **how}
-    for sought in arguments.text:
-        yield {"text": sought, "message": arguments.within, "every": arguments.every, **how}
+    for text_to_find in arguments.text:
+        yield {"text": text_to_find, "message": arguments.within, "every": arguments.every, **how}
     for start, end in arguments.tokens:
         yield {"start_token": start, "end_token": end, **how}
 
@@ -116,12 +104,12 @@ def _print_messages(messages: Any) -> None:
          "edited" if m["is_edited"] else "")
         for m in messages
     ]  # fmt: skip
-    print_table("Messages", ("number", "who", "characters", "tokens", ""), rows)
+    print_table("Messages", ("number", "role", "characters", "tokens", ""), rows)
 
 
 def _print_directives(title: str, directives: Any) -> None:
     rows = [(d["operation"], _place(d), d["mode"], d["is_applied"]) for d in directives]
-    print_table(title, ("operation", "of", "memory behind it", "applied"), rows)
+    print_table(title, ("operation", "part", "mode", "applied"), rows)
 
 
 def _place(directive: dict[str, Any]) -> str:
@@ -130,7 +118,7 @@ def _place(directive: dict[str, Any]) -> str:
     if directive.get("result_of"):
         return f"the result of {directive['result_of']}"
     number = directive.get("message")
-    of = "what it was told" if directive.get("holds_for") == ["generate"] else "a message"
+    of = "a prompt" if directive.get("holds_for") == ["generate"] else "a message"
     of = of if number is None else f"message {number}"
     chars = _range(directive.get("start"), directive.get("end"))
     return f"{of}, characters {chars}" if chars else of
@@ -138,12 +126,3 @@ def _place(directive: dict[str, Any]) -> str:
 
 def _range(start: object, end: object) -> str:
     return "" if start is None else f"{start}-{end}"
-
-
-def run_rebuild(arguments: argparse.Namespace) -> int:
-    """Have an agent's memory computed anew, and say behind which token."""
-    answer = endpoint_of(arguments).call("POST", agent_path(arguments.id, "rebuild"), {})
-    exact = answer.get("exact_tokens")
-    need = "not needed" if exact is None else f"from token {exact} on, with its next turn"
-    pairs = [("agent", arguments.id), ("rebuild", need)]
-    return print_answer(answer, pairs, as_json=arguments.json)

@@ -22,14 +22,6 @@ class CommandError(Exception):
         self.status = status
 
 
-class FabricRefusedError(CommandError):
-    """A fabric answered with an error; `code` is the API's own."""
-
-    def __init__(self, message: str, code: str | None) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class LocatedError(CommandError):
     """Lines that each begin with FILE:LINE:COLUMN, so that editors find the place."""
 

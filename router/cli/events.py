@@ -4,11 +4,11 @@ import argparse
 from datetime import UTC, datetime
 from typing import Any
 
+from router.cli.endpoint import add_fabric_options, fabric_of
 from router.cli.errors import CommandError
-from router.cli.event_stream import ToldEvent, follow_events
 from router.cli.output import human_value
-from router.cli.queries import add_common, endpoint_of
 from router.cli.terminal import print_json, print_line
+from router.client.http_api import ServerEvent
 
 PATH = "/v1/events"
 
@@ -22,43 +22,43 @@ def add_events(commands: Any) -> None:
         "until Ctrl-C. A tenant's key shows its own agents, an operator's key everything. With "
         "--json, one JSON object per line: event, id and data (see docs/http-api.md, Events).",
     )
-    add_common(events)
+    add_fabric_options(events)
     events.set_defaults(run=run_events)
 
 
 def run_events(arguments: argparse.Namespace) -> int:
-    """Follow until Ctrl-C; exit status 1 where the fabric ends it."""
-    endpoint = endpoint_of(arguments)
+    """Follow the events until Ctrl-C; exit status 1 if the fabric ends the stream."""
+    fabric = fabric_of(arguments)
     try:
-        for told in follow_events(endpoint, PATH):
+        for event in fabric.events(PATH):
             if arguments.json:
-                print_json(_as_row(told), indent=None, flush=True)
+                print_json(_as_row(event), indent=None, flush=True)
             else:
-                print_line(_as_line(told), flush=True)
+                print_line(_as_line(event), flush=True)
     except KeyboardInterrupt:
         return 0
-    message = f"the router at {endpoint.url} has stopped"
+    message = f"the router at {fabric.url} has stopped"
     raise CommandError(message)
 
 
-def _as_row(told: ToldEvent) -> dict[str, Any]:
-    return {"event": told.name, "id": told.id, "data": told.data}
+def _as_row(event: ServerEvent) -> dict[str, Any]:
+    return {"event": event.name, "id": event.id, "data": event.data}
 
 
-def _as_line(told: ToldEvent) -> str:
-    """Spell an event for people: when, what, who, and everything else by its name."""
-    data = dict(told.data)
+def _as_line(event: ServerEvent) -> str:
+    """Write an event for people: its time, name and subject, then its other fields."""
+    data = dict(event.data)
     at = datetime.fromtimestamp(data.pop("at_s"), UTC).astimezone() if "at_s" in data else None
     time = at.strftime("%H:%M:%S") if at else "now"
-    if told.name == "snapshot":
-        return f"{time:8}  {told.name:16}  {_summary(data)}"
+    if event.name == "snapshot":
+        return f"{time:8}  {event.name:16}  {_summary(data)}"
     tenant = data.pop("tenant", None)
-    who = data.pop("id", None) or data.pop("node", "")
+    subject = data.pop("id", None) or data.pop("node", "")
     rest = ", ".join(
         f"{name} {human_value(name, value)}" for name, value in data.items() if value is not None
     )
     owner = f" of {tenant}" if tenant else ""
-    return f"{time:8}  {told.name:16}  {who}{owner}  {rest}".rstrip()
+    return f"{time:8}  {event.name:16}  {subject}{owner}  {rest}".rstrip()
 
 
 def _summary(data: dict[str, Any]) -> str:

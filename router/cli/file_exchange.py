@@ -4,8 +4,6 @@ import contextlib
 import http.client
 import os
 import secrets
-import select
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -13,20 +11,19 @@ from typing import Any, BinaryIO
 
 from fabric.control.hibernation_calls import MEDIA_TYPE
 from fabric.errors import RejectedError
-from fabric.limits import MIB
 from fabric.record.hibernation_file import (
     LEAD_BYTES_MAX,
     FrameReader,
     HibernationHeader,
     peek_header,
 )
-from router.cli.endpoint import Endpoint
 from router.cli.errors import MISUSED, CommandError
 from router.cli.terminal import errors_are_terminal, start_bar
+from router.client.client import Fabric
+from router.client.http_api import CHUNK_BYTES
 from router.limits import HIBERNATION_STALL_S
 
-CHUNK_BYTES = 1 * MIB
-# A node waits for a running turn before it answers, and syncs its disk behind the last byte.
+# A node waits for a running turn before it answers, and syncs its disk after the last byte.
 ANSWER_TIMEOUT_S = HIBERNATION_STALL_S + 60.0
 
 Advance = Callable[[int], None]
@@ -46,7 +43,7 @@ def progress(label: str, total_bytes: int, *, quiet: bool) -> Iterator[Advance]:
 
 
 def download(
-    endpoint: Endpoint,
+    fabric: Fabric,
     path: str,
     headers: Mapping[str, str],
     target: Path,
@@ -55,12 +52,9 @@ def download(
     quiet: bool,
 ) -> tuple[HibernationHeader, Mapping[str, str]]:
     """Store a fabric's answer as `target`, whole, checked and durable, or not at all."""
-    with endpoint.asking("POST", path, ANSWER_TIMEOUT_S) as connection:
-        connection.request("POST", endpoint.path_of(path), b"", endpoint.headers(headers))
-        response = connection.getresponse()
+    with fabric.open("POST", path, headers=headers, timeout_s=ANSWER_TIMEOUT_S) as response:
         if response.status != HTTPStatus.OK:
-            endpoint.read(response.status, response.read())
-            message = f"{endpoint.url} answered {response.status}; is this a fabric?"
+            message = f"{fabric.url} answered {response.status}; is this a fabric?"
             raise CommandError(message)
         total_bytes = int(response.headers.get("content-length") or 0)
         with (
@@ -68,35 +62,21 @@ def download(
             progress(target.name, total_bytes, quiet=quiet) as advance,
         ):
             header = _store(response, file, key_of, advance)
-    return header, dict(response.headers)
+        return header, dict(response.headers)
 
 
 def upload(
-    endpoint: Endpoint, path: str, headers: Mapping[str, str], source: BinaryIO, *, quiet: bool
+    fabric: Fabric, path: str, headers: Mapping[str, str], source: BinaryIO, *, quiet: bool
 ) -> Any:
-    """Send a file and return the fabric's JSON; stop sending as soon as it answers."""
+    """Send a file and return the fabric's JSON."""
     total_bytes = os.fstat(source.fileno()).st_size
-    sent = {"content-type": MEDIA_TYPE, "content-length": str(total_bytes), **headers}
-    with (
-        endpoint.asking("POST", path, ANSWER_TIMEOUT_S) as connection,
-        progress(Path(source.name).name, total_bytes, quiet=quiet) as advance,
-    ):
-        connection.putrequest("POST", endpoint.path_of(path))
-        for name, value in endpoint.headers(sent).items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        # A broken pipe may follow an answer that refuses the file: that answer says why.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while not _has_answered(connection) and (chunk := source.read(CHUNK_BYTES)):
-                connection.send(chunk)
-                advance(len(chunk))
-        response = connection.getresponse()
-        raw = response.read()
-    return endpoint.read(response.status, raw)
+    with progress(Path(source.name).name, total_bytes, quiet=quiet) as advance:
+        sent = {"content-type": MEDIA_TYPE, **headers}
+        return fabric.upload(path, source, sent, advance, ANSWER_TIMEOUT_S)
 
 
 def read_header(source: BinaryIO) -> HibernationHeader:
-    """Read what a file says of itself, and go back to its start."""
+    """Read a file's header, and go back to its start."""
     try:
         header = peek_header(source.read(LEAD_BYTES_MAX))
     except RejectedError as error:
@@ -132,7 +112,7 @@ def _store(
                 pass
         (reader or FrameReader(None)).finish()
     except RejectedError as error:
-        message = f"what came is no sound file ({error.message}); the agent is as it was, ask again"
+        message = f"the file arrived damaged ({error.message}); the agent is unchanged, try again"
         raise CommandError(message) from None
     assert header is not None, "a whole file has a header"
     return header
@@ -142,15 +122,8 @@ def _received(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        message = f"the fabric broke off ({error}); the agent is as it was, ask again"
+        message = f"the fabric broke off ({error}); the agent is unchanged, try again"
         raise CommandError(message) from None
-
-
-def _has_answered(connection: http.client.HTTPConnection) -> bool:
-    # Encryption may make its socket readable for reasons of its own.
-    if connection.sock is None or isinstance(connection.sock, ssl.SSLSocket):
-        return False
-    return bool(select.select([connection.sock], [], [], 0)[0])
 
 
 @contextlib.contextmanager

@@ -14,12 +14,13 @@ from fabric.control.hibernation_calls import (
     SIGNING_KEY_HEADER,
 )
 from fabric.record.hibernation_file import HibernationHeader, SignedWith, brought_signing_key
-from router.cli.endpoint import Endpoint, agent_path
-from router.cli.errors import MISUSED, CommandError, FabricRefusedError
+from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of, fabric_of
+from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
 from router.cli.keys.key_file import SALT_BYTES, signing_key
 from router.cli.output import human_bytes, human_count, print_answer
-from router.cli.queries import add_agent_id, add_common, endpoint_of
+from router.client.client import FabricAgent
+from router.client.errors import RefusedError
 
 AGENT_EXISTS = "agent_exists"  # the code of that refusal
 
@@ -54,7 +55,7 @@ def add_hibernation(commands: Any) -> None:
             metavar="PATH",
             help="sign with this file's key or passphrase, for another fabric",
         )
-        add_common(parser)
+        add_fabric_options(parser)
 
 
 def run_hibernate(arguments: argparse.Namespace) -> int:
@@ -63,18 +64,18 @@ def run_hibernate(arguments: argparse.Namespace) -> int:
     if target.exists() and not arguments.force:
         message = f"{target} exists already; --force replaces it"
         raise CommandError(message, MISUSED)
-    endpoint = endpoint_of(arguments)
+    agent = agent_of(arguments)
     headers, key = _signing_headers(arguments.key_file)
     header, answered = download(
-        endpoint,
-        agent_path(arguments.id, "hibernate"),
+        agent.fabric,
+        f"{agent.path}/hibernate",
         headers,
         target,
         key_of=lambda _: brought_signing_key(key) if key is not None else None,
         quiet=arguments.json,
     )
     if not arguments.keep:
-        _erase_if_unchanged(endpoint, arguments.id, answered)
+        _erase_if_unchanged(agent, answered)
     told = {
         "id": arguments.id,
         "file": str(target),
@@ -117,16 +118,14 @@ def run_resume(arguments: argparse.Namespace) -> int:
         query = {"replace": "true"} if arguments.replace else {}
         if arguments.node:
             query["node"] = arguments.node
-        path = agent_path(arguments.name or header.agent, "resume")
-        path += f"?{urlencode(query)}" if query else ""
-        endpoint = endpoint_of(arguments)
+        agent = fabric_of(arguments).agent(arguments.name or header.agent)
+        path = f"{agent.path}/resume" + (f"?{urlencode(query)}" if query else "")
         try:
-            resumed = upload(endpoint, path, headers, file, quiet=arguments.json)
-        except FabricRefusedError as error:
+            resumed = upload(agent.fabric, path, headers, file, quiet=arguments.json)
+        except RefusedError as error:
             if error.code != AGENT_EXISTS:
                 raise
-            name = arguments.name or header.agent
-            message = f"an agent is called {name!r} already; use --replace, or --as ANOTHER"
+            message = f"an agent is called {agent.name!r} already; use --replace, or --as ANOTHER"
             raise CommandError(message) from None
     received, reused = resumed.get("blocks_received"), resumed.get("blocks_reused")
     return print_answer(
@@ -160,11 +159,11 @@ def _key_headers(header: HibernationHeader, key_file: Path | None) -> dict[str, 
     return {SIGNING_KEY_HEADER: signing_key(key_file, header.salt).hex()}
 
 
-def _erase_if_unchanged(endpoint: Endpoint, agent: str, answered: Any) -> None:
+def _erase_if_unchanged(agent: FabricAgent, answered: Any) -> None:
     """Erase the agent unless it had another turn since the file was written."""
     known = (answered.get(EPOCH_HEADER), answered.get(REVISION_HEADER))
-    now = endpoint.get(agent_path(agent))
+    now = agent.show()
     if known != (str(now.get("epoch")), str(now.get("revision"))):
         message = "the file is whole, but the agent had another turn meanwhile and was not erased"
         raise CommandError(message)
-    endpoint.call("DELETE", agent_path(agent))
+    agent.erase()

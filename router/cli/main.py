@@ -17,6 +17,7 @@ from router.cli.errors import (
     describe_os_error,
 )
 from router.cli.terminal import discard_output, flush_output, print_error
+from router.client.errors import ClientError, InvalidUrlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +41,8 @@ def run_guarded(command: Callable[[], int]) -> int:
         return _flushed(error.status)
     except CommandError as error:
         return _fail(str(error), error.status)
+    except ClientError as error:
+        return _fail(str(error), MISUSED if isinstance(error, InvalidUrlError) else FAILED)
     except FabricError as error:
         return _fail(error.message, FAILED)
     except KeyboardInterrupt:

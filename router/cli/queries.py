@@ -2,11 +2,10 @@
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from router.cli.endpoint import DOWN, Endpoint, agent_path, find_endpoint
-from router.cli.errors import FAILED, CommandError
+from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of, fabric_of
+from router.cli.errors import FAILED
 from router.cli.output import (
     failed_again,
     human_bytes,
@@ -16,7 +15,8 @@ from router.cli.output import (
     print_pairs,
     print_table,
 )
-from router.cli.terminal import print_error, print_json, print_line
+from router.cli.terminal import print_json, print_line
+from router.client.http_api import UNAVAILABLE
 
 
 def add_queries(commands: Any) -> None:
@@ -31,57 +31,22 @@ def add_queries(commands: Any) -> None:
     add_agent_id(agent)
     agent.set_defaults(run=run_agent)
     for parser in (status, nodes, agents, agent):
-        add_common(parser)
-
-
-def add_agent_id(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument that names an agent."""
-    parser.add_argument("id", metavar="ID", help="the agent, as `macfabric agents` lists it")
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of every command that asks a fabric."""
-    parser.add_argument("--url", help="the fabric's address (default: MACFABRIC_URL, or --data's)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
-    parser.add_argument(
-        "--key",
-        help="a tenant's or an operator's key; better in MACFABRIC_API_KEY and "
-        "MACFABRIC_OPERATOR_KEY, as others on this machine can read command lines",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def endpoint_of(arguments: argparse.Namespace) -> Endpoint:
-    """Return the fabric that the common options name."""
-    endpoint = find_endpoint(arguments.url, arguments.data, arguments.key)
-    if endpoint.warning is not None:
-        print_error(endpoint.warning)
-    return endpoint
-
-
-def rows_of(listed: Any) -> list[dict[str, Any]]:
-    """Return the rows of an API list."""
-    rows = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(rows, list):
-        message = "the answer is no list of this API; is that URL a macfabric?"
-        raise CommandError(message)
-    return [row for row in rows if isinstance(row, dict)]
+        add_fabric_options(parser)
 
 
 def run_status(arguments: argparse.Namespace) -> int:
     """Print whether a fabric runs; exit status 1 where none does, or no node of it serves."""
-    endpoint = endpoint_of(arguments)
-    health = endpoint.health()
-    status = FAILED if health.get("status") == DOWN else 0
-    nodes = rows_of(endpoint.get("/v1/nodes"))
-    agents = rows_of(endpoint.get("/v1/agents"))
+    fabric = fabric_of(arguments)
+    health = fabric.health()
+    status = FAILED if health.get("status") == UNAVAILABLE else 0
+    nodes, agents = fabric.nodes(), fabric.agents()
     if arguments.json:
-        print_json({"url": endpoint.url, "health": health, "nodes": nodes, "agents": len(agents)})
+        print_json({"url": fabric.url, "health": health, "nodes": nodes, "agents": len(agents)})
         return status
     usable = sum(node.get("state") == "ready" for node in nodes)
     print_pairs(
         [
-            ("url", endpoint.url),
+            ("url", fabric.url),
             ("health", health.get("status", "ok")),
             ("nodes", f"{len(nodes)}, {usable} ready"),
             ("models", ", ".join(sorted({str(node.get("model")) for node in nodes})) or "-"),
@@ -102,7 +67,7 @@ def run_status(arguments: argparse.Namespace) -> int:
 
 def run_nodes(arguments: argparse.Namespace) -> int:
     """Print the nodes."""
-    nodes = rows_of(endpoint_of(arguments).get("/v1/nodes"))
+    nodes = fabric_of(arguments).nodes()
     if arguments.json:
         print_json(nodes)
         return 0
@@ -130,7 +95,7 @@ def run_nodes(arguments: argparse.Namespace) -> int:
 
 def run_agents(arguments: argparse.Namespace) -> int:
     """Print the agents."""
-    agents = rows_of(endpoint_of(arguments).get("/v1/agents"))
+    agents = fabric_of(arguments).agents()
     if arguments.json:
         print_json(agents)
         return 0
@@ -140,8 +105,8 @@ def run_agents(arguments: argparse.Namespace) -> int:
 
 
 def run_agent(arguments: argparse.Namespace) -> int:
-    """Print one agent with everything the fabric tells of it."""
-    agent = endpoint_of(arguments).get(agent_path(arguments.id))
+    """Print one agent with all its fields."""
+    agent = agent_of(arguments).show()
     pairs = ((name.removesuffix("_s"), human_value(name, value)) for name, value in agent.items())
     return print_answer(agent, pairs, as_json=arguments.json)
 

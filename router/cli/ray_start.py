@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.terminal import print_json
 from router.supervise.ray_member import shipped_member
 
 
@@ -25,6 +26,7 @@ def add_ray_start(commands: Any) -> None:
     start.add_argument(
         "--autoscaling-config", type=Path, metavar="FILE", help="the head's copy of cluster.yaml"
     )
+    start.add_argument("--json", action="store_true", help="print the result as JSON")
     start.set_defaults(run=run_ray_start)
 
 
@@ -39,4 +41,6 @@ def run_ray_start(arguments: argparse.Namespace) -> int:
         raise CommandError(message, MISUSED)
     else:
         is_started = member.start_head(arguments.autoscaling_config.expanduser())
+    if arguments.json:
+        print_json({"started": is_started})
     return 0 if is_started else FAILED

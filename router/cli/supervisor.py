@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from router.cli.data_folder import DataFolder
-from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
 from router.cli.output import failed_again
 from router.cli.start_watch import START_LIMIT_S, StartWatch
+from router.client.client import Fabric
+from router.client.errors import ClientError
 from router.private_files import write_private
 from router.supervise.keeper import KEEPER, Keeper
 from router.supervise.processes import identify, send
@@ -35,6 +36,7 @@ RESTART_WINDOW_S = 120.0
 # What ends again and again is started less and less often. Nodes hold memory: they stay.
 RESTART_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 TICK_S = 0.1
+NODES_TIMEOUT_S = 2.0
 LOG_TAIL_LINES = 15
 
 
@@ -299,13 +301,13 @@ class Supervisor:
         assert self.url is not None
         try:
             trusted = tuple(filter(None, [self.plan.certificate or self.plan.trusted]))
-            own = Endpoint(self.url, None, self.plan.operator_key, trusted, checks_name=False)
-            listed = own.get("/v1/nodes", timeout_s=2.0)
-        except CommandError:
+            own = Fabric(
+                self.url, None, self.plan.operator_key, NODES_TIMEOUT_S, trusted, checks_name=False
+            )
+            ready = [row for row in own.nodes() if row.get("state") == "ready"]
+        except ClientError:
             return False
-        rows = listed.get("data") if isinstance(listed, dict) else None
-        usable = [r for r in rows or [] if isinstance(r, dict) and r.get("state") == "ready"]
-        return len(usable) >= self.plan.nodes_expected
+        return len(ready) >= self.plan.nodes_expected
 
     def _write_run(self) -> None:
         me = identify(os.getpid())

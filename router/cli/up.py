@@ -27,11 +27,11 @@ from router.cli.model_choice import chosen_model
 from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
 from router.cli.terminal import print_json, print_line
-from router.http.own_hosts import own_hosts
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
 from router.supervise.ray_processes import LocalRay
 from router.tls.authority import Subject
+from router.tls.machine_hosts import machine_hosts
 
 DOWN_TIMEOUT_S = 60.0  # beside the wait for running turns
 LEFTOVER_GRACE_S = 5.0
@@ -206,7 +206,7 @@ def own_certificate(settings: RouterSettings) -> Path | None:
 def own_subject(router: RouterSettings | None = None) -> Subject:
     """Return whom the certificate of a fabric on this machine is for."""
     more = (*router.tls.names, *router.allowed_hosts) if router else ()
-    return Subject.of([*own_hosts(), *more])
+    return Subject.of([*machine_hosts(), *more])
 
 
 def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:

@@ -1,77 +1,71 @@
-"""Agents of a fabric from Python: their memory, what is said of it, and where they live.
+"""Agents of a fabric from Python: their memory, their settings, and where they live.
 
     from router.client.client import Fabric
 
     mira = Fabric("http://127.0.0.1:8000", key="...").agent("mira")
     mira.direct({"tool_call_id": "call_17", "replacement": "[cleared]", "mode": "amortize"})
 
-Answers are those of docs/http-api.md, as dicts.
+Answers are those of docs/http-api.md, as dicts; errors are those of router/client/errors.py.
 """
 
-import http.client
-import json
-import ssl
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote, urlsplit
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
 
-TIMEOUT_S = 120.0
+from router.client.errors import ClientError
+from router.client.http_api import HttpApi
+
 Json = dict[str, Any]
 
-
-class RefusedError(Exception):
-    """An error that the fabric answered; `param` names the field at fault."""
-
-    def __init__(self, status: int, error: Json) -> None:
-        super().__init__(error.get("message") or f"the fabric answered {status}")
-        self.status = status
-        self.code: str | None = error.get("code")
-        self.param: str | None = error.get("param")
+MIGRATE_TIMEOUT_S: Final = 600.0  # a large agent over Wi-Fi
+COPY_TIMEOUT_S: Final = 3_600.0  # likewise; a copy yields to turns
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(HttpApi):
     """A fabric at its URL, as the tenant of a key."""
 
-    url: str
-    key: str | None = field(default=None, repr=False)
-    timeout_s: float = TIMEOUT_S
-    context: ssl.SSLContext | None = None  # for the fabric's own authority: docs/security.md
+    __slots__ = ()
+
+    def nodes(self) -> list[Json]:
+        """List the nodes that the key may see."""
+        return self.rows("/v1/nodes")
 
     def agents(self) -> list[Json]:
         """List the tenant's agents."""
-        return list(self.call("GET", "/v1/agents")["data"])
+        return self.rows("/v1/agents")
 
     def agent(self, name: str) -> "FabricAgent":
-        """Return one of them; it need not be there."""
+        """Return an agent by its name; it need not exist."""
         return FabricAgent(self, name)
 
-    def call(self, method: str, path: str, body: object = None) -> Json:
-        """Return a request's JSON; raise RefusedError, or OSError where nobody answers."""
-        parts = urlsplit(self.url)
-        host, port = parts.hostname or "", parts.port
-        connection = (
-            http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self.context)
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, port, timeout=self.timeout_s)
-        )
-        headers = {"content-type": "application/json"} if body is not None else {}
-        if self.key is not None:
-            headers["authorization"] = f"Bearer {self.key}"
-        payload = None if body is None else json.dumps(body)
-        try:
-            connection.request(method, parts.path.rstrip("/") + path, payload, headers)
-            response = connection.getresponse()
-            raw = response.read()
-        finally:
-            connection.close()
-        try:
-            answer: Json = json.loads(raw)
-        except ValueError:
-            answer = {}
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            raise RefusedError(response.status, answer.get("error") or {})
+    def drain(self, node: str) -> Json:
+        """Begin to move all agents off a node, which takes no new ones."""
+        return self._call_node(node, "drain")
+
+    def undrain(self, node: str) -> Json:
+        """Let a node take agents again."""
+        return self._call_node(node, "undrain")
+
+    def rows(self, path: str) -> list[Json]:
+        """Return the rows of an API list."""
+        answer = self.get(path)
+        rows = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(rows, list):
+            message = f"{self.url} answered no list of this API; is that URL a macfabric?"
+            raise ClientError(message)
+        return [row for row in rows if isinstance(row, dict)]
+
+    def _call_node(self, node: str, verb: str) -> Json:
+        return self.object("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}")
+
+    def object(
+        self, method: str, path: str, body: object = None, timeout_s: float | None = None
+    ) -> Json:
+        """Return the JSON object that a request is answered with."""
+        answer = self.call(method, path, body, timeout_s)
+        if not isinstance(answer, dict):
+            message = f"{self.url} answered no object of this API; is that URL a macfabric?"
+            raise ClientError(message)
         return answer
 
 
@@ -82,28 +76,33 @@ class FabricAgent:
     fabric: Fabric
     name: str
 
+    @property
+    def path(self) -> str:
+        """Path of the agent below the fabric's URL."""
+        return f"/v1/agents/{quote(self.name, safe='')}"
+
     def show(self) -> Json:
-        """Return where it lives, how large it is, and what was said of it."""
+        """Return its node, its size and its settings."""
         return self._call("GET", "")
 
-    def generate(self, text: str | None = None, *messages: Json, **more: Any) -> Json:
-        """Put a text, or messages, behind what it remembers, and return its answer."""
-        said: Json = {"messages": list(messages)} if text is None else {"text": text}
-        return self._call("POST", "/generate", {**said, **more})
+    def generate(self, text: str | None = None, *messages: Json, **options: Any) -> Json:
+        """Append a text, or messages, to its context and return its answer."""
+        prompt: Json = {"messages": list(messages)} if text is None else {"text": text}
+        return self._call("POST", "/generate", {**prompt, **options})
 
-    # --- its memory --------------------------------------------------------------------------
+    # --- context -----------------------------------------------------------------------------
 
     def memory(self) -> Json:
         """List its messages by number, its directives, and those undone."""
         return self._call("GET", "/directives")
 
     def direct(self, *directives: Json, operation: str | None = None) -> Json:
-        """Let parts of its memory read otherwise, all or none of them."""
+        """Edit its context by all of these directives, or by none if one is invalid."""
         body: Json = {"directives": list(directives)}
         return self._call("POST", "/directives", body | _named(operation))
 
     def undo(self, operation: str | None = None) -> Json:
-        """Take back what one operation said, or everything."""
+        """Undo the directives of one operation, or all of them."""
         path = "/directives" if operation is None else f"/directives/{quote(operation, safe='')}"
         return self._call("DELETE", path)
 
@@ -114,60 +113,73 @@ class FabricAgent:
         mode: str = "exact",
         operation: str | None = None,
     ) -> Json:
-        """Let a later result or message, by its call's id or its number, replace an earlier one."""
+        """Replace an earlier result or message (a call's id, or a number) by a later one."""
         body: Json = {"earlier": _message(earlier), "later": _message(later), "mode": mode}
         return self._call("POST", "/supersede", body | _named(operation))
 
     def rebuild(self) -> Json:
-        """Have its next turn compute anew what was kept behind edits."""
+        """Have its next turn recompute what was kept after edits."""
         return self._call("POST", "/rebuild", {})
 
-    # --- what it is worth --------------------------------------------------------------------
+    # --- retention ---------------------------------------------------------------------------
 
     def pin(self, *, pinned: bool = True) -> Json:
         """Evict it last, or like any other."""
         return self._call("POST", "/pin", {"pinned": pinned})
 
     def decay(self, after_s: float | None = 0.0) -> Json:
-        """Evict it before others once it was idle for so long; None takes that back."""
+        """Evict it before others once it has been idle for `after_s`; None reverts that."""
         if after_s is None:
             return self._call("DELETE", "/decay")
         return self._call("POST", "/decay", {"after_s": after_s})
 
     def close(self) -> Json:
-        """Let go of its hot memory and its pin, and evict it first, until its next turn."""
+        """Drop its resident cache and its pin, and evict it first, until its next turn."""
         return self._call("POST", "/close", {})
 
     def evict(self, copy_on: str | None = None) -> Json:
-        """Let go of its hot memory, or of the copy on a node's disk."""
+        """Drop its resident cache, or the copy on a node's disk."""
         return self._call("POST", "/evict", {"from": "disk", "node": copy_on} if copy_on else {})
 
     def share(self, scope: str = "tenant") -> Json:
-        """Let other agents of its tenant begin with its memory, or (`agent`) nobody."""
+        """Let other agents of its tenant reuse its memory, or (`agent`) none."""
         return self._call("POST", "/share", {"scope": scope})
 
-    # --- where it is -------------------------------------------------------------------------
+    def erase(self, *, runs: bool = False) -> Json:
+        """Remove every byte of it, everywhere, also from runs that quote it; return a receipt."""
+        return self._call("DELETE", "?runs=true" if runs else "")
+
+    # --- placement ---------------------------------------------------------------------------
 
     def migrate(self, to: str) -> Json:
-        """Move it to another node; returns once it is committed."""
-        return self._call("POST", "/migrate", {"to": to})
+        """Move it to another node; return once the move is committed."""
+        return self._call("POST", "/migrate", {"to": to}, MIGRATE_TIMEOUT_S)
 
-    def fork(self, name: str, to: str | None = None, operation: str | None = None) -> "FabricAgent":
-        """Make a new agent with its memory."""
-        place = {} if to is None else {"to": to}
-        self._call("POST", "/fork", {"as": name, **place, **_named(operation)})
-        return self.fabric.agent(name)
+    def fork(self, name: str, to: str | None = None, operation: str | None = None) -> Json:
+        """Make a new agent with its context."""
+        body = {"as": name, **_node(to), **_named(operation)}
+        return self._call("POST", "/fork", body, COPY_TIMEOUT_S)
 
-    def erase(self) -> Json:
-        """Remove every byte of it, everywhere; returns a receipt."""
-        return self._call("DELETE", "")
+    def replicate(self, to: str, *, keep: bool = True) -> Json:
+        """Copy it to another node, and refresh the copy after each turn if `keep`."""
+        return self._call("POST", "/replicate", {"to": to, "keep": keep}, COPY_TIMEOUT_S)
 
-    def _call(self, method: str, path: str, body: object = None) -> Json:
-        return self.fabric.call(method, f"/v1/agents/{quote(self.name, safe='')}{path}", body)
+    def prefetch(self, to: str | None = None) -> Json:
+        """Load it into RAM ahead of its turn, or copy it to a node's disk."""
+        return self._call("POST", "/prefetch", _node(to), COPY_TIMEOUT_S)
+
+    def _call(
+        self, method: str, path: str, body: object = None, timeout_s: float | None = None
+    ) -> Json:
+        return self.fabric.object(method, self.path + path, body, timeout_s)
 
 
 def _named(operation: str | None) -> Json:
     return {} if operation is None else {"operation": operation}
+
+
+def _node(to: str | None) -> Json:
+    return {} if to is None else {"to": to}
 
 
 def _message(name: str | int) -> Json:

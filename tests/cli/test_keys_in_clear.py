@@ -1,14 +1,18 @@
 """Keys are not sent where others could read them, and a wrong scheme is explained."""
 
+import argparse
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
 from router.cli.data_folder import DataFolder
-from router.cli.endpoint import Endpoint, find_endpoint
-from router.cli.errors import CommandError
+from router.cli.endpoint import fabric_of, find_fabric, sends_key_readably
+from router.client.client import Fabric
+from router.client.errors import ClientError, RefusedError
+from tests.cli.fake_fabric import ANSWERS, STATUSES
 
 LAN = "http://192.168.1.10:8000"
 
@@ -25,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 def found(folder, url, record=None):
     folder.endpoint.write_text(json.dumps({"url": record or url}))
-    return find_endpoint(None, folder.path)
+    return find_fabric(None, folder.path)
 
 
 @pytest.mark.parametrize(
@@ -38,32 +42,32 @@ def found(folder, url, record=None):
     ],
 )
 def test_the_folders_key_is_sent_where_only_the_router_can_read_it(folder, url):
-    endpoint = found(folder, url)
+    asked = found(folder, url)
 
-    assert endpoint.operator_key == folder.read_operator_key()
-    assert endpoint.warning is None
-
-
-def test_the_folders_key_is_not_sent_readably_over_a_network(folder):
-    endpoint = found(folder, LAN)
-    assert endpoint.operator_key is None
-    assert "x-macfabric-operator-key" not in {name.lower() for name in endpoint.headers({})}
-    assert endpoint.warning is None
-
-    refused = json.dumps({"error": {"message": "an operator's key is needed"}}).encode()
-    with pytest.raises(CommandError, match=r"router\.tls\.mode.*MACFABRIC_OPERATOR_KEY"):
-        endpoint.read(403, refused)
+    assert asked.operator_key == folder.read_operator_key()
+    assert not sends_key_readably(asked)
 
 
-def test_who_sends_a_key_readably_over_a_network_is_warned(folder, monkeypatch):
+def test_the_folders_key_is_not_sent_readably_over_a_network(folder, fabric, monkeypatch):
+    asked = found(folder, LAN)
+    assert asked.operator_key is None
+    assert not sends_key_readably(asked)
+
+    monkeypatch.setitem(STATUSES, ("GET", "/v1/nodes"), 403)
+    with pytest.raises(RefusedError, match=r"router\.tls\.mode.*MACFABRIC_OPERATOR_KEY"):
+        replace(asked, url=fabric.url).nodes()
+
+
+def test_who_sends_a_key_readably_over_a_network_is_warned(folder, monkeypatch, capsys):
     monkeypatch.setenv("MACFABRIC_OPERATOR_KEY", "given")
-    endpoint = found(folder, LAN)
+    asked = found(folder, LAN)
 
-    assert endpoint.operator_key == "given"
-    assert "can read the key" in endpoint.warning
-    assert find_endpoint(LAN, None, "a-tenants").warning
+    assert asked.operator_key == "given"
+    assert sends_key_readably(asked)
+    fabric_of(argparse.Namespace(url=LAN, data=None, key="a-tenants"))
+    assert "can read the key" in capsys.readouterr().err
     monkeypatch.delenv("MACFABRIC_OPERATOR_KEY")
-    assert find_endpoint(LAN, None).warning is None, "there is no key to read"
+    assert not sends_key_readably(find_fabric(LAN, None)), "there is no key to read"
 
 
 def test_the_warning_is_printed_beside_the_answer(run, fabric, monkeypatch):
@@ -76,10 +80,12 @@ def test_the_warning_is_printed_beside_the_answer(run, fabric, monkeypatch):
     assert "a-tenants" not in err
 
 
-def test_a_router_that_speaks_https_is_named():
-    refused = json.dumps({"error": {"message": "x", "code": "https_required"}}).encode()
-    with pytest.raises(CommandError, match="speaks https"):
-        Endpoint("http://127.0.0.1:8000").read(400, refused)
+def test_a_router_that_speaks_https_is_named(fabric, monkeypatch):
+    refused = {"error": {"message": "x", "code": "https_required"}}
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), refused)
+    monkeypatch.setitem(STATUSES, ("GET", "/v1/nodes"), 400)
+    with pytest.raises(RefusedError, match="speaks https"):
+        Fabric(fabric.url).nodes()
 
 
 def test_a_server_that_speaks_no_https_is_named():
@@ -92,6 +98,6 @@ def test_a_server_that_speaks_no_https_is_named():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(CommandError, match="does not answer as https does"):
-            Endpoint(f"https://127.0.0.1:{listener.getsockname()[1]}").get("/healthz")
+        with pytest.raises(ClientError, match="does not answer as https does"):
+            Fabric(f"https://127.0.0.1:{listener.getsockname()[1]}").get("/healthz")
         thread.join()

@@ -87,7 +87,7 @@ def test_an_unknown_command_suggests_one(run, argv, hint):
     assert hint in err
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "scenario"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "ray", "scenario"}))
 def test_json_everywhere(command):
     assert "--json" in choices()[command].format_help()
 

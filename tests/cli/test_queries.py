@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from router.cli.data_folder import DataFolder
-from router.cli.endpoint import Endpoint
+from router.client.client import Fabric
 from router.private_files import write_private
 from router.supervise.processes import identify
 from tests.cli.fake_fabric import (
@@ -122,7 +122,7 @@ def test_a_drain_that_somebody_else_ended_is_no_success(run, fabric):
     status, _, err = run("drain", "node-c", "--url", fabric.url)
 
     assert status == 1
-    assert "somebody ended it" in err
+    assert "was ended by `undrain`" in err
 
 
 def test_copies_say_what_they_want(run, fabric):
@@ -233,7 +233,7 @@ def test_whoever_reads_the_data_folder_operates_the_fabric(run, fabric, tmp_path
     key = folder.renew_operator_key()
     folder.endpoint.write_text(json.dumps({"url": fabric.url}))
     asked = []
-    monkeypatch.setattr(Endpoint, "headers", lambda self, more: asked.append(self) or dict(more))
+    monkeypatch.setattr(Fabric, "_headers", lambda self, more: asked.append(self) or dict(more))
 
     run("nodes")
     run("nodes", "--url", fabric.url)

@@ -6,7 +6,8 @@ import pytest
 
 from fabric.ids import AgentId, TenantId
 from router.cli.main import main
-from router.client.client import Fabric, RefusedError
+from router.client.client import Fabric
+from router.client.errors import RefusedError
 from tests.support.local_fabric import local_fabric
 
 KEYS = {"one": "key-of-tenant-number-one", "two": "key-of-tenant-number-two"}
@@ -50,7 +51,8 @@ def test_an_agent_is_directed_rebuilt_moved_and_forked(fabric):
     other = {"left": "right", "right": "left"}[agent.show()["owner"]]
     assert agent.migrate(other)["to"] == other
     assert agent.show()["amortized"]
-    copy = agent.fork("mira-2")
+    agent.fork("mira-2")
+    copy = fabric.agent("mira-2")
     assert copy.memory()["directives"] == agent.memory()["directives"] != []
     assert CODE not in copy.generate(None, ASK_CODE, **ASKED)["text"]
     assert agent.rebuild()["rebuilds"]
@@ -98,7 +100,8 @@ def test_decay_is_said_until_the_next_turn_and_travels(running, fabric):
     agent.migrate(other)
     running.restart(other)
     assert agent.show()["decays_after_s"] == 600
-    assert agent.fork("decayed-2").show()["decays_after_s"] is None
+    agent.fork("decayed-2")
+    assert fabric.agent("decayed-2").show()["decays_after_s"] is None
     assert agent.decay(None)["decays_after_s"] is None
     agent.decay()
     table = running.services[other].node.table
@@ -148,7 +151,8 @@ def test_private_memory_is_for_its_agent_alone(running, fabric):
     assert lent(stranger) == 0
     agent.share("tenant")
     assert lent(stranger) > 1
-    assert agent.fork("private-2").show()["share"] == "tenant"
+    agent.fork("private-2")
+    assert lone.agent("private-2").show()["share"] == "tenant"
 
 
 def test_nobody_of_another_tenant_reads_or_changes_an_agent(running, fabric):

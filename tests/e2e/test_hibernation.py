@@ -141,6 +141,6 @@ def test_a_file_that_breaks_off_on_its_way_is_not_kept(fabric, run, tmp_path):
     status, out, err = run("hibernate", "dave", tmp_path / "dave.mfa", "--no-keep")
 
     assert (status, out) == (1, "")
-    assert "the agent is as it was" in err
+    assert "the agent is unchanged" in err
     assert names(tmp_path) == []
     assert fabric.http.get("/v1/agents/dave").status_code == 200

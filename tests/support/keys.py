@@ -5,9 +5,9 @@ from pathlib import Path
 
 from fabric.keys.key_files import CLUSTER_KEY
 from router.cli.keys.key_folder import KeyFolder
-from router.http.own_hosts import own_hosts
 from router.private_files import write_private
 from router.tls.authority import Subject
+from router.tls.machine_hosts import machine_hosts
 
 
 def make_keys(folder: Path, cluster_key: bytes | None = None) -> KeyFolder:
@@ -16,5 +16,5 @@ def make_keys(folder: Path, cluster_key: bytes | None = None) -> KeyFolder:
     if cluster_key is not None:
         write_private(folder / CLUSTER_KEY, cluster_key.hex())
     keys = KeyFolder.in_data(folder)
-    keys.create(Subject.of(own_hosts()), datetime.now(UTC))
+    keys.create(Subject.of(machine_hosts()), datetime.now(UTC))
     return keys

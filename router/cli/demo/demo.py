@@ -42,11 +42,11 @@ from router.cli.demo.demo_table import (
     ratios,
     show,
 )
-from router.cli.endpoint import Endpoint, agent_path
 from router.cli.errors import FAILED, CommandError
 from router.cli.output import Steps
 from router.cli.terminal import print_json, print_line
 from router.cli.up import catch_signals
+from router.client.client import Fabric
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, is_alive
 from router.supervise.ray_processes import read_log
@@ -155,11 +155,11 @@ class Demo:
     """The conversation: one state of the cache after the other, for every agent."""
 
     def __init__(self, ready: Ready, steps: Steps, ends: list[int]) -> None:
-        self._endpoint = Endpoint(ready.url, operator_key=ready.operator_key)
+        self._fabric = Fabric(ready.url, operator_key=ready.operator_key)
         self._say = steps.say
         self._ends = ends
         name = ready.model.rstrip("/").rpartition("/")[2]
-        self._speaker = Speaker(ready.url, name)
+        self._speaker = Speaker(self._fabric, name)
         self._talks = [Conversation(agent) for agent in make_agents()]
         self.pulse = Pulse(ready.url)
         self.untrue: list[str] = []
@@ -215,23 +215,22 @@ class Demo:
 
     def _restart_all(self) -> None:
         """Kill every node, in two waves so that the endpoint always has one to serve with."""
-        names = sorted(nodes_by_name(self._endpoint))
+        names = sorted(nodes_by_name(self._fabric))
         for wave in (names[1:], names[:1]):
-            before = nodes_by_name(self._endpoint)
+            before = nodes_by_name(self._fabric)
             for name in wave:
                 os.kill(int(before[name]["pid"]), signal.SIGKILL)
-            seconds = wait_for_restart(self._endpoint, before, wave, RESTART_TIMEOUT_S)
+            seconds = wait_for_restart(self._fabric, before, wave, RESTART_TIMEOUT_S)
             self.restart_seconds.append(round(seconds, 2))
             self._say(f"  {' and '.join(wave)}: killed, back after {seconds:.1f} s")
 
     def _move_all(self) -> None:
         """Move every agent to the node after its own."""
-        names = sorted(nodes_by_name(self._endpoint))
+        names = sorted(nodes_by_name(self._fabric))
         for talk in self._talks:
             home = talk.turns[-1].node
             target = names[(names.index(home) + 1) % len(names)] if home in names else names[0]
-            path = agent_path(talk.agent.name, "migrate")
-            moved = self._endpoint.call("POST", path, {"to": target})
+            moved = self._fabric.agent(talk.agent.name).migrate(target)
             self.moves.append(moved)
             self._say(
                 f"  {talk.agent.name}: {moved.get('from')} → {moved.get('to')}, "
@@ -243,7 +242,7 @@ class Demo:
         homes = Counter(talk.turns[-1].node for talk in self._talks)
         victim = homes.most_common(1)[0][0]
         bereft = [talk for talk in self._talks if talk.turns[-1].node == victim]
-        pid = nodes_by_name(self._endpoint).get(victim, {}).get("pid")
+        pid = nodes_by_name(self._fabric).get(victim, {}).get("pid")
         if not isinstance(pid, int):
             message = f"{victim} is not there to be killed"
             raise CommandError(message)

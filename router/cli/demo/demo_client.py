@@ -1,19 +1,20 @@
-"""How the demo talks to the fabric: the official SDK for turns, plain HTTP for the rest."""
+"""Client of the demo: measured turns, restarts that it waits for, a constant health check."""
 
-import http.client
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.cli.demo.demo_script import DemoAgent, Fact
-from router.cli.endpoint import Endpoint
 from router.cli.errors import CommandError
-from router.cli.queries import rows_of
+from router.client.client import Fabric
+from router.client.errors import ClientError
 
 ANSWER_TOKENS_MAX = 48
 TURN_TIMEOUT_S = 90.0  # a cold turn on a busy machine
 PULSE_S = 0.1
+PULSE_TIMEOUT_S = 5.0
+CHAT = "/v1/chat/completions"
 NODE_POLL_S = 0.1
 
 
@@ -46,25 +47,20 @@ class Conversation:
 
 
 class Speaker:
-    """Talks to agents through the official SDK, streaming."""
+    """Client that sends an agent's turns and measures the streamed answers."""
 
-    def __init__(self, url: str, model: str) -> None:
-        import openai
-
-        self._errors = openai.OpenAIError
+    def __init__(self, fabric: Fabric, model: str) -> None:
+        self._fabric = fabric
         self._model = model
-        self._client = openai.OpenAI(
-            base_url=f"{url}/v1", api_key="loopback-needs-none", timeout=TURN_TIMEOUT_S
-        )
 
     def ask(self, talk: Conversation, fact: Fact, state: str) -> DemoTurn:
-        """Ask for one fact, measure, and keep what was said."""
+        """Ask for one fact, measure the answer, and append both to the conversation."""
         first = not talk.messages
         content = f"{talk.agent.briefing} {fact.question}" if first else fact.question
         talk.messages.append({"role": "user", "content": content})
         try:
             turn = self._stream(talk, fact, state)
-        except self._errors as error:
+        except ClientError as error:
             talk.messages.pop()
             turn = _failed(talk.agent.name, fact, state, f"{type(error).__name__}: {error}")
         else:
@@ -73,30 +69,31 @@ class Speaker:
         return turn
 
     def _stream(self, talk: Conversation, fact: Fact, state: str) -> DemoTurn:
-        messages: Any = talk.messages
+        body = {
+            "model": self._model,
+            "messages": talk.messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "max_tokens": ANSWER_TOKENS_MAX,
+            "stop": ["."],
+        }
         began_s = time.perf_counter()
-        raw = self._client.chat.completions.with_raw_response.create(
-            model=self._model,
-            messages=messages,
-            stream=True,
-            stream_options={"include_usage": True},
-            temperature=0,
-            max_tokens=ANSWER_TOKENS_MAX,
-            stop=["."],
-            extra_headers={"X-Agent-ID": talk.agent.name},
-        )
         pieces: list[str] = []
         first_s = 0.0
         prompt_tokens = 0
-        for chunk in raw.parse():
-            if chunk.usage:
-                prompt_tokens = chunk.usage.prompt_tokens
-            text = chunk.choices[0].delta.content if chunk.choices else None
-            if text:
-                first_s = first_s or time.perf_counter()
-                pieces.append(text)
+        agent = {"x-agent-id": talk.agent.name}
+        with self._fabric.stream("POST", CHAT, body, agent, TURN_TIMEOUT_S) as chunks:
+            for chunk in (event.data for event in chunks):
+                if error := chunk.get("error"):
+                    raise ClientError(error.get("message"))
+                prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens") or prompt_tokens
+                choices = chunk.get("choices")
+                if text := choices[0]["delta"].get("content") if choices else None:
+                    first_s = first_s or time.perf_counter()
+                    pieces.append(text)
+            headers = chunks.headers
         answer = "".join(pieces)
-        headers = raw.headers
         return DemoTurn(
             agent=talk.agent.name,
             state=state,
@@ -131,18 +128,18 @@ def _failed(agent: str, fact: Fact, state: str, problem: str) -> DemoTurn:
     )
 
 
-def nodes_by_name(endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+def nodes_by_name(fabric: Fabric) -> dict[str, dict[str, Any]]:
     """Return the nodes as the router sees them now."""
-    return {str(node["name"]): node for node in rows_of(endpoint.get("/v1/nodes"))}
+    return {str(node["name"]): node for node in fabric.nodes()}
 
 
 def wait_for_restart(
-    endpoint: Endpoint, before: dict[str, dict[str, Any]], names: list[str], timeout_s: float
+    fabric: Fabric, before: dict[str, dict[str, Any]], names: list[str], timeout_s: float
 ) -> float:
     """Wait until `names` serve again in a new life; return the seconds that took."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < timeout_s:
-        now = nodes_by_name(endpoint)
+        now = nodes_by_name(fabric)
         back = [
             name
             for name in names
@@ -157,11 +154,11 @@ def wait_for_restart(
 
 
 class Pulse(threading.Thread):
-    """Asks the endpoint every tenth of a second whether it serves, through everything."""
+    """Thread that asks the fabric every tenth of a second whether it serves."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="pulse", daemon=True)
-        self._address = url.removeprefix("http://")
+        self._fabric = Fabric(url, timeout_s=PULSE_TIMEOUT_S)
         self._done = threading.Event()
         self.asked = 0
         self.slowest_ms = 0.0
@@ -171,15 +168,9 @@ class Pulse(threading.Thread):
         while not self._done.wait(PULSE_S):
             began_s = time.perf_counter()
             try:
-                connection = http.client.HTTPConnection(self._address, timeout=5.0)
-                connection.request("GET", "/healthz")
-                status = connection.getresponse().status
-                connection.close()
-            except OSError as error:
+                self._fabric.get("/healthz")
+            except ClientError as error:
                 self.failures.append(str(error))
-            else:
-                if status != http.client.OK:
-                    self.failures.append(f"status {status}")
             self.asked += 1
             self.slowest_ms = max(self.slowest_ms, (time.perf_counter() - began_s) * 1000)
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,18 +30,20 @@ from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
 from router.cli.doctor.doctor_mac import mac_checks
 from router.cli.doctor.doctor_network import network_checks, run
 from router.cli.doctor.import_check import foreign_names
+from router.cli.endpoint import add_fabric_options, fabric_of
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.model_choice import weights_bytes
 from router.cli.output import human_bytes
-from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.terminal import print_json, print_line
+from router.client.errors import ClientError
 from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_BYTES
 
-PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn", "openai")
+PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn")
 TESTED_RAY = "2.60"
 ROOM_BYTES_LEAST = 10 * GIB
 OPEN_FILES_MIN = 4_096
 MACOS_MIN = (14, 0)
+NODES_TIMEOUT_S = 5.0
 _SMALL_MAC_BYTES = 36 * GIB
 
 
@@ -58,7 +60,7 @@ def add_doctor(commands: Any) -> None:
         metavar="FILE",
         help="judge by the settings of this cluster.yaml (default: those of the data folder)",
     )
-    add_common(parser)
+    add_fabric_options(parser)
     parser.set_defaults(run=run_doctor)
 
 
@@ -110,8 +112,8 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
 def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
     """Look at the fabric that runs, if one does; return its nodes, too."""
     try:
-        nodes = rows_of(endpoint_of(arguments).get("/v1/nodes", timeout_s=5.0))
-    except CommandError as error:
+        nodes = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S).nodes()
+    except (CommandError, ClientError) as error:
         return [], Check("fabric", "ok", f"none to look at: {error}")
     failed = [
         str(n.get("name")) for n in nodes if not (n.get("self_test") or {}).get("passed", True)

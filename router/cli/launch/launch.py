@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.cli.endpoint import KEY_VARIABLE, Endpoint
+from router.cli.endpoint import KEY_VARIABLE, add_fabric_options, fabric_of
 from router.cli.errors import MISUSED, CommandError
 from router.cli.launch.programs import PROGRAMS, AgentProgram, LaunchTarget, ProgramStart
-from router.cli.queries import add_common, endpoint_of, rows_of
 from router.cli.terminal import print_error, print_json, print_line
+from router.client.client import Fabric
 
 _NO_KEY = "macfabric"  # programs refuse to start without one; a fabric without keys takes any
 
@@ -34,7 +34,7 @@ def add_launch(commands: Any) -> None:
         "--print", action="store_true", dest="prints", help="print what it needs, start nothing"
     )
     launch.set_defaults(run=run_launch)
-    add_common(launch)
+    add_fabric_options(launch)
 
 
 def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -51,16 +51,16 @@ def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def run_launch(arguments: argparse.Namespace) -> int:
     """Become the program, or say what it needs; raise CommandError where it is not installed."""
     client = PROGRAMS[arguments.client]
-    endpoint = endpoint_of(arguments)
-    model = _chosen_model(endpoint, arguments.model)
+    fabric = fabric_of(arguments)
+    model = _chosen_model(fabric, arguments.model)
     program, *further = _command_line(client, arguments.further)
     is_printed = arguments.prints or arguments.json
-    key = endpoint.key or _NO_KEY
-    if endpoint.key and is_printed:  # terminals keep what they show
+    key = fabric.key or _NO_KEY
+    if fabric.key and is_printed:  # terminals keep what they show
         key = f"${KEY_VARIABLE}"
         if KEY_VARIABLE not in os.environ:
             print_error(f"note: put the key into {KEY_VARIABLE} first")
-    launch = client.configure(LaunchTarget(endpoint.url, model, key, _authority(endpoint)))
+    launch = client.configure(LaunchTarget(fabric.url, model, key, _authority(fabric)))
     command = [program, *launch.arguments, *further]
     if arguments.json:
         print_json({"command": command, "environment": dict(launch.environment), "model": model})
@@ -78,11 +78,11 @@ def run_launch(arguments: argparse.Namespace) -> int:
     return 0  # only where a test keeps this process
 
 
-def _chosen_model(endpoint: Endpoint, wanted: str | None) -> str:
+def _chosen_model(fabric: Fabric, wanted: str | None) -> str:
     """Return the model to use: the wanted one, or the only one."""
-    served = sorted(str(row.get("id")) for row in rows_of(endpoint.get("/v1/models")))
+    served = sorted(str(row.get("id")) for row in fabric.rows("/v1/models"))
     if not served:
-        message = f"no node of {endpoint.url} serves a model yet"
+        message = f"no node of {fabric.url} serves a model yet"
         raise CommandError(message)
     if wanted is None and len(served) > 1:
         message = f"choose a model with --model: {', '.join(served)}"
@@ -102,11 +102,11 @@ def _command_line(client: AgentProgram, arguments: Sequence[str]) -> list[str]:
     return list(arguments)
 
 
-def _authority(endpoint: Endpoint) -> str | None:
+def _authority(fabric: Fabric) -> str | None:
     """Return the certificate that the program has to trust, if it may not know it."""
-    if not endpoint.url.startswith("https:"):
+    if not fabric.url.startswith("https:"):
         return None
-    return next((str(path) for path in endpoint.trusted), None)
+    return next((str(path) for path in fabric.trusted), None)
 
 
 def _environment(launch: ProgramStart) -> dict[str, str]:

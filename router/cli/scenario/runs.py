@@ -11,11 +11,9 @@ from urllib.parse import quote
 
 from fabric.codec import from_plain
 from fabric.errors import FabricError
-from router.cli.endpoint import Endpoint
+from router.cli.endpoint import fabric_of
 from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, LocatedError
-from router.cli.event_stream import BrokenOffError, ToldEvent, follow_events
 from router.cli.output import print_answer, print_table
-from router.cli.queries import endpoint_of, rows_of
 from router.cli.scenario.progress import RunProgress
 from router.cli.scenario.report import (
     print_report,
@@ -24,6 +22,9 @@ from router.cli.scenario.report import (
     print_unmet,
 )
 from router.cli.terminal import print_json, print_line
+from router.client.client import Fabric
+from router.client.errors import BrokenOffError, ClientError
+from router.client.http_api import ServerEvent
 from router.scenario.complaints import ScenarioError
 from router.scenario.event_rows import read_event
 from router.scenario.report import ReportRow, Saving
@@ -38,7 +39,7 @@ _ENDED = "ended"
 
 def run_runs(arguments: argparse.Namespace) -> int:
     """List the tenant's runs."""
-    rows = rows_of(endpoint_of(arguments).get(PATH))
+    rows = fabric_of(arguments).rows(PATH)
     if arguments.json:
         print_json({"data": rows})
         return 0
@@ -53,7 +54,7 @@ def run_runs(arguments: argparse.Namespace) -> int:
 
 def run_cancel(arguments: argparse.Namespace) -> int:
     """Cancel a running run, or delete a finished one."""
-    answer = endpoint_of(arguments).call("DELETE", _path(arguments.id))
+    answer = fabric_of(arguments).call("DELETE", _path(arguments.id))
     result = "deleted, with all its files" if answer.get("deleted") else "cancelled, and kept"
     return print_answer(answer, [(arguments.id, result)], as_json=arguments.json)
 
@@ -70,18 +71,18 @@ def run_run(arguments: argparse.Namespace) -> int:
         "cold": arguments.cold,
         "repeat": arguments.repeat,
     }
-    endpoint = endpoint_of(arguments)
-    started = endpoint.call("POST", PATH, body)
+    fabric = fabric_of(arguments)
+    started = fabric.call("POST", PATH, body)
     name = str(started["id"])
     try:
-        _show_progress(endpoint, started, is_quiet=arguments.json)
+        _show_progress(fabric, started, is_quiet=arguments.json)
     except KeyboardInterrupt:
         message = (
             f"run {name} continues in the router. Follow it again with --run {name}, "
             f"or cancel it with `macfabric scenario cancel {name}`."
         )
         raise CommandError(message, INTERRUPTED) from None
-    outcome = endpoint.get(_path(name))
+    outcome = fabric.get(_path(name))
     if arguments.json:
         print_json(outcome)
     else:
@@ -119,11 +120,11 @@ def _source_fields(what: str, variables: dict[str, str]) -> dict[str, Any]:
     return {"yaml": script.yaml, "files": script.files, "set": variables}
 
 
-def _show_progress(endpoint: Endpoint, started: Mapping[str, Any], *, is_quiet: bool) -> None:
+def _show_progress(fabric: Fabric, started: Mapping[str, Any], *, is_quiet: bool) -> None:
     """Show a run's events until it ends, with one bar for each arm."""
     turns_total = int(started["turns"]["total"])
     with _Bars(str(started["id"]), is_quiet=is_quiet) as bars:
-        for event in _run_events(endpoint, str(started["id"])):
+        for event in _run_events(fabric, str(started["id"])):
             if event.name == "run.began":
                 turns_total = int(event.data.get("arm_turns") or turns_total)
             elif event.name == "arm.began":
@@ -134,25 +135,25 @@ def _show_progress(endpoint: Endpoint, started: Mapping[str, Any], *, is_quiet: 
                     bars.show(run_event)
 
 
-def _run_events(endpoint: Endpoint, name: str) -> Iterator[ToldEvent]:
+def _run_events(fabric: Fabric, name: str) -> Iterator[ServerEvent]:
     """Yield a run's events until it ends; reconnect where the stream breaks off."""
     after, tries = None, 0
     while True:
         try:
-            for event in follow_events(endpoint, _path(name) + "?stream=true", after):
+            for event in fabric.events(_path(name) + "?stream=true", after):
                 after, tries = event.id or after, 0
                 yield event
                 if event.name == "run.ended":
                     return
         except BrokenOffError:
             pass
-        except CommandError:
+        except ClientError:
             if after is None or tries == RECONNECT_TRIES:
                 raise
         tries += 1
         if tries > RECONNECT_TRIES:
             message = (
-                f"{endpoint.url} closed the stream {tries} times in a row; the run may continue "
+                f"{fabric.url} closed the stream {tries} times in a row; the run may continue "
                 f"there. Follow it again with --run {name}."
             )
             raise CommandError(message)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
+from router.cli.endpoint import add_fabric_options
 from router.cli.errors import CommandError, LocatedError
 from router.cli.output import print_table
-from router.cli.queries import add_common
 from router.cli.scenario.runs import run_cancel, run_run, run_runs
 from router.cli.terminal import print_json, print_line
 from router.scenario.complaints import ScenarioError
@@ -50,7 +50,7 @@ def add_scenario(commands: Any) -> None:
                      help="run N times, each with erased agents")  # fmt: skip
     run.add_argument("--transcript", action="store_true", help="also print what agents said")
     run.set_defaults(run=run_run)
-    add_common(run)
+    add_fabric_options(run)
     for name, about, command in (
         ("check", "list the errors in a file", run_check),
         ("show", "show who speaks in each phase, and who hears it", run_show),
@@ -65,7 +65,7 @@ def add_scenario(commands: Any) -> None:
     cancel.add_argument("id", metavar="ID", help="as `scenario runs` lists it")
     cancel.set_defaults(run=run_cancel)
     for parser in (runs, cancel):
-        add_common(parser)
+        add_fabric_options(parser)
     listing = verbs.add_parser("list", help="list the shipped scenarios")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=run_list)

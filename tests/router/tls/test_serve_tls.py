@@ -10,8 +10,8 @@ import pytest
 
 from fabric.errors import FatalError
 from fabric.settings import RouterSettings, TlsSettings
-from router.cli.endpoint import find_endpoint
-from router.cli.errors import CommandError
+from router.cli.endpoint import find_fabric
+from router.client.errors import ClientError
 from router.listener import listen
 from router.private_files import write_private
 from router.serve import serve_roster
@@ -125,14 +125,14 @@ async def test_files_that_are_no_certificate_are_named_before_anything_is_served
 
 async def test_the_command_line_reaches_it_and_says_what_is_missing(keys, tmp_path, monkeypatch):
     def ask(url):
-        return find_endpoint(url, tmp_path / "none", KEY).get("/v1/models")
+        return find_fabric(url, tmp_path / "none", KEY).get("/v1/models")
 
     settings = RouterSettings(host="0.0.0.0", api_keys=KEYS, tls=own_certificate(tmp_path))
     async with serving(keys, settings) as url:
         monkeypatch.delenv("MACFABRIC_CA", raising=False)
-        with pytest.raises(CommandError, match="MACFABRIC_CA"):
+        with pytest.raises(ClientError, match="MACFABRIC_CA"):
             await asyncio.to_thread(ask, url)
-        with pytest.raises(CommandError, match="speaks https"):
+        with pytest.raises(ClientError, match="speaks https"):
             await asyncio.to_thread(ask, url.replace("https://", "http://"))
         monkeypatch.setenv("MACFABRIC_CA", str(tmp_path / "own-ca.pem"))
         listed = await asyncio.to_thread(ask, url)

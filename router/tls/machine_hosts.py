@@ -1,4 +1,4 @@
-"""Under which addresses and names this machine may be reached."""
+"""Addresses and names under which clients may reach this machine, for its certificate."""
 
 import ipaddress
 import re
@@ -14,14 +14,14 @@ _LINUX_LOCAL = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _IFCONFIG = re.compile(r"^\s+inet (\S+)", re.MULTILINE)
 
 
-def own_hosts() -> list[str]:
-    """List them: loopback, every interface's IPv4 address, and the names of the machine."""
-    found = {"localhost", "::1", *(f"127.0.0.{number}" for number in range(1, LOOPBACK_LAST + 1))}
-    found.update(_interface_addresses())
+def machine_hosts() -> list[str]:
+    """List loopback addresses, every interface's IPv4 address, and the machine's names."""
+    hosts = {"localhost", "::1", *(f"127.0.0.{number}" for number in range(1, LOOPBACK_LAST + 1))}
+    hosts.update(_interface_addresses())
     name = socket.gethostname().lower().rstrip(".")
     if _is_host_name(name):
-        found |= {name, f"{name.partition('.')[0]}.local"}
-    return sorted(found)
+        hosts |= {name, f"{name.partition('.')[0]}.local"}
+    return sorted(hosts)
 
 
 def _interface_addresses() -> Iterator[str]:

@@ -1,0 +1,308 @@
+"""Commands that change one agent: where it is, how long it is kept, what may reuse it."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of
+from router.cli.errors import FAILED
+from router.cli.output import (
+    human_bytes,
+    human_count,
+    human_seconds,
+    print_answer,
+    print_pairs,
+    print_table,
+)
+from router.cli.terminal import print_json, print_line
+from router.client.client import FabricAgent
+
+Json = dict[str, Any]
+Pairs = list[tuple[str, object]]
+Option = tuple[str, Mapping[str, Any]]
+
+_MESSAGE = "a tool call's id, or message:N"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One command on an agent: its options, its request, and the answer as pairs for people."""
+
+    name: str
+    summary: str
+    request: Callable[[FabricAgent, argparse.Namespace], Json]
+    pairs: Callable[[Json, argparse.Namespace], Pairs]
+    options: tuple[Option, ...] = ()
+
+
+def _option(name: str, **settings: Any) -> Option:
+    return name, settings
+
+
+def _moved(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    paused = human_seconds(answer.get("pause_seconds"))
+    return [
+        ("agent", arguments.id),
+        *((name, answer.get(name)) for name in ("from", "to", "epoch")),
+        *_transfer(answer)[:2],
+        ("time", f"{human_seconds(answer.get('seconds'))}, of which paused {paused}"),
+    ]
+
+
+def _forked(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    return [
+        ("agent", answer.get("id")),
+        ("forked from", arguments.id),
+        ("node", answer.get("node")),
+        ("tokens", human_count(answer.get("tokens"))),
+        *_transfer(answer),
+    ]
+
+
+def _replicated(answer: Json, _: argparse.Namespace) -> Pairs:
+    return [
+        ("agent", answer.get("id")),
+        ("owner", answer.get("owner")),
+        ("copy on", answer.get("node")),
+        ("copied", "after each turn" if answer.get("kept") else "once"),
+        ("tokens", human_count(answer.get("tokens"))),
+        *_transfer(answer),
+    ]
+
+
+def _prefetched(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    if answer.get("object") == "agent.replica":
+        return _replicated(answer, arguments)
+    return [
+        ("agent", arguments.id),
+        ("node", answer.get("node")),
+        ("in", ", ".join(answer.get("tiers") or ())),
+        ("memory", human_bytes((answer.get("bytes") or {}).get("hot"))),
+    ]
+
+
+def _pinned(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    state = "not pinned"
+    if answer.get("pinned"):
+        over = "pinned, without effect: the pins of this tenant are over their part of the disk"
+        state = "pinned" if answer.get("pin_held") else over
+    return [("agent", arguments.id), ("node", answer.get("node")), ("pin", state)]
+
+
+def _retention(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    decays_s = answer.get("decays_after_s")
+    return [
+        ("agent", arguments.id),
+        ("node", answer.get("node")),
+        ("memory", ", ".join(answer.get("tiers") or ["nowhere"])),
+        ("closed", "yes" if answer.get("closed") else "no"),
+        ("decays", "no" if decays_s is None else f"after {decays_s:g} s without a turn"),
+        ("shared with", "its tenant" if answer.get("share") == "tenant" else "nobody"),
+    ]
+
+
+def _superseded(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    return [("agent", arguments.id), ("operation", answer.get("operation"))]
+
+
+def _rebuilt(answer: Json, arguments: argparse.Namespace) -> Pairs:
+    exact = answer.get("exact_tokens")
+    need = "not needed" if exact is None else f"from token {exact} on, with its next turn"
+    return [("agent", arguments.id), ("rebuild", need)]
+
+
+def _transfer(answer: Json) -> Pairs:
+    blocks = f"{answer.get('blocks_sent')} sent, {answer.get('blocks_reused')} there"
+    sent = human_bytes(answer.get("bytes_sent"))
+    return [("blocks", blocks), ("bytes", sent), ("time", human_seconds(answer.get("seconds")))]
+
+
+def _message(name: str) -> str | int:
+    """Read a message's number (`message:N`) or a tool call's id."""
+    kind, _, number = name.partition(":")
+    return int(number) if kind == "message" and number.isdigit() else name
+
+
+VERBS = (
+    Verb(
+        "migrate",
+        "move an agent to another node",
+        lambda agent, a: agent.migrate(a.to),
+        _moved,
+        (_option("--to", required=True, metavar="NODE", help="where it should live"),),
+    ),
+    Verb(
+        "fork",
+        "make a new agent with the context of another one",
+        lambda agent, a: agent.fork(a.name, a.to),
+        _forked,
+        (
+            _option("--as", dest="name", required=True, metavar="ID", help="its name"),
+            _option(
+                "--to", metavar="NODE", help="where it lives (default: on the other agent's node)"
+            ),
+        ),
+    ),
+    Verb(
+        "replicate",
+        "keep a copy of an agent on another node",
+        lambda agent, a: agent.replicate(a.to, keep=not a.once),
+        _replicated,
+        (
+            _option("--to", required=True, metavar="NODE", help="the node that keeps it"),
+            _option("--once", action="store_true", help="copy now, and not after each turn"),
+        ),
+    ),
+    Verb(
+        "prefetch",
+        "load an agent ahead of its turn",
+        lambda agent, a: agent.prefetch(a.to),
+        _prefetched,
+        (_option("--to", metavar="NODE", help="bring a copy to this node's disk instead"),),
+    ),
+    Verb(
+        "pin",
+        "make an agent the last to be evicted",
+        lambda agent, a: agent.pin(pinned=not a.off),
+        _pinned,
+        (_option("--off", action="store_true", help="evict it like any other again"),),
+    ),
+    Verb(
+        "decay",
+        "evict an agent early, at once or later",
+        lambda agent, a: agent.decay(None if a.off else a.after),
+        _retention,
+        (
+            _option("--after", type=float, default=0.0, metavar="S", help="after S idle seconds"),
+            _option("--off", action="store_true", help="evict it like any other again"),
+        ),
+    ),
+    Verb(
+        "close",
+        "drop a finished agent from RAM, and evict it first",
+        lambda agent, _: agent.close(),
+        _retention,
+    ),
+    Verb(
+        "share",
+        "choose which agents may reuse an agent's memory",
+        lambda agent, a: agent.share(a.scope),
+        _retention,
+        (
+            _option(
+                "--scope",
+                choices=("tenant", "agent"),
+                default="tenant",
+                help="all agents of the tenant, or this agent alone (default: %(default)s)",
+            ),
+        ),
+    ),
+    Verb(
+        "evict",
+        "drop an agent from RAM, or a copy of it from disk",
+        lambda agent, a: agent.evict(a.copy_on),
+        _retention,
+        (_option("--copy-on", metavar="NODE", help="the copy on that node's disk instead"),),
+    ),
+    Verb(
+        "supersede",
+        "mark a tool result as replaced by a later one",
+        lambda agent, a: agent.supersede(a.earlier, a.later, a.edits),
+        _superseded,
+        (
+            _option("earlier", metavar="EARLIER", type=_message, help=_MESSAGE),
+            _option("later", metavar="LATER", type=_message, help=_MESSAGE),
+            _option(
+                "--edits",
+                choices=("exact", "amortize"),
+                default="exact",
+                help="recompute what follows the edit, or keep it (default: %(default)s)",
+            ),
+        ),
+    ),
+    Verb(
+        "rebuild",
+        "recompute an agent's memory after its edits, with its next turn",
+        lambda agent, _: agent.rebuild(),
+        _rebuilt,
+    ),
+)
+
+
+def add_agent_verbs(commands: Any) -> None:
+    """Declare the commands."""
+    for verb in VERBS:
+        parser = commands.add_parser(verb.name, help=verb.summary)
+        add_agent_id(parser)
+        for name, settings in verb.options:
+            parser.add_argument(name, **settings)
+        add_fabric_options(parser)
+        parser.set_defaults(run=partial(run_verb, verb))
+    erase = commands.add_parser(
+        "erase",
+        help="remove every byte of an agent, everywhere",
+        description="Remove every byte of an agent, on every node, and print a receipt. This "
+        "cannot be undone: to keep a copy, run `macfabric hibernate ID FILE` first.",
+    )
+    add_agent_id(erase)
+    erase.add_argument(
+        "--runs",
+        action="store_true",
+        help="also remove ended scenario runs that it took part in: they quote it",
+    )
+    add_fabric_options(erase)
+    erase.set_defaults(run=run_erase)
+
+
+def run_verb(verb: Verb, arguments: argparse.Namespace) -> int:
+    """Send the command's request and print the answer."""
+    answer = verb.request(agent_of(arguments), arguments)
+    return print_answer(answer, verb.pairs(answer, arguments), as_json=arguments.json)
+
+
+def run_erase(arguments: argparse.Namespace) -> int:
+    """Erase an agent and print the receipt; exit status 1 while a node still owes its part."""
+    receipt = agent_of(arguments).erase(runs=arguments.runs)
+    if arguments.json:
+        print_json(receipt)
+    else:
+        _print_receipt(receipt)
+    return 0 if receipt.get("deleted") else FAILED
+
+
+def _print_receipt(receipt: Json) -> None:
+    removed = f"{receipt.get('blocks_removed')} blocks, {human_bytes(receipt.get('bytes_removed'))}"
+    pairs: Pairs = [("agent", receipt.get("id")), ("removed", removed)]
+    if receipt.get("derived_agents"):
+        tokens, agents = receipt.get("derived_tokens"), receipt.get("derived_agents")
+        pairs.append(("borrowed", f"{tokens} tokens of {agents} other agents dropped"))
+    print_pairs(pairs)
+    print_table(
+        "Receipt",
+        ("node", "record", "blocks", "bytes", "blocks kept for other agents"),
+        (
+            (
+                part.get("node"),
+                "removed" if _has_removed_record(part) else "none",
+                part.get("blocks_removed"),
+                human_bytes(part.get("bytes_removed")),
+                part.get("blocks_kept_shared"),
+            )
+            for part in receipt.get("receipts", ())
+        ),
+    )
+    for name in receipt.get("removed_runs", ()):
+        print_line(f"run {name}, which quoted it, is removed")
+    for name in receipt.get("quoting_runs", ()):
+        print_line(f"warning: run {name} still quotes it; DELETE /v1/scenarios/{name} removes that")
+    for node in receipt.get("unreachable", ()):
+        print_line(f"warning: {node} is away; it erases its part when it is back")
+    if receipt.get("remembered") == []:
+        print_line("warning: no node could store that this was erased; repeat it later")
+
+
+def _has_removed_record(part: Json) -> bool:
+    others = part.get("other_models") or {}
+    return any((part.get("record_removed"), part.get("quarantined_removed"), others.get("records")))
