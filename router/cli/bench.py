@@ -1,7 +1,7 @@
-"""`macfabric bench`: measure this machine, and see whether the stated limits are kept.
+"""`macfabric bench`: measure this machine against stated limits.
 
-The benchmarks run the model, which the router never does: they are a program of their own in
-the checkout, started as a child.
+The benchmarks run the model, which the router never does: they are a separate program in the
+checkout, started as a child process.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def add_bench(commands: Any) -> None:
         usage="%(prog)s [--list] [--json] [--quick] [NAME [OPTION ...]]",
         description="Run one benchmark, or list them all. Exit status 1 if a limit is missed.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which one; none: list them")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which one (default: list them)")
     parser.add_argument(
         "options",
         nargs=argparse.REMAINDER,

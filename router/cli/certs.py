@@ -1,4 +1,4 @@
-"""`macfabric certs`: what the members of a fabric prove themselves with, made and renewed."""
+"""`macfabric certs`: make and renew the keys and certificates of a fabric."""
 
 import argparse
 import os
@@ -12,10 +12,9 @@ from fabric.hosting.cluster_file import fabric_section
 from fabric.keys.key_files import SHIPPED_KEYS
 from fabric.settings import parse_settings
 from router.cli.config_file import read_cluster_file
-from router.cli.data_folder import DataFolder, default_data_dir
+from router.cli.data_folder import DataFolder, default_data_dir, make_private_folder
 from router.cli.errors import MISUSED, CommandError
 from router.cli.keys.key_folder import AUTHORITY_KEY, KeyFolder
-from router.cli.own_folder import own_folder
 from router.cli.terminal import print_json, print_line
 from router.cli.up import own_subject
 from router.tls.authority import Subject, expires_at
@@ -29,10 +28,10 @@ def add_certs(commands: Any) -> None:
     verbs = certs.add_subparsers(metavar="VERB", required=True)
     create = verbs.add_parser(
         "create",
-        help="make what is missing for `ray up`; again after addresses were added",
+        help="make the keys that `ray up` needs; again after addresses were added",
         description="Make the cluster's key, Ray's password, an authority and a certificate for "
-        "the Macs of a cluster file, in the folder that it ships to them. What is there and will "
-        "do stays as it is.",
+        "the Macs of a cluster file, in the folder that it ships to them. Valid ones stay as "
+        "they are.",
     )
     create.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     create.add_argument("--json", action="store_true", help="print JSON")
@@ -49,14 +48,14 @@ def add_certs(commands: Any) -> None:
     rotate.add_argument(
         "--authority",
         action="store_true",
-        help="also a new authority; whoever trusts the old one needs the new ca.pem",
+        help="also make a new authority; clients that trust the old one need the new ca.pem",
     )
     rotate.add_argument("--json", action="store_true", help="print JSON")
     rotate.set_defaults(run=run_rotate)
 
 
 def run_create(arguments: argparse.Namespace) -> int:
-    """Make what a cluster file's Macs lack."""
+    """Make the keys that a cluster file's Macs lack."""
     keys, subject = cluster_keys(read_cluster_file(arguments.file), arguments.file)
     _own(keys)
     done = [*keys.create(subject, datetime.now(UTC)), *keys.make_token(anew=False)]
@@ -83,7 +82,7 @@ def run_rotate(arguments: argparse.Namespace) -> int:
 
 
 def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]:
-    """Return where a cluster file's keys are made, and for which hosts."""
+    """Return the folder of a cluster file's keys and the hosts of its certificate."""
     mounts = whole.get("file_mounts")
     local = mounts.get(SHIPPED_KEYS) if isinstance(mounts, dict) else None
     provider = whole.get("provider")
@@ -107,19 +106,19 @@ def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]
 
 
 def _addresses_of(host: str) -> list[str]:
-    """Resolve a name: Ray asks for a Mac by the address that it has."""
+    """Resolve a host name: Ray connects to a Mac by its address."""
     try:
         return sorted({str(row[4][0]) for row in socket.getaddrinfo(host, None, socket.AF_INET)})
     except OSError as error:
-        message = f"{host} leads nowhere from here ({error.strerror}): give its address instead"
+        message = f"{host} cannot be resolved here ({error.strerror}): give its address instead"
         raise CommandError(message) from None
 
 
 def _own(keys: KeyFolder) -> None:
     os.umask(0o077)
     try:
-        own_folder(keys.path.parent)
-        own_folder(keys.path)
+        make_private_folder(keys.path.parent)
+        make_private_folder(keys.path)
     except OSError as error:
         message = f"{keys.path} cannot hold keys: {error.strerror}"
         raise CommandError(message) from None

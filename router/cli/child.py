@@ -1,4 +1,4 @@
-"""Run another program of ours as a child: what the router may not import, it starts."""
+"""Run another program of ours, which the router may not import, as a child process."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ except KeyboardInterrupt:
 def run_module(module: str, argv: Sequence[str], beside: Path | None = None) -> int:
     """Run `python -m module` to its end; return its exit status, 1 if a signal ended it.
 
-    `beside` is the folder that holds the module, if it is not installed.
+    `beside` is the parent folder of a module that is not installed.
     """
     # -P: a file in the user's folder must not take the place of a module.
     command = [sys.executable, "-P", "-c", _RUN_MODULE, module, *argv]

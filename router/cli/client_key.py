@@ -1,4 +1,4 @@
-"""The API key that `macfabric up` is started with: by file or environment, or in sight of all."""
+"""API keys of clients that `macfabric up` takes from a file, the environment or its options."""
 
 import argparse
 import os
@@ -17,8 +17,8 @@ from router.cli.endpoint import KEY_VARIABLE
 from router.cli.errors import MISUSED, CommandError, describe_os_error
 
 _IN_SIGHT = (
-    "anybody with an account on this machine can read --api-key in the list of processes: "
-    f"--api-key-file FILE or {KEY_VARIABLE} keeps it from them"
+    "any account on this machine can read --api-key in the list of processes: "
+    f"use --api-key-file FILE or {KEY_VARIABLE}"
 )
 
 
@@ -31,13 +31,13 @@ def add_key_options(parser: Any) -> None:
         metavar="FILE",
         help=f"holds the API key that clients send, or lines of TENANT: KEY (also: {KEY_VARIABLE})",
     )
-    keys.add_argument("--api-key", metavar="KEY", help="the key itself, in sight of other accounts")
+    keys.add_argument("--api-key", metavar="KEY", help="the key, readable by other accounts")
 
 
 def with_client_keys(
     router: RouterSettings, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> RouterSettings:
-    """Add the keys of a command line; raise CommandError for what is none."""
+    """Add the keys of a command line; raise CommandError for an invalid one."""
     given = _given(arguments, say)
     twice = sorted(given.keys() & router.api_keys.keys())
     if twice:
@@ -54,7 +54,7 @@ def with_client_keys(
 def _given(arguments: argparse.Namespace, say: Callable[[str], None]) -> Mapping[str, str]:
     if arguments.api_key_file is not None:
         return _in_file(arguments.api_key_file.expanduser())
-    # Programs that are started from here on need not inherit it.
+    # Processes started from here on must not inherit it.
     key, where = os.environ.pop(KEY_VARIABLE, ""), KEY_VARIABLE
     if arguments.api_key is not None:
         say(_IN_SIGHT)
@@ -72,7 +72,7 @@ def _in_file(path: Path) -> Mapping[str, str]:
     except OSError as error:
         raise CommandError(describe_os_error(error, path), MISUSED) from None
     except UnicodeDecodeError as error:
-        message = f"{path} is no text: {error}"
+        message = f"{path} is not a text file: {error}"
         raise CommandError(message, MISUSED) from None
     if any(c.isspace() for c in text):  # several words: tenants and their keys
         return keys_of_file(path)
@@ -83,7 +83,7 @@ def _in_file(path: Path) -> Mapping[str, str]:
 
 
 def _digest(key: str, where: str) -> str:
-    """Spell a key as its digest, so that no file of ours holds it."""
+    """Return a key's digest, so that no file of ours holds the key."""
     try:
         key_digest(key)
     except RejectedError as error:

@@ -1,7 +1,7 @@
 """`macfabric down --config cluster.yaml`: stop what `ray up` started, on every Mac, by ssh.
 
-`ray down` stops the head only: its router keeps running, and the other Macs' nodes until they
-have missed the head for a minute.
+`ray down` stops Ray on the head only: the router keeps running, and so do the other Macs' nodes
+until they have missed the head for a minute.
 """
 
 import shlex
@@ -57,9 +57,9 @@ class Cluster:
         timeout_s: float | None = None,
         is_progress: Callable[[str], bool] = lambda _: False,
     ) -> Stopped:
-        """Run a shell command on a Mac; what goes wrong is told, not raised.
+        """Run a shell command on a Mac; return failures instead of raising them.
 
-        Each line of its standard error that `is_progress` accepts is not an error.
+        Lines of its standard error that `is_progress` accepts are not errors.
         """
         timeout_s = STOP_TIMEOUT_S if timeout_s is None else timeout_s
         argv = [*self.login, "--", f"{self.user}@{host}", command]
@@ -74,18 +74,18 @@ class Cluster:
                     errors="replace",
                 )
             except FileNotFoundError:
-                message = "there is no ssh on this machine"
+                message = "ssh is not installed on this machine"
                 raise CommandError(message) from None
-            error, in_time = _followed(process, timeout_s, is_progress)
+            error, in_time = _follow(process, timeout_s, is_progress)
             if not in_time:
                 return Stopped(host, ok=False, detail=f"no answer within {timeout_s:g} s")
             out.seek(0)
-            said = (error or out.read(STOP_LINE_CHARS_MAX).strip()).splitlines()
-        detail = "stopped" if process.returncode == 0 else (said or ["it did not say why"])[-1]
+            output = (error or out.read(STOP_LINE_CHARS_MAX).strip()).splitlines()
+        detail = "stopped" if process.returncode == 0 else (output or ["no reason given"])[-1]
         return Stopped(host, ok=process.returncode == 0, detail=detail)
 
 
-def _followed(
+def _follow(
     process: "subprocess.Popen[str]", timeout_s: float, is_progress: Callable[[str], bool]
 ) -> tuple[str, bool]:
     """Wait for a process; return its last line of error, and whether it ended in time."""
@@ -110,11 +110,11 @@ def _followed(
 
 
 def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> int:
-    """Stop router, nodes and Ray of a cluster file's Macs; 1 if one of them was not reached."""
+    """Stop router, nodes and Ray on a cluster file's Macs; return 1 if any could not be stopped."""
     cluster = read_cluster(read_cluster_file(path), path)
     steps = Steps(quiet=as_json)
-    steps.say(f"asking the router on {cluster.head} to have everything saved and to stop")
-    # The head's programs first: nodes save what they hold only while Ray runs.
+    steps.say(f"asking the router on {cluster.head} to save everything and stop")
+    # The head's processes first: nodes can save their agents only while Ray runs.
     down = f"{PROGRAMS}/macfabric down --json --data {_shell_path(cluster.data_dir)}"
     down += "" if wait_s is None else f" --wait {wait_s:g}"
     longest_s = (STOP_WAIT_S_MAX if wait_s is None else wait_s) + STOP_TIMEOUT_S
@@ -136,14 +136,14 @@ def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> i
 
 
 def read_cluster(whole: dict[str, Any], path: Path) -> Cluster:
-    """Return what a cluster file says about its Macs; raise CommandError where it says nothing."""
+    """Return the Macs of a cluster file; raise CommandError if it does not name them."""
     provider, auth = whole.get("provider"), whole.get("auth")
     provider, auth = (part if isinstance(part, dict) else {} for part in (provider, auth))
     head, workers = provider.get("head_ip"), provider.get("worker_ips")
     user, key = auth.get("ssh_user"), auth.get("ssh_private_key")
     workers = [] if workers is None else workers
     if not isinstance(workers, list) or not _are_words([head, user, *workers]):
-        message = f"{path} does not say which Macs; see `macfabric config check {path}`"
+        message = f"{path} names no Macs, or no account; see `macfabric config check {path}`"
         raise CommandError(message, MISUSED)
     try:
         data_dir = parse_settings(fabric_section(whole)).data_dir
@@ -161,5 +161,5 @@ def _are_words(values: Sequence[object]) -> bool:
 
 
 def _shell_path(path: str) -> str:
-    """Quote a path for the other side's shell, which has to expand a leading ~ itself."""
+    """Quote a path for the remote shell, which expands a leading ~."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)

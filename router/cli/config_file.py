@@ -29,7 +29,7 @@ def read_settings(path: Path | None) -> FabricSettings:
 
 
 def nodes_expected(path: Path | None, settings: FabricSettings) -> int:
-    """Return how many nodes a cluster file means to have; 0 where nobody says."""
+    """Return how many nodes a cluster file names; 0 if it does not say."""
     if settings.router.nodes_expected or path is None:
         return settings.router.nodes_expected
     provider = read_cluster_file(path).get("provider")
@@ -38,7 +38,7 @@ def nodes_expected(path: Path | None, settings: FabricSettings) -> int:
 
 
 def with_key_files(settings: FabricSettings) -> FabricSettings:
-    """Add the keys that lie in files of their own; raise for one that others may read."""
+    """Add the keys of key files; raise CommandError for a file that others may read."""
     router = settings.router
     whole = replace(
         router,
@@ -68,5 +68,5 @@ def keys_of_file(path: Path) -> dict[str, str]:
 
 
 def others_may_read(path: Path) -> bool:
-    """Say whether a file's mode lets anybody but its owner in."""
+    """Return whether a file's mode gives others any rights."""
     return bool(path.stat().st_mode & 0o077)

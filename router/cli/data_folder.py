@@ -1,14 +1,14 @@
-"""The folder of a local fabric: the only place that `macfabric up` writes to.
+"""Data folder of a local fabric: the only place that `macfabric up` writes to.
 
 cluster.key   shared by nodes and router; without it stored caches are unreadable
-ca.pem, …     the certificates that nodes, router and Ray know each other by (key_folder.py)
+ca.pem, …     certificates of nodes, router and Ray (key_folder.py)
 nodes/NAME/   each node's blocks and manifests
 config.yaml   the settings in force        logs/          what every process printed
-endpoint.json where clients reach it       run.json       which processes belong to it
-stop.json     how long a stop waits for running turns, where `down --wait` says so
+endpoint.json the URL of the router        run.json       the processes of the fabric
+stop.json     seconds that a stop waits for running turns, set by `down --wait`
 runs/         scenarios that the router performs     scenarios/    those of the command line
-roster.json   which nodes the fabric had: its next router expects them
-operator.key  lets the command line drain, flush and look; new at each start
+roster.json   nodes of the fabric, which its next router expects
+operator.key  operator key of the command line; new at each start
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,19 +30,18 @@ from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
 from router.cli.keys.key_folder import KeyFolder
-from router.cli.own_folder import own_folder
 from router.private_files import close_to_others, write_private
 from router.supervise.processes import ProcessId, from_record, to_record
 from router.supervise.ray_processes import is_short_dir
 
-KEPT_TEMPORARIES = frozenset({"mlx"})  # what MLX compiles on Linux, seconds a kernel
+KEPT_TEMPORARIES = frozenset({"mlx"})  # kernels that MLX compiles on Linux, seconds each
 DATA_VARIABLE = "MACFABRIC_DATA"
 
 OPERATOR_KEY_BYTES = 32
 
 
 def default_data_dir(settings: FabricSettings | None = None) -> Path:
-    """Return where a fabric's data is when no command line says otherwise."""
+    """Return the data folder that is used unless a command line names another one."""
     chosen = os.environ.get(DATA_VARIABLE) or (settings or FabricSettings()).data_dir
     return Path(chosen).expanduser()
 
@@ -54,12 +54,12 @@ class DataFolder:
 
     @property
     def keys(self) -> KeyFolder:
-        """The keys of a fabric that runs on this machine alone."""
+        """Keys of a fabric that runs on this machine alone."""
         return KeyFolder.in_data(self.path)
 
     @property
     def operator_key(self) -> Path:
-        """The key by which this machine's command line is an operator, while a fabric runs."""
+        """Operator key of this machine's command line while a fabric runs."""
         return self.path / "operator.key"
 
     @property
@@ -72,50 +72,50 @@ class DataFolder:
 
     @property
     def run(self) -> Path:
-        """Which processes belong to the running fabric."""
+        """Record of the running fabric's processes."""
         return self.path / "run.json"
 
     @property
     def stop_request(self) -> Path:
-        """How long the stop that `macfabric down --wait` asks for waits for running turns."""
+        """Seconds that the next stop waits for running turns, set by `macfabric down --wait`."""
         return self.path / "stop.json"
 
     @property
     def stop_progress(self) -> Path:
-        """How far the stop under way is, for `macfabric down`."""
+        """Progress of the current stop, read by `macfabric down`."""
         return self.path / "stopping.json"
 
     @property
     def roster(self) -> Path:
-        """Which nodes the router has heard, for its successor."""
+        """Nodes that the router has heard from, for the next router."""
         return self.path / "roster.json"
 
     @property
     def router_runs(self) -> Path:
-        """What the router writes down of scenarios that it performs."""
+        """Records of the router's scenario runs."""
         return self.path / "runs"
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
 
     def create(self) -> None:
-        """Make the folder; raise CommandError where it is somebody else's."""
+        """Make the folder; raise CommandError if another user owns it."""
         try:
             for folder in (self.path, self.path / "logs", self.path / "tmp"):
-                own_folder(folder)
-            close_to_others(self.path / "logs")  # earlier versions left some open
+                make_private_folder(folder)
+            close_to_others(self.path / "logs")  # earlier versions left some files open
         except OSError as error:
             message = f"{self.path} cannot hold a fabric's data: {error.strerror}"
             raise CommandError(message) from None
 
     def renew_operator_key(self) -> str:
-        """Make the key of the fabric that starts now."""
+        """Make and return a new operator key."""
         key = secrets.token_hex(OPERATOR_KEY_BYTES)
         write_private(self.operator_key, key)
         return key
 
     def read_operator_key(self) -> str | None:
-        """Return the key of the fabric that runs, if it has one that nobody else can read."""
+        """Return the running fabric's operator key unless others can read the file."""
         try:
             if self.operator_key.stat().st_mode & 0o077:
                 return None
@@ -125,7 +125,7 @@ class DataFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Hold the folder; raise CommandError while another process runs a fabric in it."""
+        """Lock the folder; raise CommandError while another process runs a fabric in it."""
         lock = self.path / "lock"
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -146,11 +146,11 @@ class DataFolder:
             os.close(descriptor)
 
     def environment(self) -> dict[str, str]:
-        """Return what keeps other people's libraries from writing elsewhere."""
+        """Return variables that keep libraries from writing elsewhere."""
         return {"HF_HOME": str(self.path / "hf"), "TMPDIR": str(self.path / "tmp")}
 
     def remove_temporaries(self) -> None:
-        """Remove what libraries left in their temporary folder, but for kernels built once."""
+        """Remove the libraries' temporary files, except compiled kernels."""
         for path in (self.path / "tmp").glob("*"):
             if path.is_dir() and not path.is_symlink():
                 if path.name not in KEPT_TEMPORARIES:
@@ -170,7 +170,7 @@ class DataFolder:
         outside: Path | None = None,
         stop_wait_s: float = 0.0,
     ) -> None:
-        """Note who runs the fabric, what it started and wrote elsewhere, for `macfabric down`."""
+        """Record the fabric's processes and its folder elsewhere, for `macfabric down`."""
         record = {
             "up": to_record(up),
             "processes": {name: to_record(process) for name, process in processes.items()},
@@ -180,7 +180,7 @@ class DataFolder:
         write_private(self.run, json.dumps(record, indent=1))
 
     def read_run(self) -> tuple[ProcessId | None, dict[str, ProcessId]]:
-        """Return who runs the fabric and its processes, as last noted."""
+        """Return the recorded process of `up` and the processes that it started."""
         record = read_json(self.run)
         listed = record.get("processes")
         processes = {
@@ -191,32 +191,32 @@ class DataFolder:
         return from_record(record.get("up")), processes
 
     def write_stop_wait(self, wait_s: float) -> None:
-        """Note how long the next stop waits for running turns."""
+        """Set how long the next stop waits for running turns."""
         write_private(self.stop_request, json.dumps({"wait_s": wait_s}))
 
     def read_stop_wait(self, default_s: float) -> float:
-        """Return what `write_stop_wait` noted, or the default."""
+        """Return what `write_stop_wait` set, or the default."""
         wait_s = read_json(self.stop_request).get("wait_s")
         if not isinstance(wait_s, int | float):
             return default_s
         return min(max(0.0, float(wait_s)), STOP_WAIT_S_MAX)
 
     def read_run_wait(self) -> float:
-        """Return how long the fabric that runs waits for turns when nothing else is asked for."""
+        """Return how long the running fabric's stop waits for turns by default."""
         wait_s = read_json(self.run).get("stop_wait_s")
         return float(wait_s) if isinstance(wait_s, int | float) else STOP_WAIT_S_MAX
 
     def write_stop_progress(self, row: Mapping[str, Any]) -> None:
-        """Note how far the stop under way is; a full disk is no reason not to stop."""
+        """Record the progress of the current stop; a full disk must not prevent the stop."""
         with contextlib.suppress(OSError):
             write_private(self.stop_progress, json.dumps(row))
 
     def read_stop_progress(self) -> dict[str, Any]:
-        """Return what `write_stop_progress` noted; empty while no stop is under way."""
+        """Return the last progress of the current stop; empty while none is in progress."""
         return read_json(self.stop_progress)
 
     def forget_run(self) -> None:
-        """Remove the records of a fabric that no longer runs, and what it wrote elsewhere."""
+        """Remove the records of a fabric that has ended, and its folder elsewhere."""
         outside = read_json(self.run).get("outside")
         if isinstance(outside, str) and is_short_dir(Path(outside)):
             shutil.rmtree(outside, ignore_errors=True)
@@ -225,6 +225,19 @@ class DataFolder:
         self.run.unlink(missing_ok=True)
         self.stop_request.unlink(missing_ok=True)
         self.stop_progress.unlink(missing_ok=True)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder for its owner only; raise CommandError if others own it or may write to it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+        message = (
+            f"{path} belongs to, or may be written by, other users, who may have put files there: "
+            "name another folder, or look at what is in it and `chmod 700` it"
+        )
+        raise CommandError(message)
+    path.chmod(stat.S_IRWXU)
 
 
 def read_json(path: Path) -> dict[str, Any]:

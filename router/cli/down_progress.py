@@ -8,11 +8,11 @@ from typing import Any, Final
 from router.cli.output import Steps
 from router.cli.terminal import print_error
 
-PROGRESS_S: Final = 1.0  # between two looks at how far the stop is
+PROGRESS_S: Final = 1.0  # between two reads of the progress
 
 _TEXTS: Final = {
     "asked": "asking process {pid} to stop; turns get {wait_s:g} s to end",
-    "already_stopping": "it is stopping already; waiting for its end (`--wait 0` hurries it)",
+    "already_stopping": "already stopping; waiting for its end (`--wait 0` hurries it)",
     "draining": "waiting for running turns: {turns}, up to {left_s:g} s",
     "saving": "stopping the nodes; agents in memory are saved first",
     "stopping_ray": "stopping Ray",
@@ -20,7 +20,7 @@ _TEXTS: Final = {
 
 
 class DownProgress:
-    """Shows each state of a stop once; that of another machine with its `host`."""
+    """Printer of each state of a stop, with `host` for another machine."""
 
     def __init__(self, steps: Steps, *, as_json: bool, host: str = "") -> None:
         self._steps = steps
@@ -42,7 +42,7 @@ class DownProgress:
             self._steps.say(lead + text.format_map(row))
 
     def relay(self, line: str) -> bool:
-        """Show a line that `down --json` printed elsewhere; return whether it is of progress."""
+        """Show a line that `down --json` printed elsewhere; return whether it is progress."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

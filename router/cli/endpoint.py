@@ -74,7 +74,7 @@ def find_fabric(url: str | None, data_dir: Path | None, key: str | None = None) 
     Anyone who may read the data folder is an operator of the fabric that runs in it.
     """
     folder = DataFolder((data_dir or default_data_dir()).expanduser())
-    asked = Fabric(
+    remote = Fabric(
         (url or (None if data_dir else os.environ.get(URL_VARIABLE)) or "").rstrip("/"),
         key or os.environ.get(KEY_VARIABLE),
         os.environ.get(OPERATOR_KEY_VARIABLE),
@@ -84,12 +84,12 @@ def find_fabric(url: str | None, data_dir: Path | None, key: str | None = None) 
     )
     record = read_json(folder.endpoint)
     local_url, certificate = record.get("url"), record.get("certificate")
-    if asked.url and asked.url != local_url:
-        return asked
+    if remote.url and remote.url != local_url:
+        return remote
     if not isinstance(local_url, str):
         raise CommandError(_why_none_runs(folder))
-    local = replace(asked, url=local_url)
-    if asked.operator_key is None:
+    local = replace(remote, url=local_url)
+    if remote.operator_key is None:
         if travels_readably(local_url):
             return replace(local, hints=replace(HINTS, forbidden=_KEY_WITHHELD))
         local = replace(local, operator_key=folder.read_operator_key())

@@ -1,4 +1,4 @@
-"""What ends a command with a message instead of a traceback."""
+"""Errors that end a command with a message instead of a traceback."""
 
 import errno
 
@@ -15,7 +15,7 @@ _REMEDIES = {
 
 
 class CommandError(Exception):
-    """The command cannot do what was asked; the message says why and what to do."""
+    """Failure of a command; the message says why and what to do."""
 
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
@@ -23,11 +23,11 @@ class CommandError(Exception):
 
 
 class LocatedError(CommandError):
-    """Lines that each begin with FILE:LINE:COLUMN, so that editors find the place."""
+    """Failure whose lines begin with FILE:LINE:COLUMN, so that editors find the place."""
 
 
 def describe_os_error(error: OSError, name: object = None) -> str:
-    """Say what the system refused, for which file, and what may help."""
+    """Return the system's reason, the file's name and a remedy."""
     what = (error.strerror or str(error) or type(error).__name__).lower()
     remedy = _REMEDIES.get(error.errno or 0)
     reason = f"{what}; {remedy}" if remedy else what

@@ -1,6 +1,6 @@
-"""`macfabric fsck`: check, and repair, what nodes stored in this machine's data folder.
+"""`macfabric fsck`: check and repair the stored agents in this machine's data folder.
 
-Nodes know the files, the router does not: the check is a program of theirs.
+Only the node package knows the files, so the check is a program of its own.
 """
 
 import argparse
@@ -31,11 +31,11 @@ def add_fsck(commands: Any) -> None:
         metavar="DIR",
         help=f"where cluster.key is (default: DIR, then {SHIPPED_KEYS})",
     )
-    parser.add_argument("--node", metavar="NAME", help="one node of it (default: all)")
+    parser.add_argument("--node", metavar="NAME", help="check one node (default: all)")
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="quarantine what is damaged, cut records to what is left, remove what none needs",
+        help="quarantine damaged blocks, cut records to what is left, remove unused files",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_fsck)

@@ -1,4 +1,4 @@
-"""Commands that turn an agent into a file and back: hibernate, resume."""
+"""`macfabric hibernate` and `resume`: write an agent into a file, and restore it."""
 
 import argparse
 import secrets
@@ -22,7 +22,7 @@ from router.cli.output import human_bytes, human_count, print_answer
 from router.client.client import FabricAgent
 from router.client.errors import RefusedError
 
-AGENT_EXISTS = "agent_exists"  # the code of that refusal
+AGENT_EXISTS = "agent_exists"  # error code
 
 
 def add_hibernation(commands: Any) -> None:
@@ -41,11 +41,11 @@ def add_hibernation(commands: Any) -> None:
     resume = commands.add_parser("resume", help="bring an agent back from its file")
     resume.add_argument("file", metavar="FILE", type=Path, help="what `hibernate` wrote")
     resume.add_argument(
-        "--as", dest="name", metavar="ID", help="under this name (default: its own)"
+        "--as", dest="name", metavar="ID", help="name of the agent (default: the one in the file)"
     )
-    resume.add_argument("--node", help="on this node (default: the least busy that fits)")
+    resume.add_argument("--node", help="node to resume on (default: the least busy that fits)")
     resume.add_argument(
-        "--replace", action="store_true", help="take the place of an agent of that name"
+        "--replace", action="store_true", help="replace an existing agent of that name"
     )
     resume.set_defaults(run=run_resume)
     for parser in (hibernate, resume):
@@ -59,7 +59,7 @@ def add_hibernation(commands: Any) -> None:
 
 
 def run_hibernate(arguments: argparse.Namespace) -> int:
-    """Store an agent's file; remove the agent only if it was told to and the file is whole."""
+    """Store an agent's file; with --no-keep, erase the agent once the file is complete."""
     target: Path = arguments.file
     if target.exists() and not arguments.force:
         message = f"{target} exists already; --force replaces it"
@@ -76,7 +76,7 @@ def run_hibernate(arguments: argparse.Namespace) -> int:
     )
     if not arguments.keep:
         _erase_if_unchanged(agent, answered)
-    told = {
+    summary = {
         "id": arguments.id,
         "file": str(target),
         "node": answered.get(NODE_HEADER),
@@ -92,20 +92,20 @@ def run_hibernate(arguments: argparse.Namespace) -> int:
     }
     for_whom = "this fabric" if header.signed_with is SignedWith.FABRIC else "holders of the key"
     return print_answer(
-        told,
+        summary,
         [
             ("agent", arguments.id),
-            ("file", f"{target}, {human_bytes(told['bytes'])}, for {for_whom}"),
+            ("file", f"{target}, {human_bytes(summary['bytes'])}, for {for_whom}"),
             ("tokens", human_count(header.tokens_count)),
             ("model", header.model),
-            ("the agent", "stays where it was" if arguments.keep else "was erased here"),
+            ("the agent", "is kept" if arguments.keep else "was erased here"),
         ],
         as_json=arguments.json,
     )
 
 
 def run_resume(arguments: argparse.Namespace) -> int:
-    """Send an agent's file and say where it lives now."""
+    """Send an agent's file and print where the agent lives now."""
     source: Path = arguments.file
     try:
         file = source.open("rb")
@@ -135,7 +135,7 @@ def run_resume(arguments: argparse.Namespace) -> int:
             ("node", resumed.get("node")),
             ("epoch", resumed.get("epoch")),
             ("tokens", human_count(resumed.get("tokens"))),
-            ("blocks", f"{received}, {reused} of them there already"),
+            ("blocks", f"{received}, {reused} of them already there"),
             ("bytes", human_bytes(resumed.get("bytes_received"))),
         ],
         as_json=arguments.json,
@@ -154,7 +154,7 @@ def _key_headers(header: HibernationHeader, key_file: Path | None) -> dict[str, 
     if header.signed_with is SignedWith.FABRIC:
         return {}
     if key_file is None:
-        message = "the file is signed with a key of its own; name its key file with --key-file"
+        message = "the file is signed with a separate key; name the key file with --key-file"
         raise CommandError(message, MISUSED)
     return {SIGNING_KEY_HEADER: signing_key(key_file, header.salt).hex()}
 

@@ -1,4 +1,4 @@
-"""The `macfabric` command: runs one, and says in a line why it failed.
+"""Entry point of `macfabric`: run a command and report a failure in one line.
 
 Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_guarded(command: Callable[[], int]) -> int:
-    """Run a command; report whatever ends it early in one line, and return the exit status."""
+    """Run a command; report an error in one line, and return the exit status."""
     try:
         try:
             status = command()
@@ -48,7 +48,7 @@ def run_guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python must not complain at its end.
+        # The reader (head, less) has closed the pipe; Python must not complain at exit.
         discard_output()
         return FAILED
     except OSError as error:
@@ -57,13 +57,13 @@ def run_guarded(command: Callable[[], int]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # Imported here: Ctrl-C while the commands load must not end in a traceback either.
+    # Imported here, so that Ctrl-C during the imports does not end in a traceback either.
     from router.cli.commands import build_parser
     from router.cli.doctor.import_check import require_own_names
     from router.cli.launch.launch import split_off
 
-    own, further = split_off(argv)
-    arguments = build_parser().parse_args(own, argparse.Namespace(further=further))
+    own_argv, further = split_off(argv)
+    arguments = build_parser().parse_args(own_argv, argparse.Namespace(further=further))
     require_own_names()
     return int(arguments.run(arguments))
 

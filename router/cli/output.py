@@ -1,4 +1,4 @@
-"""What commands print: tables and pairs for people, JSON for programs."""
+"""Output of commands: tables and pairs for people, JSON for programs."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from router.cli.terminal import (
 )
 
 _MINUTE_S, _HOUR_MIN, _DAY_H = 60, 60, 48
-_MOMENTS = frozenset({"at_s", "created_s", "used_s"})  # by the wall clock
+_MOMENTS = frozenset({"at_s", "created_s", "used_s"})  # wall-clock times
 _IDENTIFIERS = frozenset({"epoch", "pid", "port", "revision"})  # compared, not counted
 _GAP = "  "
 
@@ -25,7 +25,7 @@ _GAP = "  "
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns. A terminal also gets the title, and only the columns that fit.
 
-    No cell is ever cut: ids are there to be copied.
+    No cell is truncated: ids are meant to be copied.
     """
     table = [[escape_line(str(cell)) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
@@ -42,7 +42,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def _columns_that_fit(widths: Sequence[int], available: int) -> int:
-    """Count the leading columns that fit; the first two are shown in any case."""
+    """Return how many leading columns fit; at least the first two."""
     total = 0
     for count, width in enumerate(widths):
         total += width + (len(_GAP) if count else 0)
@@ -60,7 +60,7 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def print_answer(answer: Any, pairs: Iterable[tuple[str, object]], *, as_json: bool) -> int:
-    """Print an answer as it is for programs, or as `pairs` for people; return exit status 0."""
+    """Print an answer as JSON for programs, or as `pairs` for people; return exit status 0."""
     if as_json:
         print_json(answer)
     else:
@@ -69,13 +69,13 @@ def print_answer(answer: Any, pairs: Iterable[tuple[str, object]], *, as_json: b
 
 
 def failed_again(why: object, wait_s: object) -> str:
-    """Say why a node is not there, and when it begins again."""
+    """Return why a node failed and when it starts again."""
     again = f"; tries to start again in {wait_s:.0f} s" if isinstance(wait_s, int | float) else ""
     return f"failed: {why}{again}"
 
 
 class Steps:
-    """Says on standard error what a long command is doing, with the time since its start."""
+    """Progress lines of a long command on standard error, with the time since its start."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._since_s = time.monotonic()
@@ -113,7 +113,7 @@ def human_seconds(seconds: Any) -> str:
 
 
 def human_value(name: str, value: Any) -> str:
-    """Write a value of an API's answer for people: its name says what it is."""
+    """Write a value of an API answer for people; its name gives the unit."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Commands that look: status, nodes, agents, agent."""
+"""`macfabric status`, `nodes`, `agents` and `agent`: show the state of a fabric."""
 
 import argparse
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from router.client.http_api import UNAVAILABLE
 
 def add_queries(commands: Any) -> None:
     """Declare the commands."""
-    status = commands.add_parser("status", help="is a fabric running, and how is it")
+    status = commands.add_parser("status", help="show whether a fabric runs, and its health")
     status.set_defaults(run=run_status)
     nodes = commands.add_parser("nodes", help="list the nodes")
     nodes.set_defaults(run=run_nodes)
@@ -35,7 +35,7 @@ def add_queries(commands: Any) -> None:
 
 
 def run_status(arguments: argparse.Namespace) -> int:
-    """Print whether a fabric runs; exit status 1 where none does, or no node of it serves."""
+    """Print the health of a fabric; return 1 if no node of it serves."""
     fabric = fabric_of(arguments)
     health = fabric.health()
     status = FAILED if health.get("status") == UNAVAILABLE else 0
@@ -142,7 +142,7 @@ def _total(rows: Iterable[dict[str, Any]], key: str) -> int:
 
 def _problems(node: dict[str, Any]) -> list[str]:
     test = node.get("self_test") or {}
-    found = (
+    problems = (
         [] if test.get("passed", True) else [f"its cache self-test failed: {test.get('detail')}"]
     )
-    return found + ([str(node["degraded"])] if node.get("degraded") else [])
+    return problems + ([str(node["degraded"])] if node.get("degraded") else [])

@@ -1,4 +1,4 @@
-"""What macOS and Linux print of routes, leases, firewall and sleep; parsed without running."""
+"""Parsers of what macOS and Linux print about routes, leases, firewall and sleep."""
 
 import re
 from dataclasses import dataclass
@@ -65,12 +65,12 @@ def parse_dhcp_packet(text: str) -> tuple[str, str] | None:
 
 
 def firewall_is_on(text: str) -> bool | None:
-    """Read `socketfilterfw --getglobalstate`; None where it says neither."""
+    """Read `socketfilterfw --getglobalstate`; return None if it says neither."""
     state = re.search(r"State = (\d)", text)
     return None if state is None else state[1] != "0"
 
 
 def sleep_minutes(text: str) -> int | None:
     """Return after how many idle minutes this Mac sleeps, from `pmset -g`; 0 is never."""
-    found = re.search(r"^\s*sleep\s+(\d+)", text, re.MULTILINE)
-    return None if found is None else int(found[1])
+    match = re.search(r"^\s*sleep\s+(\d+)", text, re.MULTILINE)
+    return None if match is None else int(match[1])

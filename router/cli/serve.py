@@ -1,4 +1,4 @@
-"""`macfabric serve`: the router and one node per Mac on a Ray cluster that runs already."""
+"""`macfabric serve`: run the router, and a node per Mac, on an existing Ray cluster."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ from router.cli.supervisor import Plan, Supervisor
 from router.cli.up import catch_signals, own_certificate, own_subject, tell_ready
 from router.supervise.keeper import Keeper
 
-START_TIMEOUT_S = math.inf  # Macs may come in the evening
+START_TIMEOUT_S = math.inf  # Macs may join hours later
 RAY_TIMEOUT_S = 300.0  # until a Ray cluster must answer
 ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -33,8 +33,8 @@ def add_serve(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve on a Ray cluster that runs already (what cluster.yaml does on its head)",
-        description="Put a node on every Mac that is or comes into the Ray cluster, and run the "
+        help="serve on an existing Ray cluster (what cluster.yaml does on its head)",
+        description="Start a node on every Mac that is in the Ray cluster or joins it, and run the "
         "router. Ray is neither started nor stopped; SIGTERM makes the nodes save everything and "
         "leaves them running.",
     )
@@ -47,15 +47,15 @@ def add_serve(commands: Any) -> None:
         "--expect",
         type=int,
         metavar="N",
-        help="how many nodes there are, once all have come: until then the router calls nothing "
+        help="number of nodes once all have joined: until then the router calls no agent "
         "unknown (default: router.nodes_expected of FILE, else its head and workers)",
     )
-    parser.add_argument("--json", action="store_true", help="say `ready` as one JSON line")
+    parser.add_argument("--json", action="store_true", help="print the `ready` line as JSON")
     parser.set_defaults(run=run_serve)
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until a signal."""
     try:
         settings = read_settings(arguments.config)
         expected = arguments.expect
@@ -120,7 +120,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _require_same_key(folder: DataFolder, keys: Path) -> None:
-    """Refuse to lose what was stored under a key that an earlier version made here."""
+    """Raise CommandError rather than lose what is stored under an earlier version's key."""
     earlier, shipped = folder.path / CLUSTER_KEY, keys / CLUSTER_KEY
     if earlier.exists() and shipped.exists() and earlier.read_text() != shipped.read_text():
         message = (

@@ -1,4 +1,4 @@
-"""Decide how long a start may take: as long as it makes progress, up to a fixed bound.
+"""Time limit of a start: as long as it makes progress, up to a fixed bound.
 
 Progress is an event of a started process, a log that grows, or processor time used: a busy
 machine is slow in all of these, a start that hangs shows none.
@@ -20,7 +20,7 @@ CPU_PROGRESS_S = 20.0
 
 @dataclass(slots=True)
 class StartWatch:
-    """Follows the progress of one start."""
+    """Progress of one start."""
 
     logs: Path
     root_pid: int
@@ -42,7 +42,7 @@ class StartWatch:
         self._progress_s = self.now_s()
 
     def expired(self) -> str | None:
-        """Return why the start is given up, or None while it may go on."""
+        """Return why the start has failed, or None while it may continue."""
         now_s = self.now_s()
         if now_s - self._began_s > self.limit_s:
             return f"was not ready within {self.limit_s:g} s"
@@ -65,6 +65,6 @@ def _total_bytes(folder: Path) -> int:
     for path in folder.glob("*.log"):
         try:
             sizes += path.stat().st_size
-        except OSError:  # removed since it was listed
+        except OSError:  # removed since the listing
             continue
     return sizes

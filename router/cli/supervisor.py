@@ -1,4 +1,4 @@
-"""Runs a fabric's processes: waits until it serves, restarts what dies, stops it in order.
+"""Supervision of a fabric's processes: start in order, restart what dies, stop in order.
 
 start:  Ray nodes (local only) ─► node launch ─► router ─► every node answers through it
 stop:   router, so that no turn begins ─► nodes save what they hold ─► Ray
@@ -28,12 +28,12 @@ from router.supervise.ray_processes import LocalRay, read_log
 
 NODES = "nodes"
 ROUTER = "router"
-ROUTER_GRACE_S = 15.0  # beside the wait for running turns
+ROUTER_GRACE_S = 15.0  # in addition to the wait for running turns
 HURRY_GRACE_S = 3.0
 NODES_GRACE_S = 25.0
 START_TRIES = 3  # of one process, before the fabric has served
 RESTART_WINDOW_S = 120.0
-# What ends again and again is started less and less often. Nodes hold memory: they stay.
+# Restarts slow down for a process that ends repeatedly. Nodes keep running: they hold memory.
 RESTART_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 TICK_S = 0.1
 NODES_TIMEOUT_S = 2.0
@@ -50,24 +50,24 @@ class Plan:
     environment: dict[str, str]
     host: str
     port: int
-    nodes_expected: int  # to wait for; 0: as many as there are, now or later
-    at_exit: str  # what becomes of the nodes: "stop" or "flush"
-    start_timeout_s: float = START_LIMIT_S  # of the nodes' start, even while it makes progress
-    ray_timeout_s: float = START_LIMIT_S  # until a Ray cluster that others start must be joined
-    operator_key: str | None = None  # for asking our own router
-    trusted: Path | None = None  # what the router's certificate is checked with, if it has one
-    certificate: Path | None = None  # the operator's own, if it shows that one
-    machine_nodes: int = 1  # on one machine: they share its memory
-    bind: str | None = None  # what the nodes listen on; None: the address Ray knows them by
-    waits_for_good: bool = False  # for nodes that come later, once Ray is joined
-    stop_wait_s: float = 0.0  # for running turns, unless `down` asks for something else
-    nodes_to_come: int = 0  # what the router may say "come again" for; 0: nobody knows
-    node_names: tuple[str, ...] = ()  # of those, where they are known
+    nodes_expected: int  # to wait for; 0: any number, now or later
+    at_exit: str  # "stop" or "flush" the nodes
+    start_timeout_s: float = START_LIMIT_S  # for the start of nodes, even while it makes progress
+    ray_timeout_s: float = START_LIMIT_S  # to join a Ray cluster that others start
+    operator_key: str | None = None  # for requests to our own router
+    trusted: Path | None = None  # authority of the router's certificate, if it has one
+    certificate: Path | None = None  # the operator's own certificate, if it is used
+    machine_nodes: int = 1  # nodes that share this machine's memory
+    bind: str | None = None  # where nodes listen; None: the address Ray knows them by
+    waits_for_good: bool = False  # for nodes that join later, once Ray is joined
+    stop_wait_s: float = 0.0  # for running turns, unless `down --wait` says otherwise
+    nodes_to_come: int = 0  # expected number, for the router; 0: unknown
+    node_names: tuple[str, ...] = ()  # names of those, where known
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """The processes of one fabric and how far they are."""
+    """State of one fabric's processes, and their supervision."""
 
     plan: Plan
     keeper: Keeper
@@ -80,13 +80,15 @@ class Supervisor:
     _began_s: float = field(default_factory=time.monotonic)
     _ended: dict[str, list[float]] = field(default_factory=dict)
     _router_started: bool = False
-    _held_back: dict[str, float] = field(default_factory=dict)  # what ended, and until when
-    _first_failure: str | None = None  # of this start: what the later ones follow from
+    _held_back: dict[str, float] = field(
+        default_factory=dict
+    )  # ended processes, and when each may start again
+    _first_failure: str | None = None  # of this start: later failures follow from it
     _start_phases: dict[str, str] = field(default_factory=dict)  # of nodes that are starting
     _watch: StartWatch | None = None
 
     def start(self) -> bool:
-        """Start everything and wait until it serves; False when asked to end meanwhile."""
+        """Start everything and wait until it serves; return False if asked to end meanwhile."""
         logs = self.plan.folder.log(NODES).parent
         self._watch = StartWatch(logs, self.keeper.process.pid, self.plan.start_timeout_s)
         if self.ray is not None:
@@ -125,7 +127,7 @@ class Supervisor:
             self.ray.stop()
 
     def _stop_router(self, hurry: Callable[[], bool]) -> None:
-        """Let the router wait for running turns, as long as that is asked for."""
+        """Stop the router, which waits for running turns as long as configured."""
         router = self.keeper.children[ROUTER]
         self.say("stopping the router")
         send([router], signal.SIGTERM)
@@ -162,7 +164,7 @@ class Supervisor:
             if self._watch is not None:
                 self._watch.note()
             self._on_event(event)
-        self._start_held_back()  # also what this very event ended
+        self._start_held_back()  # includes what this event ended
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
@@ -214,22 +216,22 @@ class Supervisor:
             self.say(f"{node} {failed_again(event.get('message'), event.get('retry_s'))}")
 
     def _on_exit(self, name: str, status: int | None, why: str) -> None:
-        told = why or f"ended with status {status}"
+        reason = why or f"ended with status {status}"
         if name == KEEPER:
-            raise self._failure(name, told)
+            raise self._failure(name, reason)
         now_s = time.monotonic()
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
         self._ended[name] = recent
         if not self._may_try_again(name):
-            raise self._start_failure(name, told)
+            raise self._start_failure(name, reason)
         if "ready" not in self.phases and self._first_failure is None:
-            self._first_failure = str(self._failure(name, told))
+            self._first_failure = str(self._failure(name, reason))
         pause_s = RESTART_PAUSES_S[min(len(recent), len(RESTART_PAUSES_S)) - 1]
         self._held_back[name] = now_s + pause_s
-        self.say(f"{name} {told}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
+        self.say(f"{name} {reason}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
 
     def _may_try_again(self, name: str) -> bool:
-        """Say whether what ended may be started again; what never served only for Ray's sake."""
+        """Return whether an ended process may restart; before it served, only if Ray ended."""
         has_joined = "ready" in self.phases or "connected" in self.phases
         if "ready" in self.phases or (self.plan.waits_for_good and has_joined):
             return True
@@ -237,7 +239,7 @@ class Supervisor:
         return is_rays and len(self._ended[name]) < START_TRIES
 
     def _start_held_back(self) -> None:
-        """Start what ended, but not before Ray's head runs: without it, it would end again."""
+        """Restart what ended once Ray's head runs: without it, it would end again."""
         now_s = time.monotonic()
         for name in [name for name, at_s in self._held_back.items() if at_s <= now_s]:
             ray_node = self.ray.find(name) if self.ray else None
@@ -260,7 +262,7 @@ class Supervisor:
         argv = [sys.executable, "-m", "node", "--watch", f"--at-exit={plan.at_exit}"]
         argv += ["--data-dir", str(plan.folder.path), "--ray-address", plan.ray_address]
         argv += ["--expect", str(plan.nodes_expected), "--timeout", str(plan.start_timeout_s)]
-        if "connected" not in self.phases:  # later, Ray may take as long as it likes to come back
+        if "connected" not in self.phases:  # later, Ray may take any time to come back
             argv += ["--ray-timeout", str(plan.ray_timeout_s)]
         argv += ["--config", str(plan.config)] if plan.config else []
         argv += ["--bind", plan.bind] if plan.bind else []
@@ -277,7 +279,7 @@ class Supervisor:
         argv += ["--expect", str(plan.nodes_to_come)]
         argv += [f"--expect-node={name}" for name in plan.node_names]
         argv += ["--config", str(plan.config)] if plan.config else []
-        # Of a long body nothing stays when it has been passed on; macOS does that by itself.
+        # Return freed memory of long bodies to the system; macOS does that by itself.
         environment = plan.environment | {"MALLOC_MMAP_THRESHOLD_": "65536"}
         self.keeper.start(ROUTER, argv, environment, plan.folder.log(ROUTER), piped=True)
 
@@ -297,14 +299,14 @@ class Supervisor:
         return True
 
     def _all_seen(self) -> bool:
-        """Say whether the router itself reaches every node."""
+        """Return whether the router itself reaches every node."""
         assert self.url is not None
         try:
             trusted = tuple(filter(None, [self.plan.certificate or self.plan.trusted]))
-            own = Fabric(
+            router = Fabric(
                 self.url, None, self.plan.operator_key, NODES_TIMEOUT_S, trusted, checks_name=False
             )
-            ready = [row for row in own.nodes() if row.get("state") == "ready"]
+            ready = [row for row in router.nodes() if row.get("state") == "ready"]
         except ClientError:
             return False
         return len(ready) >= self.plan.nodes_expected
@@ -323,7 +325,7 @@ class Supervisor:
         write_private(self.plan.folder.endpoint, json.dumps(record))
 
     def _awaited(self) -> str:
-        """Name the process that the start waits for."""
+        """Return the name of the process that the start waits for."""
         if self.ray is not None and "ray" not in self.phases:
             late = [node for node in self.ray.nodes if not self.ray.has_started(node)]
             if late:
@@ -331,7 +333,7 @@ class Supervisor:
         return NODES if self.url else ROUTER
 
     def _start_failure(self, name: str, reason: str) -> CommandError:
-        """Describe a start's failure, and the first one of it where that was another process."""
+        """Return a start's failure, with the first failure if that was another process."""
         phases = "; ".join(f"{node}: {phase}" for node, phase in self._start_phases.items())
         failure = self._failure(name, f"{reason} ({phases})" if phases else reason)
         return CommandError(f"{failure}{self._first_cause()}")
@@ -340,15 +342,15 @@ class Supervisor:
         first = self._first_failure
         return f"\nthe first failure of this start: {first}" if first else ""
 
-    def _failure(self, name: str, told: str) -> CommandError:
+    def _failure(self, name: str, reason: str) -> CommandError:
         log = self.plan.folder.log(name)
         words = _words(read_log(log))[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in words)
-        return CommandError(f"{name} {told}; the end of {log}:\n{tail or '  | (empty)'}")
+        return CommandError(f"{name} {reason}; the end of {log}:\n{tail or '  | (empty)'}")
 
 
 def _words(log: str) -> list[str]:
-    """Return a log's lines without the frames of tracebacks: what they end with says it."""
+    """Return a log's lines without the frames of tracebacks; their last lines say what failed."""
     kept, in_frames = [], False
     for line in log.splitlines():
         if line.startswith("Traceback (most recent call last)"):

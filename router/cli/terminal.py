@@ -1,4 +1,4 @@
-"""The only module that writes to standard output and standard error.
+"""Standard output and standard error, which only this module writes to.
 
 Everything shown may come from models, files, clients or other machines, so control characters are
 escaped here (`fabric/shown_text.py`), and characters that the terminal's encoding lacks as well.
@@ -19,7 +19,7 @@ _UTF8 = "utf"
 
 
 def print_line(text: object = "", *, flush: bool = False) -> None:
-    """Write one line to standard output; line ends within `text` are escaped, too."""
+    """Write one line to standard output; escape line ends within `text`."""
     _write(sys.stdout, escape_line(str(text)), flush=flush)
 
 
@@ -30,7 +30,7 @@ def print_block(text: str, *, flush: bool = False) -> None:
 
 def print_error(text: object) -> None:
     """Write a message of one or more lines to standard error."""
-    with contextlib.suppress(OSError, CommandError):  # there is no place left to report that to
+    with contextlib.suppress(OSError, CommandError):  # it cannot be reported anywhere
         _write(sys.stderr, escape_block(str(text)), flush=True)
 
 
@@ -41,17 +41,17 @@ def print_json(value: object, *, indent: int | None = 2, flush: bool = False) ->
 
 
 def is_error_stream(stream: object) -> bool:
-    """Say whether a stream that a library was about to write to is standard error."""
+    """Return whether a stream that a library writes to is standard error."""
     return stream is None or stream is sys.stderr
 
 
 def output_is_terminal() -> bool:
-    """Say whether a person reads standard output."""
+    """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def errors_are_terminal() -> bool:
-    """Say whether a person reads standard error."""
+    """Return whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -61,14 +61,14 @@ def terminal_columns() -> int:
 
 
 def flush_output() -> None:
-    """Write out what is buffered; raise CommandError where it cannot be written."""
+    """Flush standard output; raise CommandError if that fails."""
     if sys.stdout is not None:
         with _named_failure(sys.stdout):
             sys.stdout.flush()
 
 
 def discard_output() -> None:
-    """Send the rest of standard output nowhere, so that Python's exit does not fail on it."""
+    """Redirect standard output to /dev/null, so that Python's exit does not fail on it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -83,15 +83,15 @@ class ProgressBar:
         self._task = task
 
     def advance(self, count: int) -> None:
-        """Move on by a number of units."""
+        """Advance by a number of units."""
         self._bar.advance(self._task, count)
 
     def update(self, completed: int, label: str) -> None:
-        """Set what is done and what is shown beside it."""
+        """Set the completed amount and the label."""
         self._bar.update(self._task, completed=completed, description=escape_line(label))
 
     def stop(self) -> None:
-        """Leave the bar as it stands and end it."""
+        """End the bar and leave it as it is."""
         self._bar.stop()
 
 
@@ -124,7 +124,7 @@ def start_bar(
 
 
 def _write(stream: TextIO | None, text: str, *, flush: bool) -> None:
-    if stream is None:  # closed before this process began
+    if stream is None:  # closed before this process started
         return
     encoding = stream.encoding or "utf-8"
     shown = text.encode(encoding, "backslashreplace").decode(encoding)
@@ -136,7 +136,7 @@ def _write(stream: TextIO | None, text: str, *, flush: bool) -> None:
 
 @contextlib.contextmanager
 def _named_failure(stream: TextIO) -> Iterator[None]:
-    """Turn a full disk into a message; a closed pipe stays what it is."""
+    """Turn a write error into CommandError; let BrokenPipeError pass."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""`macfabric up`: a whole fabric on this machine, in the foreground; `down` ends it."""
+"""`macfabric up` and `down`: run a whole fabric on this machine in the foreground, and stop it."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ from router.supervise.ray_processes import LocalRay
 from router.tls.authority import Subject
 from router.tls.machine_hosts import machine_hosts
 
-DOWN_TIMEOUT_S = 60.0  # beside the wait for running turns
+DOWN_TIMEOUT_S = 60.0  # in addition to the wait for running turns
 LEFTOVER_GRACE_S = 5.0
 
 
@@ -55,12 +55,12 @@ def add_up(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which programs of this machine, containers among them, reach it without "
-        "a key; may be repeated",
+        help="a host name by which programs on this machine, such as containers, reach it "
+        "without a key; may be repeated",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
-    parser.add_argument("--json", action="store_true", help="say `ready` as one JSON line")
+    parser.add_argument("--json", action="store_true", help="print the `ready` line as JSON")
     parser.set_defaults(run=run_up)
 
 
@@ -68,9 +68,9 @@ def add_down(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "down",
-        help="stop the fabric that `up` started, also after it crashed",
-        description="Stop the fabric that runs in DIR: asks it to save everything first, and "
-        "ends what a crashed one left behind. With --config, stop the one that `ray up FILE` "
+        help="stop the fabric that `up` started, also after a crash",
+        description="Stop the fabric that runs in DIR after it has saved everything, and end "
+        "what a crashed one left behind. With --config, stop the one that `ray up FILE` "
         "started: log in to each of its Macs, save everything, and stop router, nodes and Ray.",
     )
     where = parser.add_mutually_exclusive_group()
@@ -88,7 +88,7 @@ def add_down(commands: Any) -> None:
 
 
 def run_up(arguments: argparse.Namespace) -> int:
-    """Run a local fabric until told to end."""
+    """Run a local fabric until a signal or `macfabric down`."""
     steps = Steps()
     settings, names = _settings(arguments, steps)
     folder = DataFolder((arguments.data or default_data_dir(settings)).expanduser().resolve())
@@ -97,7 +97,7 @@ def run_up(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         _end_leftovers(folder, steps)
-        folder.stop_progress.unlink(missing_ok=True)  # of an `up` that was killed in its stop
+        folder.stop_progress.unlink(missing_ok=True)  # left by an `up` killed in its stop
         for done in folder.keys.create(own_subject(settings.router), datetime.now(UTC)):
             steps.say(done)
         _require_port(settings.router)
@@ -165,10 +165,10 @@ def run_down(arguments: argparse.Namespace) -> int:
 def _stop_running(
     folder: DataFolder, up: ProcessId, wait_s: float | None, progress: DownProgress
 ) -> None:
-    """Have `up` stop, and wait for its end; raise CommandError where it does not end.
+    """Have `up` stop, and wait for its end; raise CommandError if it does not end.
 
-    A stop that is under way is only waited for: a second signal would end its turns at once. That
-    is what `--wait 0` asks for.
+    A stop in progress is only waited for: a second signal would end its turns at once, which is
+    for `--wait 0`.
     """
     longest_s = folder.read_run_wait() if wait_s is None else wait_s
     is_stopping = bool(folder.read_stop_progress())
@@ -190,7 +190,7 @@ def _stop_running(
 
 
 def catch_signals() -> list[int]:
-    """Collect SIGINT and SIGTERM instead of dying of them."""
+    """Collect SIGINT and SIGTERM in a list instead of dying."""
     got: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda which, _frame: got.append(which))
@@ -198,19 +198,19 @@ def catch_signals() -> list[int]:
 
 
 def own_certificate(settings: RouterSettings) -> Path | None:
-    """Return the certificate that the operator chose for the router, if it shows one at all."""
+    """Return the operator's own certificate for the router, if TLS is on and one is set."""
     chosen = settings.tls.certificate if settings.uses_tls else ""
     return Path(chosen).expanduser() if chosen else None
 
 
 def own_subject(router: RouterSettings | None = None) -> Subject:
-    """Return whom the certificate of a fabric on this machine is for."""
+    """Return the hosts that the certificate of a fabric on this machine is for."""
     more = (*router.tls.names, *router.allowed_hosts) if router else ()
     return Subject.of([*machine_hosts(), *more])
 
 
 def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
-    """Print the one line that says where the fabric answers."""
+    """Print the line with the fabric's URL and nodes."""
     plan, seconds = supervisor.plan, supervisor.phases["ready"]
     nodes = sorted(supervisor.nodes)
     if as_json:
@@ -265,7 +265,7 @@ def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettin
 
 
 def _require_port(router: RouterSettings) -> None:
-    """Fail now where the router would fail after everything else has started."""
+    """Raise CommandError now if the router could not listen after everything else has started."""
     family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
     try:
         socket.create_server((router.host, router.port), family=family).close()
@@ -282,13 +282,13 @@ def _require_port(router: RouterSettings) -> None:
 
 
 def _bind() -> str | None:
-    # Ray replaces 127.0.0.1 by the machine's own address; the nodes of one Mac need not listen
-    # there. On Linux every local node has a loopback address of its own.
+    # Ray replaces 127.0.0.1 by the machine's own address, where the nodes of one Mac need not
+    # listen. On Linux every local node has a loopback address of its own.
     return None if sys.platform.startswith("linux") else "127.0.0.1"
 
 
 def _end_leftovers(folder: DataFolder, steps: Steps) -> int:
-    """End what a crashed fabric left behind; return how many processes that were."""
+    """End the processes that a crashed fabric left behind; return their number."""
     _, processes = folder.read_run()
     noted = list(processes.values())
     left: list[ProcessId] = session_members(noted)

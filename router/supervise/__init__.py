@@ -1,1 +1,1 @@
-"""Processes of a fabric, Ray's among them: started, watched, ended."""
+"""Start, watch and end the processes of a fabric, including Ray's."""

@@ -1,4 +1,4 @@
-"""A small process between a command and everything it starts, so that nothing outlives it.
+"""Keeper process: parent of everything that a command starts, so that nothing outlives it.
 
     macfabric up ──commands, one JSON line each──► keeper ──► ray start (several), node, router
                  ◄──started, line, exited, ended──
@@ -55,14 +55,14 @@ def _adopt_orphans() -> None:
 
 
 class _Lines:
-    """Splits what a descriptor yields into lines."""
+    """Reader of whole lines from a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._pending = b""
 
     def read(self) -> tuple[list[bytes], bool]:
-        """Return the whole lines that arrived, and whether more may come."""
+        """Return the whole lines that have arrived, and whether more may follow."""
         chunk = os.read(self.descriptor, 65536)
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         if len(self._pending) > CHILD_LINE_BYTES_MAX:
@@ -71,11 +71,11 @@ class _Lines:
 
 
 class _Child:
-    """One process started on request, and what it prints where that is wanted."""
+    """One process started on request, with the pipe of its output if it has one."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.name: str = order["name"]
-        # What tells that Ray runs is read from its whole log, which is short.
+        # Ray's start is detected in its whole log, which is short.
         self.log = Path(order["log"]) if order["bounded"] else None
         output = open_log(Path(order["log"]))
         try:
@@ -125,7 +125,7 @@ class _Keeper:
         self._ended = True
 
     def _say(self, **event: object) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more: the loop will notice
+        with contextlib.suppress(OSError):  # the command is gone: the loop will notice
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
     def _take_orders(self) -> None:
@@ -150,7 +150,7 @@ class _Keeper:
     def _end(self, names: set[str], grace_s: float) -> None:
         chosen = [child for child in self._children.values() if child.name in names]
         survivors = end([child.process for child in chosen], grace_s, self._listen_while)
-        # One that looks like a zombie is not to be had until its last thread has ended.
+        # A process that looks like a zombie cannot be reaped until its last thread has ended.
         deadline_s = time.monotonic() + KILL_WAIT_S
         while not survivors and time.monotonic() < deadline_s:
             self._reap()
@@ -160,7 +160,7 @@ class _Keeper:
         self._say(event="ended", name="", names=sorted(names), survivors=len(survivors))
 
     def _listen_while(self, processes: list[ProcessId], timeout_s: float) -> None:
-        """Wait for processes to end; one whose pipe is full could not."""
+        """Drain pipes while processes end; a process whose pipe is full could not end."""
         deadline_s = time.monotonic() + timeout_s
         while any(map(is_alive, processes)) and time.monotonic() < deadline_s:
             self._forward_ready(POLL_S)
@@ -195,7 +195,7 @@ class _Keeper:
     def _bury(self, child: _Child, status: int) -> None:
         while child.lines and select.select([child.lines.descriptor], [], [], 0)[0]:
             self._forward(child)
-        child.lines = None  # what the dead still print belongs to nobody
+        child.lines = None  # output of ended processes is dropped
         child.popen.returncode = status
         if child.popen.stdout:
             child.popen.stdout.close()
@@ -205,7 +205,7 @@ class _Keeper:
         known = descendants([os.getpid()])
         end([c.process for c in self._children.values()], LAST_GRACE_S, self._listen_while)
         self._reap()
-        # Orphans that were adopted meanwhile, and on macOS those seen before they were orphans.
+        # Orphans adopted since, and on macOS those listed before they became orphans.
         for _ in range(3):
             left = [*known, *descendants([os.getpid()])]
             send(left, signal.SIGKILL)
@@ -215,7 +215,7 @@ class _Keeper:
 
 
 class Keeper:
-    """The command's side: starts the keeper and speaks with it."""
+    """Client of the keeper process, which it starts."""
 
     def __init__(self, log: Path) -> None:
         root = Path(__file__).resolve().parents[2]
@@ -251,13 +251,13 @@ class Keeper:
     ) -> None:
         """Start a process in a session of its own; `piped` turns its output into `line` events.
 
-        A log that is `bounded` is begun anew before it grows without end.
+        A `bounded` log is rotated before it grows too large.
         """
         order = {"name": name, "argv": argv, "env": env, "log": str(log)}
         self._order(order="start", **order, piped=piped, bounded=bounded)
 
     def end(self, names: list[str], grace_s: float) -> list[dict[str, Any]]:
-        """Ask processes to end, kill what remains; return the events that arrived meanwhile."""
+        """Ask processes to end, then kill those left; return the events that arrived meanwhile."""
         self._order(order="end", names=names, grace_s=grace_s)
         passed: list[dict[str, Any]] = []
         while (event := self.next_event(grace_s + 2 * KILL_WAIT_S)) is not None:
@@ -266,11 +266,11 @@ class Keeper:
             if is_done or event["name"] == KEEPER:
                 break
             if event["event"] == "exited" and event["name"] == KEEPER:
-                break  # it will say nothing more, and `close` ends what it left
+                break  # it sends nothing more, and `close` ends what it left
         return passed
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return what happened next, or None after `timeout_s`; tells of its own end too."""
+        """Return the next event, or None after `timeout_s`; the keeper's own end is one, too."""
         deadline_s = time.monotonic() + timeout_s
         while not self._waiting:
             left_s = max(0.0, deadline_s - time.monotonic())
@@ -300,13 +300,13 @@ class Keeper:
             self._popen.wait()
         if self._popen.stdout:
             self._popen.stdout.close()
-        # Only a keeper that was killed leaves anything.
+        # Only a keeper that was killed leaves processes behind.
         left = session_members(self._started)
         send(left, signal.SIGKILL)
         wait_gone(left, KILL_WAIT_S)
 
     def _order(self, **order: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # told by next_event
+        with contextlib.suppress(BrokenPipeError):  # reported by next_event
             self._orders.write(json.dumps(order).encode() + b"\n")
             self._orders.flush()
 

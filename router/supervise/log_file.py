@@ -1,7 +1,7 @@
-"""A bounded log that a child process appends to: what is too long becomes `NAME.1`, and goes on.
+"""Bounded log that a child process appends to: a log that is too long is moved to `NAME.1`.
 
-The writer keeps its descriptor and appends, so its file is copied and cut, not renamed. Lines
-written in between are lost.
+The writer keeps its descriptor and appends, so the file is copied and truncated, not renamed.
+Lines written in between are lost.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ def open_log(path: Path) -> int:
 
 
 def bound(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
-    """Begin a log anew that is longer than `bytes_max`; say whether it was."""
+    """Rotate a log that is longer than `bytes_max`; return whether it was."""
     try:
         size = path.stat().st_size
         if size <= bytes_max:

@@ -1,4 +1,4 @@
-"""Processes by identity: a pid is ours only while it started when we noted that it did.
+"""Process identities: a pid is ours only while its start time is the one we recorded.
 
 Pids are reused and Ray's processes look alike on every machine, so nothing here ever ends a
 process by its name.
@@ -22,7 +22,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process for good: its number and when it started."""
+    """Identity of a process: its pid and its start time."""
 
     pid: int
     started: str
@@ -50,7 +50,7 @@ def _linux_row(pid: int) -> _Row | None:
 
 def _ps_rows() -> dict[int, _Row]:
     command = ["/bin/ps", "-axo", "pid=,ppid=,stat=,time=,lstart="]
-    # A start is spelled alike in every shell and wherever a Mac travels.
+    # The start time is written alike in every locale and time zone.
     environment = {"LC_ALL": "C", "TZ": "UTC0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     rows = {}
@@ -79,13 +79,13 @@ def _rows() -> dict[int, _Row]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Name a live process for good."""
+    """Return the identity of a live process, or None."""
     row = _linux_row(pid) if sys.platform.startswith("linux") else _ps_rows().get(pid)
     return None if row is None else ProcessId(pid, row.started)
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Say whether this very process still runs."""
+    """Return whether this very process still runs."""
     return identify(process.pid) == process
 
 
@@ -104,20 +104,20 @@ def _descendants(roots: Iterable[int], rows: dict[int, _Row]) -> list[ProcessId]
     children: dict[int, list[int]] = {}
     for pid, row in rows.items():
         children.setdefault(row.parent, []).append(pid)
-    found: list[ProcessId] = []
+    listed: list[ProcessId] = []
     frontier = list(roots)
     while frontier:
         for child in children.pop(frontier.pop(), []):
-            found.append(ProcessId(child, rows[child].started))
+            listed.append(ProcessId(child, rows[child].started))
             frontier.append(child)
-    return found
+    return listed
 
 
 def session_members(leaders: Iterable[ProcessId]) -> list[ProcessId]:
     """List what runs in the sessions that `leaders` opened, also where a leader has ended.
 
-    A session's number is not given out again while anybody is in it. A stranger who has it since
-    is told by his start.
+    A session's number is not reused while a process is in it. A process that got the number since
+    is recognized by its start time.
     """
     rows = _rows()
     wanted = {
@@ -125,12 +125,12 @@ def session_members(leaders: Iterable[ProcessId]) -> list[ProcessId]:
         for leader in leaders
         if leader.pid not in rows or rows[leader.pid].started == leader.started
     }
-    found = []
+    members = []
     for pid, row in rows.items():
         with contextlib.suppress(OSError):  # ended since it was listed
             if wanted and os.getsid(pid) in wanted:
-                found.append(ProcessId(pid, row.started))
-    return found
+                members.append(ProcessId(pid, row.started))
+    return members
 
 
 def send(processes: Iterable[ProcessId], signal_number: int) -> None:
@@ -157,12 +157,12 @@ def end(
     wait: Callable[[list[ProcessId], float], object] = wait_gone,
 ) -> list[ProcessId]:
     """Ask `leaders` to end, `wait`, then kill them and all they started; return what survived."""
-    asked = list(leaders)
-    owned = asked + descendants(process.pid for process in asked if is_alive(process))
-    send(asked, signal.SIGTERM)
-    wait(asked, grace_s)
-    # What a leader leaves behind gets no grace: its leader had the time to end it.
-    left = [*owned, *session_members(asked)]
+    targets = list(leaders)
+    owned = targets + descendants(process.pid for process in targets if is_alive(process))
+    send(targets, signal.SIGTERM)
+    wait(targets, grace_s)
+    # What a leader leaves behind gets no grace period: its leader had the time to end it.
+    left = [*owned, *session_members(targets)]
     send(left, signal.SIGKILL)
     return wait_gone(left, KILL_WAIT_S)
 

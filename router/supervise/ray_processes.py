@@ -1,7 +1,7 @@
 """A Ray cluster on this machine: one real `ray start --block` per node, each with its own name.
 
 Everything it writes is below one folder, unless that folder's path is too long for Ray's
-sockets. It listens with a password of its own, so other Rays on the machine are no concern.
+sockets. It has a password of its own, so other Ray clusters on the machine do not interfere.
 """
 
 import json
@@ -47,30 +47,30 @@ class RayNode:
 
     name: NodeName
     host: str
-    process: str  # its name at the keeper
+    process: str  # the keeper's name for it
     temp_dir: Path
     log: Path
 
 
 def trim_ray_start(ray_params: Any, head: bool) -> None:  # noqa: FBT001 - Ray calls it
-    """Shape what `ray start` starts; Ray calls this by RAY_START_HOOK.
+    """Change the parameters of `ray start`, which calls this by RAY_START_HOOK.
 
-    No Ray Client server: nobody here speaks to it, and it runs code for whoever does. A short
-    session name: sockets lie below it, and their paths are bounded.
+    No Ray Client server: nothing here uses it, and it runs code for any client. A short session
+    name: sockets lie below it, and their paths are bounded.
     """
     ray_params.ray_client_server_port = None
     services = sys.modules.get("ray._private.services")
     if services is not None:
         _wait_longer_for_raylet(services)
     if head:
-        # The same when the head is started again, or its stored tables would not be its own.
+        # The same name after a restart, or the head would not accept its stored tables.
         ray_params.session_name = os.environ.get(SESSION_VARIABLE, f"s{os.getpid()}")
 
 
 def _wait_longer_for_raylet(services: Any) -> None:
-    """Wait for the raylet of a busy machine, for which Ray allows 30 seconds.
+    """Wait longer for the raylet of a busy machine than the 30 seconds that Ray allows.
 
-    A new start would only find the machine busier.
+    Starting again would only make the machine busier.
     """
     ask = services.get_node
 
@@ -95,18 +95,18 @@ def _wait_longer_for_raylet(services: Any) -> None:
 
 
 def _dead_server() -> str:
-    """Name the server of Ray that this process started and that has ended, if any.
+    """Return the name of a Ray server that this process started and that has ended, or "".
 
-    Other children end without harm: helpers that nothing has waited for yet.
+    Other children may end: they are helpers that have not been reaped yet.
     """
     command = ["/bin/ps", "-axo", "ppid=,stat=,comm="]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         parent, state, name = (*line.split(None, 2), "", "")[:3]
         if parent == str(os.getpid()) and state.startswith("Z"):
-            found = next((server for server in _SERVERS if server in name), "")
-            if found:
-                return found
+            server_name = next((server for server in _SERVERS if server in name), "")
+            if server_name:
+                return server_name
     return ""
 
 
@@ -132,7 +132,7 @@ def member_environment(keys: Path) -> dict[str, str]:
 
 # For the processes that `ray start` starts, on every machine.
 START_ENVIRONMENT: Final = {
-    "RAY_enable_metrics_collection": "0",  # its exporters serve every interface, to anybody
+    "RAY_enable_metrics_collection": "0",  # its exporters serve every interface without a password
     "DASHBOARD_METRIC_PORT": "-1",  # likewise
     "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),  # includes what nodes print
     "RAY_ROTATION_BACKUP_COUNT": "1",
@@ -214,7 +214,7 @@ class LocalRay:
     def __init__(self, folder: Path, names: Sequence[NodeName], keeper: Keeper) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._keeper = keeper
-        self.short_dir = _short_dir(folder)  # where it had to go instead; None: below `folder`
+        self.short_dir = _short_dir(folder)  # used where `folder` is too long, else None
         self._base = base = self.short_dir or folder / "ray"
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir(mode=0o700)
@@ -231,19 +231,19 @@ class LocalRay:
         self._session = f"s{os.getpid()}"
 
     def start(self) -> None:
-        """Start all nodes at once: the others wait for the head by themselves."""
+        """Start all nodes at once; workers wait for the head by themselves."""
         for node in self.nodes:
             self.start_node(node)
 
     def start_node(self, node: RayNode) -> None:
-        """Start one node; also again, after it ended."""
+        """Start a node, or restart one that has ended."""
         node.log.unlink(missing_ok=True)
         environment = self.environment | {"RAY_START_HOOK": START_HOOK}
         if self.is_head(node):
-            # On disk, so that nodes and actors outlive the head and meet it again.
+            # On disk, so that nodes and actors outlive the head and rejoin it.
             tables = self._base / "gcs"
             tables.mkdir(mode=0o700, exist_ok=True)
-            # Ray takes the raylets of this machine that wait for the head for a head that runs.
+            # Ray mistakes waiting raylets of this machine for a running head.
             (node.temp_dir / "ray_current_cluster").unlink(missing_ok=True)
             environment |= {
                 SESSION_VARIABLE: self._session,
@@ -256,7 +256,7 @@ class LocalRay:
         return next((node for node in self.nodes if node.process == process), None)
 
     def is_head(self, node: RayNode) -> bool:
-        """Say whether this node runs Ray's own tables, which the others need within a minute."""
+        """Return whether this node runs Ray's own tables, which the others need within a minute."""
         return node is self.nodes[0]
 
     def has_started(self, node: RayNode) -> bool:
@@ -268,14 +268,14 @@ class LocalRay:
         self.remove_files()
 
     def remove_files(self) -> None:
-        """Remove Ray's own files and the password; what its processes printed stays."""
+        """Remove Ray's own files and the password; keep its logs."""
         for node in self.nodes:
             printed = node.temp_dir / "session_latest" / "logs"
             if printed.is_dir():
                 kept = node.log.with_suffix("")
                 shutil.rmtree(kept, ignore_errors=True)
                 shutil.move(printed.resolve(), kept)
-                close_to_others(kept)  # Ray makes its folders for everybody
+                close_to_others(kept)  # Ray creates its folders with open modes
         shutil.rmtree(self._base, ignore_errors=True)
         self._token.unlink(missing_ok=True)
 
@@ -296,13 +296,13 @@ class LocalRay:
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             "--include-log-monitor=false",
             "--disable-usage-stats",
-            # Left to the system: fixed ports collide with a second fabric.
+            # Chosen by the system: fixed ports would collide with a second fabric.
             *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
         ]
 
 
 def read_log(path: Path) -> str:
-    """Return what a process has printed, or nothing before it has."""
+    """Return a log's text, empty if there is no log yet."""
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:
@@ -313,12 +313,12 @@ def _short_dir(folder: Path) -> Path | None:
     room = SOCKET_PATH_BYTES_MAX - SOCKET_SUFFIX_BYTES - len(os.fsencode(folder / "ray"))
     if room >= 0:
         return None
-    # Not $TMPDIR: on macOS that is long itself.
+    # Not $TMPDIR, which is long on macOS.
     parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes it 0700
     return Path(tempfile.mkdtemp(prefix=SHORT_DIR_PREFIX, dir=parent))
 
 
 def is_short_dir(path: Path) -> bool:
-    """Say whether a crashed fabric's note names a folder that such a fabric makes."""
+    """Return whether a path from a crashed fabric's record is a folder that `_short_dir` makes."""
     is_ours = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
     return is_ours and path.is_absolute() and path.name.startswith(SHORT_DIR_PREFIX)

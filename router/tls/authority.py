@@ -1,4 +1,4 @@
-"""The certificates of one fabric: its own authority, and what members prove themselves with.
+"""Certificates of one fabric: its own authority, and the certificate of its members.
 
 authority, made once ──signs──► member: shown by every node, router and Ray process,
 to servers and to clients alike
@@ -27,7 +27,7 @@ from fabric.keys.key_files import MEMBER_NAME
 AUTHORITY_VALID: Final = timedelta(days=3650)
 MEMBER_VALID: Final = timedelta(days=820)  # Apple's clients refuse a server's over 825 days
 RENEW_BEFORE: Final = timedelta(days=30)
-CLOCK_SKEW: Final = timedelta(days=1)  # by which a Mac's clock may be behind
+CLOCK_SKEW: Final = timedelta(days=1)  # tolerated lag of a Mac's clock
 _CURVE = ec.SECP256R1()  # the only kind that every TLS library here takes and that signs fast
 
 
@@ -59,7 +59,7 @@ class Subject:
 
 
 def make_authority(label: str, now: datetime) -> Pair:
-    """Make an authority; `label` tells it from others in a client's list of those it trusts."""
+    """Make an authority; `label` distinguishes it in a client's list of trusted ones."""
     key = ec.generate_private_key(_CURVE)
     name = _name(f"macfabric {label}")
     key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -110,9 +110,9 @@ def issue_member(authority: Pair, subject: Subject, now: datetime) -> Pair:
 
 
 def subject_of(certificate: bytes) -> Subject:
-    """Return whom a certificate is for; raise ValueError where it is none."""
-    found = x509.load_pem_x509_certificate(certificate)
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    """Return the hosts of a certificate; raise ValueError if it is not one."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = names.get_values_for_type(x509.IPAddress)
     return Subject(
         frozenset(names.get_values_for_type(x509.DNSName)) - {MEMBER_NAME},
@@ -121,12 +121,12 @@ def subject_of(certificate: bytes) -> Subject:
 
 
 def expires_at(certificate: bytes) -> datetime:
-    """Return when a certificate ends; raise ValueError where it is none."""
+    """Return when a certificate expires; raise ValueError if it is not one."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
 def is_issued_by(certificate: bytes, authority: bytes) -> bool:
-    """Say whether an authority signed a certificate."""
+    """Return whether an authority signed a certificate."""
     try:
         x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(
             x509.load_pem_x509_certificate(authority)
@@ -137,7 +137,7 @@ def is_issued_by(certificate: bytes, authority: bytes) -> bool:
 
 
 def belongs(certificate: bytes, key: bytes) -> bool:
-    """Say whether a private key is that of a certificate."""
+    """Return whether a private key belongs to a certificate."""
     public = x509.load_pem_x509_certificate(certificate).public_key()
     return load_pem_private_key(key, None).public_key() == public
 

@@ -1,4 +1,4 @@
-"""What the router proves itself with, to nodes and to clients, and what it asks of nodes."""
+"""TLS contexts of the router: as a client of nodes, and as the server of clients."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ class RouterKeys:
     cluster_key: bytes = field(repr=False)
 
     def node_facing(self) -> ssl.SSLContext:
-        """Return how nodes are asked: only members of this fabric, who see our certificate."""
+        """Return the context for requests to nodes, with certificates on both sides."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         _load(context, self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
         try:
             context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
         except (OSError, ssl.SSLError) as error:
-            message = f"{self.folder / AUTHORITY_CERTIFICATE} is no certificate ({error})"
+            message = f"{self.folder / AUTHORITY_CERTIFICATE} is not a certificate ({error})"
             raise FatalError(message) from None
         return context
 
     def client_facing(self, settings: TlsSettings) -> ssl.SSLContext:
-        """Return how clients are served: with a certificate of the operator's, or with ours."""
+        """Return the context for serving clients, with the operator's certificate or ours."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # for clients of others' making
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # for clients that others wrote
         if settings.certificate:
             given = Path(settings.certificate).expanduser()
             _load(context, given, Path(settings.key).expanduser())
@@ -48,7 +48,7 @@ def read_router_keys(folder: Path) -> RouterKeys:
     try:
         key = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
-        message = f"{path}: no cluster key there ({type(error).__name__})"
+        message = f"{path}: no cluster key found ({type(error).__name__})"
         raise FatalError(message) from None
     if len(key) != KEY_BYTES:
         message = f"{path}: a cluster key has {KEY_BYTES} bytes"
@@ -60,5 +60,5 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        message = f"{certificate} and {key} are no certificate and its key ({error})"
+        message = f"{certificate} and {key} are not a certificate and its key ({error})"
         raise FatalError(message) from None

@@ -75,7 +75,7 @@ def test_an_argument_is_taken_with_a_warning_and_before_the_environment(monkeypa
         (f"alice: {KEY}", 0o640, "others may read it"),
         ("short", 0o600, "at least 16 characters"),
         ("", 0o600, "at least 16 characters"),
-        (f"- {KEY}", 0o600, "holds no keys"),
+        (f"- {KEY}", 0o600, "it has no keys"),
         (f"alice: {KEY}\nbob: {KEY}", 0o600, "this is the key of api_keys.alice, too"),
     ],
 )

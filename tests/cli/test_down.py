@@ -84,7 +84,7 @@ def test_a_second_down_ends_turns_only_where_it_says_so(up, options, signals):
     out, _ = first.communicate(timeout=DEADLINE_S)
     up.end()
     assert (second.returncode, up.signals) == (0, signals), second.stderr
-    assert "stopping already" in second.stderr
+    assert "already stopping" in second.stderr
     assert json.loads(out)["was"] == "running"
     assert rows[0] == {"event": "asked", "pid": up.popen.pid, "wait_s": 30.0}
     assert (rows[1]["event"], rows[1]["turns"]) == ("draining", 2)

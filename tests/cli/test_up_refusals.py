@@ -42,16 +42,16 @@ def test_a_model_that_nobody_can_load(tmp_path):
     (tmp_path / "empty").mkdir()
     status, told = up(tmp_path, "--model", str(tmp_path / "empty"))
 
-    assert (status, "holds no config.json" in told) == (2, True)
+    assert (status, "has no config.json" in told) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("model", "why"),
     [
         ("nonsense", "there is no such folder, and no bundled model of that name"),
-        ("{tmp}/empty", "that folder holds no config.json"),
-        ("{tmp}/weightless", "that folder holds no weights"),
-        ("mine", "name the folder from / or ~ on"),
+        ("{tmp}/empty", "the folder has no config.json"),
+        ("{tmp}/weightless", "the folder has no weights"),
+        ("mine", "write an absolute path, from / or ~"),
     ],
 )
 def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monkeypatch):
@@ -76,8 +76,8 @@ def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monk
     [
         ("nonsense", "no bundled model of that name"),
         ("org/model-4bit", "no such folder"),
-        ("", "no such folder|holds no config.json"),
-        ("{tmp}/weightless", "holds no weights"),
+        ("", "no such folder|has no config.json"),
+        ("{tmp}/weightless", "has no weights"),
         ("{tmp}/weightless/config.json", "no such folder"),
     ],
 )
@@ -102,8 +102,8 @@ def test_models_that_are_some(tmp_path, monkeypatch):
 
 
 BROKEN = {
-    "cut short": ({"model.safetensors": WEIGHTS[:-1]}, "model.safetensors was cut short"),
-    "empty": ({"model.safetensors": b""}, "model.safetensors was cut short"),
+    "cut short": ({"model.safetensors": WEIGHTS[:-1]}, "model.safetensors is truncated"),
+    "empty": ({"model.safetensors": b""}, "model.safetensors is truncated"),
     "a pointer": ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "git lfs"),
     "the second of two": ({"a.safetensors": WEIGHTS, "b.safetensors": b"x" * 99}, "b.safetensors"),
     "a shard that is missing": (

@@ -1,7 +1,7 @@
 """`macfabric demo`: agents that remember, through a restart, a move and a killed node.
 
-Starts a fabric of its own with `macfabric up`, speaks to it as any client would, and believes
-nothing it is told: every answer and every claimed cache state is checked.
+Starts a fabric of its own with `macfabric up`, uses it as any client would, and checks every
+answer and every reported cache state.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def add_demo(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "demo",
-        help="show on this machine what the fabric does; leaves nothing behind",
+        help="show on this machine what the fabric does, and leave nothing behind",
         description="Start three nodes in a temporary folder, let four agents learn facts, and "
         "ask for them again hot, after every node was killed, after a move, and from a node "
         "killed a moment ago. Exit status 0 only if every answer and every cache state is true.",
@@ -73,7 +73,7 @@ def add_demo(commands: Any) -> None:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo; exit status 1 if anything it claims is untrue."""
+    """Run the demo; return 1 if any answer or cache state is wrong."""
     steps, ends = Steps(), catch_signals()
     # Not $TMPDIR: on macOS its path is too long for Ray's sockets.
     parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes it 0700
@@ -101,13 +101,13 @@ class Ready:
     phases: dict[str, float]
     model: str
     operator_key: str | None = field(default=None, repr=False)
-    processes: list[ProcessId] = field(default_factory=list)  # all it ever noted
+    processes: list[ProcessId] = field(default_factory=list)  # all that it recorded
     status: int | None = None  # of `up`, once it has ended
 
 
 @contextlib.contextmanager
 def _fabric(folder: DataFolder, model: str, steps: Steps, ends: list[int]) -> Iterator[Ready]:
-    """Run `macfabric up` for as long as the body takes."""
+    """Run `macfabric up` while the body runs."""
     (folder.path / "logs").mkdir()
     log = folder.log(UP)
     keeper = Keeper(folder.log("demo-keeper"))
@@ -132,13 +132,13 @@ def _fabric(folder: DataFolder, model: str, steps: Steps, ends: list[int]) -> It
 
 
 def _await_ready(keeper: Keeper, log: Path, steps: Steps, ends: list[int]) -> Ready:
-    told = 0
+    lines_shown = 0
     while steps.seconds < START_TIMEOUT_S and not ends:
         event = keeper.next_event(0.2)
         lines = read_log(log).splitlines()
-        for line in lines[told:]:
+        for line in lines[lines_shown:]:
             steps.say(f"  up: {line.partition('] ')[2] or line}")
-        told = len(lines)
+        lines_shown = len(lines)
         if event is None:
             continue
         if event["event"] == "exited":
@@ -152,7 +152,7 @@ def _await_ready(keeper: Keeper, log: Path, steps: Steps, ends: list[int]) -> Re
 
 
 class Demo:
-    """The conversation: one state of the cache after the other, for every agent."""
+    """Conversation that brings every agent through one cache state after another."""
 
     def __init__(self, ready: Ready, steps: Steps, ends: list[int]) -> None:
         self._fabric = Fabric(ready.url, operator_key=ready.operator_key)
@@ -201,11 +201,11 @@ class Demo:
         turn = self._speaker.ask(talk, talk.agent.facts[STATES.index(state)], state)
         problem = problem_of(turn, previous)
         reused = f"{turn.cached_tokens:,} of {turn.prompt_tokens:,} tokens reused"
-        said = f"“{turn.question}” → “{turn.answer.strip()}”"
+        exchange = f"“{turn.question}” → “{turn.answer.strip()}”"
         mark = f"UNTRUE: {problem}" if problem else "right"
         self._say(
             f"  {turn.agent} on {turn.node or '?'}: {turn.first_token_ms:.0f} ms, {turn.cache}, "
-            f"{reused}; {said} {mark}"
+            f"{reused}; {exchange} {mark}"
         )
         if problem:
             self.untrue.append(f"{turn.agent}, {state}: {problem}")
@@ -214,7 +214,7 @@ class Demo:
         """Change nothing before the turn."""
 
     def _restart_all(self) -> None:
-        """Kill every node, in two waves so that the endpoint always has one to serve with."""
+        """Kill every node, in two waves so that one of them always serves."""
         names = sorted(nodes_by_name(self._fabric))
         for wave in (names[1:], names[:1]):
             before = nodes_by_name(self._fabric)

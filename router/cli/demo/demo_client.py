@@ -20,7 +20,7 @@ NODE_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DemoTurn:
-    """One question to one agent, what came back, and how fast."""
+    """One question to one agent, its answer and its figures."""
 
     agent: str
     state: str
@@ -39,7 +39,7 @@ class DemoTurn:
 
 @dataclass(slots=True)
 class Conversation:
-    """One agent and everything said so far, as the client keeps it."""
+    """One agent and its messages, as the client keeps them."""
 
     agent: DemoAgent
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -129,14 +129,14 @@ def _failed(agent: str, fact: Fact, state: str, problem: str) -> DemoTurn:
 
 
 def nodes_by_name(fabric: Fabric) -> dict[str, dict[str, Any]]:
-    """Return the nodes as the router sees them now."""
+    """Return the nodes that the router lists now."""
     return {str(node["name"]): node for node in fabric.nodes()}
 
 
 def wait_for_restart(
     fabric: Fabric, before: dict[str, dict[str, Any]], names: list[str], timeout_s: float
 ) -> float:
-    """Wait until `names` serve again in a new life; return the seconds that took."""
+    """Wait until restarted nodes serve again; return the seconds that took."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < timeout_s:
         now = nodes_by_name(fabric)

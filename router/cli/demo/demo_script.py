@@ -1,7 +1,7 @@
-"""Who speaks in the demo and what they know: made from a seed, the same on every machine.
+"""Agents of the demo and their facts, made from a seed: the same on every machine.
 
-The recall model continues what it was told: "The vault code of Mira is" is answered by what
-followed these words. Here every fact is told once, somewhere in a long first message.
+The recall model repeats what followed earlier: it answers "The vault code of Mira is" with the
+words that followed these. Each fact occurs once, somewhere in a long first message.
 """
 
 import random
@@ -41,7 +41,7 @@ CLOSINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something said once, and the question that asks for it."""
+    """One fact, and the question that asks for it."""
 
     statement: str
     question: str
@@ -50,7 +50,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class DemoAgent:
-    """One agent: a long briefing with its facts somewhere inside."""
+    """One agent: a long briefing that contains its facts."""
 
     name: str
     briefing: str

@@ -1,4 +1,4 @@
-"""What the demo's turns prove, and how it is shown."""
+"""Checks and tables of the demo's turns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -18,17 +18,17 @@ MEANING = {
     PEER: "moved to another node",
     KILLED: "its node was killed a moment ago",
 }
-REUSED_SHARE_MIN = 0.9  # of the previous prompt; the rest may be the turn's last words
+REUSED_SHARE_MIN = 0.9  # of the previous prompt; the rest may be the end of the turn
 
 
 def problem_of(turn: DemoTurn, previous: DemoTurn | None) -> str:
-    """Say what is untrue about a turn, or nothing."""
+    """Return what is wrong with a turn, or an empty text."""
     if turn.problem:
         return turn.problem
     if not turn.right:
         return f"answered {turn.answer!r} instead of {turn.expected!r}"
     if turn.state == KILLED:
-        return ""  # whatever was left of the cache; the answer is what counts
+        return ""  # any cache state; only the answer is checked
     if turn.cache != turn.state:
         return f"expected cache {turn.state}, the node says {turn.cache or 'nothing'}"
     if turn.state == COLD:
@@ -56,15 +56,15 @@ def ratios(turns: Iterable[DemoTurn]) -> dict[str, float]:
 
 
 def show(agents: Sequence[str], turns: Sequence[DemoTurn], pulse: Pulse, seconds: float) -> None:
-    """Print the table of agents by states and what it amounts to."""
+    """Print the table of agents by states, and its summary."""
     by_place = {(turn.agent, turn.state): turn for turn in turns}
     rows = [[agent, *(_cell(by_place.get((agent, state))) for state in STATES)] for agent in agents]
     print_table("Milliseconds to the first token", ("agent", *STATES), rows)
     for state in STATES:
         print_line(f"  {state:7} {MEANING[state]}")
-    found = ratios(turns)
-    if found:
-        print_line("; ".join(f"{name} {times:g}x" for name, times in found.items()))
+    speedups = ratios(turns)
+    if speedups:
+        print_line("; ".join(f"{name} {times:g}x" for name, times in speedups.items()))
     right = sum(turn.right for turn in turns)
     print_line(
         f"{right} of {len(turns)} answers right; the endpoint answered {pulse.asked} pulses, "

@@ -1,4 +1,4 @@
-"""What Ray accepts in a cluster file although it is wrong: Macs, ssh, mounts and commands."""
+"""Mistakes in a cluster file that Ray accepts: Macs, ssh, mounts and commands."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _COMMAND_LISTS = (
     "head_start_ray_commands",
     "worker_start_ray_commands",
 )
-# The command list that starts Ray -> the command it needs, and what happens without it.
+# Each list of start commands -> the command it needs, and the complaint without it.
 _STARTS: Final = {
     "head_start_ray_commands": (
         re.compile(r"macfabric ray start\b.*--head\b.*--autoscaling-config=\S"),
@@ -35,19 +35,19 @@ _STARTS: Final = {
         "never runs `macfabric ray start --address=$RAY_HEAD_IP:6379`",
     ),
 }
-_IDLE_MINUTES_LEAST: Final = 1_440  # Ray may stop a Mac that is idle for so long
+_IDLE_MINUTES_LEAST: Final = 1_440  # Ray may stop a Mac that is idle for longer
 _ADDRESS_ATTEMPT: Final = re.compile(r"[\d.]*\d[\d.]*[a-z]?", re.ASCII)
 
 
 def cluster_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong outside our own section; paths start at `base`, where `ray up` runs."""
+    """Yield mistakes outside our own section; paths start at `base`, where `ray up` runs."""
     yield from _provider(map_at(whole, "provider"), whole)
     yield from _access(whole, base)
     yield from _commands(whole)
 
 
 def named_hosts(whole: dict[str, Any]) -> list[tuple[str, object]]:
-    """List the Macs of a file, each with the place that names it."""
+    """List the Macs of a file, each with the setting that names it."""
     provider = map_at(whole, "provider")
     workers = provider.get("worker_ips")
     listed = workers if isinstance(workers, list) else []
@@ -62,7 +62,7 @@ def _place(at: int) -> str:
 
 
 def host_complaint(host: object) -> str | None:
-    """Say what is wrong with a Mac's address, if anything is."""
+    """Return what is wrong with a Mac's address, or None."""
     text = str(host)
     if not isinstance(host, str) or not text:
         return f"must be an address such as 192.168.1.11, not {host!r}"
@@ -73,17 +73,17 @@ def host_complaint(host: object) -> str | None:
     if re.fullmatch(r"[^:]+:\d+", text):
         return f"{text} has a port: write the address alone"
     if not is_host(text) or _is_mistyped(text):
-        return f"{text} is no address: four numbers of 0-255 such as 192.168.1.11"
+        return f"{text} is not an address: four numbers of 0-255 such as 192.168.1.11"
     try:
         socket.getaddrinfo(text, None, socket.AF_INET)
     except (OSError, UnicodeError) as failure:
         why = getattr(failure, "strerror", None) or failure
-        return f"{text} leads nowhere from here ({why}): give its address instead"
+        return f"{text} cannot be resolved from here ({why}): give its address instead"
     return None
 
 
 def _is_mistyped(text: str) -> bool:
-    """Say whether a text was meant as an address of four numbers, and is none."""
+    """Return whether a text looks like an IPv4 address and is not one."""
     if _ADDRESS_ATTEMPT.fullmatch(text.lower()) is None:
         return False
     try:
@@ -100,10 +100,10 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Confi
         yield error("provider.type", "must be local: the Macs are there already")
         return
     for key in sorted(set(provider) - PROVIDER_KEYS):
-        yield error(f"provider.{key}", "is unknown, and Ray ignores it without a word")
+        yield error(f"provider.{key}", "is unknown, and Ray ignores it silently")
     yield from _hosts(whole)
     workers = provider.get("worker_ips")
-    if isinstance(workers, list):  # else Ray has said so
+    if isinstance(workers, list):  # else Ray has reported it
         yield from _workers(provider.get("head_ip"), workers, whole)
     minutes = whole.get("idle_timeout_minutes")
     if isinstance(minutes, int | float) and minutes < _IDLE_MINUTES_LEAST:
@@ -126,7 +126,7 @@ def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterato
         wanted = whole.get(key, count)
         if isinstance(wanted, int) and wanted < count:
             left_out = f"leaves {count - wanted} of {count} workers out"
-            yield error(key, f"is {wanted} and {left_out} without a word")
+            yield error(key, f"is {wanted} and {left_out} silently")
         elif isinstance(wanted, int) and wanted > count:
             yield warning(key, f"is {wanted}, but there are only {count} workers")
 
@@ -134,11 +134,11 @@ def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterato
 def _hosts(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
     for where, host in named_hosts(whole):
         if host is None and where == "provider.head_ip":
-            continue  # Ray says so
+            continue  # Ray reports it
         if is_loopback(str(host)):
             yield error(where, f"names {host}, which every Mac takes for itself")
         elif str(host).endswith(".local"):
-            message = f"names {host}; such a name may lead to the Mac itself: better its address"
+            message = f"names {host}; such a name may lead to the Mac itself: use its address"
             yield warning(where, message)
         elif (complaint := host_complaint(host)) is not None:
             yield error(where, complaint)
@@ -167,7 +167,7 @@ def _access(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
 
 
 def _contents(where: str, folder: Path) -> Iterator[ConfigFinding]:
-    """Look for what Ray would read beside the sources: it reads every file, also excluded ones."""
+    """Yield files that Ray should not read: it reads every file, also excluded ones."""
     files = [path for path in folder.rglob("*") if not path.is_dir()]
     closed = [path for path in files if not os.access(path, os.R_OK)]
     if closed:
@@ -183,7 +183,7 @@ def _commands(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
         for index, command in enumerate(_strings(whole.get(key))):
             complaint = _shell_complaint(command)
             if complaint:
-                yield error(f"{key}[{index}]", f"is no valid shell: {complaint}")
+                yield error(f"{key}[{index}]", f"is not valid shell: {complaint}")
     has_workers = bool(map_at(whole, "provider").get("worker_ips"))
     for key, (needed, complaint) in _STARTS.items():
         if not has_workers and key.startswith("worker"):

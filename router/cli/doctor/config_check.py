@@ -1,4 +1,4 @@
-"""`macfabric config check`: what Ray says about a cluster file, and what it fails to say."""
+"""`macfabric config check`: Ray's validation of a cluster file, and mistakes that Ray accepts."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def add_config(commands: Any) -> None:
         "check",
         help="check a cluster file before `ray up`",
         description="Ask Ray, then look for mistakes that Ray accepts, and check "
-        "metadata.macfabric. Exit status 1 where there is an error.",
+        "metadata.macfabric. Exit status 1 if there is an error.",
     )
     check.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -43,7 +43,7 @@ def add_config(commands: Any) -> None:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Check a file and print what was found."""
+    """Check a file and print the findings."""
     whole = read_cluster_file(arguments.file)
     tree = compose(arguments.file.read_text())
     findings = [*ray_findings(whole), *own_findings(whole, Path.cwd()), *_keys(arguments.file)]
@@ -77,7 +77,7 @@ def _summary(file: Path, errors: int, warnings: int) -> str:
 
 
 def ray_findings(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
-    """Yield what Ray's own validation says."""
+    """Yield the findings of Ray's own validation."""
     from router.supervise.ray_config import ray_complaint
 
     complaint = ray_complaint(whole)
@@ -86,14 +86,14 @@ def ray_findings(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
 
 
 def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
-    """Yield what Ray accepts although it is wrong, and errors in our section.
+    """Yield mistakes that Ray accepts, and errors in our section.
 
     `base` is where `ray up` will run: paths start there, not beside the file.
     """
     yield from cluster_findings(whole, base)
     settings, problems = look_at_settings(fabric_section(whole))
-    yield from (error(f"metadata.{each.where}", each.message) for each in problems)
-    wrong = {each.where for each in problems}
+    yield from (error(f"metadata.{problem.where}", problem.message) for problem in problems)
+    wrong = {problem.where for problem in problems}
     yield from _policies(settings.router.policies)
     for finding in setting_findings(settings, whole):
         if finding.where.removeprefix("metadata.") not in wrong:
@@ -101,18 +101,18 @@ def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
 
 
 def _policies(policies: Sequence[PolicySettings]) -> Iterator[ConfigFinding]:
-    """Yield what stands against policies; an operator's own need only be found on the head."""
-    for at, each in enumerate(policies):
+    """Yield errors in policies; an operator's own policy need only exist on the head."""
+    for at, policy in enumerate(policies):
         try:
-            list(configured_policies([each]))
+            list(configured_policies([policy]))
         except FabricError as failure:
             where, _, why = failure.message.partition(": ")
-            report = warning if ":" in each.use else error
+            report = warning if ":" in policy.use else error
             yield report(f"metadata.{where.replace('[0]', f'[{at}]', 1)}", why)
 
 
 def _keys(path: Path) -> Iterator[ConfigFinding]:
-    """Yield who else may read the keys of a file, and of those that it names."""
+    """Yield keys that others may read, in the file and in the key files that it names."""
     settings, problems = look_at_settings(fabric_section(read_cluster_file(path)))
     if any(".router." in problem.where for problem in problems):
         return  # reported already
@@ -130,9 +130,9 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
             f"{kind}_file",
         )
         if others_may_read(path):
-            yield warning(where, f"others may read {path}, keys included: chmod 600 {path}")
+            yield warning(where, f"others may read the keys in {path}: chmod 600 {path}")
     named = {"api_keys_file": router.api_keys_file, "operator_keys_file": router.operator_keys_file}
-    # What travels with the keys is not yet where the head will find it.
+    # A file that travels with the keys is not yet at its place on the head.
     files = {kind: name.replace(SHIPPED_KEYS, MADE_KEYS, 1) for kind, name in named.items()}
     missing = [kind for kind, name in files.items() if not Path(name or ".").expanduser().exists()]
     for kind in missing:
@@ -151,7 +151,7 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
 
 
 def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
-    """Yield what stands against the keys that the file ships, and against those written in it."""
+    """Yield errors in the keys that the file ships and in those written in it."""
     where = f"file_mounts.{SHIPPED_KEYS}"
     if look_at_settings(fabric_section(whole))[1] or any(
         host_complaint(host) for _, host in named_hosts(whole)

@@ -1,4 +1,4 @@
-"""`macfabric doctor`: is this machine fit to run a fabric, and what stands in its way."""
+"""`macfabric doctor`: check whether this machine can run a fabric."""
 
 import argparse
 import os
@@ -24,11 +24,11 @@ from fabric.retention.disk_reserve import disk_capacity_bytes
 from fabric.settings import FabricSettings, parse_settings
 from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
-from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_keys import key_checks
 from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
 from router.cli.doctor.doctor_mac import mac_checks
 from router.cli.doctor.doctor_network import network_checks, run
+from router.cli.doctor.finding import Check
 from router.cli.doctor.import_check import foreign_names
 from router.cli.endpoint import add_fabric_options, fabric_of
 from router.cli.errors import FAILED, MISUSED, CommandError
@@ -52,20 +52,20 @@ def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check this machine, and explain the paths between the nodes",
-        description="Exit status 1 where something is wrong; warnings do not count.",
+        description="Exit status 1 if there is an error; warnings do not count.",
     )
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="judge by the settings of this cluster.yaml (default: those of the data folder)",
+        help="use the settings of this cluster.yaml (default: those of the data folder)",
     )
     add_fabric_options(parser)
     parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Look at everything and print it."""
+    """Run and print all checks."""
     folder = (arguments.data or default_data_dir()).expanduser()
     nodes, fabric_found = look_at_fabric(arguments)
     stations = stations_of(nodes)
@@ -83,19 +83,19 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(file: Path | None, folder: Path) -> FabricSettings:
-    """Return the settings of a cluster file, or those that the data folder's fabric ran with."""
+    """Return the settings of a cluster file, or of the data folder's last fabric."""
     if file is not None:
         try:
             return parse_settings(fabric_section(read_cluster_file(file)))
         except FabricError as error:
             raise CommandError(error.message, MISUSED) from None
-    with suppress(CommandError, FabricError):  # none has run here
+    with suppress(CommandError, FabricError):  # no fabric has run here
         return parse_settings(fabric_section(read_cluster_file(DataFolder(folder).config)))
     return FabricSettings()
 
 
 def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
-    """Look at this machine."""
+    """Yield the checks of this machine."""
     looks: tuple[Callable[[], Check], ...] = (_python, _system, _names, _ray, _files)
     for look in looks:
         yield look()
@@ -110,11 +110,11 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
 
 
 def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
-    """Look at the fabric that runs, if one does; return its nodes, too."""
+    """Check the running fabric, if there is one; return its nodes, too."""
     try:
         nodes = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S).nodes()
     except (CommandError, ClientError) as error:
-        return [], Check("fabric", "ok", f"none to look at: {error}")
+        return [], Check("fabric", "ok", f"no fabric to check: {error}")
     failed = [
         str(n.get("name")) for n in nodes if not (n.get("self_test") or {}).get("passed", True)
     ]
@@ -196,7 +196,7 @@ def _memory(settings: FabricSettings) -> Check:
 
 
 def _gpu_bytes() -> int | None:
-    """Return about what macOS recommends for a GPU's arrays; a node asks the GPU itself.
+    """Return roughly what macOS recommends for GPU memory; a node asks the GPU itself.
 
     Source: Metal's `recommendedMaxWorkingSetSize`, two thirds of up to 36 GB and three quarters of
     more, unless `iogpu.wired_limit_mb` says otherwise.
@@ -240,8 +240,8 @@ def _sockets(folder: Path) -> Check:
 
 
 def _ray_variables(environment: dict[str, str]) -> Check:
-    found = sorted(name for name in environment if name.startswith("RAY_"))
-    if not found:
+    names = sorted(name for name in environment if name.startswith("RAY_"))
+    if not names:
         return Check("RAY_ variables", "ok", "none are set")
-    detail = f"{', '.join(found)}: `up` ignores them, `serve` and `ray up` obey them"
+    detail = f"{', '.join(names)}: `up` ignores them, `serve` and `ray up` obey them"
     return Check("RAY_ variables", "warning", detail)

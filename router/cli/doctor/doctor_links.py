@@ -1,6 +1,6 @@
-"""What the doctor says of the paths between nodes: each in words, and the traps it knows.
+"""Checks of the paths between nodes: a description of each, and known pitfalls.
 
-Works on what `GET /v1/nodes` lists, so it may run on any machine.
+Works on the answer of `GET /v1/nodes`, so it may run on any machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fabric.errors import RejectedError
 from fabric.ids import NodeName
 from fabric.net.link_estimate import planned_bytes_per_s
 from fabric.net.links import Address, AddressScope, LinkKind, LinkView, nominal_bytes_per_s
-from router.cli.doctor.check import Check
+from router.cli.doctor.finding import Check
 
 _WORDS: Final = {
     LinkKind.THUNDERBOLT: "Thunderbolt",
@@ -28,7 +28,7 @@ _STATIC: Final = (
     "and 10.88.0.2 with mask 255.255.255.252"
 )
 _PROBLEMS: Final = {
-    "silent": "nobody answers: a cable or switch is dead, the peer sleeps, or a firewall drops it",
+    "silent": "no answer: a cable or switch is dead, the peer sleeps, or a firewall drops packets",
     "host_unreachable": (
         "the system finds no way there (EHOSTUNREACH). On macOS Local Network Privacy says the "
         "same to programs without permission: allow it in System Settings, Privacy & Security, "
@@ -40,7 +40,7 @@ _PROBLEMS: Final = {
     "interface_gone": "the node's interface went away",
     "forbidden": "the system forbids it: look at the firewall",
     "wrong_node": "another node answers: two machines have the same address",
-    "bad_key": "whoever answers does not hold this cluster's key",
+    "bad_key": "the machine that answers does not have this cluster's key",
     "fingerprint_mismatch": "the two run different models, so nothing travels between them",
     "protocol_version": "the two run different versions of macfabric",
     "bad_frame": "the two run different versions of macfabric",
@@ -60,19 +60,19 @@ class Station:
 
 
 def stations_of(rows: Sequence[dict[str, Any]]) -> list[Station]:
-    """Read the nodes that tell their links; others, such as older ones, are left out."""
-    found = []
+    """Read the nodes that report their links; others, such as older ones, are left out."""
+    stations = []
     for row in rows:
         name, links = row.get("name"), row.get("links")
         if not isinstance(name, str) or links is None:
             continue
         try:
             addresses = from_plain(tuple[Address, ...], row.get("addresses"), "addresses")
-            told = from_plain(tuple[LinkView, ...], links, "links")
+            link_views = from_plain(tuple[LinkView, ...], links, "links")
         except RejectedError:
             continue
-        found.append(Station(NodeName(name), addresses, told))
-    return found
+        stations.append(Station(NodeName(name), addresses, link_views))
+    return stations
 
 
 def link_rows(stations: Sequence[Station]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def link_rows(stations: Sequence[Station]) -> list[dict[str, Any]]:
 
 
 def link_checks(stations: Sequence[Station]) -> Iterator[Check]:
-    """Explain every path, then the traps that show in addresses and paths."""
+    """Yield a check of every path, then the pitfalls that addresses and paths reveal."""
     for station in stations:
         for link in station.links:
             verdict = "warning" if link.reachable is False else "ok"
@@ -108,7 +108,7 @@ def link_checks(stations: Sequence[Station]) -> Iterator[Check]:
 
 
 def path_in_words(station: Station, link: LinkView) -> str:
-    """Describe one path as one would to a colleague."""
+    """Return a description of one path."""
     through = f" through {link.device}" if link.device else ""
     path = f"{_WORDS[link.kind]} {link.host}{through}"
     if link.reachable is None:

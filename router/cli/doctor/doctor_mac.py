@@ -1,6 +1,6 @@
-"""What the doctor says of a Mac's own settings: backups, snapshots, power, limits, its GPU.
+"""Checks of a Mac's own settings: backups, snapshots, power, limits and GPU.
 
-Each is read from what a command of macOS prints; what cannot be read is left out.
+Each reads the output of a macOS command; what cannot be read is left out.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Final
 
 from fabric.hosting.process import OPEN_FILES
 from fabric.limits import GIB, MIB
-from router.cli.doctor.check import Check
 from router.cli.doctor.doctor_network import Run
+from router.cli.doctor.finding import Check
 
-# Programs that compute on the GPU, too; by the last part of their path or a word of their command.
+# Other programs that compute on the GPU, by the last part of their path or a word of the command.
 _GPU_PROGRAMS: Final = frozenset({
     "ollama", "llama-server", "lm studio", "mlx_lm", "mlx_vlm", "vllm", "omlx", "exo",
 })  # fmt: skip
@@ -22,7 +22,7 @@ _LEFT_TO_SYSTEM_MIB: Final = 4 * GIB // MIB
 
 
 def mac_checks(run_command: Run, folder: Path, memory_bytes: int) -> Iterator[Check]:
-    """Look at a Mac, through `run_command(program, *arguments)`; `folder` holds the data."""
+    """Yield a Mac's checks, run by `run_command(program, *arguments)`; `folder` holds the data."""
     checks = (
         _backups(run_command("/usr/bin/tmutil", "isexcluded", str(folder)), folder),
         _snapshots(run_command("/usr/bin/tmutil", "listlocalsnapshots", "/")),
@@ -70,10 +70,10 @@ def _open_files(text: str) -> Check | None:
 
 
 def _low_power(text: str) -> Check | None:
-    found = re.search(r"^\s*(?:lowpowermode|powermode)\s+(\d)", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^\s*(?:lowpowermode|powermode)\s+(\d)", text, re.MULTILINE)
+    if match is None:
         return None
-    if found[1] == "1":
+    if match[1] == "1":
         detail = "low power mode slows this Mac down; `sudo pmset -a lowpowermode 0` ends it"
         return Check("low power mode", "warning", detail)
     return Check("low power mode", "ok", "off")
@@ -114,7 +114,7 @@ def _wired_limit(text: str, memory_bytes: int) -> Check | None:
 
 
 def _gpu_programs(text: str) -> Check | None:
-    found: dict[str, str] = {}
+    programs: dict[str, str] = {}
     for line in text.splitlines():
         pid, _, command = line.strip().lower().partition(" ")
         if "macfabric" in line:
@@ -122,9 +122,9 @@ def _gpu_programs(text: str) -> Check | None:
         words = re.split(r"[\s/]+", command)
         for name in _GPU_PROGRAMS:
             if name in (command if " " in name else words):
-                found.setdefault(name, pid)
-    if found:
-        named = ", ".join(f"{name} (process {pid})" for name, pid in sorted(found.items()))
+                programs.setdefault(name, pid)
+    if programs:
+        named = ", ".join(f"{name} (process {pid})" for name, pid in sorted(programs.items()))
         detail = (
             f"{named} may use the GPU and its memory beside a node; end it where a node runs out "
             "of memory or this Mac restarts by itself"

@@ -1,4 +1,4 @@
-"""What the doctor says of this machine's own network: routes, leases, firewall, sleep."""
+"""Checks of this machine's own network: routes, leases, firewall and sleep."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from typing import Final
 
 from fabric.net.interfaces import darwin_kind, parse_hardware_ports, parse_ifconfig
 from fabric.net.links import LinkKind
-from router.cli.doctor.check import Check
+from router.cli.doctor.finding import Check
 from router.cli.routes import (
     default_device,
     firewall_is_on,
@@ -25,7 +25,7 @@ _PROC_ROUTE: Final = Path("/proc/net/route")
 
 
 def run(*command: str) -> str:
-    """Return what a command prints, and nothing where it fails."""
+    """Return a command's output, empty if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
@@ -36,7 +36,7 @@ def run(*command: str) -> str:
 
 
 def network_checks() -> Iterator[Check]:
-    """Look at this machine's network."""
+    """Yield the checks of this machine's network."""
     if sys.platform == "darwin":
         yield from darwin_checks(run)
     elif _PROC_ROUTE.exists():
@@ -44,14 +44,14 @@ def network_checks() -> Iterator[Check]:
 
 
 def linux_checks(proc_route: str) -> Iterator[Check]:
-    """Look at Linux's routes."""
+    """Yield the checks of Linux's routes."""
     device = default_device(parse_proc_route(proc_route))
     is_cable = device is not None and (device.startswith("thunderbolt") or device == "bridge0")
     yield _default_route(device, is_cable=is_cable)
 
 
 def darwin_checks(run_command: Run) -> Iterator[Check]:
-    """Look at a Mac, through `run_command(program, *arguments)`."""
+    """Yield the checks of a Mac, run by `run_command(program, *arguments)`."""
     ports = parse_hardware_ports(run_command("/usr/sbin/networksetup", "-listallhardwareports"))
     interfaces = parse_ifconfig(run_command("/sbin/ifconfig"), ports)
     routes = parse_netstat(run_command("/usr/sbin/netstat", "-rn", "-f", "inet"))
@@ -86,7 +86,7 @@ def darwin_checks(run_command: Run) -> Iterator[Check]:
             "firewall",
             "warning",
             "the firewall is on: allow incoming connections for the Python that runs the node, "
-            "or peers hear nothing from this Mac",
+            "or peers cannot connect to this Mac",
         )
     yield _sleep(sleep_minutes(run_command("/usr/bin/pmset", "-g")))
 
@@ -110,5 +110,5 @@ def _sleep(minutes: int | None) -> Check:
         )
         return Check("sleep", "warning", detail)
     if minutes is None:
-        return Check("sleep", "ok", "pmset does not say")
+        return Check("sleep", "ok", "pmset reports no sleep setting")
     return Check("sleep", "ok", "this Mac stays awake")

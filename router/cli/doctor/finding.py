@@ -1,11 +1,20 @@
-"""One thing that `macfabric config check` found."""
+"""Results of `macfabric doctor` and `config check`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Result of one check: `ok`, `warning` or `error`, and the details."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigFinding:
-    """One thing that is wrong (error) or will surprise (warning)."""
+    """One setting that is wrong (error) or likely unintended (warning)."""
 
     level: str
     where: str
@@ -13,10 +22,10 @@ class ConfigFinding:
 
 
 def error(where: str, message: str) -> ConfigFinding:
-    """Report what cannot work."""
+    """Return a finding for a setting that cannot work."""
     return ConfigFinding("error", where, message)
 
 
 def warning(where: str, message: str) -> ConfigFinding:
-    """Report what may not be meant, or cannot be known on this machine."""
+    """Return a finding for a setting that may be unintended, or cannot be checked here."""
     return ConfigFinding("warning", where, message)

@@ -1,7 +1,7 @@
-"""Do the import names `fabric`, `node` and `router` lead to macfabric?
+"""Check that the import names `fabric`, `node` and `router` lead to macfabric.
 
-Unrelated packages of all three names exist; one of them in the same environment replaces ours
-without a word.
+Unrelated packages of all three names exist; one of them in the same environment silently
+replaces ours.
 """
 
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def foreign_names() -> list[str]:
-    """List those of our names that lead somewhere else."""
+    """List our names that lead to other packages."""
     foreign = []
     for name in NAMES:
         spec = find_spec(name)
@@ -26,7 +26,7 @@ def foreign_names() -> list[str]:
 
 
 def require_own_names() -> None:
-    """Refuse to run beside a package that took one of our names."""
+    """Raise CommandError if another package has taken one of our names."""
     foreign = foreign_names()
     if foreign:
         message = (

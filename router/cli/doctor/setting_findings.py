@@ -1,6 +1,6 @@
-"""Well-formed settings that cannot be meant, checked against the cluster file and this machine.
+"""Valid settings that are likely mistakes, given the cluster file and this machine.
 
-What only the head or another Mac can know, such as a folder that is there alone, is a warning.
+What only another Mac can know, such as whether a folder exists there, is a warning.
 """
 
 import re
@@ -24,7 +24,7 @@ from router.supervise.ray_member import RAY_PORT
 
 _OURS, _NODE = "metadata.macfabric", "metadata.macfabric.node"
 _ROUTER = "metadata.macfabric.router"
-_USEFUL_BYTES: Final = 64 * MIB  # less holds no agent of a real model
+_USEFUL_BYTES: Final = 64 * MIB  # less cannot hold an agent of a real model
 _LARGEST_MAC_BYTES: Final = 512 * GIB
 _SSH_PORT: Final = 22
 _FREE_PORTS: Final = 1_024  # those below need an administrator's rights
@@ -35,7 +35,7 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 def setting_findings(settings: FabricSettings, whole: dict[str, Any]) -> Iterator[ConfigFinding]:
-    """Yield what cannot be meant of settings that are sound in themselves."""
+    """Yield likely mistakes in settings that are valid in themselves."""
     hosts = [str(host) for _, host in named_hosts(whole) if host is not None]
     yield from _model(settings.model)
     yield from _data_dir(settings.data_dir)
@@ -65,14 +65,16 @@ def _model(model: str) -> Iterator[ConfigFinding]:
                 f"~/models/{name}",
             )
         elif "/" in model:
-            yield error(where, f"{model}: name the folder from / or ~ on: every Mac has its own")
+            yield error(
+                where, f"{model}: write an absolute path, from / or ~: every Mac has its own folder"
+            )
         else:
             near = get_close_matches(model, bundled, n=1)
             known = f"did you mean {near[0]}?" if near else f"there are {', '.join(bundled)}"
             message = f"there is no bundled model {model!r}; {known} A folder begins with / or ~"
             yield error(where, message)
     elif not folder.is_dir():
-        message = f"{model} is no folder on this machine; every Mac of the file needs it"
+        message = f"{model} is not a folder on this machine; every Mac of the file needs it"
         yield warning(where, message)
     else:
         try:
@@ -84,8 +86,8 @@ def _model(model: str) -> Iterator[ConfigFinding]:
 def _data_dir(data_dir: str) -> Iterator[ConfigFinding]:
     where, path = f"{_OURS}.data_dir", Path(data_dir).expanduser()
     if not path.is_absolute():
-        message = f"{data_dir} depends on where a Mac starts the node: name it from / or ~ on"
-        yield error(where, message)
+        message = f"{data_dir} depends on where a Mac starts the node: write an absolute path"
+        yield error(where, f"{message}, from / or ~")
     elif any(Path(data_dir).is_relative_to(folder) for folder in _EMPTIED):
         message = f"macOS empties {data_dir} by itself: stored agents would be lost there"
         yield warning(where, message)
@@ -122,20 +124,22 @@ def _formats(node: NodeSettings) -> Iterator[ConfigFinding]:
 
 
 def _upstream_parsers() -> frozenset[str]:
-    """Name the parsers that the installed mlx-lm has, without importing it."""
-    found = find_spec("mlx_lm")
-    folders = (found.submodule_search_locations or []) if found else []
+    """List the parsers of the installed mlx-lm without importing it."""
+    spec = find_spec("mlx_lm")
+    folders = (spec.submodule_search_locations or []) if spec else []
     modules = (path for folder in folders for path in Path(folder).glob("tool_parsers/[a-z]*.py"))
     return frozenset(path.stem for path in modules)
 
 
 def _absent(where: str, name: str) -> Iterator[ConfigFinding]:
-    """Report a file that is not here; what travels with the keys is looked for where it is made."""
+    """Yield a missing file; one that travels with the keys is looked for where keys are made."""
     if not name:
         return
     path = Path(name.replace(SHIPPED_KEYS, MADE_KEYS, 1)).expanduser()
     if not path.is_absolute():
-        yield error(where, f"{name} depends on where a Mac starts: name it from / or ~ on")
+        yield error(
+            where, f"{name} depends on where a Mac starts: write an absolute path, from / or ~"
+        )
     elif not path.is_file():
         yield warning(where, f"{path} is not on this machine; the Macs that read it need it")
 
@@ -143,7 +147,7 @@ def _absent(where: str, name: str) -> Iterator[ConfigFinding]:
 def _tenants(settings: FabricSettings) -> Iterator[ConfigFinding]:
     router = settings.router
     if router.api_keys_file:
-        return  # it may name them; it is on the head
+        return  # the file may name them; it is on the head
     known = {DEFAULT_TENANT, *router.api_keys}
     for tenant in settings.node.tenants:
         if tenant not in known:
@@ -184,10 +188,10 @@ def _access(router: RouterSettings) -> Iterator[ConfigFinding]:
     if is_loopback(router.host):
         return
     if not (router.api_keys or router.api_keys_file):
-        message = "is empty: whoever comes from another machine is refused"
+        message = "is empty: requests from other machines are refused"
         yield warning(f"{_ROUTER}.api_keys", message)
     if router.tls.mode == NEVER:
-        message = "sends keys and prompts readably through the network: auto uses https there"
+        message = "sends keys and prompts in clear text over the network: auto uses https there"
         yield warning(f"{_ROUTER}.tls.mode", message)
 
 
@@ -195,7 +199,7 @@ def _counts(router: RouterSettings, macs: int) -> Iterator[ConfigFinding]:
     if not macs:
         return
     if router.replicas > macs - 1:
-        message = f"is {router.replicas}, and beside an agent's own there are {macs - 1} Macs"
+        message = f"is {router.replicas}, and besides an agent's own Mac there are {macs - 1}"
         yield error(f"{_ROUTER}.replicas", message)
     if router.nodes_expected > macs:
         message = f"is {router.nodes_expected}, and the file names {macs} Macs"

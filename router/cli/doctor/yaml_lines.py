@@ -1,4 +1,4 @@
-"""Lines of a YAML file by the paths of what is written there; keys that are written twice."""
+"""Line numbers of a YAML file's settings, and keys that occur twice."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,12 @@ import yaml
 
 
 def compose(text: str) -> Any:
-    """Return the tree of a YAML text with the places of its nodes."""
+    """Return the node tree of a YAML text, with line numbers."""
     return yaml.compose(text, yaml.SafeLoader)
 
 
 def line_of(tree: Any, where: str) -> int | None:
-    """Return the line of a setting, or of the nearest thing around it; None where nothing is."""
+    """Return the line of a setting, or of the nearest one around it; None if there is none."""
     line, rest = None, where
     while rest:
         for name, key, value in _children(tree):
@@ -37,7 +37,7 @@ def repeated_keys(tree: Any, where: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _children(tree: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, the node that bears it and the value of everything below."""
+    """Yield the name, key node and value node of each child."""
     if isinstance(tree, yaml.MappingNode):
         for key, value in tree.value:
             if isinstance(key, yaml.ScalarNode):

@@ -1,1 +1,1 @@
-"""Keys and certificates as the command line makes and reads them."""
+"""Keys and certificates that the command line makes and reads."""

@@ -1,4 +1,4 @@
-"""A signing key out of a key file: random bytes or a passphrase, never sent itself."""
+"""Signing keys derived from a key file, which holds random bytes or a passphrase."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ def signing_key(path: Path, salt: bytes) -> bytes:
 
     Source: Percival, Josefsson, RFC 7914.
     """
-    secret = _read(path).rstrip(b"\r\n")  # editors end a passphrase with a newline
+    secret = _read(path).rstrip(b"\r\n")  # editors append a newline
     if len(secret) < HIBERNATION_KEY_FILE_BYTES_MIN:
         message = f"{path}: a key file holds at least {HIBERNATION_KEY_FILE_BYTES_MIN} characters"
         raise CommandError(message, MISUSED)

@@ -1,7 +1,7 @@
-"""A folder of keys: what members of a fabric prove themselves with, and the authority beside it.
+"""Folder with the keys of a fabric's members and their authority.
 
-cluster.key   ca.pem   member.pem   member.key   [ray.token]     what every Mac has
-authority.key                                                    stays where it was made
+cluster.key   ca.pem   member.pem   member.key   [ray.token]     on every Mac
+authority.key                                                    only where it was made
 """
 
 import secrets
@@ -38,14 +38,14 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class KeyFolder:
-    """Makes and renews the keys in `path`; the authority's own key is `authority_key`."""
+    """Folder of keys at `path`, with the authority's own key at `authority_key`."""
 
     path: Path
     authority_key: Path
 
     @classmethod
     def in_data(cls, path: Path) -> "KeyFolder":
-        """Return the keys of a fabric on one machine: all in its data folder."""
+        """Return the key folder of a fabric on one machine: its data folder."""
         return cls(path, path / AUTHORITY_KEY)
 
     @property
@@ -54,13 +54,13 @@ class KeyFolder:
 
     @property
     def authority(self) -> Path:
-        """Where the authority's certificate is, for whoever wants to trust it."""
+        """Path of the authority's certificate, which clients trust."""
         return self.path / AUTHORITY_CERTIFICATE
 
     def create(self, subject: Subject, now: datetime) -> list[str]:
-        """Make what is missing, and renew a certificate that ends soon or names too few hosts.
+        """Make missing keys, and renew a certificate that ends soon or lacks a host.
 
-        Returns what was done, in words.
+        Return a description of each change.
         """
         done = []
         if not (self.path / CLUSTER_KEY).exists():
@@ -76,7 +76,7 @@ class KeyFolder:
         return done
 
     def rotate(self, subject: Subject, now: datetime, *, with_authority: bool) -> list[str]:
-        """Replace the members' key and certificate, with the authority or by it."""
+        """Replace the members' key and certificate, optionally with a new authority."""
         done = self.create(subject, now) if not (self.path / CLUSTER_KEY).exists() else []
         if with_authority:
             self._make_authority(now)
@@ -91,20 +91,20 @@ class KeyFolder:
         return ["made a password for Ray"]
 
     def why_renew(self, subject: Subject, now: datetime) -> str | None:
-        """Say why the members' certificate will not do, or nothing."""
+        """Return why the members' certificate must be renewed, or an empty text."""
         try:
             certificate, authority = self.certificate.read_bytes(), self.authority.read_bytes()
             key = (self.path / MEMBER_KEY).read_bytes()
-            ends, found = expires_at(certificate), subject_of(certificate)
+            ends, named = expires_at(certificate), subject_of(certificate)
             if not is_issued_by(certificate, authority) or not belongs(certificate, key):
-                return "the old one is not of this authority, or its key is another's"
+                return "the old one is from another authority, or its key does not match"
         except FileNotFoundError:
             return "there was none"
         except (OSError, ValueError) as error:
             return f"the old one cannot be read ({error})"
         if ends - now < RENEW_BEFORE:
             return f"the old one ends on {ends:%Y-%m-%d}"
-        missing = (subject.names - found.names) | (subject.addresses - found.addresses)
+        missing = (subject.names - named.names) | (subject.addresses - named.addresses)
         return f"the old one does not name {', '.join(sorted(missing))}" if missing else None
 
     def _check_cluster_key(self) -> None:
@@ -124,11 +124,11 @@ class KeyFolder:
             raise CommandError(message)
 
     def _make_authority(self, now: datetime) -> None:
-        made = make_authority(secrets.token_hex(_LABEL_BYTES), now)
-        # The key first: killed in between, `ca.pem` is missing and both are made anew.
+        pair = make_authority(secrets.token_hex(_LABEL_BYTES), now)
+        # The key first: if this is interrupted, `ca.pem` is missing and both are made again.
         self.authority.unlink(missing_ok=True)
-        write_private(self.authority_key, made.key.decode())
-        write_private(self.authority, made.certificate.decode())
+        write_private(self.authority_key, pair.key.decode())
+        write_private(self.authority, pair.certificate.decode())
 
     def _issue(self, subject: Subject, now: datetime) -> None:
         try:
@@ -142,6 +142,6 @@ class KeyFolder:
         if not belongs(authority.certificate, authority.key):
             message = f"{self.authority_key} is not the key of {self.authority}"
             raise CommandError(message)
-        made = issue_member(authority, subject, now)
-        write_private(self.path / MEMBER_KEY, made.key.decode())
-        write_private(self.certificate, made.certificate.decode())
+        pair = issue_member(authority, subject, now)
+        write_private(self.path / MEMBER_KEY, pair.key.decode())
+        write_private(self.certificate, pair.certificate.decode())

@@ -1,4 +1,4 @@
-"""Command `launch`: start an agent program so that it uses the fabric."""
+"""`macfabric launch`: start an agent program that uses the fabric."""
 
 import argparse
 import os
@@ -24,23 +24,26 @@ def add_launch(commands: Any) -> None:
         help="start an agent program on the fabric: claude, codex, opencode, aider, qwen or any",
         description=f"Start an agent program so that it uses the fabric. CLIENT is one of: {names}."
         " Nothing is written to the program's own configuration.",
-        epilog="Everything behind -- goes to the program: macfabric launch claude -- -p 'hello'",
+        epilog="Everything after -- goes to the program: macfabric launch claude -- -p 'hello'",
     )
     launch.add_argument(
         "client", metavar="CLIENT", choices=sorted(PROGRAMS), help="which program to start"
     )
-    launch.add_argument("--model", metavar="NAME", help="which model, where several are served")
+    launch.add_argument("--model", metavar="NAME", help="which model, if several are served")
     launch.add_argument(
-        "--print", action="store_true", dest="prints", help="print what it needs, start nothing"
+        "--print",
+        action="store_true",
+        dest="prints",
+        help="print what it needs, start nothing",
     )
     launch.set_defaults(run=run_launch)
     add_fabric_options(launch)
 
 
 def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line into what is ours and what goes to the program, which is behind `--`.
+    """Split a command line at `--` into our arguments and the program's.
 
-    argparse would take options between the two for the end of both.
+    argparse would mix up the options of both.
     """
     if argv[:1] != ["launch"] or "--" not in argv:
         return argv, ()
@@ -49,14 +52,14 @@ def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def run_launch(arguments: argparse.Namespace) -> int:
-    """Become the program, or say what it needs; raise CommandError where it is not installed."""
+    """Replace this process by the program, or print its command; raise CommandError without it."""
     client = PROGRAMS[arguments.client]
     fabric = fabric_of(arguments)
     model = _chosen_model(fabric, arguments.model)
     program, *further = _command_line(client, arguments.further)
     is_printed = arguments.prints or arguments.json
     key = fabric.key or _NO_KEY
-    if fabric.key and is_printed:  # terminals keep what they show
+    if fabric.key and is_printed:  # a terminal's scrollback would keep the key
         key = f"${KEY_VARIABLE}"
         if KEY_VARIABLE not in os.environ:
             print_error(f"note: put the key into {KEY_VARIABLE} first")
@@ -69,13 +72,13 @@ def run_launch(arguments: argparse.Namespace) -> int:
         for line in _shell_lines(command, launch.environment):
             print_line(line)
         return 0
-    found = shutil.which(program)
-    if found is None:
+    program_path = shutil.which(program)
+    if program_path is None:
         how = f"Install it ({client.install}), or see" if client.install else "See"
         message = f"{program} is not installed here. {how} what it needs with --print."
         raise CommandError(message)
-    os.execvpe(found, command, _environment(launch))  # noqa: S606 - it is what was asked for
-    return 0  # only where a test keeps this process
+    os.execvpe(program_path, command, _environment(launch))  # noqa: S606 - it is what was asked for
+    return 0  # reached only in tests
 
 
 def _chosen_model(fabric: Fabric, wanted: str | None) -> str:
@@ -103,7 +106,7 @@ def _command_line(client: AgentProgram, arguments: Sequence[str]) -> list[str]:
 
 
 def _authority(fabric: Fabric) -> str | None:
-    """Return the certificate that the program has to trust, if it may not know it."""
+    """Return the certificate that the program must trust in addition to the system's."""
     if not fabric.url.startswith("https:"):
         return None
     return next((str(path) for path in fabric.trusted), None)

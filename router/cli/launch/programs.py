@@ -1,4 +1,4 @@
-"""What each agent program must be told to use a fabric: its arguments and its environment.
+"""Arguments and environment that make each agent program use a fabric.
 
 Source: the programs' own references of settings; tried with claude 2.1.197, codex 0.169,
 opencode 1.18.33, qwen 0.15.10.
@@ -18,7 +18,7 @@ class LaunchTarget:
     url: str
     model: str
     key: str
-    authority: str | None = None  # the certificate of who vouches for the fabric's
+    authority: str | None = None  # authority of the fabric's certificate
 
     @property
     def v1(self) -> str:
@@ -27,7 +27,7 @@ class LaunchTarget:
 
 @dataclass(frozen=True, slots=True)
 class ProgramStart:
-    """One program's start; an empty variable is one that must not be set."""
+    """Arguments and environment of a start; an empty variable must not be set."""
 
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class ProgramStart:
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """An agent program; without a program of its own, whatever the user names."""
+    """Agent program; `program` is None where the user names it."""
 
     title: str
     install: str
@@ -49,7 +49,7 @@ def _claude(served: LaunchTarget) -> ProgramStart:
         environment={
             **_anthropic(served),
             **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": served.model for tier in tiers},
-            # Its version and a hash at the head of each prompt: no two sessions would share any.
+            # A version and a hash at the head of each prompt would keep sessions from sharing it.
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             **_node_authority(served),
@@ -81,7 +81,7 @@ def _opencode(served: LaunchTarget) -> ProgramStart:
         "options": {"baseURL": served.v1, "apiKey": f"{{env:{KEY_VARIABLE}}}"},
         "models": {served.model: {"name": served.model}},
     }
-    # The small model writes titles: on another model it would wait for that one's download.
+    # The small model writes titles; another model than ours would have to be downloaded first.
     config = {"provider": {"macfabric": provider}, "model": name, "small_model": name}
     return ProgramStart(
         environment={
@@ -128,7 +128,7 @@ def _anthropic(served: LaunchTarget) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
-        "ANTHROPIC_API_KEY": "",  # it would be sent in place of the token
+        "ANTHROPIC_API_KEY": "",  # it would replace the token
         "ANTHROPIC_MODEL": served.model,
     }
 

@@ -117,7 +117,7 @@ MISTAKES = {
         lambda c: c["setup_commands"].append("if true; then echo"),
         "error",
         "setup_commands[1]",
-        "no valid shell",
+        "not valid shell",
     ),
     "no head": (set_command(HEAD, "--head", ""), "error", HEAD, "ray start --head"),
     "no cluster file": (

@@ -71,7 +71,7 @@ MISTAKES = {
     # --- what a first look found missed, or reported elsewhere ---
     "model misspelt": ours("model", "recal", "error", "did you mean recall?"),
     "model of the hub": ours("model", "mlx-community/Qwen3-8B-4bit", "error", "hf download"),
-    "model folder absent": ours("model", "/nowhere/Qwen3", "warning", "no folder on this machine"),
+    "model folder absent": ours("model", "/nowhere/Qwen3", "warning", "not a folder on this"),
     "hot_bytes in GiB": ours("node.hot_bytes", 8, "error", "8GiB?"),
     "hot_bytes of a TiB": ours("node.hot_bytes", 1024 * GIB, "error", "no Mac has"),
     "disk_bytes of a MiB": ours("node.disk_bytes", MIB, "error", "holds no agent"),
@@ -85,11 +85,11 @@ MISTAKES = {
         "warning", f"{OURS}.router.tls.certificate", "not on this machine"),
     "open without tls": (
         also(OPEN, put(f"{OURS}.router.tls", {"mode": "never"})),
-        "warning", f"{OURS}.router.tls.mode", "readably"),
+        "warning", f"{OURS}.router.tls.mode", "in clear text"),
     "alias of no model": (
         put(f"{OURS}.router.model_aliases", {"gpt": "qwen"}),
         "error", f"{OURS}.router.model_aliases.gpt", "called 'recall'"),
-    "more replicas than Macs": ours("router.replicas", 7, "error", "there are 2 Macs"),
+    "more replicas than Macs": ours("router.replicas", 7, "error", "Mac there are 2"),
     "more nodes than Macs": ours("router.nodes_expected", 9, "error", "names 3 Macs"),
     "template absent": ours("node.chat_template", "/nowhere.jinja", "warning", "not on this"),
     "parser misspelt": ours("node.tool_parser", "hermess", "error", "did you mean hermes?"),
@@ -97,13 +97,13 @@ MISTAKES = {
         also(put(f"{OURS}.node.tenants", {"famly": {"quota": 0.5}}),
              put(f"{OURS}.router.api_keys", {"family": DIGEST})),
         "warning", f"{OURS}.node.tenants.famly", "did you mean family?"),
-    "data_dir relative": ours("data_dir", "data", "error", "from / or ~ on"),
+    "data_dir relative": ours("data_dir", "data", "error", "from / or ~"),
     "data_dir in /tmp": ours("data_dir", "/tmp/macfabric", "warning", "empties"),
     "disk_ttl_s in hours": ours("node.disk_ttl_s", 24, "warning", "24 seconds: 24h is a day"),
     "Macs sent away": (
         put("idle_timeout_minutes", 5), "warning", "idle_timeout_minutes", "525600 is a year"),
-    "letter in an address": worker("192.168.1.1o", "is no address"),
-    "number over 255": worker("192.168.1.300", "is no address"),
+    "letter in an address": worker("192.168.1.1o", "is not an address"),
+    "number over 255": worker("192.168.1.300", "is not an address"),
     "account in an address": worker("mac@192.168.1.12", "auth.ssh_user"),
     "port in an address": worker("192.168.1.12:22", "has a port"),
     "17 workers": (
@@ -125,12 +125,12 @@ MISTAKES = {
     "loopback head": (
         put("provider.head_ip", "127.0.0.1"), "error", "provider.head_ip", "takes for itself"),
     "name on .local": (
-        put("provider.head_ip", "studio.local"), "warning", "provider.head_ip", "better its"),
+        put("provider.head_ip", "studio.local"), "warning", "provider.head_ip", "use its"),
     "mount absent": (
         put("file_mounts", {"~/x": "./nowhere"}), "error", "file_mounts.~/x", "does not exist"),
     "broken shell": (
         lambda c: c["setup_commands"].append("if true; then"),
-        "error", "setup_commands[1]", "no valid shell"),
+        "error", "setup_commands[1]", "not valid shell"),
     "no head": (swap(HEAD, "--head", ""), "error", HEAD, "ray start --head"),
     "no way to the head": (swap(WORKER, "RAY_HEAD_IP", "HEAD"), "error", WORKER, "$RAY_HEAD_IP"),
     "setting misspelt": ours("modle", "recall", "error", "did you mean model?"),
