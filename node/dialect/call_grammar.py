@@ -32,7 +32,7 @@ class GrammarOptions:
 
 
 CallGrammar = Callable[[Sequence[ToolSpec], GrammarOptions], Expression]
-SPACE = Maybe(Pattern("[ \n]"))  # as people and models write JSON
+_SPACE = Maybe(Pattern("[ \n]"))  # as people and models write JSON
 BLANK_LINES = Maybe(Pattern("\n{1,2}"))  # after a thought, for example
 
 
@@ -51,7 +51,7 @@ def json_arguments(tool: ToolSpec) -> Expression:
     if not tool.rules:
         return Json(tool.parameters, tool.is_strict)
     (key,) = tool.parameters["properties"]
-    return row("{", SPACE, f"{quote(key)}:", SPACE, rules_string(tool), SPACE, "}")
+    return row("{", _SPACE, f"{quote(key)}:", _SPACE, rules_string(tool), _SPACE, "}")
 
 
 def rules_string(tool: ToolSpec, escapes: str = JSON_ESCAPES) -> Expression:

@@ -81,10 +81,11 @@ class AnswerMatcher:
 
     @property
     def openings(self) -> tuple[int, ...]:
-        """Return tokens that are allowed though no mask has them: starts of thoughts and calls.
+        """Return tokens that are allowed though no mask has them.
 
-        Masks leave them out so that masking never makes one of them the likeliest token: the model
-        has to prefer it to all others. Call `mask` first.
+        They begin a thought or a call, or are line ends before these. Masks leave them out, so that
+        masking never makes one of them the likeliest token: the model itself has to prefer it.
+        Call `mask` first.
         """
         thoughts = (self._start_id,) if self._phase is _Phase.FIRST else ()
         is_open = self._first is not None and self._phase in {_Phase.FIRST, _Phase.TEXT}

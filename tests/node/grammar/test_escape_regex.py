@@ -1,4 +1,4 @@
-"""Expressions escape_regex for a format accept exactly the escape_regex texts."""
+"""Escaped expressions accept exactly the escaped texts."""
 
 import json
 import random
