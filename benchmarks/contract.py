@@ -33,7 +33,7 @@ from fabric.control.node_calls import AgentView
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
     Admitted,
@@ -229,7 +229,7 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
             mode,
             after.texts[0],
             None,
-            said_digest(before),
+            message_digest(before),
             1.0,
             nth=each.told[:at].count(before),
         )

@@ -52,7 +52,7 @@ FLUSH_WAIT_S: Final = 90.0  # for turns that run when a flush is asked for; call
 SPAN_SHARERS_MIN: Final = 2  # agents that begin with a block before it counts as popular
 
 # Encryption at rest
-SEAL_RETRY_S: Final = 300.0  # before a folder that could not be encrypted is tried again
+ENCRYPTION_RETRY_S: Final = 300.0  # before a folder that could not be encrypted is tried again
 
 # Retention
 PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor: pins that keep everybody else out are no favour

@@ -54,7 +54,7 @@ from node.store.warm_start import WarmStart
 from node.tiers.agent_records import AgentRecords
 from node.tiers.agent_removal import AgentRemoval
 from node.tiers.derived_memory import DerivedMemory
-from node.tiers.directing import Directing
+from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import DiskSurvey
 from node.tiers.erased_folders import ErasedFolders
@@ -182,7 +182,7 @@ def assemble(ground: Ground) -> Node:
         prefetches=tiers.prefetches,
         erasing=erasing,
         pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
-        directing=_directing(ground, tiers, erasing),
+        directive_store=_directive_store(ground, tiers, erasing),
         moves=moves.moves,
         warm_up=moves.warm_up,
         incoming_end=moves.incoming_end,
@@ -317,10 +317,12 @@ def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) ->
     return Erasing(ground.table, store, ground.workers, erased, folders, removal, health, key)
 
 
-def _directing(ground: Ground, tiers: _Tiers, erasing: Erasing) -> Directing:
+def _directive_store(ground: Ground, tiers: _Tiers, erasing: Erasing) -> DirectiveStore:
     markup_ids = ground.tokenizer.markup_ids
     records, mending, flusher = tiers.records, tiers.mending, tiers.flusher
-    return Directing(tiers.owned, records, mending, flusher, markup_ids, tiers.eviction, erasing)
+    return DirectiveStore(
+        tiers.owned, records, mending, flusher, markup_ids, tiers.eviction, erasing
+    )
 
 
 def _turns(

@@ -55,11 +55,11 @@ class ControlCalls:
             EraseAgent: node.erasing.erase,
             ShareErasures: node.erasing.take,
             PinAgent: node.pinning.pin,
-            DirectAgent: node.directing.direct,
-            ChangeSettings: node.directing.wish,
-            ReadMemory: node.directing.read,
-            DropResident: node.directing.cool,
-            DropReplica: node.directing.drop,
+            DirectAgent: node.directive_store.change_directives,
+            ChangeSettings: node.directive_store.change_settings,
+            ReadMemory: node.directive_store.read_memory,
+            DropResident: node.directive_store.drop_resident,
+            DropReplica: node.directive_store.drop_replica,
             OfferMigration: node.source.offer,
             SealAgent: node.source.seal,
             ReleaseAgent: node.source.release,
@@ -135,7 +135,7 @@ class ControlCalls:
         running = await node.live_turns.quiesce(FLUSH_WAIT_S)
         left = await node.flusher.flush()
         if call.drop_hot:
-            node.hot.cool(0)
+            node.hot.drop_resident(0)
         note = _saved_note(node, left)
         return Done(f"{note}; {running} turns still run" if running else note)
 

@@ -49,7 +49,7 @@ SPAN_LEASE_S: Final = 900.0  # a borrowed beginning that nobody has gone on with
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
 
 # Encryption at rest
-SEAL_STEP_BYTES: Final = 64 * MIB  # of other models' folders, encrypted between two looks around
+ENCRYPTION_STEP_BYTES: Final = 64 * MIB  # of other models' folders, encrypted per step
 
 # Retention
 FREE_SHARE: Final = 0.05  # freed beyond need, so that a full tier is not sorted for every block

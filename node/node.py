@@ -39,7 +39,7 @@ from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
 from node.store.warm_start import WarmStart
-from node.tiers.directing import Directing
+from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
@@ -91,7 +91,7 @@ class Node:
     prefetches: Prefetches
     erasing: Erasing
     pinning: Pinning
-    directing: Directing
+    directive_store: DirectiveStore
     # Agents that come and go.
     moves: IncomingMoves
     warm_up: WarmUp

@@ -51,8 +51,8 @@ from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
-from node.store.encrypted_disk import SealedDisk, open_disk
-from node.store.folder_encryption import FolderSealing
+from node.store.encrypted_disk import EncryptedDisk, open_disk
+from node.store.folder_encryption import FolderEncryption
 from node.store.folder_format import keep_spec
 from node.store.manifest_store import ManifestStore
 from node.store.model_folders import folder_name
@@ -90,7 +90,7 @@ class NodeService:
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._disk: PosixDisk | None = None
-        self._sealing: FolderSealing | None = None
+        self._encryption: FolderEncryption | None = None
         self._prober: LinkProber | None = None
         self._power: PowerAssertion | None = None
         self._share_bytes = sys.maxsize  # of the machine's memory
@@ -135,14 +135,14 @@ class NodeService:
         self.phase = "testing save and restore"
         self._on_loop(node.self_tests.run()).result()
         self._on_loop(node.drain_flag.recall()).result()
-        self._sealing = FolderSealing(node.identity, node.workers, node.health)
+        self._encryption = FolderEncryption(node.identity, node.workers, node.health)
         folder = self._config.data_dir.expanduser()
         self._on_loop(node.workers.run(lambda: exclude_from_backups(folder)))
         self._power = PowerAssertion(
             lambda: node.has_work, node.clock.monotonic_s, node.health.note_failed_round
         )
         beside = (node.warm_start, node.scrubber, node.retries, node.upkeep, node.pressure)
-        for each in (*beside, self._sealing, self._power):
+        for each in (*beside, self._encryption, self._power):
             self._loop.call_soon_threadsafe(each.start)
         links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
         caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
@@ -284,12 +284,12 @@ class NodeService:
         # Another model's agents wait in a folder of their own until it is served again.
         folder = config.data_dir / folder_name(loaded.fingerprint)
         self._disk = disk = open_disk(
-            folder, settings.durability, config.cluster_key, seals=settings.encrypt_at_rest
+            folder, settings.durability, config.cluster_key, encrypts=settings.encrypt_at_rest
         )
         self._begun.append(disk.close)
         disk.recover()
-        if isinstance(disk, SealedDisk):
-            disk.seal_all()
+        if isinstance(disk, EncryptedDisk):
+            disk.encrypt_all()
         if loaded.problem is None:
             keep_spec(disk, SpecRecord(loaded.fingerprint, loaded.name, loaded.spec))
         tombs = PosixDisk(config.data_dir.expanduser() / ERASED, settings.durability)
@@ -327,8 +327,8 @@ class NodeService:
         node.health.is_draining = node.health.is_stopping = True
         await node.warm_start.stop()
         await node.scrubber.stop()
-        if self._sealing is not None:
-            await self._sealing.stop()
+        if self._encryption is not None:
+            await self._encryption.stop()
         await node.live_turns.end()
         await node.prefetches.close()
         await node.retries.stop()

@@ -93,7 +93,7 @@ class MemoryView:
 def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
     """Return the view of a directive; `number` is that of its message."""
     text, span, out = directive.replacement, directive.span, directive.dropped
-    is_of_chats = directive.result_of is not None or directive.said is not None
+    is_of_chats = directive.result_of is not None or directive.message_digest is not None
     kinds = (("chats", is_of_chats), ("generate", directive.at is not None))
     return DirectiveView(
         directive.operation,
@@ -110,5 +110,5 @@ def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
         directive.made_by,
         tuple(kind for kind, holds in kinds if holds),
         directive.undone_s,
-        directive.part if directive.sought is None else "besides_text",
+        directive.part if directive.besides_text is None else "besides_text",
     )

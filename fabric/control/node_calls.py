@@ -6,15 +6,16 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from fabric.codec import on_wire
 from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
 from fabric.control.directive_calls import DirectiveView
 from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
 from fabric.net.wire import Urgency
+from fabric.record.agent_settings import AgentSettings
 from fabric.record.edited_head import EditNote
 from fabric.record.manifest import OwnerState
-from fabric.record.wishes import Wishes
 
 READY: Final = "ready"
 DRAINING: Final = "draining"  # takes no new agents; those it has are moved away
@@ -74,7 +75,7 @@ class AgentView(AgentName):
     exact_tokens: int | None = None  # before the first edit that kept the cache after it
     edits: tuple[EditNote, ...] = ()  # the newest of those edits
     directives: tuple[DirectiveView, ...] = ()
-    wishes: Wishes | None = None
+    settings: AgentSettings | None = field(default=None, metadata=on_wire("wishes"))
 
 
 PRESSURES: Final = ("normal", "warning", "critical")  # memory pressure of a machine

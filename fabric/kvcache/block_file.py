@@ -101,18 +101,18 @@ def read_block_header(raw_prefix: bytes, file_bytes: int) -> BlockHeader:
     that its tensors are the model's.
     """
     header = parse_header(raw_prefix, file_bytes)
-    said, last = header.metadata, header.tensors[-1:]
-    if said.keys() != {"format", "version", "group", *_DIGESTS} or said["format"] != FORMAT:
+    metadata, last = header.metadata, header.tensors[-1:]
+    if metadata.keys() != {"format", "version", "group", *_DIGESTS} or metadata["format"] != FORMAT:
         message = "not a block file"
         raise CorruptDataError(message)
-    if said["version"] != VERSION:
+    if metadata["version"] != VERSION:
         message = f"block file of another version than {VERSION}"
         raise CorruptDataError(message)
     try:
-        digests = [bytes.fromhex(said[digest]) for digest in _DIGESTS]
+        digests = [bytes.fromhex(metadata[digest]) for digest in _DIGESTS]
         fingerprint = parse_fingerprint(digests[0])
         parent, block_hash = map(parse_block_hash, digests[1:])
-        group = CacheGroup(said["group"])
+        group = CacheGroup(metadata["group"])
     except (ValueError, RejectedError):
         message = "block header's metadata are none"
         raise CorruptDataError(message) from None

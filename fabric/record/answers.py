@@ -4,7 +4,7 @@ In a record's bytes it is JSON text: for each answer, the oldest first, an array
 conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
 array of the arguments as they were written and the id; then its signs (16 hex digits each), if it
 can be known again where its place is another. Later versions may append to each array. What does
-not parse counts as not said.
+not parse counts as empty.
 """
 
 import json
@@ -59,13 +59,13 @@ def spell_answers(answers: Answers) -> str:
     rows = [
         [
             f"{place:016x}",
-            said.reasoning,
-            said.before,
-            said.behind,
-            [[call.arguments, call.id] for call in said.calls],
-            *(["".join(f"{sign:016x}" for sign in said.signs)] if said.signs else []),
+            answer.reasoning,
+            answer.before,
+            answer.behind,
+            [[call.arguments, call.id] for call in answer.calls],
+            *(["".join(f"{sign:016x}" for sign in answer.signs)] if answer.signs else []),
         ]
-        for place, said in answers.items()
+        for place, answer in answers.items()
     ]
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":")) if rows else ""
 

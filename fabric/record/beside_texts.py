@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fabric.record.answers import Answered
 from fabric.record.message_parts import OtherParts, id_digest
-from fabric.record.said import SaidMessage
+from fabric.record.message_positions import MessagePosition
 from fabric.turn.messages import MessageRole
 
 Area = tuple[int, int]  # bytes of the record's text
@@ -24,7 +24,7 @@ Area = tuple[int, int]  # bytes of the record's text
 class BesideTexts:
     """Finds them in one record."""
 
-    said: Sequence[SaidMessage]
+    positions: Sequence[MessagePosition]
     parts: Sequence[OtherParts]
     areas_between_marks: Sequence[Area]
     answers: Sequence[Answered] = ()
@@ -35,7 +35,7 @@ class BesideTexts:
 
     def areas(self, number: int | None = None) -> Iterator[Area]:
         """Yield the parts of the text in which they may be; only those of one message, if any."""
-        placed = [place for each in self.said if (place := each.at) is not None]
+        placed = [place for each in self.positions if (place := each.at) is not None]
         if not placed:
             return
         for start, end in self.areas_between_marks:
@@ -49,11 +49,11 @@ class BesideTexts:
 
     def numbers(self, start: int, end: int, chars: int) -> list[int]:
         """List the answers to which a part of the text between known messages may belong."""
-        before = [n for n, each in enumerate(self.said) if each.at and each.at[1] <= start]
-        after = [n for n, each in enumerate(self.said) if each.at and each.at[0] >= end]
+        before = [n for n, each in enumerate(self.positions) if each.at and each.at[1] <= start]
+        after = [n for n, each in enumerate(self.positions) if each.at and each.at[0] >= end]
         if not before:
             return []
-        first, last = before[-1], after[0] if after else len(self.said) - 1
+        first, last = before[-1], after[0] if after else len(self.positions) - 1
         return [
             each.number
             for each in self.parts
@@ -62,7 +62,7 @@ class BesideTexts:
 
     def shown(self, start: int, end: int, chars: int) -> list[int]:
         """List the answers to whose thoughts and calls a part of the text may belong."""
-        known = (each.at for each in self.said if each.at is not None)
+        known = (each.at for each in self.positions if each.at is not None)
         is_message = any(low <= start and end <= high for low, high in known)
         return [] if is_message else self.numbers(start, end, chars)
 
@@ -83,8 +83,8 @@ class BesideTexts:
                 yield each.number
 
     def _is_answer(self, parts: OtherParts) -> bool:
-        is_known = parts.chars > 0 and parts.number < len(self.said)
-        return is_known and self.said[parts.number].role is MessageRole.ASSISTANT
+        is_known = parts.chars > 0 and parts.number < len(self.positions)
+        return is_known and self.positions[parts.number].role is MessageRole.ASSISTANT
 
 
 def spellings(text: str) -> set[bytes]:

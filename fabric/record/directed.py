@@ -18,7 +18,7 @@ from fabric.record.message_parts import (
     without_arguments,
     without_words,
 )
-from fabric.record.said import Spoken, said_digest
+from fabric.record.message_positions import SentMessage, message_digest
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
 
 _Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were made
@@ -30,7 +30,7 @@ class DirectedMessages:
 
     messages: tuple[Message, ...]
     matched: tuple[Directive, ...]
-    spoken: tuple[Spoken, ...]  # one for each message that was sent
+    sent: tuple[SentMessage, ...]  # one for each message of the client
     parts: tuple[OtherParts, ...] | None  # None: too many to know
     redacted: Mapping[int, Message]  # by the numbers of messages whose calls or thoughts changed
 
@@ -46,10 +46,10 @@ def directed(
     `sent` are the messages as their client spells them, with its own ids of calls.
     """
     sent = messages if sent is None else sent
-    digests = [said_digest(message) for message in messages]
+    digests = [message_digest(message) for message in messages]
     found = _Found(messages, sent, digests, live(directives)).by_message()
     made: list[Message] = []
-    spoken: list[Spoken] = []
+    positions: list[SentMessage] = []
     matched: dict[int, Directive] = {}
     redacted: dict[int, Message] = {}
     renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
@@ -66,9 +66,9 @@ def directed(
         text = "".join(left[0].texts) if left else None
         is_edited = any(each.is_whole or each.span is not None for each in concerned)
         chars = sum(map(len, message.texts))
-        spoken.append(Spoken(message.role, digests[number], chars, text, is_edited))
+        positions.append(SentMessage(message.role, digests[number], chars, text, is_edited))
     parts = _parts_of(messages, sent)
-    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(spoken), parts, redacted)
+    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(positions), parts, redacted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class _Found:
     directives: Sequence[Directive]
 
     def by_message(self) -> dict[int, list[_Numbered]]:
-        by_digest = {each.said for each in self.directives if each.said is not None}
+        by_digest = {
+            each.message_digest for each in self.directives if each.message_digest is not None
+        }
         whole, text_only = self._digested(by_digest) if by_digest else ({}, {})
         by_call = self._by_call() if any(each.result_of for each in self.directives) else {}
         found: dict[int, list[_Numbered]] = defaultdict(list)
@@ -89,7 +91,7 @@ class _Found:
             numbers: Sequence[int]
             if each.result_of is not None:
                 numbers = by_call.get((each.result_of, each.part is None), ())
-            elif each.said is not None:
+            elif each.message_digest is not None:
                 numbers = _numbered(each, whole, text_only)
             else:
                 continue
@@ -128,10 +130,10 @@ def _numbered(
     text_only: Mapping[bytes, Sequence[int]],
 ) -> Sequence[int]:
     """List the messages of a digest; it was computed without calls where its client gave none."""
-    said = directive.said or b""
+    digest = directive.message_digest or b""
     if directive.nth is None:
-        return [*whole.get(said, ()), *text_only.get(said, ())]
-    same = whole.get(said) or text_only.get(said) or ()
+        return [*whole.get(digest, ()), *text_only.get(digest, ())]
+    same = whole.get(digest) or text_only.get(digest) or ()
     return same[directive.nth : directive.nth + 1]
 
 
@@ -143,12 +145,16 @@ def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]
     whole = [each for each in concerned if each.is_whole]
     if whole:
         return whole[-1:]
-    return [each for each in concerned if each.sought is None or has_words(message, each.sought)]
+    return [
+        each
+        for each in concerned
+        if each.besides_text is None or has_words(message, each.besides_text)
+    ]
 
 
 def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -> Directive:
     """Note what a directive takes out where that was not known before."""
-    if directive.dropped is not None or directive.sought is not None:
+    if directive.dropped is not None or directive.besides_text is not None:
         return directive
     if directive.part is not None:
         uses = (message.uses[at] for at in _uses_of(directive, message, sent))
@@ -174,8 +180,8 @@ def _edited(message: Message, sent: Message, found: Sequence[Directive]) -> tupl
         for use_at in _uses_of(each, message, sent) if each.part is not None else ():
             message = with_arguments(message, use_at, each.replacement)
     for each in found:
-        if each.sought is not None:  # ids may be replaced, too: calls were found by these
-            message = without_words(message, each.sought, each.replacement or "")
+        if each.besides_text is not None:  # ids may be replaced, too: calls were found by these
+            message = without_words(message, each.besides_text, each.replacement or "")
     return (message,)
 
 

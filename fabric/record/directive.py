@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from fabric.codec import left_out
+from fabric.codec import left_out, on_wire
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId
 from fabric.limits import DIRECTED_ID_CHARS_MAX, DIRECTIVE_BYTES_MAX, UNDONE_SHOWN_MAX
 from fabric.record.bounds import is_wall_time
 from fabric.record.edited_head import dropped_digest
+from fabric.record.hashed_text import HashedText
 from fabric.record.message_parts import MessagePart
-from fabric.record.said import DIGEST_BYTES
-from fabric.record.sought import Sought
+from fabric.record.message_positions import DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Directive:
     mode: EditMode
     replacement: str | None = field(repr=False)  # None: the message is left out
     result_of: str | None = None
-    said: bytes | None = None  # digest of role and text
+    message_digest: bytes | None = field(default=None, metadata=on_wire("said"))  # of role and text
     made_s: float = 0.0
     is_applied: bool = False  # the agent's memory is what it is with it
     # Which of the messages that say so, from 0; None: each of them.
@@ -52,7 +52,9 @@ class Directive:
     undone_s: float | None = field(default=None, metadata=left_out())  # kept to be told of only
     part: MessagePart | None = field(default=None, metadata=left_out())  # None: text, or all of it
     # A text in the message's thoughts and calls, whose places there are replaced.
-    sought: Sought | None = field(default=None, metadata=left_out())
+    besides_text: HashedText | None = field(
+        default=None, metadata={**left_out(), **on_wire("sought")}
+    )
 
     @property
     def is_live(self) -> bool:
@@ -62,7 +64,7 @@ class Directive:
     @property
     def is_whole(self) -> bool:
         """Say whether it replaces a message, and not a part of one."""
-        return self.span is None and self.part is None and self.sought is None
+        return self.span is None and self.part is None and self.besides_text is None
 
     @property
     def is_span(self) -> bool:
@@ -71,14 +73,20 @@ class Directive:
 
     def problem(self) -> str | None:
         """Say why it cannot be one; None if it can."""
-        if (self.result_of is not None) + (self.said is not None) != 1 and self.at is None:
+        if (self.result_of is not None) + (
+            self.message_digest is not None
+        ) != 1 and self.at is None:
             return "a directive names no message, or two"
         if len(self.result_of or "") > DIRECTED_ID_CHARS_MAX:
             return "a directive's call has too long an id"
-        of_no_text = self.sought is not None and (self.said is None or not self.sought.is_valid)
+        of_no_text = self.besides_text is not None and (
+            self.message_digest is None or not self.besides_text.is_valid
+        )
         if of_no_text or (self.part is not None and self.result_of is None):
             return "a directive of a part names no text, or no call"
-        if {len(each) for each in (self.said, self.was) if each is not None} - {DIGEST_BYTES}:
+        if {len(each) for each in (self.message_digest, self.was) if each is not None} - {
+            DIGEST_BYTES
+        }:
             return "a directive names a text by no digest"
         if (self.at is None) != (self.was is None) or (self.nth or 0) < 0:
             return "a directive names no place"
@@ -142,10 +150,12 @@ def overlap(one: Directive, other: Directive) -> bool:
     """Return whether two directives edit the same part of a message or of a record."""
     if not (one.is_span and other.is_span):
         return False
-    if one.nth is not None and (one.said, one.nth) == (other.said, other.nth):
-        if one.sought is not None or other.sought is not None:
+    if one.nth is not None and (one.message_digest, one.nth) == (other.message_digest, other.nth):
+        if one.besides_text is not None or other.besides_text is not None:
             if not (one.is_whole or other.is_whole):
-                return one.sought == other.sought and _cross(one.at or (0, 0), other.at or (0, 0))
+                return one.besides_text == other.besides_text and _cross(
+                    one.at or (0, 0), other.at or (0, 0)
+                )
             return True
         return one.span is None or other.span is None or _cross(one.span, other.span)
     if one.is_applied or other.is_applied or one.at is None or other.at is None:

@@ -42,16 +42,16 @@ from fabric.limits import (
     TOKEN_TEXT_BYTES_MAX,
     UNDONE_SHOWN_MAX,
 )
+from fabric.record.agent_settings import AgentSettings
 from fabric.record.bounds import is_count, is_hash, is_wall_time, text_bytes_max
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
 from fabric.record.envelope import Envelope
 from fabric.record.lenders import is_sound_series
 from fabric.record.message_parts import OtherParts
+from fabric.record.message_positions import MessagePositions
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
-from fabric.record.said import SaidMessages
-from fabric.record.wishes import Wishes
 from fabric.u32s import U32s
 
 MAGIC = b"MFMANI01"
@@ -106,11 +106,15 @@ class Manifest:
     provenance: Provenance = field(default=Provenance(), metadata=on_wire("extras"))
     edited: EditedHead | None = field(default=None, metadata=left_out())
     directives: tuple[Directive, ...] | None = field(default=None, metadata=left_out())
-    said: SaidMessages | None = field(default=None, metadata=left_out())
-    wishes: Wishes | None = field(default=None, metadata=left_out())
+    positions: MessagePositions | None = field(
+        default=None, metadata={**left_out(), **on_wire("said")}
+    )
+    settings: AgentSettings | None = field(
+        default=None, metadata={**left_out(), **on_wire("wishes")}
+    )
     # Names the rows that it lends; another one once what was lent before must go.
     series: str | None = field(default=None, metadata=left_out())
-    # What the messages in `said` have besides text; None: not known.
+    # What the messages of `positions` have besides text; None: not known.
     parts: tuple[OtherParts, ...] | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
@@ -138,7 +142,7 @@ class Manifest:
     @property
     def is_private(self) -> bool:
         """Say whether no other agent may begin with its memory."""
-        return self.wishes is not None and self.wishes.is_private
+        return self.settings is not None and self.settings.is_private
 
     @property
     def is_truncated(self) -> bool:
@@ -222,7 +226,7 @@ def _text_problem(manifest: Manifest) -> str | None:
         return "text follows its last token"
     if text_bytes > text_bytes_max(len(ends)):
         return "it has more text than its tokens stand for"
-    return manifest.said.problem(text_bytes) if manifest.said is not None else None
+    return manifest.positions.problem(text_bytes) if manifest.positions is not None else None
 
 
 def _numbers_problem(manifest: Manifest) -> str | None:
@@ -245,7 +249,7 @@ def _wished_problem(manifest: Manifest) -> str | None:
         return "the series of its rows has no name"
     if problem := _parts_problem(manifest.parts or ()):
         return problem
-    return manifest.wishes.problem() if manifest.wishes is not None else None
+    return manifest.settings.problem() if manifest.settings is not None else None
 
 
 def _parts_problem(parts: tuple[OtherParts, ...]) -> str | None:

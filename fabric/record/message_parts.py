@@ -8,8 +8,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from fabric.limits import CALL_IDS_KNOWN_MAX, JSON_DEPTH_MAX, MESSAGES_MAX
-from fabric.record.said import DIGEST_BYTES, said_digest
-from fabric.record.sought import Sought, places_of, replaced
+from fabric.record.hashed_text import HashedText, replace_text, text_places
+from fabric.record.message_positions import DIGEST_BYTES, message_digest
 from fabric.turn.messages import Message, ToolUse, spelled_arguments
 
 _ID_BYTES: Final = 8
@@ -57,7 +57,7 @@ def id_digest(call_id: str) -> bytes:
 
 def text_only_digest(message: Message) -> bytes:
     """Return the digest of a message without its calls."""
-    return said_digest(replace(message, uses=()) if message.uses else message)
+    return message_digest(replace(message, uses=()) if message.uses else message)
 
 
 def all_words(message: Message) -> str:
@@ -87,22 +87,22 @@ def read_object(text: str | None) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def has_words(message: Message, wanted: Sought) -> bool:
+def has_words(message: Message, wanted: HashedText) -> bool:
     """Return whether a text is in a message besides its own text."""
-    return any(places_of(wanted, part) for part in _all_parts(message))
+    return any(text_places(wanted, part) for part in _all_parts(message))
 
 
-def without_words(message: Message, wanted: Sought, text: str) -> Message:
+def without_words(message: Message, wanted: HashedText, text: str) -> Message:
     """Replace a text wherever a message has it besides its own text."""
     uses = tuple(
         ToolUse(
-            replaced(wanted, use.name, text),
+            replace_text(wanted, use.name, text),
             _arguments_without(use.arguments, wanted, text),
-            None if use.id is None else replaced(wanted, use.id, text),
+            None if use.id is None else replace_text(wanted, use.id, text),
         )
         for use in message.uses
     )
-    reasoning = None if message.reasoning is None else replaced(wanted, message.reasoning, text)
+    reasoning = None if message.reasoning is None else replace_text(wanted, message.reasoning, text)
     return replace(message, reasoning=reasoning, uses=uses)
 
 
@@ -142,26 +142,26 @@ def _leaves(value: Any, depth: int) -> Iterator[str]:
 
 
 def _arguments_without(
-    arguments: dict[str, Any] | str, wanted: Sought, text: str
+    arguments: dict[str, Any] | str, wanted: HashedText, text: str
 ) -> dict[str, Any] | str:
     """Replace a text in arguments; where it is not within one value of them, none are left."""
-    if not arguments or not any(places_of(wanted, each) for each in _spellings(arguments)):
+    if not arguments or not any(text_places(wanted, each) for each in _spellings(arguments)):
         return arguments
     parsed = read_object(arguments) if isinstance(arguments, str) else dict(arguments)
     if parsed is None:
-        return replaced(wanted, str(arguments), text)
+        return replace_text(wanted, str(arguments), text)
     left: dict[str, Any] = _without(parsed, wanted, text, JSON_DEPTH_MAX)
-    if not places_of(wanted, text) and any(places_of(wanted, e) for e in _spellings(left)):
+    if not text_places(wanted, text) and any(text_places(wanted, e) for e in _spellings(left)):
         left = {}  # it is a number, or spans several values
     return json.dumps(left, ensure_ascii=False) if isinstance(arguments, str) else left
 
 
-def _without(value: Any, wanted: Sought, text: str, depth: int) -> Any:
+def _without(value: Any, wanted: HashedText, text: str, depth: int) -> Any:
     if isinstance(value, str):
-        return replaced(wanted, value, text)
+        return replace_text(wanted, value, text)
     if isinstance(value, dict) and depth:
         return {
-            replaced(wanted, key, text): _without(each, wanted, text, depth - 1)
+            replace_text(wanted, key, text): _without(each, wanted, text, depth - 1)
             for key, each in value.items()
         }
     if isinstance(value, list) and depth:

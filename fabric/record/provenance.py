@@ -1,7 +1,7 @@
 """How a record came about, as far as that matters to who reads it.
 
 In bytes it is a map of text to text, as it was when it had no type. What does not parse, or comes
-from a later version, counts as not said: none of it is needed to go on with an agent.
+from a later version, counts as absent: an agent can continue without any of it.
 """
 
 from dataclasses import dataclass, field

@@ -21,10 +21,10 @@ from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
 from fabric.record.answers import read_answers
 from fabric.record.beside_texts import BesideTexts, spellings
 from fabric.record.directive import Directive, dropped, live, overlap, text_digest
+from fabric.record.hashed_text import hash_text
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import id_digest
-from fabric.record.said import SaidMessage, SaidMessages
-from fabric.record.sought import sought
+from fabric.record.message_positions import MessagePosition, MessagePositions
 from fabric.turn.messages import MessageRole
 
 _CONTINUES, _LEADS = 0xC0, 0x80  # how a byte within a character begins
@@ -56,32 +56,32 @@ class Spans:
     marks: Collection[int]  # tokens that are the template's, and nobody's words
     salt: bytes
     text: bytes = field(init=False)
-    said: tuple[SaidMessage, ...] = field(init=False)
+    positions: tuple[MessagePosition, ...] = field(init=False)
     _beside: BesideTexts = field(init=False)
 
     def __post_init__(self) -> None:
         """Spell the text once."""
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
-        said = self.record.said or SaidMessages(())
-        object.__setattr__(self, "said", said.messages)
+        known = self.record.positions or MessagePositions(())
+        object.__setattr__(self, "positions", known.messages)
         kept = read_answers(self.record.provenance.answers).values()
         areas = list(self._parts())
-        beside = BesideTexts(said.messages, self.record.parts or (), areas, tuple(kept))
+        beside = BesideTexts(known.messages, self.record.parts or (), areas, tuple(kept))
         object.__setattr__(self, "_beside", beside)
 
     def check_known(self, directive: Directive) -> None:
         """Raise RejectedError where no message is known that a directive names."""
         parts = self.record.parts
-        if parts is None or self.record.said is None:
+        if parts is None or self.record.positions is None:
             return  # an older record, or a prompt that was no conversation
         if directive.result_of is not None:
             called = id_digest(directive.result_of)
             if not any(called in each.ids for each in parts):
                 message = f"No call with the id '{directive.result_of}' is in the conversation."
                 raise RejectedError(message, code="call_not_found", param="tool_call_id")
-        elif directive.said is not None:
-            texts = {each.digest for each in parts} | {each.digest for each in self.said}
-            if directive.said not in texts:
+        elif directive.message_digest is not None:
+            texts = {each.digest for each in parts} | {each.digest for each in self.positions}
+            if directive.message_digest not in texts:
                 message = "No message of the conversation has that role and content."
                 raise RejectedError(message, code="message_not_found", param="message")
 
@@ -123,12 +123,12 @@ class Spans:
     # --- messages ----------------------------------------------------------------------------
 
     def _message(self, wanted: WantedSpan, number: int | None) -> int:
-        if not self.said:
+        if not self.positions:
             why = "it is not known which messages the agent's memory is of: name a text or tokens"
             _refuse(wanted, "no_messages", why)
-        if number is None or not 0 <= number < len(self.said):
-            _refuse(wanted, "out_of_range", f"the messages are 0 to {len(self.said) - 1}")
-        if self.said[number].role is MessageRole.SYSTEM:
+        if number is None or not 0 <= number < len(self.positions):
+            _refuse(wanted, "out_of_range", f"the messages are 0 to {len(self.positions) - 1}")
+        if self.positions[number].role is MessageRole.SYSTEM:
             _refuse_system(wanted)
         return number
 
@@ -137,26 +137,26 @@ class Spans:
 
     def _has_content(self, number: int) -> bool:
         is_unknown = self.record.parts is None  # older records do not tell
-        return is_unknown or self.said[number].chars > 0 or self._has_parts(number)
+        return is_unknown or self.positions[number].chars > 0 or self._has_parts(number)
 
     def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
-        said = self.said[self._message(wanted, number)]
-        if self._has_parts(number) and said.role is MessageRole.ASSISTANT:
+        position = self.positions[self._message(wanted, number)]
+        if self._has_parts(number) and position.role is MessageRole.ASSISTANT:
             # How a template writes the rest is not known: only a whole conversation loses it.
-            made = self._made(wanted, replacement, number, None, None, said.chars)
+            made = self._made(wanted, replacement, number, None, None, position.chars)
             return replace(made, dropped=None)
-        return self._made(wanted, replacement, number, None, said.at, said.chars)
+        return self._made(wanted, replacement, number, None, position.at, position.chars)
 
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
-        said = self.said[number]
-        if not 0 <= start < end <= said.chars:
-            _refuse(wanted, "out_of_range", f"its characters are 0 to {said.chars}")
+        position = self.positions[number]
+        if not 0 <= start < end <= position.chars:
+            _refuse(wanted, "out_of_range", f"its characters are 0 to {position.chars}")
         at = None
-        if said.start is not None and not said.is_edited:
-            shown = self.text[said.start : said.end].decode("utf-8", "replace")
-            low, high = max(0, start - said.lead_chars), max(0, end - said.lead_chars)
+        if position.start is not None and not position.is_edited:
+            shown = self.text[position.start : position.end].decode("utf-8", "replace")
+            low, high = max(0, start - position.lead_chars), max(0, end - position.lead_chars)
             before, within = len(shown[:low].encode()), len(shown[low:high].encode())
-            at = (said.start + before, said.start + before + within) if within else None
+            at = (position.start + before, position.start + before + within) if within else None
         return self._made(wanted, wanted.replacement or "", number, (start, end), at, end - start)
 
     # --- texts and tokens --------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Spans:
         ]
         count = len(found) + len(hidden)
         if not count:
-            edited = any(m.is_edited for m in self.said)
+            edited = any(m.is_edited for m in self.positions)
             why = "; of messages that directives edit only what is left" if edited else ""
             _refuse(wanted, "text_not_found", "no message that can be edited has that text" + why)
         if count > 1 and not wanted.is_every:
@@ -183,7 +183,7 @@ class Spans:
         for number in sorted({number for numbers in hidden for number in numbers}):
             if wanted.first in (None, number):
                 made = self._made(wanted, wanted.replacement or "", number, None, None, 0)
-                yield replace(made, sought=sought(text), dropped=dropped(self.salt, text))
+                yield replace(made, besides_text=hash_text(text), dropped=dropped(self.salt, text))
 
     def _found(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
         """List where a text stands in what may be edited."""
@@ -200,17 +200,17 @@ class Spans:
     def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
         """Yield the parts of the text in which no mark of the template stands."""
         if wanted.first is not None:
-            said = self.said[self._message(wanted, wanted.first)]
-            if (said.at is None or said.is_edited) and self._beside.has(wanted.first):
+            position = self.positions[self._message(wanted, wanted.first)]
+            if (position.at is None or position.is_edited) and self._beside.has(wanted.first):
                 return
-            if said.at is None or said.is_edited:
-                _refuse(wanted, "text_not_found", _why_unknown(wanted.first, said))
-            yield said.at
+            if position.at is None or position.is_edited:
+                _refuse(wanted, "text_not_found", _why_unknown(wanted.first, position))
+            yield position.at
             return
-        for said in self.said:
-            if said.at is None or said.is_edited or said.role is MessageRole.SYSTEM:
+        for position in self.positions:
+            if position.at is None or position.is_edited or position.role is MessageRole.SYSTEM:
                 continue
-            yield said.at
+            yield position.at
         yield from self._tail_areas()
 
     @property
@@ -219,7 +219,7 @@ class Spans:
 
         White space there may be that message's own.
         """
-        ends = [end for message in self.said if (end := message.end) is not None]
+        ends = [end for message in self.positions if (end := message.end) is not None]
         if not ends:
             return self._sinks_end
         rest = self.text[max(ends) :].decode("utf-8", "replace")
@@ -231,11 +231,16 @@ class Spans:
         return max(sinks, default=0)
 
     def _tail_areas(self) -> Iterator[tuple[int, int]]:
-        """Yield what was said behind the known messages, without what opens a message.
+        """Yield the text after the known messages, without what opens a message.
 
         Nothing where the last of them may be in it: its client sends that one again.
         """
-        if any(map(_is_somewhere, takewhile(lambda said: said.at is None, reversed(self.said)))):
+        if any(
+            map(
+                _is_somewhere,
+                takewhile(lambda position: position.at is None, reversed(self.positions)),
+            )
+        ):
             return
         tail, parts = self._tail, list(self._parts())
         openings = sorted(self._openings(parts), key=len, reverse=True)
@@ -261,7 +266,7 @@ class Spans:
 
     def _openings(self, parts: Sequence[tuple[int, int]]) -> set[bytes]:
         """Learn from known messages, and from the last answer, what the template opens one with."""
-        starts = [said.start for said in self.said if said.start is not None]
+        starts = [position.start for position in self.positions if position.start is not None]
         found = set()
         for start, end in parts:
             if end > self._tail:
@@ -305,16 +310,23 @@ class Spans:
         if start < self._sinks_end:
             why = f"the first {EDIT_SINK_TOKENS} tokens stay: all others attend to them"
             _refuse(wanted, "attention_sink", why)
-        for number, said in enumerate(self.said):
-            if said.start is None or said.end is None or said.end <= start or said.start >= end:
+        for number, position in enumerate(self.positions):
+            if (
+                position.start is None
+                or position.end is None
+                or position.end <= start
+                or position.start >= end
+            ):
                 continue
             self._message(wanted, number)
-            if said.is_edited:
-                _refuse(wanted, "message_edited", _why_unknown(number, said))
-            if start < said.start or end > said.end:
-                why = f"it reaches beyond message {number}, which is {self._tokens(said)}"
+            if position.is_edited:
+                _refuse(wanted, "message_edited", _why_unknown(number, position))
+            if start < position.start or end > position.end:
+                why = f"it reaches beyond message {number}, which is {self._tokens(position)}"
                 _refuse(wanted, "span_cuts_template", why)
-            first = said.lead_chars + len(self.text[said.start : start].decode("utf-8", "replace"))
+            first = position.lead_chars + len(
+                self.text[position.start : start].decode("utf-8", "replace")
+            )
             count = len(self.text[start:end].decode("utf-8", "replace"))
             span = (first, first + count)
             yield self._made(wanted, wanted.replacement or "", number, span, (start, end), count)
@@ -324,7 +336,7 @@ class Spans:
         numbers = self._beside.numbers(start, end, len(text)) if text else []
         for number in numbers if wanted.first is None else {*numbers} & {wanted.first}:
             made = self._made(wanted, wanted.replacement or "", number, None, (start, end), count)
-            yield replace(made, sought=sought(text))
+            yield replace(made, besides_text=hash_text(text))
         if numbers:
             return
         if not any(a <= start and end <= b for a, b in self._tail_areas()):
@@ -332,8 +344,8 @@ class Spans:
             _refuse(wanted, "span_cuts_template", why)
         yield self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
 
-    def _tokens(self, said: SaidMessage) -> str:
-        return "tokens {} to {}".format(*tokens_of(self.record, said))
+    def _tokens(self, position: MessagePosition) -> str:
+        return "tokens {} to {}".format(*tokens_of(self.record, position))
 
     def _made(
         self,
@@ -346,14 +358,14 @@ class Spans:
     ) -> Directive:
         was = self.text[slice(*at)] if at else None
         out = dropped(self.salt, (was or b"").decode("utf-8", "replace")) if was else None
-        said = SaidMessages(self.said)
+        known = MessagePositions(self.positions)
         return Directive(
             wanted.operation,
             wanted.mode,
             replacement,
-            said=self.said[number].digest if number is not None else None,
+            message_digest=self.positions[number].digest if number is not None else None,
             made_s=wanted.made_s,
-            nth=said.nth(number) if number is not None else None,
+            nth=known.nth(number) if number is not None else None,
             span=span,
             at=at if was else None,
             was=text_digest(was) if was else None,
@@ -362,12 +374,12 @@ class Spans:
         )
 
 
-def tokens_of(record: Manifest, said: SaidMessage) -> tuple[int, int]:
+def tokens_of(record: Manifest, position: MessagePosition) -> tuple[int, int]:
     """Return which of the record's tokens have a message's text; none where nobody knows."""
-    if said.start is None or said.end is None:
+    if position.start is None or position.end is None:
         return 0, 0
-    start = bisect_right(record.token_ends, said.start)
-    end = bisect_right(record.token_ends, said.end)
+    start = bisect_right(record.token_ends, position.start)
+    end = bisect_right(record.token_ends, position.end)
     return start, max(start, end)
 
 
@@ -381,12 +393,12 @@ def _places(
         at = text.find(sought, at + step, end)
 
 
-def _is_somewhere(said: SaidMessage) -> bool:
-    return bool(said.chars) and not said.is_edited
+def _is_somewhere(position: MessagePosition) -> bool:
+    return bool(position.chars) and not position.is_edited
 
 
-def _why_unknown(number: int, said: SaidMessage) -> str:
-    if said.is_edited:
+def _why_unknown(number: int, position: MessagePosition) -> str:
+    if position.is_edited:
         return f"message {number} reads otherwise already: name characters of what its client sends"
     return f"the template shows message {number} otherwise than it was sent: name its characters"
 

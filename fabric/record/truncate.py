@@ -44,7 +44,7 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
         windows=_within(record.windows, count, unusable),
         states=_within(record.states, count, unusable),
         sketch=record.sketch if is_whole else (),
-        said=record.said.within(len(text)) if record.said is not None else None,
+        positions=record.positions.within(len(text)) if record.positions is not None else None,
         provenance=record.provenance
         if is_whole
         else replace(record.provenance, truncated_by=TruncatedBy.FSCK),

@@ -266,5 +266,5 @@ class Agent:
             exact_tokens=edited.exact_tokens if edited is not None else None,
             edits=edited.notes[-EDITS_SHOWN_MAX:] if edited is not None else (),
             directives=tuple(map(viewed, live(record.directives))),
-            wishes=record.wishes,
+            settings=record.settings,
         )

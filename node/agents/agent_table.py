@@ -12,10 +12,10 @@ from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.ports import Clock
+from fabric.record.agent_settings import is_spent
 from fabric.record.answers import Answered, Answers
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
-from fabric.record.wishes import is_spent
 from fabric.retention.policy import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
@@ -289,7 +289,7 @@ class AgentTable:
         return sum(agent.hot_bytes for agent in self._agents.values())
 
     @on_its_loop
-    def cool(self, budget_bytes: int) -> None:
+    def drop_resident(self, budget_bytes: int) -> None:
         """Free the resident caches worth least until they fit; their blocks are on disk."""
         if not self._rules.tenants and self.hot_bytes <= budget_bytes:
             return
@@ -334,7 +334,7 @@ class AgentTable:
             saves_s=float(agent.hot_bytes),
             is_active=is_fixed or agent.is_busy,
             is_pinned=record.pinned,
-            is_spent=is_spent(record.wishes, idle_s),
+            is_spent=is_spent(record.settings, idle_s),
         )
 
 

@@ -41,19 +41,21 @@ class BlockCheck:
         require(file_bytes <= FILE_BYTES_MAX, "no block is that long")
         room = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
         prefix = bytes(room[: self.disk.read_into(path, 0, [room])])
-        said = read_block_header(prefix, file_bytes)
-        require((said.block_hash, said.group) == (name, group), "block is another one's")
-        require(said.fingerprint.hex().startswith(self.folder), "block is of another model")
+        header = read_block_header(prefix, file_bytes)
+        require((header.block_hash, header.group) == (name, group), "block is another one's")
+        require(header.fingerprint.hex().startswith(self.folder), "block is of another model")
         if self.spec is not None:
-            known, header = self.spec, prefix[: said.data_start]
-            parse_parent(header, known.spec, known.fingerprint, name, said.tokens_count, group)
-        payload = _Pieces(self.disk, path, said.data_start, file_bytes, said.tokens_count)
+            known, raw_header = self.spec, prefix[: header.data_start]
+            parse_parent(
+                raw_header, known.spec, known.fingerprint, name, header.tokens_count, group
+            )
+        payload = _Pieces(self.disk, path, header.data_start, file_bytes, header.tokens_count)
         require(payload_checksum(payload) == checksum, "block checksum differs")
         if salt is not None:
             tokens = memoryview(payload.end).cast("I").tolist()
-            chain = block_hash(salt, said.fingerprint, said.parent, tokens)
+            chain = block_hash(salt, header.fingerprint, header.parent, tokens)
             require(group_hash(salt, chain, group) == name, "block's name does not follow from it")
-        return BlockRef(name, checksum, said.tokens_count, file_bytes - said.data_start, group)
+        return BlockRef(name, checksum, header.tokens_count, file_bytes - header.data_start, group)
 
 
 class _Pieces:

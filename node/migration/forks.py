@@ -52,7 +52,7 @@ class ForkTarget:
         record = replace(
             anew,
             group=None,
-            wishes=offered.wishes.of_fork() if offered.wishes is not None else None,
+            settings=offered.settings.of_fork() if offered.settings is not None else None,
             sketch=(),  # it is nobody's conversation until it has had a turn
             created_s=wall_s,
             migration=MigrationId(call.operation),  # by which a repeated call is recognised

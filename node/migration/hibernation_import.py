@@ -36,7 +36,7 @@ from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
-from node.store.finite import require_finite
+from node.store.block_files import require_finite
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords

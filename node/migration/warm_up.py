@@ -147,7 +147,7 @@ class WarmUp:
         more_bytes = size_bytes - reservation.size_bytes
         if more_bytes > free_bytes:
             return False
-        self._hot.cool(free_bytes - more_bytes)
+        self._hot.drop_resident(free_bytes - more_bytes)
         return reservation.claim(size_bytes)  # what is left may not be dropped
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:

@@ -8,8 +8,8 @@ from fabric.record.directed import directed as edit_messages
 from fabric.record.directive import Directive, live
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import OtherParts
+from fabric.record.message_positions import MessagePositions, SentMessage
 from fabric.record.pending_edits import pending
-from fabric.record.said import SaidMessages, Spoken
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.messages import Message
 
@@ -20,8 +20,8 @@ class DirectedRequest:
 
     request: GenerateRequest
     matched: tuple[Directive, ...] = ()
-    sent: tuple[Spoken, ...] = ()  # the messages of a named agent, as they were sent
-    positions: SaidMessages | None = None  # of those messages in the prompt, once it is encoded
+    sent: tuple[SentMessage, ...] = ()  # the messages of a named agent, as they were sent
+    positions: MessagePositions | None = None  # of those messages in the prompt, once it is encoded
     parts: tuple[OtherParts, ...] | None = None  # what they have besides their texts
     redacted: Mapping[int, Message] = field(default_factory=dict)  # answers as directives left them
 
@@ -44,7 +44,7 @@ def apply_directives(
     mode = _edit_mode(request.edits, edited.matched)
     request = replace(request, messages=edited.messages, edits=mode)
     return DirectedRequest(
-        request, edited.matched, edited.spoken, parts=edited.parts, redacted=edited.redacted
+        request, edited.matched, edited.sent, parts=edited.parts, redacted=edited.redacted
     )
 
 
@@ -61,7 +61,7 @@ def follow_record(directed: DirectedRequest, record: Manifest) -> DirectedReques
         kept = [d for d in live(record.directives) if d.at is not None and d.is_applied]
         mode = _edit_mode(request.edits, [*matched, *kept])
         directed = replace(directed, request=replace(request, edits=mode), matched=matched)
-    if record.wishes is not None and record.wishes.rebuilds:
+    if record.settings is not None and record.settings.rebuilds:
         request = replace(directed.request, edits=EditMode.FORGET)
         directed = replace(directed, request=request)
     return directed

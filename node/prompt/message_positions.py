@@ -3,37 +3,44 @@
 from dataclasses import replace
 
 from fabric.record.message_parts import OtherParts, other_parts
+from fabric.record.message_positions import (
+    MessagePositions,
+    SentMessage,
+    find_positions,
+    message_digest,
+)
 from fabric.record.pending_edits import edits_of
-from fabric.record.said import SaidMessages, Spoken, place, said_digest
 from node.prompt.directed_request import DirectedRequest
 from node.prompt.remembered_answers import ShownAnswer
 
 
 def positions_after(
-    before: SaidMessages | None,
+    before: MessagePositions | None,
     prompt: DirectedRequest,
     text: bytes,
     answer: bytes,
     shown: ShownAnswer,
-) -> SaidMessages | None:
+) -> MessagePositions | None:
     """Return positions in a prompt's `text` and its answer; `before` are the record's."""
     request, positions = prompt.request, prompt.positions
     if request.resume is not None:
         if before is None or request.extends or not prompt.sent:
             return before
-        positions = SaidMessages(before.messages[: len(prompt.sent)])  # without the begun answer
+        positions = MessagePositions(
+            before.messages[: len(prompt.sent)]
+        )  # without the begun answer
     elif request.extends:
         return before.edited(edits_of(prompt.matched)) if before is not None else None
     if positions is None or not answer:
         return positions.within(len(text)) if positions is not None else None
     if request.continues:  # the client will send that message together with its rest
         sent_count = len(prompt.sent) or len(positions.messages)
-        return SaidMessages(positions.messages[: sent_count - 1])
+        return MessagePositions(positions.messages[: sent_count - 1])
     message = shown.message
-    sent = Spoken(message.role, said_digest(message), len(shown.text), shown.text)
-    last = place([sent], answer, ()).messages[0]
+    sent = SentMessage(message.role, message_digest(message), len(shown.text), shown.text)
+    last = find_positions([sent], answer, ()).messages[0]
     start = None if last.start is None else len(text) + last.start
-    return SaidMessages((*positions.messages, replace(last, start=start)))
+    return MessagePositions((*positions.messages, replace(last, start=start)))
 
 
 def parts_after(

@@ -15,7 +15,7 @@ from fabric.ids import TenantId
 from fabric.limits import AGENT_TOKENS_MAX
 from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest
-from fabric.record.said import place
+from fabric.record.message_positions import find_positions
 from fabric.turn.generation import GenerateRequest, TokenCount
 from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import PromptPlan
@@ -194,6 +194,6 @@ class PromptPipeline:
                 for at, token in enumerate(plan.ids)
                 if token in markup
             ]
-            positions = place(directed.sent, plan.text, marks)
+            positions = find_positions(directed.sent, plan.text, marks)
             directed = replace(directed, positions=positions, sent=())
         return PlannedPrompt(restored, directed, plan)

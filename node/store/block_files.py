@@ -1,4 +1,4 @@
-"""One block file at a time: write it, read it with every check, name it, put it away.
+"""Block files: write, read with every check, name and quarantine one at a time.
 
 Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. Knows nothing of who needs them.
 """
@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fabric.errors import CorruptDataError, require
 from fabric.ids import BlockHash, Checksum, Fingerprint
@@ -18,6 +19,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_file import (
     parse_parent,
     payload_bytes,
+    payload_tensors,
     render_block_header,
     tokens_by_file_bytes,
 )
@@ -31,6 +33,9 @@ from node.store.staging import Place, portions, staging_buffer
 
 DIRECTORY: Final = "blocks"
 _LEAF: Final = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})\.(full|window|state)", re.ASCII)
+
+# Bits that are all set in an infinity or NaN.
+_EXPONENT_BITS: Final = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}
 
 _log = logging.getLogger(__name__)
 
@@ -246,3 +251,29 @@ def parse_leaf(leaf: str) -> tuple[BlockHash, Checksum, CacheGroup] | None:
 def _groups(spec: ModelCacheSpec) -> tuple[CacheGroup, ...]:
     """List the groups with files: the first always has them, if only for its tokens."""
     return tuple(dict.fromkeys((CacheGroup.FULL, *spec.groups)))
+
+
+def require_finite(
+    spec: ModelCacheSpec, group: CacheGroup, tokens_count: int, payload: memoryview
+) -> None:
+    """Raise CorruptDataError if a block's payload holds an infinity or NaN.
+
+    A block that a node computed, or fetched from an authenticated peer, is what a model made. One
+    in a hibernation file under the caller's own key may be anything, and one infinite scale makes
+    every logit of its agent NaN.
+    """
+    at = 0
+    for tensor in payload_tensors(spec, tokens_count, group):
+        end = at + tensor.size_bytes
+        bits = _EXPONENT_BITS.get(tensor.dtype)
+        if bits is not None and _has_all_bits(np.frombuffer(payload[at:end], np.uint8), bits):
+            message = "a block holds numbers that are not finite"
+            raise CorruptDataError(message)
+        at = end
+
+
+def _has_all_bits(raw: NDArray[np.uint8], bits: int) -> bool:
+    """Say whether in any of the numbers all of these bits are set."""
+    if bits > np.iinfo(np.uint16).max:
+        return bool(((raw.view(np.uint32) & np.uint32(bits)) == bits).any())
+    return bool(((raw.view(np.uint16) & np.uint16(bits)) == bits).any())

@@ -22,7 +22,7 @@ from fabric.errors import CorruptDataError, FatalError
 from fabric.limits import MIB
 from node.store.block_files import DIRECTORY as BLOCKS
 from node.store.descriptors import write_all
-from node.store.encrypted_file import MAGIC, SealedFile, sealed_parts
+from node.store.encrypted_file import MAGIC, EncryptedFile, encrypted_parts
 from node.store.folder_format import SPEC_FILE
 from node.store.lent_payload import SHORTER, Payload
 from node.store.manifest_store import DIRECTORY as MANIFESTS
@@ -45,19 +45,19 @@ def open_disk(
     durability: str,
     cluster_key: bytes | None,
     *,
-    seals: bool | None = None,
+    encrypts: bool | None = None,
     keeps_modes: bool = False,
 ) -> PosixDisk:
     """Open a model's folder; raise FatalError where its files are encrypted with another key.
 
-    `seals`: whether what is written gets encrypted; None: if anything ever was.
+    `encrypts`: whether what is written gets encrypted; None: if anything ever was.
     """
     plain = PosixDisk(folder, durability, keeps_modes=keeps_modes)
     try:
         marker: bytes | None = plain.read(MARKER, len(MAGIC) + _KEY_ID_BYTES)
     except FileNotFoundError:
         marker = None
-    if marker is None and not seals:
+    if marker is None and not encrypts:
         return plain
     try:
         key = _key_of(folder, marker, cluster_key)
@@ -65,8 +65,10 @@ def open_disk(
             plain.publish(MARKER, [_named(key)])
     finally:
         plain.close()
-    is_sealing = seals is not False
-    return SealedDisk(folder, durability, key=key, seals=is_sealing, keeps_modes=keeps_modes)
+    encrypts_new = encrypts is not False
+    return EncryptedDisk(
+        folder, durability, key=key, encrypts=encrypts_new, keeps_modes=keeps_modes
+    )
 
 
 def _key_of(folder: Path, marker: bytes | None, cluster_key: bytes | None) -> bytes:
@@ -86,10 +88,10 @@ def _named(key: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedPayload:
+class EncryptedPayload:
     """A block's payload in an encrypted file: each slice is decrypted when it is asked for."""
 
-    file: SealedFile
+    file: EncryptedFile
     start: int
     length: int
 
@@ -102,7 +104,7 @@ class SealedPayload:
         self.file.close()
 
 
-class SealedDisk(PosixDisk):
+class EncryptedDisk(PosixDisk):
     """A PosixDisk that encrypts what it publishes, if told so, and reads both kinds."""
 
     def __init__(
@@ -111,30 +113,30 @@ class SealedDisk(PosixDisk):
         durability: str = "full",
         *,
         key: bytes,
-        seals: bool = True,
+        encrypts: bool = True,
         keeps_modes: bool = False,
     ) -> None:
         super().__init__(root, durability, keeps_modes=keeps_modes)
         self._key = key
-        self._seals = seals
+        self._encrypts = encrypts
 
-    def seal_all(self) -> int:
+    def encrypt_all(self) -> int:
         """Encrypt what was stored before the setting was turned on; count the files."""
-        if not self._seals:
+        if not self._encrypts:
             return 0
-        count = sum(1 for size_bytes in self.sealing() if size_bytes)
+        count = sum(1 for size_bytes in self.encrypt_files() if size_bytes)
         if count:
             _log.info("encrypted %d files that were not", count)
         return count
 
-    def sealing(self) -> Iterator[int]:
+    def encrypt_files(self) -> Iterator[int]:
         """Encrypt one file after another; yield the bytes of each, 0 where it was encrypted."""
         names = [SPEC_FILE]
         for directory in (MANIFESTS, QUARANTINE, BLOCKS):
             names += [f"{directory}/{leaf}" for leaf in self.list_names(directory)]
         for name in names:
             with suppress(FileNotFoundError):
-                yield self._seal_one(name)
+                yield self._encrypt_file(name)
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Return the whole file; raise FileNotFoundError or CorruptDataError."""
@@ -150,11 +152,11 @@ class SealedDisk(PosixDisk):
         """Open a part of a file for sending; the caller closes it."""
         descriptor = self.open_payload(name)
         try:
-            file = SealedFile(descriptor, self._key, name)
+            file = EncryptedFile(descriptor, self._key, name)
         except BaseException:
             os.close(descriptor)
             raise
-        return SealedPayload(file, start, length)
+        return EncryptedPayload(file, start, length)
 
     def size_bytes(self, name: str) -> int:
         """Return the length of what the file holds; raise FileNotFoundError."""
@@ -162,28 +164,28 @@ class SealedDisk(PosixDisk):
             return file.size_bytes
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[SealedFile]:
+    def opened(self, name: str) -> Iterator[EncryptedFile]:
         """Open a file for several reads; raise FileNotFoundError or CorruptDataError."""
         with self._reading(name) as descriptor:
-            yield SealedFile(descriptor, self._key, name)
+            yield EncryptedFile(descriptor, self._key, name)
 
     def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
         """Write what a file is to hold, encrypted if that is asked for."""
-        if not self._seals:
+        if not self._encrypts:
             super()._write(descriptor, parts)
             return
-        for piece in sealed_parts(self._key, parts):
+        for piece in encrypted_parts(self._key, parts):
             write_all(descriptor, [piece])
 
-    def _seal_one(self, name: str) -> int:
+    def _encrypt_file(self, name: str) -> int:
         with self.opened(name) as file:
-            if file.is_sealed:
+            if file.is_encrypted:
                 return 0
             self._publish(name, _pieces(file), self._ordering)
             return max(1, file.size_bytes)
 
 
-def _pieces(file: SealedFile) -> Iterator[memoryview]:
+def _pieces(file: EncryptedFile) -> Iterator[memoryview]:
     """Yield a file's bytes; each piece is good until the next is asked for."""
     piece, offset = memoryview(bytearray(_PIECE_BYTES)), 0
     while count := file.read_into([piece], offset):

@@ -25,14 +25,14 @@ SALT_BYTES: Final = 32
 HEAD_BYTES: Final = len(MAGIC) + SALT_BYTES
 TAG_BYTES: Final = 16
 CHUNK_BYTES: Final = 64 * KIB
-SEALED_CHUNK_BYTES: Final = CHUNK_BYTES + TAG_BYTES
+ENCRYPTED_CHUNK_BYTES: Final = CHUNK_BYTES + TAG_BYTES
 GULP_CHUNKS: Final = 16  # read or written with one call
 _COUNTER_BYTES: Final = 11
 
 Part = bytes | bytearray | memoryview
 
 
-class SealedFile:
+class EncryptedFile:
     """An open file that may be encrypted; one that is not is read as it is.
 
     Closing the descriptor is the business of whoever opened it, unless `close` is called.
@@ -43,16 +43,16 @@ class SealedFile:
         self._descriptor = descriptor
         self._name = name
         head, file_bytes = bytes(_read_at(descriptor, 0, HEAD_BYTES)), os.fstat(descriptor).st_size
-        self.is_sealed = head.startswith(MAGIC)
+        self.is_encrypted = head.startswith(MAGIC)
         self.size_bytes = file_bytes
-        if self.is_sealed:
+        if self.is_encrypted:
             self._count = _chunks_count(file_bytes)
             self._cipher = _cipher(key, head)
             self.size_bytes = file_bytes - HEAD_BYTES - TAG_BYTES * self._count
 
     def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
-        if not self.is_sealed:
+        if not self.is_encrypted:
             return _read_into(self._descriptor, offset, buffers)
         size_bytes = sum(buffer.nbytes for buffer in buffers)
         return _scatter(self._plain_from(offset, size_bytes), buffers)
@@ -66,10 +66,10 @@ class SealedFile:
         end = min(self._count, -(-(offset + size_bytes) // CHUNK_BYTES))
         for start in range(first, end, GULP_CHUNKS):
             numbers = range(start, min(start + GULP_CHUNKS, end))
-            at = HEAD_BYTES + start * SEALED_CHUNK_BYTES
-            body = _read_at(self._descriptor, at, len(numbers) * SEALED_CHUNK_BYTES)
+            at = HEAD_BYTES + start * ENCRYPTED_CHUNK_BYTES
+            body = _read_at(self._descriptor, at, len(numbers) * ENCRYPTED_CHUNK_BYTES)
             for place, index in enumerate(numbers):
-                chunk = body[place * SEALED_CHUNK_BYTES :][:SEALED_CHUNK_BYTES]
+                chunk = body[place * ENCRYPTED_CHUNK_BYTES :][:ENCRYPTED_CHUNK_BYTES]
                 yield memoryview(self._opened(chunk, index))[skip:]
                 skip = 0
 
@@ -82,12 +82,12 @@ class SealedFile:
             raise CorruptDataError(message) from None
 
 
-def sealed_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
+def encrypted_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
     """Yield the encrypted file that holds `parts`; a piece is good until the next is asked for."""
     head = MAGIC + secrets.token_bytes(SALT_BYTES)
     yield memoryview(head)
     cipher, index = _cipher(key, head), 0
-    gulp = memoryview(bytearray(GULP_CHUNKS * SEALED_CHUNK_BYTES))
+    gulp = memoryview(bytearray(GULP_CHUNKS * ENCRYPTED_CHUNK_BYTES))
     filled = 0
     for chunk, is_last in _chunks(parts):
         place = gulp[filled : filled + len(chunk) + TAG_BYTES]
@@ -117,8 +117,8 @@ def _chunks(parts: Iterable[Part]) -> Iterator[tuple[memoryview, bool]]:
 
 
 def _chunks_count(file_bytes: int) -> int:
-    count = -(-(file_bytes - HEAD_BYTES) // SEALED_CHUNK_BYTES)
-    last_bytes = file_bytes - HEAD_BYTES - (count - 1) * SEALED_CHUNK_BYTES
+    count = -(-(file_bytes - HEAD_BYTES) // ENCRYPTED_CHUNK_BYTES)
+    last_bytes = file_bytes - HEAD_BYTES - (count - 1) * ENCRYPTED_CHUNK_BYTES
     if count < 1 or last_bytes < TAG_BYTES:
         message = "an encrypted file has a length that none has"
         raise CorruptDataError(message)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import FatalError
-from fabric.limits import SEAL_RETRY_S
+from fabric.limits import ENCRYPTION_RETRY_S
 from node.background_loop import BackgroundLoop
-from node.limits import SEAL_STEP_BYTES
+from node.limits import ENCRYPTION_STEP_BYTES
 from node.runtime.health import Health
 from node.runtime.identity import NodeConfig, NodeIdentity
 from node.runtime.workers import Workers
-from node.store.encrypted_disk import SealedDisk, open_disk
+from node.store.encrypted_disk import EncryptedDisk, open_disk
 from node.store.model_folders import ModelFolders, folder_name
 from node.store.posix_disk import DiskError
 
@@ -27,7 +27,7 @@ _PAUSE_S: Final = 0.01
 _log = logging.getLogger(__name__)
 
 
-class FolderSealing:
+class FolderEncryption:
     """Encrypts a node's folders of other models; used on its event loop."""
 
     def __init__(self, identity: NodeIdentity, workers: Workers, health: Health) -> None:
@@ -63,8 +63,8 @@ class FolderSealing:
         self._say()
         if self._current is None and not self._waiting:
             self._is_listed = not self._failed  # those that another process has, say
-            return SEAL_RETRY_S
-        await self._seal_some()
+            return ENCRYPTION_RETRY_S
+        await self._encrypt_some()
         self._say()
         return _PAUSE_S
 
@@ -76,10 +76,10 @@ class FolderSealing:
         else:
             self._health.troubles.pop(TROUBLE, None)
 
-    async def _seal_some(self) -> None:
+    async def _encrypt_some(self) -> None:
         if self._current is None:
             self._name = self._waiting.pop(0)
-            self._current = _sealing(self._config, self._name)
+            self._current = _encrypt_folder(self._config, self._name)
         current = self._current
         try:
             is_over = await self._workers.run(lambda: _advance(current))
@@ -91,24 +91,24 @@ class FolderSealing:
             self._current = None
 
 
-def _advance(sealing: Iterator[int]) -> bool:
+def _advance(progress: Iterator[int]) -> bool:
     """Encrypt a part; say whether nothing is left."""
     done_bytes = 0
-    for size_bytes in sealing:
+    for size_bytes in progress:
         done_bytes += size_bytes
-        if done_bytes >= SEAL_STEP_BYTES:
+        if done_bytes >= ENCRYPTION_STEP_BYTES:
             return False
     return True
 
 
-def _sealing(config: NodeConfig, name: str) -> Iterator[int]:
+def _encrypt_folder(config: NodeConfig, name: str) -> Iterator[int]:
     """Encrypt one folder, a file at each step; yield their bytes. Raise DiskError or FatalError."""
     path, durability = Path(config.data_dir).expanduser() / name, config.settings.durability
-    disk = open_disk(path, durability, config.cluster_key, seals=True)
+    disk = open_disk(path, durability, config.cluster_key, encrypts=True)
     try:
         disk.recover()  # what a crash left half-written is not encrypted either
-        assert isinstance(disk, SealedDisk), "it was asked to encrypt"
-        yield from disk.sealing()
+        assert isinstance(disk, EncryptedDisk), "it was asked to encrypt"
+        yield from disk.encrypt_files()
         _log.info("encrypted the folder %s", name)
     finally:
         disk.close()

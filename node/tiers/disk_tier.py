@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
+from fabric.record.agent_settings import is_spent
 from fabric.record.directive import texts_bytes
 from fabric.record.manifest import Manifest
-from fabric.record.wishes import is_spent
 from fabric.retention.disk_reserve import disk_capacity_bytes
 from fabric.retention.policy import Candidate
 from node.agents.agent import Agent
@@ -96,7 +96,7 @@ class DiskSurvey:
             is_active=active,
             is_pinned=record.pinned and not is_replica,
             is_replica=is_replica,
-            is_spent=is_spent(record.wishes, idle_s),
+            is_spent=is_spent(record.settings, idle_s),
         )
 
 

@@ -57,7 +57,7 @@ class Flusher:
             if failure is None:
                 saved += 1
                 # At once, as the others may take long; who was started beside it needs its room.
-                self._hot.cool(self._hot.room_bytes)
+                self._hot.drop_resident(self._hot.room_bytes)
             # The disk's fault is everybody's; another agent's, or its tenant's, is not.
             failures += isinstance(failure, DiskError) and not isinstance(failure, NoRoomError)
             if failures == FLUSH_FAILURES_MAX:

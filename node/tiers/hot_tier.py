@@ -53,10 +53,10 @@ class HotTier:
         return self._engine.budget.claimable_bytes
 
     @on_its_loop
-    def cool(self, budget_bytes: int | None = None) -> None:
+    def drop_resident(self, budget_bytes: int | None = None) -> None:
         """Free idle agents' caches, worth least first, until they fit the limit, or less."""
         before_bytes = self._engine.budget.idle_bytes
-        self._table.cool(self.limit_bytes if budget_bytes is None else budget_bytes)
+        self._table.drop_resident(self.limit_bytes if budget_bytes is None else budget_bytes)
         self._tell(before_bytes)
 
     @on_its_loop
@@ -64,7 +64,7 @@ class HotTier:
         """Cool idle agents until `size_bytes` more are free, as far as that goes."""
         before_bytes = self._engine.budget.idle_bytes
         wanted_bytes = self._table.hot_bytes - size_bytes
-        self._table.cool(wanted_bytes)
+        self._table.drop_resident(wanted_bytes)
         if self._table.hot_bytes > wanted_bytes:
             for each in self._beside:
                 each.clear()

@@ -94,5 +94,5 @@ class MemoryPressure:
         held_bytes = min(budget.limit_bytes, budget.reserved_bytes + budget.idle_bytes)
         wanted_bytes = held_bytes - parts * budget.total_bytes // MEMORY_SHRINK_PARTS
         budget.restrict(max(wanted_bytes, budget.total_bytes // MEMORY_FLOOR_PARTS))
-        self._hot.cool()
+        self._hot.drop_resident()
         await self._engine.return_unused()

@@ -98,7 +98,7 @@ class Prefetches:
         """Take memory from idle caches that are worth less; never from one that is at work."""
         size_bytes = self._store.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
         budget = self._engine.budget
-        self._hot.cool(self._hot.room_bytes - size_bytes)
+        self._hot.drop_resident(self._hot.room_bytes - size_bytes)
         reservation = Reservation(budget)
         if not reservation.claim(size_bytes):
             message = f"no memory is free for {size_bytes} bytes beside what is at work"

@@ -20,9 +20,9 @@ from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Held, Layout
+from fabric.record.layout_patches import Patch, own_part, patched
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest
-from fabric.record.patchwork import Patch, own_part, patched
 from fabric.turn.chunks import Tokens, as_tokens
 from fabric.turn.generation import CacheTier, MatchKind
 from fabric.turn.same_runs import ChunkPlaces, same_runs

@@ -13,12 +13,12 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentKey, MigrationId
+from fabric.record.agent_settings import AgentSettings
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.wishes import Wishes
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import goes_on
 from node.agents.agent import Agent, HandedOn
@@ -57,7 +57,7 @@ class Claims:
         """
         if not request.is_kept:
             yield self._sibling(request)
-            self.hot.cool()
+            self.hot.drop_resident()
             return
         if request.after is not None:
             await self._await_handover(request, request.after)
@@ -77,7 +77,7 @@ class Claims:
                     self.table.forget(agent)  # its turn stored nothing
                 elif self.table.get(agent.key) is agent:
                     self.table.use.retain(agent.key, request.retain_s)
-                self.hot.cool()
+                self.hot.drop_resident()
             await _let_go_on(agent, before)
 
     def _sibling(self, request: GenerateRequest) -> Agent:
@@ -167,8 +167,8 @@ class Claims:
         is_news = agent.is_blank or agent.is_taken_over
         agent.is_taken_over = False
         if request.is_private and is_news and not agent.manifest.is_private:
-            wishes = replace(agent.manifest.wishes or Wishes(), is_private=True)
-            agent.manifest = replace(agent.manifest, wishes=wishes)
+            settings = replace(agent.manifest.settings or AgentSettings(), is_private=True)
+            agent.manifest = replace(agent.manifest, settings=settings)
             self.table.put(agent)
 
     def _known(self, request: GenerateRequest) -> Agent | None:

@@ -18,12 +18,12 @@ from fabric.errors import EngineFailedError, FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.ports import Clock
+from fabric.record.agent_settings import AgentSettings
 from fabric.record.answers import spell_answers
 from fabric.record.directive import Directive, applied
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
-from fabric.record.wishes import Wishes
 from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
@@ -171,7 +171,7 @@ class Saver:
             windows=(),
             states=(),
             edited=edited,
-            said=None,  # without a text messages have no position
+            positions=None,  # without a text messages have no position
         )
 
     async def _is_over_within(self, seconds: float) -> bool:
@@ -262,11 +262,11 @@ class Saver:
             applied(known, self._prompt.directed.matched) if self._request.resume is None else known
         )
 
-    def _wishes_after(self, ended: Ended) -> Wishes | None:
-        wishes = self._agent.manifest.wishes
-        if wishes is None or ended.reason is None:
-            return wishes
-        return wishes.after_turn()
+    def _settings_after(self, ended: Ended) -> AgentSettings | None:
+        settings = self._agent.manifest.settings
+        if settings is None or ended.reason is None:
+            return settings
+        return settings.after_turn()
 
     def _record(self, ended: Ended, shown: ShownAnswer) -> Manifest:
         """Return the record of the cache: of a cancelled prompt, as far as it was computed."""
@@ -301,9 +301,9 @@ class Saver:
             states=(),
             edited=None,
             directives=self._directives_after(is_whole=count == len(plan.ids)),
-            said=positions_after(old.said, self._prompt.directed, text, answer, shown),
+            positions=positions_after(old.positions, self._prompt.directed, text, answer, shown),
             parts=parts_after(old.parts, self._prompt.directed, answer, shown),
-            wishes=self._wishes_after(ended),
+            settings=self._settings_after(ended),
             sketch=self._request.sketch or old.sketch,
             used_s=self._parts.clock.wall_s(),
             migration=None,

@@ -17,7 +17,7 @@ from fabric.limits import (
 )
 from fabric.record.directive import Directive
 from fabric.record.message_parts import MessagePart, read_object
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.record.spans import WantedSpan
 from fabric.turn.messages import Message, MessageRole
 from router.http.fields import Fields, refuse, require_object, require_text
@@ -77,7 +77,7 @@ def _by_content(fields: Fields, made: Made, mode: EditMode, text: str | None) ->
         if not 0 <= span[0] < span[1] <= len(message.texts[0]):
             refuse(fields.param("end"), f"the message has {len(message.texts[0])} characters")
     return Directive(
-        made.operation, mode, text, None, said_digest(message), made.made_s,
+        made.operation, mode, text, None, message_digest(message), made.made_s,
         span=span, made_by=made.made_by,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from fabric.edit_mode import EditMode
 def settings_fingerprint(view: AgentView) -> object:
     """Return an agent's settings and directives, whether or not its memory reflects them yet."""
     directives = tuple(replace(d, is_applied=False, message=None) for d in view.directives)
-    return view.wishes, directives
+    return view.settings, directives
 
 
 def applied_forgets(view: AgentView) -> frozenset[object]:

@@ -177,13 +177,13 @@ class Directory:
         """Note an agent's settings as its owner answered, before its next list."""
         held = self.holding(key, view.node)
         if held is not None and held.view is not None and held.epoch == view.epoch:
-            known = replace(held.view, wishes=view.wishes, directives=view.directives)
+            known = replace(held.view, settings=view.settings, directives=view.directives)
             self._holdings[key][view.node] = replace(held, view=known)
 
     def is_private(self, key: AgentKey) -> bool:
         """Return whether an agent's memory is private, by its latest report."""
         latest = max((h for h in self.living(key) if h.view), key=_authority, default=None)
-        settings = latest.view.wishes if latest and latest.view else None
+        settings = latest.view.settings if latest and latest.view else None
         return settings is not None and settings.is_private
 
     def forget(self, key: AgentKey, node: NodeName) -> None:

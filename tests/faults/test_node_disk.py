@@ -59,7 +59,7 @@ def cool_all(service) -> None:
     """Drop what may be dropped, on the node's loop."""
 
     async def cool() -> None:
-        service.node.table.cool(0)
+        service.node.table.drop_resident(0)
 
     asyncio.run_coroutine_threadsafe(cool(), service._loop).result(60)
 

@@ -10,7 +10,7 @@ from node.migration import forks
 from node.migration.incoming import IncomingMoves
 from node.migration.target import IncomingCopies
 from node.prompt import directed_request
-from node.tiers.directing import Directing
+from node.tiers.directive_store import DirectiveStore
 from node.turn.claim import Claims
 
 
@@ -21,7 +21,7 @@ def directives_are_never_written():
         agent.manifest = record
         self.records.put(agent)
 
-    return patch.object(Directing, "_publish", publish)
+    return patch.object(DirectiveStore, "_publish", publish)
 
 
 def moves_leave_directives_behind():
@@ -42,14 +42,14 @@ def forks_forget_directives():
 
 def undone_directives_still_apply():
     """Whoever takes a directive back is shown that it is gone, and it is not."""
-    changed = Directing._direct
+    changed = DirectiveStore._change_directives
 
     async def direct(self, agent, call):
         if call.added or call.spans:
             return await changed(self, agent, call)
         return self._changed(agent.manifest, call)
 
-    return patch.object(Directing, "_direct", direct)
+    return patch.object(DirectiveStore, "_change_directives", direct)
 
 
 def waiting_turns_keep_old_directives():
@@ -83,7 +83,7 @@ def no_agent_forgets():
 
 def closed_agents_stay_hot():
     """Who is closed or evicted keeps its hot memory."""
-    return patch.object(Directing, "_cool", lambda self, agent: None)
+    return patch.object(DirectiveStore, "_drop_resident", lambda self, agent: None)
 
 
 def closing_is_never_written():
@@ -95,8 +95,8 @@ def closing_is_never_written():
             return
         await written(self, agent, record, revokes=revokes)
 
-    written = Directing._publish
-    return patch.object(Directing, "_publish", publish)
+    written = DirectiveStore._publish
+    return patch.object(DirectiveStore, "_publish", publish)
 
 
 def private_memory_is_lent():

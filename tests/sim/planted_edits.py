@@ -8,7 +8,7 @@ import numpy as np
 from fabric.edit_mode import EditMode
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.layout import Held
-from fabric.record.patchwork import Patch
+from fabric.record.layout_patches import Patch
 from node.agents.agent import Agent
 from node.tiers import restore
 from node.tiers.record_writer import RecordWriters

@@ -14,7 +14,7 @@ from node.store.block_index import BlockIndex
 from node.store.block_store import BlockStore
 from node.store.tombstones import TombstoneStore
 from node.tiers.derived_memory import DerivedMemory
-from node.tiers.directing import Directing
+from node.tiers.directive_store import DirectiveStore
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.prefix import Prefixes
 
@@ -97,18 +97,18 @@ def replicas_omit_lenders():
 
 def _loans_outlive_changes(of):
     """Take nothing back where that part of a lender's record changes."""
-    publish = Directing._publish
+    publish = DirectiveStore._publish
 
     async def published(self, agent, record, *, revokes):
         is_same = getattr(record, of) == getattr(agent.manifest, of)
         await publish(self, agent, record, revokes=revokes and is_same)
 
-    return patch.object(Directing, "_publish", published)
+    return patch.object(DirectiveStore, "_publish", published)
 
 
 def private_lenders_leave_loans():
     """Keep what others borrowed of an agent that is private from then on."""
-    return _loans_outlive_changes("wishes")
+    return _loans_outlive_changes("settings")
 
 
 def forgetful_lenders_leave_loans():

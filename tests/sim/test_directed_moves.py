@@ -6,7 +6,7 @@ from fabric.control.directive_calls import DirectAgent
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, OperationId
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.record.spans import WantedSpan
 from fabric.settings import NodeSettings
 from fabric.turn.generation import Sampling
@@ -29,7 +29,10 @@ def test_a_turn_that_comes_ahead_of_a_move_is_told_what_the_agent_was():
         assert await alice.say("two")
         told = Message(MessageRole.USER, ("a secret",))
         directive = Directive(
-            OperationId("operation-1"), EditMode.FORGET, "nothing", said=said_digest(told)
+            OperationId("operation-1"),
+            EditMode.FORGET,
+            "nothing",
+            message_digest=message_digest(told),
         )
         await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
         for step in range(STEPS):
@@ -81,8 +84,10 @@ def test_an_answer_that_moved_in_the_middle_has_the_memory_that_it_was_told_to_h
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("a secret")
-        told = said_digest(Message(MessageRole.USER, ("a secret",)))
-        directive = Directive(OperationId("operation-1"), EditMode.FORGET, "nothing", said=told)
+        told = message_digest(Message(MessageRole.USER, ("a secret",)))
+        directive = Directive(
+            OperationId("operation-1"), EditMode.FORGET, "nothing", message_digest=told
+        )
         await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
         target = min(world.nodes.keys() - {alice.last.node})
         alice.messages.append({"role": "user", "content": "go on"})

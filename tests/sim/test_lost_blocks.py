@@ -13,7 +13,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.settings import NodeSettings
 from fabric.turn.messages import Message, MessageRole
 from node.store.block_files import file_name
@@ -112,7 +112,7 @@ async def pin(case):
 
 
 async def direct(case):
-    digest = said_digest(Message(MessageRole.USER, ("one",)))
+    digest = message_digest(Message(MessageRole.USER, ("one",)))
     named = OperationId("operation-1")
     added = Directive(named, EditMode.FORGET, "two", None, digest)
     view = await case.call(DirectAgent(TENANT, ALICE, (added,)), AgentView)

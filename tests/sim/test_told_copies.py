@@ -10,7 +10,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.settings import NodeSettings
 from fabric.turn.messages import Message, MessageRole
 from node.tiers.eviction import Eviction
@@ -22,7 +22,9 @@ SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
 ALICE = AgentId("alice")
 LEASE_OVER_S = 10.0
 SECRET = Message(MessageRole.USER, ("a secret",))
-FORGET = Directive(OperationId("operation-1"), EditMode.FORGET, "nothing", said=said_digest(SECRET))
+FORGET = Directive(
+    OperationId("operation-1"), EditMode.FORGET, "nothing", message_digest=message_digest(SECRET)
+)
 
 
 def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():

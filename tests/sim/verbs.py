@@ -1,7 +1,7 @@
 """Settings that clients give their agents, and the judge of whether they hold."""
 
+from fabric.record.agent_settings import AgentSettings
 from fabric.record.manifest import OwnerState
-from fabric.record.wishes import Wishes
 
 HOT = "hot"
 
@@ -110,4 +110,4 @@ class Verbs:
 
 
 def _wishes(record):
-    return record.wishes or Wishes()
+    return record.settings or AgentSettings()

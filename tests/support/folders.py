@@ -48,16 +48,16 @@ class Stored:
 
 
 @contextmanager
-def opened(root: Path, *, seals: bool | None = None) -> Iterator[PosixDisk]:
-    """Open a model's folder as a node does, with `seals` as one that encrypts."""
-    disk = open_disk(root, "none", CLUSTER_KEY, seals=seals)
+def opened(root: Path, *, encrypts: bool | None = None) -> Iterator[PosixDisk]:
+    """Open a model's folder as a node does, with `encrypts` as one that encrypts."""
+    disk = open_disk(root, "none", CLUSTER_KEY, encrypts=encrypts)
     try:
         yield disk
     finally:
         disk.close()
 
 
-def make_folder(data: Path, node: str = "node-a", *, seals: bool | None = None) -> Stored:
+def make_folder(data: Path, node: str = "node-a", *, encrypts: bool | None = None) -> Stored:
     """Write a data folder with its key and one node's two agents: 300 tokens and two."""
     data.mkdir(exist_ok=True)
     key = data / "cluster.key"
@@ -66,7 +66,7 @@ def make_folder(data: Path, node: str = "node-a", *, seals: bool | None = None) 
     blocks = _blocks()
     records = _records(blocks)
     root = data / "nodes" / node / FOLDER
-    with opened(root, seals=seals) as disk:
+    with opened(root, encrypts=encrypts) as disk:
         store, manifests = BlockStore(disk, MIXED, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
         for block in blocks.values():
             block.put_into(store)

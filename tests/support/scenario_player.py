@@ -10,7 +10,7 @@ from fabric.codec import from_plain
 from fabric.edit_mode import EditMode
 from fabric.record.directed import directed
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
+from fabric.record.message_positions import message_digest
 from fabric.turn.messages import Message, MessageRole, template_form
 from router.scenario.conversation import prompt
 from router.scenario.expectations import PromptFigures, judged
@@ -100,6 +100,8 @@ def _directive(item, number):
     said = None
     if "message" in item:
         message = item["message"]
-        said = said_digest(Message(from_plain(MessageRole, message["role"]), (message["content"],)))
+        said = message_digest(
+            Message(from_plain(MessageRole, message["role"]), (message["content"],))
+        )
     mode = EditMode(item["mode"])
     return Directive(f"edit-{number}", mode, item["replacement"], item.get("tool_call_id"), said)

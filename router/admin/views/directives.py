@@ -4,7 +4,7 @@ from fabric.codec import to_plain
 from fabric.control.directive_calls import MemoryView
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId, NodeName, OperationId
-from fabric.record.wishes import Wishes
+from fabric.record.agent_settings import AgentSettings
 from router.admin.views.row import Row
 
 
@@ -30,7 +30,7 @@ def rebuild_row(view: AgentView) -> Row:
         "id": view.agent,
         "object": "agent.rebuild",
         "node": view.node,
-        "rebuilds": view.wishes is not None and view.wishes.rebuilds,
+        "rebuilds": view.settings is not None and view.settings.rebuilds,
         "exact_tokens": view.exact_tokens,
     }
 
@@ -49,10 +49,10 @@ def wishes_row(view: AgentView) -> Row:
 
 def wished(view: AgentView | None) -> Row:
     """Show what was said of an agent as a whole."""
-    wishes = (view.wishes if view else None) or Wishes()
+    settings = (view.settings if view else None) or AgentSettings()
     return {
-        "rebuilds": wishes.rebuilds,
-        "closed": wishes.is_closed,
-        "decays_after_s": wishes.decays_after_s,
-        "share": "agent" if wishes.is_private else "tenant",
+        "rebuilds": settings.rebuilds,
+        "closed": settings.is_closed,
+        "decays_after_s": settings.decays_after_s,
+        "share": "agent" if settings.is_private else "tenant",
     }

@@ -159,7 +159,7 @@ def test_encrypted_files_are_as_written(tmp_path):
     assert f"chunks of {chunk_bytes:,} bytes, each AES-256-GCM with its 16-byte tag" in text
     assert f"FINGERPRINT16/{encrypted_disk.MARKER} " in TEXT
     plain = bytes(range(256)) * 300
-    disk = encrypted_disk.open_disk(tmp_path / "root", "none", CLUSTER_KEY, seals=True)
+    disk = encrypted_disk.open_disk(tmp_path / "root", "none", CLUSTER_KEY, encrypts=True)
     disk.publish("x", [plain])
     disk.close()
 

@@ -20,7 +20,7 @@ HASH = b"h" * 32
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
 def disk(request, tmp_path):
-    made = open_disk(tmp_path, "none", CLUSTER_KEY, seals=request.param)
+    made = open_disk(tmp_path, "none", CLUSTER_KEY, encrypts=request.param)
     yield made
     made.close()
 

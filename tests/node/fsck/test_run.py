@@ -176,7 +176,7 @@ def test_damage_is_found_then_repaired(stored, check, name):
 
 @pytest.mark.parametrize("damage", [flip, cut])
 def test_encrypted_folders_are_checked_and_repaired_alike(tmp_path, check, damage):
-    stored = make_folder(tmp_path / "data", seals=True)
+    stored = make_folder(tmp_path / "data", encrypts=True)
     assert check()[0] == 0
     damage(stored.path("tail"))
     before = tree(stored.root)

@@ -14,12 +14,12 @@ from fabric.limits import MIB
 from fabric.turn.generation import CacheTier
 from node.fsck.run import main as fsck
 from node.store.block_store import BlockStore
-from node.store.encrypted_disk import MARKER, SealedDisk, open_disk
+from node.store.encrypted_disk import MARKER, EncryptedDisk, open_disk
 from node.store.encrypted_file import (
     CHUNK_BYTES,
+    ENCRYPTED_CHUNK_BYTES,
     HEAD_BYTES,
     MAGIC,
-    SEALED_CHUNK_BYTES,
     TAG_BYTES,
 )
 from node.store.posix_disk import PosixDisk
@@ -40,7 +40,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def disk(tmp_path):
-    made = open_disk(tmp_path, "none", KEY, seals=True)
+    made = open_disk(tmp_path, "none", KEY, encrypts=True)
     yield made
     made.close()
 
@@ -80,11 +80,11 @@ def test_files_of_any_length_are_written_sent_and_encrypted_in_pieces(tmp_path):
     plain = PosixDisk(tmp_path, "none")
     plain.publish("blocks/old", [bytes(size)])
     plain.close()
-    disk = open_disk(tmp_path, "none", KEY, seals=True)
+    disk = open_disk(tmp_path, "none", KEY, encrypts=True)
     whole = bytes(size)
     tracemalloc.start()
     try:
-        assert disk.seal_all() == 1
+        assert disk.encrypt_all() == 1
         disk.publish("blocks/new", [whole])
         for name in ("blocks/old", "blocks/new"):
             lent = disk.lend(name, 0, size)
@@ -129,7 +129,7 @@ def test_every_change_of_a_file_is_found(disk):
     disk.publish("a", [random.Random(3).randbytes(size)])
     path = disk.root / "a"
     raw = path.read_bytes()
-    one, two = HEAD_BYTES + SEALED_CHUNK_BYTES, HEAD_BYTES + 2 * SEALED_CHUNK_BYTES
+    one, two = HEAD_BYTES + ENCRYPTED_CHUNK_BYTES, HEAD_BYTES + 2 * ENCRYPTED_CHUNK_BYTES
     changed = [raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :] for at in range(8, HEAD_BYTES)]
     rng = random.Random(5)
     spots = [HEAD_BYTES, one - 1, one, two, len(raw) - 1]
@@ -152,20 +152,20 @@ def test_files_of_both_kinds_lie_side_by_side(tmp_path):
     plain = PosixDisk(tmp_path, "none")
     plain.publish("blocks/old", [b"old" * 50_000])
     plain.close()
-    on = open_disk(tmp_path, "none", KEY, seals=True)
+    on = open_disk(tmp_path, "none", KEY, encrypts=True)
     on.publish("blocks/new", [b"new"])
     assert (on.read("blocks/old", 150_000), on.size_bytes("blocks/old")) == (
         b"old" * 50_000,
         150_000,
     )
-    assert isinstance(on, SealedDisk)
-    assert on.seal_all() == 1
-    assert on.seal_all() == 0
+    assert isinstance(on, EncryptedDisk)
+    assert on.encrypt_all() == 1
+    assert on.encrypt_all() == 0
     raw = (tmp_path / "blocks/old").read_bytes()
     assert raw.startswith(MAGIC)
     assert b"oldold" not in raw
     on.close()
-    off = open_disk(tmp_path, "none", KEY, seals=False)
+    off = open_disk(tmp_path, "none", KEY, encrypts=False)
     off.publish("blocks/newest", [b"newest"])
     assert [off.read(f"blocks/{n}", 150_000)[:3] for n in ("old", "new", "newest")] == [
         b"old", b"new", b"new",
@@ -173,9 +173,9 @@ def test_files_of_both_kinds_lie_side_by_side(tmp_path):
     assert (tmp_path / "blocks/newest").read_bytes() == b"newest"
     off.close()
     for key in (OTHER_KEY, None):
-        for seals in (True, False, None):
+        for encrypts in (True, False, None):
             with pytest.raises(FatalError):
-                open_disk(tmp_path, "none", key, seals=seals)
+                open_disk(tmp_path, "none", key, encrypts=encrypts)
 
 
 def plain_folder(at, text):
@@ -189,8 +189,8 @@ def plain_folder(at, text):
 
 def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypatch):
     """Also one that is in use at first; until none is left, the node says that."""
-    monkeypatch.setattr("node.store.folder_encryption.SEAL_RETRY_S", 0.05)
-    monkeypatch.setattr("node.store.folder_encryption.SEAL_STEP_BYTES", 1)
+    monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_RETRY_S", 0.05)
+    monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_STEP_BYTES", 1)
     root = tmp_path / "node-a"
     text = CANARY.encode()
     for name in ("a" * 16, "b" * 16):
@@ -204,7 +204,7 @@ def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypa
         other.close()
         until(lambda: sealed.node.health.degraded is None)
         assert text not in everything(root)
-    disk = open_disk(root / ("a" * 16), "none", KEY, seals=True)
+    disk = open_disk(root / ("a" * 16), "none", KEY, encrypts=True)
     names = ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why")
     assert [disk.read(name, 1 << 20) for name in names] == [text * 1_000] * 4
     disk.close()
@@ -212,7 +212,7 @@ def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypa
 
 def test_a_node_that_stops_goes_on_with_encrypting_later(model, tmp_path, monkeypatch):
     monkeypatch.setattr("node.store.folder_encryption._PAUSE_S", 3_600.0)
-    monkeypatch.setattr("node.store.folder_encryption.SEAL_STEP_BYTES", 1)
+    monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_STEP_BYTES", 1)
     root, text = tmp_path / "node-a", CANARY.encode()
     plain_folder(root / ("a" * 16), text)
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
@@ -233,8 +233,8 @@ def until(holds):
 
 
 def test_without_the_setting_nothing_changes(tmp_path):
-    for seals in (False, None):
-        disk = open_disk(tmp_path, "none", KEY, seals=seals)
+    for encrypts in (False, None):
+        disk = open_disk(tmp_path, "none", KEY, encrypts=encrypts)
         assert type(disk) is PosixDisk
         disk.close()
     assert list(tmp_path.iterdir()) == []

@@ -98,7 +98,7 @@ def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_pat
         hot = service.node.table.hot_bytes
 
         async def squeeze():
-            service.node.table.cool(1)
+            service.node.table.drop_resident(1)
             assert service.node.table.hot_bytes == hot
             service.node.table.shed(hot - 1)
 
@@ -154,7 +154,7 @@ def test_hot_floors_hold_as_well(model, agent_bytes, tmp_path):
             talk(service, number)
 
         async def squeeze():
-            service.node.table.cool(3 * one)
+            service.node.table.drop_resident(3 * one)
 
         on_loop(service, squeeze())
         hot = {agent.key[1] for agent in service.node.table if agent.cache is not None}

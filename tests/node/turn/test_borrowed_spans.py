@@ -9,7 +9,7 @@ import pytest
 from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
 from fabric.kvcache.arrangement import Move
-from fabric.record.patchwork import Patch
+from fabric.record.layout_patches import Patch
 from node.store.block_files import file_name
 from node.tiers.restore import load_layout
 from node.turn import borrowed_spans

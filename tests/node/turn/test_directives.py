@@ -12,8 +12,8 @@ from fabric.ids import AgentId, OperationId
 from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
 from fabric.record.directed import directed
 from fabric.record.directive import Directive
-from fabric.record.said import said_digest
-from fabric.record.sought import sought
+from fabric.record.hashed_text import hash_text
+from fabric.record.message_positions import message_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.limits import DIRECTIVES_BYTES_MAX
 from node.tiers.disk_tier import record_bytes
@@ -47,7 +47,7 @@ def grown(messages, answer, question):
 
 
 def cleared(mode, text="[cleared]", operation="operation-1", of=LONG[1]):
-    said = said_digest(Message(MessageRole.ASSISTANT, (of,)))
+    said = message_digest(Message(MessageRole.ASSISTANT, (of,)))
     return Directive(OperationId(operation), mode, text, None, said, 1.0)
 
 
@@ -116,7 +116,7 @@ def test_of_a_call_and_its_result_neither_is_left_out_alone():
     asked = Message(MessageRole.ASSISTANT, ("I look.",), uses=(use,))
     told = Message(MessageRole.TOOL, ("much",), result_of="call-1")
     operation = OperationId("operation-1")
-    said = Directive(operation, EditMode.FORGET, None, None, said_digest(asked))
+    said = Directive(operation, EditMode.FORGET, None, None, message_digest(asked))
     result = Directive(operation, EditMode.FORGET, None, "call-1")
     found = directed([asked, told], [said, result])
     assert found.messages == (replace(asked, texts=("",)), replace(told, texts=("",)))
@@ -128,7 +128,7 @@ def test_of_a_call_and_its_result_neither_is_left_out_alone():
 def test_of_two_for_a_whole_message_the_newer_one_counts(is_by_call_last):
     told = Message(MessageRole.TOOL, ("much",), result_of="call-1")
     said = Directive(
-        OperationId("operation-1"), EditMode.FORGET, "by text", None, said_digest(told)
+        OperationId("operation-1"), EditMode.FORGET, "by text", None, message_digest(told)
     )
     result = Directive(OperationId("operation-2"), EditMode.FORGET, "by call", "call-1")
     found = directed([told], [said, result] if is_by_call_last else [result, said])
@@ -187,7 +187,7 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
         many = [cleared(EditMode.FORGET, operation=f"operation-{i}") for i in range(DIRECTIVES_MAX)]
         direct(service, *many)
         for hostile in (
-            replace(cleared(EditMode.AMORTIZE), said=None),
+            replace(cleared(EditMode.AMORTIZE), message_digest=None),
             replace(cleared(EditMode.AMORTIZE), made_s=-1.0),
             cleared(EditMode.AMORTIZE, text="x" * (DIRECTIVE_BYTES_MAX + 1)),
         ):
@@ -217,7 +217,7 @@ def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, mod
 
 def test_what_the_system_says_is_never_edited(tmp_path, model):
     system = words(1, 40)
-    said = said_digest(Message(MessageRole.SYSTEM, (system,)))
+    said = message_digest(Message(MessageRole.SYSTEM, (system,)))
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
         direct(service, Directive(OperationId("operation-1"), EditMode.FORGET, "x", None, said))
@@ -230,8 +230,8 @@ def test_answers_of_older_records_are_known_by_their_text_alone(nth):
     """Digests of messages left calls out: then one that only calls reads as every other."""
     uses = [ToolUse("look", {"at": place}, f"call_{place}") for place in ("sky", "sea")]
     messages = [Message(MessageRole.ASSISTANT, ("",), uses=(use,)) for use in uses]
-    older = said_digest(Message(MessageRole.ASSISTANT, ("",)))
-    directive = replace(cleared(EditMode.FORGET), said=older, nth=nth)
+    older = message_digest(Message(MessageRole.ASSISTANT, ("",)))
+    directive = replace(cleared(EditMode.FORGET), message_digest=older, nth=nth)
     emptied = [
         not message.uses[0].arguments for message in directed(messages, [directive]).messages
     ]
@@ -256,9 +256,9 @@ def test_a_text_is_taken_out_of_every_part_of_an_answer(part):
     result = Message(MessageRole.TOOL, ("z",), result_of="call_velvet", name="velvet_tool")
     directive = replace(
         cleared(EditMode.FORGET, "cotton"),
-        said=said_digest(message),
+        message_digest=message_digest(message),
         nth=0,
-        sought=sought("velvet"),
+        besides_text=hash_text("velvet"),
     )
     left = directed([message, result], [directive]).messages
     assert "velvet" not in repr(left[0])

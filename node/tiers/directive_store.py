@@ -21,11 +21,11 @@ from fabric.control.replica_calls import DropReplica
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
+from fabric.record.agent_settings import AgentSettings, unless_default
 from fabric.record.directive import Directive, is_to_forget, live, texts_bytes, undone
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.said import SaidMessage, SaidMessages
+from fabric.record.message_positions import MessagePosition, MessagePositions
 from fabric.record.spans import Spans, tokens_of
-from fabric.record.wishes import Wishes, stated
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.limits import DIRECTIVES_BYTES_MAX
@@ -39,7 +39,7 @@ TURN_WAIT_S = 30.0  # for a running turn: it knows nothing of a directive that c
 
 
 @dataclass(frozen=True, slots=True)
-class Directing:
+class DirectiveStore:
     """Answers the calls that direct agents; `marks` are the tokens that templates set."""
 
     owned: OwnedAgents
@@ -50,7 +50,7 @@ class Directing:
     eviction: Eviction
     erasing: Erasing
 
-    async def direct(self, call: DirectAgent) -> AgentView:
+    async def change_directives(self, call: DirectAgent) -> AgentView:
         """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
 
         An operation that it has already is answered as it was then.
@@ -59,27 +59,27 @@ class Directing:
             if problem := directive.problem():
                 raise RejectedError(problem, code="invalid_message")
         async with self.erasing.revoking(), self._held(call.key) as agent:
-            wanted = await despite_losses(lambda: self._direct(agent, call))
+            wanted = await despite_losses(lambda: self._change_directives(agent, call))
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
-    async def wish(self, call: ChangeSettings) -> AgentView:
+    async def change_settings(self, call: ChangeSettings) -> AgentView:
         """Say something of an agent as a whole; raise as `direct` does."""
         async with self.erasing.revoking(), self._held(call.key) as agent:
-            await despite_losses(lambda: self._wish(agent, call))
+            await despite_losses(lambda: self._change_settings(agent, call))
             if call.closes:
-                self._cool(agent)
+                self._drop_resident(agent)
         return agent.view()
 
-    async def cool(self, call: DropResident) -> AgentView:
+    async def drop_resident(self, call: DropResident) -> AgentView:
         """Let go of an agent's hot memory; raise as `direct` does, and where only memory has it."""
         async with self._held(call.key) as agent:
             if agent.saved is None or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
-            self._cool(agent)
+            self._drop_resident(agent)
         return agent.view()
 
-    async def drop(self, call: DropReplica) -> Done:
+    async def drop_replica(self, call: DropReplica) -> Done:
         """Let go of a replica; raise ConflictError where this node is the owner, DiskError."""
         agent = self.owned.table.get(call.key)
         if agent is None:
@@ -93,18 +93,18 @@ class Directing:
             raise RetryLaterError(message, code="agent_busy")
         return Done("evicted")
 
-    def _cool(self, agent: Agent) -> None:
+    def _drop_resident(self, agent: Agent) -> None:
         if agent.is_durable:
             agent.cache = None
             self.records.put(agent)
 
-    async def read(self, call: ReadMemory) -> MemoryView:
+    async def read_memory(self, call: ReadMemory) -> MemoryView:
         """List what can be named in an agent's memory; raise as `OwnedAgents.require` does."""
         record = self.owned.require(call.key).manifest
-        said = record.said or SaidMessages(())
+        known = record.positions or MessagePositions(())
         return MemoryView(
             record.tokens_count,
-            tuple(_message(record, number, each) for number, each in enumerate(said.messages)),
+            tuple(_message(record, number, each) for number, each in enumerate(known.messages)),
             _views(record, live(record.directives)),
             _views(record, undone(record.directives)),
         )
@@ -119,10 +119,12 @@ class Directing:
             self.owned.recheck(agent)
             yield agent
 
-    async def _direct(self, agent: Agent, call: DirectAgent) -> tuple[Directive, ...]:
+    async def _change_directives(self, agent: Agent, call: DirectAgent) -> tuple[Directive, ...]:
         await self.mending.mend(agent)
         known = agent.manifest.directives or ()
-        wanted = await self.records.workers.run(lambda: self._changed(agent.manifest, call))
+        wanted = await self.records.workers.run(
+            lambda: self._changed_directives(agent.manifest, call)
+        )
         if len(live(wanted)) > DIRECTIVES_MAX:
             message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
             raise ConflictError(message, code="too_many_directives")
@@ -136,20 +138,20 @@ class Directing:
             await self._publish(agent, record, revokes=forgets)
         return wanted
 
-    async def _wish(self, agent: Agent, call: ChangeSettings) -> None:
+    async def _change_settings(self, agent: Agent, call: ChangeSettings) -> None:
         await self.mending.mend(agent)
-        known, record = agent.manifest.wishes, agent.manifest
-        wanted = _wishes(known or Wishes(), call)
+        known, record = agent.manifest.settings, agent.manifest
+        wanted = _changed_settings(known or AgentSettings(), call)
         if wanted is not None and (problem := wanted.problem()):
             raise RejectedError(problem, code="invalid_message")
         if call.closes and record.pinned:  # whatever memory says of a pin is kept
             agent.manifest = record = replace(record, pinned=False)
         if wanted != known or (agent.saved is not None and agent.saved.pinned != record.pinned):
             hides = wanted is not None and wanted.is_private and not agent.manifest.is_private
-            await self._publish(agent, replace(record, wishes=wanted), revokes=hides)
+            await self._publish(agent, replace(record, settings=wanted), revokes=hides)
 
     async def _publish(self, agent: Agent, record: Manifest, *, revokes: bool) -> None:
-        """Store what was said; with `revokes`, what others borrowed of the agent must go."""
+        """Store the changed record; with `revokes`, what others borrowed of the agent must go."""
         if agent.saved is None or not agent.is_durable:
             message = "the agent's last turn is not on disk yet"
             raise ConflictError(message, code="nothing_saved")
@@ -161,7 +163,7 @@ class Directing:
         agent.take_record(record)
         self.records.put(agent)
 
-    def _changed(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
+    def _changed_directives(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
         """Return the directives that a call leaves, those that it takes back marked as such."""
         known = record.directives or ()
         gone = {d.operation for d in live(known)} if call.removes_all else {*call.removed}
@@ -186,7 +188,7 @@ class Directing:
         return (*past, *kept, *added)
 
 
-def _wishes(known: Wishes, call: ChangeSettings) -> Wishes | None:
+def _changed_settings(known: AgentSettings, call: ChangeSettings) -> AgentSettings | None:
     told = {
         "rebuilds": call.rebuilds,
         "is_closed": call.closes,
@@ -195,28 +197,30 @@ def _wishes(known: Wishes, call: ChangeSettings) -> Wishes | None:
     made = replace(known, **{name: each for name, each in told.items() if each is not None})
     if call.decays is not None:
         made = replace(made, decays_after_s=call.decays_after_s if call.decays else None)
-    return stated(made)
+    return unless_default(made)
 
 
 def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[DirectiveView, ...]:
     """Show directives with the numbers of their messages."""
     numbers: dict[tuple[bytes, int], int] = {}
     counts: dict[bytes, int] = {}
-    for number, said in enumerate(record.said.messages if record.said is not None else ()):
-        nth = counts.get(said.digest, 0)
-        counts[said.digest] = nth + 1
-        numbers[said.digest, nth] = number
-    return tuple(viewed(d, numbers.get((d.said or b"", d.nth or 0))) for d in directives)
+    for number, position in enumerate(
+        record.positions.messages if record.positions is not None else ()
+    ):
+        nth = counts.get(position.digest, 0)
+        counts[position.digest] = nth + 1
+        numbers[position.digest, nth] = number
+    return tuple(viewed(d, numbers.get((d.message_digest or b"", d.nth or 0))) for d in directives)
 
 
-def _message(record: Manifest, number: int, said: SaidMessage) -> MessageView:
-    start, end = tokens_of(record, said)
-    is_known = said.start is not None
+def _message(record: Manifest, number: int, position: MessagePosition) -> MessageView:
+    start, end = tokens_of(record, position)
+    is_known = position.start is not None
     return MessageView(
         number,
-        said.role,
-        said.chars,
+        position.role,
+        position.chars,
         start if is_known else None,
         end if is_known else None,
-        said.is_edited,
+        position.is_edited,
     )

@@ -23,7 +23,7 @@ _LEAD_MAX: Final = (1 << 16) - 1
 _ROLES: Final = (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
 
 
-def said_digest(message: Message) -> bytes:
+def message_digest(message: Message) -> bytes:
     """Return by what a message is known again: who says it, its text, and its calls without ids."""
     spelled = f"{message.role.value}\0{''.join(message.texts)}".encode("utf-8", "surrogatepass")
     for use in message.uses:
@@ -33,7 +33,7 @@ def said_digest(message: Message) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SentMessage:
     """A message as its client sends it, and the text that the template is given in its place."""
 
     role: MessageRole
@@ -44,7 +44,7 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class SaidMessage:
+class MessagePosition:
     """One message; `start` and `size_bytes` say where in the record's text it is."""
 
     role: MessageRole
@@ -67,17 +67,17 @@ class SaidMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class SaidMessages:
+class MessagePositions:
     """All of them, in order."""
 
-    messages: tuple[SaidMessage, ...]
+    messages: tuple[MessagePosition, ...]
 
     def to_wire(self) -> bytes:
         """Pack each into 32 bytes."""
         return b"".join(map(_packed, self.messages))
 
     @classmethod
-    def from_wire(cls, raw: bytes) -> "SaidMessages":
+    def from_wire(cls, raw: bytes) -> "MessagePositions":
         """Unpack; raise CorruptDataError for what `to_wire` did not write."""
         count, rest = divmod(len(raw), _ROW.size)
         if rest or count > MESSAGES_MAX:
@@ -102,31 +102,33 @@ class SaidMessages:
         digest = self.messages[number].digest
         return sum(each.digest == digest for each in islice(self.messages, number))
 
-    def edited(self, edits: Sequence[tuple[int, int, int]]) -> "SaidMessages":
+    def edited(self, edits: Sequence[tuple[int, int, int]]) -> "MessagePositions":
         """Return where they are once each edit, `start`, `end` and new size in bytes, is made."""
-        return SaidMessages(tuple(_edited(message, edits) for message in self.messages))
+        return MessagePositions(tuple(_edited(message, edits) for message in self.messages))
 
-    def within(self, text_bytes: int) -> "SaidMessages":
+    def within(self, text_bytes: int) -> "MessagePositions":
         """Return them as far as they are known in a text of which only so much is left."""
         cut = (m if m.end is None or m.end <= text_bytes else _lost(m) for m in self.messages)
-        return SaidMessages(tuple(cut))
+        return MessagePositions(tuple(cut))
 
 
-def place(spoken: Iterable[Spoken], text: bytes, marks: Sequence[tuple[int, int]]) -> SaidMessages:
+def find_positions(
+    sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
+) -> MessagePositions:
     """Find messages in a prompt's text, in which the template's marks stand at `marks`."""
-    return SaidMessages(tuple(_placed(spoken, text, marks)))
+    return MessagePositions(tuple(_placed(sent, text, marks)))
 
 
 def _placed(
-    spoken: Iterable[Spoken], text: bytes, marks: Sequence[tuple[int, int]]
-) -> Iterator[SaidMessage]:
+    sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
+) -> Iterator[MessagePosition]:
     starts, ends = [start for start, _ in marks], [end for _, end in marks]
     done = 0
-    for each in spoken:
-        found = SaidMessage(each.role, each.digest, each.chars, is_edited=each.is_edited)
+    for each in sent:
+        found = MessagePosition(each.role, each.digest, each.chars, is_edited=each.is_edited)
         shown = (each.text or "").strip()
-        sought = shown.encode("utf-8", "replace")
-        at = text.find(sought, done, done + len(sought) + SAID_BEHIND_BYTES_MAX) if sought else -1
+        wanted = shown.encode("utf-8", "replace")
+        at = text.find(wanted, done, done + len(wanted) + SAID_BEHIND_BYTES_MAX) if wanted else -1
         lead = len(each.text or "") - len((each.text or "").lstrip())
         if at < 0 or lead > _LEAD_MAX:
             yield found
@@ -135,15 +137,15 @@ def _placed(
         until = starts[behind] if behind < len(starts) else len(text)
         opened = bisect_right(ends, at)
         since = max(done, ends[opened - 1] if opened else 0)
-        is_alone = opened == behind and at + len(sought) <= until
-        if is_alone and text.count(sought, since, until) == 1:
-            yield replace(found, start=at, size_bytes=len(sought), lead_chars=lead)
-            done = at + len(sought)
+        is_alone = opened == behind and at + len(wanted) <= until
+        if is_alone and text.count(wanted, since, until) == 1:
+            yield replace(found, start=at, size_bytes=len(wanted), lead_chars=lead)
+            done = at + len(wanted)
         else:
             yield found
 
 
-def _edited(message: SaidMessage, edits: Sequence[tuple[int, int, int]]) -> SaidMessage:
+def _edited(message: MessagePosition, edits: Sequence[tuple[int, int, int]]) -> MessagePosition:
     if message.at is None:
         return message
     start, end = message.at
@@ -160,11 +162,11 @@ def _edited(message: SaidMessage, edits: Sequence[tuple[int, int, int]]) -> Said
     )
 
 
-def _lost(message: SaidMessage) -> SaidMessage:
+def _lost(message: MessagePosition) -> MessagePosition:
     return replace(message, start=None, size_bytes=0, lead_chars=0)
 
 
-def _packed(message: SaidMessage) -> bytes:
+def _packed(message: MessagePosition) -> bytes:
     start = _NOWHERE if message.start is None else message.start
     return _ROW.pack(
         _ROLES.index(message.role),
@@ -177,11 +179,11 @@ def _packed(message: SaidMessage) -> bytes:
     )
 
 
-def _unpacked(row: tuple[int, int, int, bytes, int, int, int]) -> SaidMessage:
+def _unpacked(row: tuple[int, int, int, bytes, int, int, int]) -> MessagePosition:
     role, is_edited, lead_chars, digest, chars, start, size_bytes = row
     if role >= len(_ROLES) or is_edited > 1:
         message = "a message has no known role or mark"
         raise CorruptDataError(message)
     place_at = None if start == _NOWHERE else start
     is_known = bool(is_edited)
-    return SaidMessage(_ROLES[role], digest, chars, place_at, size_bytes, lead_chars, is_known)
+    return MessagePosition(_ROLES[role], digest, chars, place_at, size_bytes, lead_chars, is_known)

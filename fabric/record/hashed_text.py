@@ -20,7 +20,7 @@ _KEPT_BITS: Final = 16  # of the rolling hash: too few to compute the text from
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class HashedText:
     """A text to find again, by digest and length."""
 
     chars: int
@@ -34,12 +34,12 @@ class Sought:
         return in_range and len(self.digest) == _DIGEST_BYTES
 
 
-def sought(text: str) -> Sought:
+def hash_text(text: str) -> HashedText:
     """Describe a text."""
-    return Sought(len(text), int(_hints(text, len(text))[0]), _digest(text))
+    return HashedText(len(text), int(_hints(text, len(text))[0]), _digest(text))
 
 
-def places_of(wanted: Sought, text: str) -> list[int]:
+def text_places(wanted: HashedText, text: str) -> list[int]:
     """List the characters at which the wanted text begins; no two of its places overlap."""
     if wanted.chars > len(text):
         return []
@@ -51,9 +51,9 @@ def places_of(wanted: Sought, text: str) -> list[int]:
     return found
 
 
-def replaced(wanted: Sought, text: str, replacement: str) -> str:
+def replace_text(wanted: HashedText, text: str, replacement: str) -> str:
     """Return a text with each place of the wanted one replaced."""
-    for at in reversed(places_of(wanted, text)):
+    for at in reversed(text_places(wanted, text)):
         text = text[:at] + replacement + text[at + wanted.chars :]
     return text
 
