@@ -77,7 +77,7 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _are_ascending(ranges: Iterable[Range]) -> bool:
-    """Say whether none is empty, and each begins where the one before ends, or later."""
+    """Return whether none is empty, and each begins where the one before ends, or later."""
     at = 0
     for start, end in ranges:
         if not at <= start < end:

@@ -56,7 +56,7 @@ class BlockSpan:
 
     @property
     def is_full(self) -> bool:
-        """Say whether the block holds 256 tokens and may be shared as a prefix."""
+        """Return whether the block holds 256 tokens and may be shared as a prefix."""
         return self.end - self.start == BLOCK_TOKENS
 
     def tokens_in(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -64,7 +64,7 @@ class BlockSpan:
         return tokens[self.start : self.end] if self.own_tokens is None else self.own_tokens
 
     def names(self, ref: BlockRef) -> bool:
-        """Say whether it is what a stored block is called."""
+        """Return whether it is what a stored block is called."""
         return (ref.block_hash, ref.group) == (self.block_hash, self.group)
 
 

@@ -60,7 +60,7 @@ def runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
 
 
 def why_unshiftable(spec: ModelCacheSpec) -> str:
-    """Say why rows of such a cache must stay where they were computed; "" if they need not."""
+    """Return why rows of such a cache must stay where they were computed; "" if they need not."""
     if not spec.layers:
         return "nothing is known of the model's caches"
     return next((why for why in map(_why_unshiftable, spec.layers) if why), "")

@@ -1,4 +1,4 @@
-"""What an agent answered, as far as clients leave it out of later requests or spell it otherwise.
+"""Parts of an agent's answers that clients leave out of later requests, or spell otherwise.
 
 In a record's bytes it is JSON text: for each answer, the oldest first, an array of its place in the
 conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
@@ -22,7 +22,7 @@ _SPELLED_CHARS_MAX = 8 * ANSWERS_BYTES_MAX  # JSON takes up to six characters fo
 
 @dataclass(frozen=True, slots=True)
 class CallWritten:
-    """One call as the model wrote it; its name is what it is known by."""
+    """One call as the model wrote it, identified by its name."""
 
     arguments: str
     id: str
@@ -33,14 +33,14 @@ class Answered:
     """Parts of an answer that clients may not send back."""
 
     reasoning: str = ""
-    before: str = ""  # white space in front of its text, and behind it
+    before: str = ""  # white space before its text, and after it
     behind: str = ""
     calls: tuple[CallWritten, ...] = ()
-    signs: tuple[int, ...] = ()  # by any of which it is known where something before it was edited
+    signs: tuple[int, ...] = ()  # any of which identifies it after an edit before it
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there is nothing of it that a client might not send back."""
+        """Return whether clients send back all of it."""
         return not (self.reasoning or self.before or self.behind or self.calls)
 
     @property
@@ -55,7 +55,7 @@ Answers = Mapping[int, Answered]  # by their places: hashes of all messages up t
 
 
 def spell_answers(answers: Answers) -> str:
-    """Spell them for a record's bytes; nothing where there are none."""
+    """Encode answers for a record's bytes; empty if there are none."""
     rows = [
         [
             f"{place:016x}",
@@ -71,7 +71,7 @@ def spell_answers(answers: Answers) -> str:
 
 
 def read_answers(text: str) -> dict[int, Answered]:
-    """Read what this or a later version spelled."""
+    """Decode answers of this or a later version."""
     if not text or len(text) > _SPELLED_CHARS_MAX:
         return {}
     try:

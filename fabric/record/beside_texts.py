@@ -1,11 +1,11 @@
-"""Where a record's text has what its messages say besides their texts: thoughts and calls.
+"""Places in a record's text of thoughts and calls, which messages have besides their texts.
 
     |user ....|assistant <thought> .... <call> {...}|tool ....|
          ----  known     ^^^^^^^^^      ^^^^^^^^^^^^      ----  known messages, and between them
 
-How a template writes these is not known; so a place between two known messages may belong to each
-answer there that has any. What a template leaves out, such as earlier thoughts, is in the answers
-that the record keeps for clients who do not send them again.
+How a template writes these is unknown, so a place between two known messages may belong to any
+answer there that has some. What a template leaves out, such as earlier thoughts, is in the answers
+that the record keeps for clients that do not send them again.
 """
 
 import json
@@ -22,7 +22,7 @@ Area = tuple[int, int]  # bytes of the record's text
 
 @dataclass(frozen=True, slots=True)
 class BesideTexts:
-    """Finds them in one record."""
+    """Finder of thoughts and calls in one record."""
 
     positions: Sequence[MessagePosition]
     parts: Sequence[OtherParts]
@@ -34,7 +34,7 @@ class BesideTexts:
         return any(each.number == number and self._is_answer(each) for each in self.parts)
 
     def areas(self, number: int | None = None) -> Iterator[Area]:
-        """Yield the parts of the text in which they may be; only those of one message, if any."""
+        """Yield the parts of the text that may hold thoughts and calls, of one or all messages."""
         placed = [place for each in self.positions if (place := each.at) is not None]
         if not placed:
             return
@@ -61,13 +61,13 @@ class BesideTexts:
         ]
 
     def shown(self, start: int, end: int, chars: int) -> list[int]:
-        """List the answers to whose thoughts and calls a part of the text may belong."""
+        """List the answers whose thoughts or calls a part of the text may be."""
         known = (each.at for each in self.positions if each.at is not None)
         is_message = any(low <= start and end <= high for low, high in known)
         return [] if is_message else self.numbers(start, end, chars)
 
     def kept_with(self, text: str) -> list[tuple[int, ...]]:
-        """List for each kept answer that has a text which messages it may be."""
+        """List, for each kept answer that contains a text, the messages that it may be."""
         forms = spellings(text)
         having = (each for each in self.answers if _has_any(forms, each))
         return [numbers for each in having if (numbers := tuple(self._numbers_of(each)))]

@@ -1,4 +1,4 @@
-"""How large the numbers of a record may be that no other part of it bounds."""
+"""Bounds of a record's numbers that no other part of it limits."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,16 +6,16 @@ from typing import Final
 from fabric.limits import EPOCH_ERASED_MAX, TEXT_SLACK_BYTES, TOKEN_TEXT_BYTES_MAX, WALL_S_MAX
 
 _HASHES_END: Final = 1 << 64
-_STEP_TOKENS: Final = 64  # looked at together, as nearly all are far below the bound
+_STEP_TOKENS: Final = 64  # checked together, as nearly all are far below the bound
 
 
 def is_wall_time(seconds: float) -> bool:
-    """Return whether a calendar has this time; NaN and infinities are in none."""
+    """Return whether a wall-clock time is possible; NaN and infinities are not."""
     return 0 <= seconds <= WALL_S_MAX
 
 
 def is_count(number: int) -> bool:
-    """Return whether an epoch or revision is one that an erasure reaches."""
+    """Return whether an epoch or revision is low enough to be erased."""
     return 0 <= number <= EPOCH_ERASED_MAX
 
 
@@ -25,7 +25,7 @@ def is_hash(number: int) -> bool:
 
 
 def text_bytes_max(tokens_count: int) -> int:
-    """Return the most text that so many tokens stand for."""
+    """Return the maximum length of the text of so many tokens."""
     return TEXT_SLACK_BYTES + tokens_count * TOKEN_TEXT_BYTES_MAX
 
 

@@ -1,4 +1,4 @@
-"""Apply an agent's directives to a conversation: find the messages they name, and change these."""
+"""Application of directives to a conversation: find the messages they name and edit them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _Numbered: TypeAlias = tuple[int, Directive]  # in the order in which they were 
 
 @dataclass(frozen=True, slots=True)
 class DirectedMessages:
-    """A conversation as directives have it, and which of these concerned any of it."""
+    """Conversation after its directives, and the directives that matched messages of it."""
 
     messages: tuple[Message, ...]
     matched: tuple[Directive, ...]
@@ -41,7 +41,7 @@ def directed(
     salt: bytes = b"",
     sent: Sequence[Message] | None = None,
 ) -> DirectedMessages:
-    """Replace what directives concern; of two for a whole message the newer one counts.
+    """Apply directives to messages; of two for a whole message the newer one counts.
 
     `sent` are the messages as their client spells them, with its own ids of calls.
     """
@@ -73,7 +73,7 @@ def directed(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Finds the messages that directives name."""
+    """Index of the messages that directives name."""
 
     messages: Sequence[Message]
     sent: Sequence[Message]
@@ -100,7 +100,7 @@ class _Found:
         return found
 
     def _by_call(self) -> dict[tuple[str, bool], list[int]]:
-        """List by ids, the client's and the model's, who answers a call and who makes it."""
+        """Index messages by the ids of calls that they make or answer, of client and model."""
         found: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for number, both in enumerate(zip(self.messages, self.sent, strict=True)):
             for message in both:
@@ -114,7 +114,7 @@ class _Found:
     def _digested(
         self, wanted: set[bytes]
     ) -> tuple[dict[bytes, list[int]], dict[bytes, list[int]]]:
-        """List by digests, with calls and without, which messages have them."""
+        """Index messages by digest, with their calls and without."""
         whole: dict[bytes, list[int]] = defaultdict(list)
         text_only: dict[bytes, list[int]] = defaultdict(list)
         for number, (message, sent) in enumerate(zip(self.messages, self.sent, strict=True)):
@@ -129,7 +129,7 @@ def _numbered(
     whole: Mapping[bytes, Sequence[int]],
     text_only: Mapping[bytes, Sequence[int]],
 ) -> Sequence[int]:
-    """List the messages of a digest; it was computed without calls where its client gave none."""
+    """List the messages of a digest; a client that gave no calls computed it without them."""
     digest = directive.message_digest or b""
     if directive.nth is None:
         return [*whole.get(digest, ()), *text_only.get(digest, ())]
@@ -138,8 +138,8 @@ def _numbered(
 
 
 def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]:
-    """List what is to be done to a message: all of it is replaced once, or parts of it are."""
-    if message.role is MessageRole.SYSTEM:  # what the system says is never edited
+    """List the directives for a message: one that replaces all of it, or those of its parts."""
+    if message.role is MessageRole.SYSTEM:  # system messages are never edited
         return []
     concerned = [each for _, each in sorted(found, key=itemgetter(0))]
     whole = [each for each in concerned if each.is_whole]
@@ -153,7 +153,7 @@ def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]
 
 
 def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -> Directive:
-    """Note what a directive takes out where that was not known before."""
+    """Return a directive with a digest of the text that it removes."""
     if directive.dropped is not None or directive.besides_text is not None:
         return directive
     if directive.part is not None:
@@ -193,7 +193,7 @@ def _uses_of(directive: Directive, message: Message, sent: Message) -> Iterator[
 
 
 def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
-    # Calls and their results go together: neither can be left out alone.
+    # Calls and their results stay together: neither can be left out alone.
     if text is None and not message.uses and message.result_of is None:
         return ()
     emptied = without_arguments(message)
@@ -201,7 +201,7 @@ def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
 
 
 def _renamed(message: Message, left: Sequence[Message]) -> dict[str, tuple[str, str]]:
-    """Say which ids and names of calls read otherwise now: their results name them, too."""
+    """Return the changed ids and names of calls, since their results name them too."""
     if not left or len(left[0].uses) != len(message.uses):
         return {}
     pairs = zip(message.uses, left[0].uses, strict=True)
@@ -222,7 +222,7 @@ def _answering(left: Message, message: Message, renamed: Mapping[str, tuple[str,
 def _has_lost_parts(
     message: Message, left: Sequence[Message], concerned: Sequence[Directive]
 ) -> bool:
-    """Return whether thoughts or calls of an answer are not what they were.
+    """Return whether thoughts or calls of an answer were changed.
 
     Those of a replaced answer are gone, although its client may not have sent them.
     """

@@ -1,6 +1,6 @@
-"""Lasting edits of what an agent is told: messages that read otherwise, whoever sends them again.
+"""Directives: lasting edits of an agent's messages, applied whenever these are sent again.
 
-A client goes on sending its whole history; what a directive concerns is replaced in it before the
+A client keeps sending its whole history; what a directive matches is replaced in it before the
 model's template sees it. Where nothing is sent again (`generate`), it is replaced once in the text
 that the agent remembers. So an operator, a policy or the agent itself edits a memory once, and the
 client need not know.
@@ -31,7 +31,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """A message, or some of its characters, and what it says instead."""
+    """Edit of a message, or of some of its characters."""
 
     operation: OperationId  # several of one operation are made, and undone, together
     mode: EditMode
@@ -39,40 +39,40 @@ class Directive:
     result_of: str | None = None
     message_digest: bytes | None = field(default=None, metadata=on_wire("said"))  # of role and text
     made_s: float = 0.0
-    is_applied: bool = False  # the agent's memory is what it is with it
-    # Which of the messages that say so, from 0; None: each of them.
+    is_applied: bool = False  # the agent's cache reflects it
+    # Number among the messages with this digest, from 0; None: all of them.
     nth: int | None = field(default=None, metadata=left_out())
     # Characters of the message; None: all of it.
     span: tuple[int, int] | None = field(default=None, metadata=left_out())
-    # Bytes of the record's text, and their digest, for who is not sent the message again.
+    # Bytes of the record's text, and their digest, for turns that do not send the message again.
     at: tuple[int, int] | None = field(default=None, metadata=left_out())
     was: bytes | None = field(default=None, metadata=left_out())
     dropped: Dropped | None = field(default=None, metadata=left_out())
     made_by: str | None = field(default=None, metadata=left_out())
-    undone_s: float | None = field(default=None, metadata=left_out())  # kept to be told of only
+    undone_s: float | None = field(default=None, metadata=left_out())  # kept for display only
     part: MessagePart | None = field(default=None, metadata=left_out())  # None: text, or all of it
-    # A text in the message's thoughts and calls, whose places there are replaced.
+    # Text in the message's thoughts and calls that is replaced there.
     besides_text: HashedText | None = field(
         default=None, metadata={**left_out(), **on_wire("sought")}
     )
 
     @property
     def is_live(self) -> bool:
-        """Say whether it holds."""
+        """Return whether the directive is in force."""
         return self.undone_s is None
 
     @property
     def is_whole(self) -> bool:
-        """Say whether it replaces a message, and not a part of one."""
+        """Return whether it replaces a message, and not a part of one."""
         return self.span is None and self.part is None and self.besides_text is None
 
     @property
     def is_span(self) -> bool:
-        """Say whether it was placed in a record, by number, text or tokens."""
+        """Return whether it was placed in a record, by number, text or tokens."""
         return self.nth is not None or self.at is not None
 
     def problem(self) -> str | None:
-        """Say why it cannot be one; None if it can."""
+        """Return why the directive is invalid; None if it is valid."""
         if (self.result_of is not None) + (
             self.message_digest is not None
         ) != 1 and self.at is None:
@@ -100,40 +100,40 @@ class Directive:
 
 
 def text_digest(text: bytes) -> bytes:
-    """Return by what a text is known again within the record that has it."""
+    """Return the digest that identifies a text within its record."""
     return blake2b(text, digest_size=DIGEST_BYTES, person=b"mf-was").digest()
 
 
 def dropped(salt: bytes, text: str) -> Dropped:
-    """Describe a text that is taken out, under a tenant's salt."""
+    """Return the size and keyed digest of a removed text."""
     spelled = text.encode("utf-8", "surrogatepass")
     return Dropped(len(text), dropped_digest(salt, spelled))
 
 
 def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
-    """Return those that hold."""
+    """Return the directives in force."""
     return tuple(each for each in directives or () if each.is_live)
 
 
 def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
-    """Return those that were taken back, the newest last."""
+    """Return the undone directives, the newest last."""
     return tuple(each for each in directives or () if not each.is_live)[-UNDONE_SHOWN_MAX:]
 
 
 def is_to_forget(directives: Iterable[Directive]) -> bool:
-    """Return whether memory still knows what some of these have it forget."""
+    """Return whether the cache still knows a text that a directive forgets."""
     return any(each.mode is EditMode.FORGET and not each.is_applied for each in directives)
 
 
 def texts_bytes(directives: Iterable[Directive]) -> int:
-    """Return how long the texts are that stand in the place of messages."""
+    """Return the length of all replacement texts."""
     return sum(len((d.replacement or "").encode("utf-8", "surrogatepass")) for d in directives)
 
 
 def applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
-    """Note which directives an agent's memory reflects by now; None for no directives."""
+    """Return directives with the matched ones marked as applied; None if there are none."""
     known = {_bare(each): each.dropped for each in matched}
     found = (
         replace(each, is_applied=True, dropped=known[_bare(each)]) if _bare(each) in known else each

@@ -1,10 +1,10 @@
-"""What a record says of the edited beginning of its cache.
+"""Edited head of a record: the tokens up to the last edit of its cache.
 
     tokens   0 ....... exact ............ head ........ n
              [ block )[ parts of blocks, moved )[ 256 )[ tail )
 
-Behind the head blocks begin anew, 256 tokens each. What comes before `exact_tokens` is as if
-nothing had been edited.
+After the head blocks start again, 256 tokens each. Tokens before `exact_tokens` are as if nothing
+had been edited.
 """
 
 from collections.abc import Sequence
@@ -35,19 +35,19 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class EditNote:
-    """One edit, for whoever asks later: sizes and a digest, and nothing of what was taken out."""
+    """Description of one edit: sizes and a digest, but no removed text."""
 
     made_s: float
     start: int  # in tokens, at that time
     dropped_tokens: int
     inserted_tokens: int
-    moved_tokens: int  # behind it, whose memory was kept
+    moved_tokens: int  # after it, whose cache was kept
     dropped_digest: str  # keyed, of the tokens that were taken out
     is_borrowed: bool | None = field(default=None, metadata=left_out())  # of another context
 
     @property
     def is_sound(self) -> bool:
-        """Say whether it may be shown: other programs read it as JSON."""
+        """Return whether all values are in range, so that clients can be shown them as JSON."""
         counts = (self.start, self.dropped_tokens, self.inserted_tokens, self.moved_tokens)
         is_in_range = all(0 <= count <= AGENT_TOKENS_MAX for count in counts)
         return (
@@ -57,7 +57,7 @@ class EditNote:
 
 @dataclass(frozen=True, slots=True)
 class EditedHead:
-    """The tokens up to the last edit: what their pieces' blocks were, and what was done."""
+    """Tokens up to the last edit: the origins of their blocks, and notes of the edits."""
 
     tokens_count: int
     exact_tokens: int
@@ -67,7 +67,7 @@ class EditedHead:
 
     @property
     def known_lenders(self) -> tuple[Lender, ...]:
-        """Return whose rows it borrowed; any agent's where an earlier version did not note it."""
+        """Return the lenders of its rows; any agent where an earlier version did not note them."""
         if self.lenders is not None:
             return self.lenders
         may_borrow = len(self.notes) == EDITS_NOTED_MAX  # an older note may be gone
@@ -75,7 +75,7 @@ class EditedHead:
         return (ANY_LENDER,) if has_borrowed else ()
 
     def problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
-        """Say why it cannot be the head of `pieces`, which hold `tokens`; None if it can."""
+        """Return why this is not a valid head of `pieces` with `tokens`; None if it is."""
         if not max(1, self.exact_tokens) <= self.tokens_count <= pieces.tokens_count:
             return "its head is longer than the whole"
         if self.exact_tokens < 0:
@@ -107,12 +107,12 @@ class EditedHead:
         return None
 
     def within(self, pieces: PieceTable) -> "EditedHead | None":
-        """Return the head of what is left of a record: the leading `pieces`."""
+        """Return the head of a record that was cut to `pieces`."""
         count = pieces.tokens_count
         if count >= self.tokens_count:
             return self
         if count <= self.exact_tokens:
-            # Parts of blocks are left whose names only their origins tell.
+            # Parts of blocks are left: their names follow from their origins only.
             return None if not pieces.is_edited else self._cut(pieces, count, count)
         return self._cut(pieces, count, self.exact_tokens)
 
@@ -124,10 +124,10 @@ class EditedHead:
 
 
 def dropped_digest(salt: bytes, dropped: bytes) -> str:
-    """Return by what can be known again what was taken out, under a tenant's salt."""
+    """Return a keyed digest of removed tokens."""
     return blake2b(dropped, digest_size=_DIGEST_BYTES, key=salt, person=b"mf-dropped").hexdigest()
 
 
 def noted(notes: Sequence[EditNote], more: Sequence[EditNote]) -> tuple[EditNote, ...]:
-    """Return the newest of all, oldest first."""
+    """Return the newest notes of both, oldest first."""
     return (*notes, *more)[-EDITS_NOTED_MAX:]

@@ -1,4 +1,4 @@
-"""The envelope that small durable records lie in.
+"""Envelope of small durable records.
 
 magic | xxh3-128 of the rest | msgpack of the record
 """
@@ -24,11 +24,11 @@ class Envelope(Generic[T]):
     bytes_max: int
 
     def seal(self, body: bytes) -> bytes:
-        """Put a packed record in."""
+        """Return a packed record with its magic and checksum."""
         return b"".join((self.magic, payload_checksum([body]), body))
 
     def open(self, raw: bytes) -> T:
-        """Take out what `seal` put in; raise CorruptDataError for anything else."""
+        """Return the record in an envelope; raise CorruptDataError for anything else."""
         lead = len(self.magic) + CHECKSUM_BYTES
         if not lead <= len(raw) <= self.bytes_max or not raw.startswith(self.magic):
             message = f"not a {self.what} of this version"

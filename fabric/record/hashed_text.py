@@ -1,7 +1,7 @@
-"""A text that a directive takes out, recognised later without being stored.
+"""Hash of a text that a directive removes, to find the text again without storing it.
 
 A record must not keep what it was asked to forget. So it keeps the text's length, a digest, and 16
-bits of a rolling hash, by which the few places are found where comparing the digest is worth while.
+bits of a rolling hash that finds the few places where the digest has to be compared.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _KEPT_BITS: Final = 16  # of the rolling hash: too few to compute the text from
 
 @dataclass(frozen=True, slots=True)
 class HashedText:
-    """A text to find again, by digest and length."""
+    """Digest, length and rolling hash of a text."""
 
     chars: int
     hint: int  # the upper bits of its rolling hash
@@ -29,18 +29,18 @@ class HashedText:
 
     @property
     def is_valid(self) -> bool:
-        """Return whether it can be of a text."""
+        """Return whether the values are in range."""
         in_range = 0 < self.chars <= DIRECTED_TEXT_CHARS_MAX and 0 <= self.hint < 1 << _KEPT_BITS
         return in_range and len(self.digest) == _DIGEST_BYTES
 
 
 def hash_text(text: str) -> HashedText:
-    """Describe a text."""
+    """Hash a text."""
     return HashedText(len(text), int(_hints(text, len(text))[0]), _digest(text))
 
 
 def text_places(wanted: HashedText, text: str) -> list[int]:
-    """List the characters at which the wanted text begins; no two of its places overlap."""
+    """List the positions at which the wanted text starts, without overlaps."""
     if wanted.chars > len(text):
         return []
     found: list[int] = []
@@ -52,7 +52,7 @@ def text_places(wanted: HashedText, text: str) -> list[int]:
 
 
 def replace_text(wanted: HashedText, text: str, replacement: str) -> str:
-    """Return a text with each place of the wanted one replaced."""
+    """Return a text with every occurrence of the wanted one replaced."""
     for at in reversed(text_places(wanted, text)):
         text = text[:at] + replacement + text[at + wanted.chars :]
     return text

@@ -6,8 +6,8 @@
 A tag is keyed BLAKE2b-256 over the tag before it, the frame's first eight bytes and its body:
 no frame can be changed, left out, repeated or moved. The header's numbers say how long the
 record is, and the record says how long each block is, so every length is checked against what
-must come before anything is allocated. END holds xxh3-128 over everything before it: who has no
-key (the command line, storing a file) can still tell a whole file from a damaged one.
+must come before anything is allocated. END holds xxh3-128 over everything before it: a
+reader without the key (the command line, storing a file) can still detect damage.
 """
 
 import hmac
@@ -44,7 +44,7 @@ TAG_BYTES: Final = 32
 HEAD_BYTES: Final = 8
 END_BYTES: Final = 16
 OVERHEAD_BYTES: Final = HEAD_BYTES + TAG_BYTES
-# A file's first bytes that surely hold its header.
+# Length of a file's beginning that always holds its header.
 LEAD_BYTES_MAX: Final = len(MAGIC) + OVERHEAD_BYTES + HIBERNATION_HEADER_BYTES_MAX
 
 
@@ -61,7 +61,7 @@ class SignedWith(StrEnum):
     """Owner of the key that makes the tags."""
 
     FABRIC = "fabric"  # the cluster key and the tenant: comes back to this fabric only
-    KEY = "key"  # one that the caller brought: goes wherever that key goes
+    KEY = "key"  # from the caller: can be read wherever that key is
 
 
 _LENGTH_MAX: Final = {
@@ -75,11 +75,11 @@ _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 
 @dataclass(frozen=True, slots=True)
 class HibernationHeader:
-    """First frame of a file: its own description."""
+    """First frame of a file: its description."""
 
     signed_with: SignedWith
     key_id: bytes  # tells a wrong key from a damaged file
-    salt: bytes  # from which the owner of a brought key derives it again; no secret
+    salt: bytes  # from which the owner of the caller's key derives it again; not secret
     tenant: TenantId  # empty in a file that may leave the fabric
     agent: AgentId
     fingerprint: Fingerprint
@@ -102,15 +102,15 @@ class Frame:
 
 
 def fabric_signing_key(cluster_key: bytes, tenant: TenantId) -> bytes:
-    """Derive the 32-byte key that signs one tenant's files for this very fabric."""
+    """Derive the 32-byte key that signs one tenant's files for this fabric only."""
     salt = tenant_salt(cluster_key, tenant)
     return blake2b(digest_size=SIGNING_KEY_BYTES, key=salt, person=b"mf-hibernate").digest()
 
 
 def brought_signing_key(key: bytes) -> bytes:
-    """Derive the 32-byte signing key from one of 32 bytes that a caller brought."""
+    """Derive the 32-byte signing key from a caller's 32-byte key."""
     if len(key) != SIGNING_KEY_BYTES:
-        message = f"a signing key has {SIGNING_KEY_BYTES} bytes"
+        message = f"a signing key must have {SIGNING_KEY_BYTES} bytes"
         raise RejectedError(message, code="invalid_signing_key")
     return blake2b(digest_size=SIGNING_KEY_BYTES, key=key, person=b"mf-hibern-key").digest()
 
@@ -121,7 +121,7 @@ def key_id(signing_key: bytes) -> bytes:
 
 
 def require_sound(holds: bool, why: str) -> None:  # noqa: FBT001 - reads as a sentence
-    """Raise RejectedError, saying what is wrong, unless the bytes are those that were written."""
+    """Raise RejectedError with a reason unless `holds`."""
     if not holds:
         message = f"the hibernation file is damaged: {why}"
         raise RejectedError(message, code="damaged_file")
@@ -167,7 +167,7 @@ def _parts(whole: memoryview) -> Iterator[memoryview]:
 
 
 class _TagChain:
-    """The tags of a file, each over the one before it."""
+    """Chain of a file's tags, each computed over the one before."""
 
     def __init__(self, signing_key: bytes) -> None:
         self._key = signing_key
@@ -186,9 +186,9 @@ class _TagChain:
 
 
 def peek_header(lead: bytes) -> HibernationHeader | None:
-    """Read the header off a file's first bytes, unverified; None where more are needed.
+    """Read the unverified header from a file's first bytes; return None if more are needed.
 
-    Raises RejectedError for what is no file of this format. `LEAD_BYTES_MAX` bytes suffice.
+    Raises RejectedError for a file of another format. `LEAD_BYTES_MAX` bytes suffice.
     """
     _check_magic(lead)
     start = len(MAGIC) + HEAD_BYTES
@@ -201,9 +201,9 @@ def peek_header(lead: bytes) -> HibernationHeader | None:
 
 
 class FrameReader:
-    """Takes a file's bytes as they come and gives its verified frames.
+    """Incremental reader that verifies a file's frames.
 
-    Holds no more than one frame beside what it is fed. Without a signing key it checks lengths,
+    Buffers at most one frame besides the bytes it is fed. Without a signing key it checks lengths,
     order and the checksum at the end, which tell damage but not forgery.
     """
 
@@ -216,11 +216,11 @@ class FrameReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last frame was the file's last."""
+        """Whether the whole file was read."""
         return self._last_kind is FrameKind.END and not self._pending
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that these bytes complete; raise RejectedError at the first doubt."""
+        """Yield the frames that these bytes complete; raise RejectedError if one is invalid."""
         self._pending += data
         if not self._has_begun:
             _check_magic(self._pending)
@@ -242,14 +242,14 @@ class FrameReader:
         require_sound(not (is_over and self._pending), "something follows its end")
 
     def finish(self) -> None:
-        """Raise RejectedError unless the file came whole."""
+        """Raise RejectedError unless the file is complete."""
         if not self.is_complete:
             message = "the hibernation file was cut short"
             raise RejectedError(message, code="truncated_file")
 
     def _next_head(self, head: bytes) -> tuple[FrameKind, int]:
         kind, length = _parse_head(head)
-        # Record and blocks may take several frames each; nothing else repeats or is left out.
+        # Record and blocks may take several frames each; other kinds must occur once.
         last = self._last_kind or 0
         repeats = kind == last and kind in (FrameKind.RECORD, FrameKind.BLOCK)
         require_sound(kind == last + 1 or repeats, "its parts are not in order")
@@ -269,7 +269,7 @@ class FrameReader:
 
 
 def open_reader(header: HibernationHeader, signing_key: bytes) -> FrameReader:
-    """Return a reader for the file that begins with `header`; refuse any key but its own."""
+    """Return a reader for the file of `header`; raise RejectedError for another key."""
     if not hmac.compare_digest(header.key_id, key_id(signing_key)):
         message = (
             "the hibernation file is signed by another fabric or tenant; to move an agent there, "
@@ -288,7 +288,7 @@ def _check_magic(lead: bytes | bytearray) -> None:
     if known.startswith(FAMILY):
         message = "the hibernation file is of another format version than this macfabric reads"
         raise RejectedError(message, code="unknown_version")
-    message = "this is no hibernation file"
+    message = "not a hibernation file"
     raise RejectedError(message, code="not_a_hibernation_file")
 
 

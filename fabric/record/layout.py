@@ -35,13 +35,14 @@ class Held:
 
     piece: Piece
     origin: Origin
-    is_anew: bool = False  # memory has its rows, to be stored by themselves: the block is lost,
-    # or it is another agent's, of whom nothing else is to be kept
+    # Its rows are in memory, and stored again as a block: the stored one is lost, or another
+    # agent's, of which no more may be kept.
+    is_anew: bool = False
     window: BlockRef | None = None  # the same tokens of window layers, where they are stored
 
     @property
     def tokens_count(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return self.piece.tokens_count
 
     @property
@@ -52,7 +53,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Tokens that are to be computed where they are."""
+    """Tokens that have to be computed in place."""
 
     tokens_count: int
 
@@ -81,15 +82,15 @@ class Layout:
 
     @property
     def is_edited(self) -> bool:
-        """Say whether an edit has a part in any of it."""
+        """Return whether any part was computed before an edit in front of it."""
         return self.head_tokens > 0 and self.tokens_count > self.exact_tokens
 
     def as_it_is(self) -> "Layout":
-        """Return it without edits where none has a part in any of it."""
+        """Return an unedited layout if no edit affects any part."""
         return self if self.is_edited else Layout(self.parts, states=self.states)
 
     def placed(self) -> Iterator[tuple[int, int, Part]]:
-        """Yield each part with the positions where it begins and ends."""
+        """Yield start, end and part, in order."""
         end = 0
         for part in self.parts:
             start, end = end, end + part.tokens_count
@@ -161,7 +162,7 @@ class Layout:
         return self.cut(end).losing(missing)
 
     def losing(self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX) -> "Layout":
-        """Return it with the parts of lost blocks as what memory alone has.
+        """Return the layout with the parts of lost blocks marked as being in memory only.
 
         Memory has the rows of windows from `windows_from` on. A part of a block is stored again
         with those, under one new name for both.
@@ -183,19 +184,19 @@ class Layout:
 
     @property
     def grid(self) -> WindowGrid:
-        """Where the blocks of its tokens begin: its holes' and those behind its head."""
+        """Grid of the blocks that are going to be stored: of the holes and after the head."""
         holes = [(start, end) for start, end, part in self.placed() if isinstance(part, Hole)]
         within = [(start, end) for start, end in holes if start < self.head_tokens]
         return WindowGrid(self.exact_tokens, (*within, (self.head_tokens, AGENT_TOKENS_MAX)))
 
     def without(self, start: int, end: int) -> "Layout":
-        """Return it with the tokens `start:end` of its head as a hole."""
-        before, behind = _sliced(self, 0, start, 0), _sliced(self, end, self.tokens_count, 0)
-        parts = (*before, Hole(end - start), *behind)
+        """Return the layout with the tokens `start:end` of its head as a hole."""
+        before, after = _sliced(self, 0, start, 0), _sliced(self, end, self.tokens_count, 0)
+        parts = (*before, Hole(end - start), *after)
         return replace(self, parts=parts, exact_tokens=min(self.exact_tokens, start))
 
     def cut(self, tokens_count: int) -> "Layout":
-        """Return its first `tokens_count` tokens."""
+        """Return the layout of the first `tokens_count` tokens."""
         if tokens_count >= self.tokens_count:
             return self
         head = min(self.head_tokens, tokens_count)
@@ -205,21 +206,21 @@ class Layout:
         return Layout(parts, head, exact, self.notes, self.lenders, states)
 
     def parts_of(self, start: int, end: int, shift: int) -> tuple[Part, ...]:
-        """Return what there is of the tokens `start:end`, `shift` further behind."""
+        """Return the parts of the tokens `start:end`, moved by `shift`."""
         return tuple(_sliced(self, start, end, shift))
 
     def with_parts(self, parts: Iterable[Part]) -> "Layout":
-        """Return it with parts that are as long as its own."""
+        """Return the layout with other parts of the same lengths."""
         return replace(self, parts=tuple(parts))
 
     def without_open_end(self) -> "Layout":
-        """Return it up to the last tokens that are held: behind them all is computed anyway."""
+        """Return the layout up to its last stored part: all after it is computed anyway."""
         ends = [end for _, end, part in self.placed() if isinstance(part, Held)]
         return self.cut(ends[-1] if ends else 0)
 
     def moved(self, moves: Sequence[Move], notes: Sequence[EditNote] = ()) -> "Layout":
-        """Return it with its tokens moved, and holes where none of them went."""
-        assert (moves[0].start, moves[0].new_start) == (0, 0), "what comes first stays"
+        """Return the layout with its tokens moved, and holes where none of them go."""
+        assert (moves[0].start, moves[0].new_start) == (0, 0), "the head stays in place"
         parts: list[Part] = []
         end = 0
         for move in moves:
@@ -300,7 +301,7 @@ def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A block that is to be stored, and how far its rows lie from where they were computed."""
+    """Block to be stored, and the distance of its rows from where they were computed."""
 
     span: BlockSpan
     delta: int = 0
@@ -308,7 +309,7 @@ class Unstored:
 
 @dataclass(frozen=True, slots=True)
 class NamedHead:
-    """A layout's head with its holes as blocks to be stored, and how blocks behind it are named."""
+    """Head of a layout with its holes as blocks to be stored, and the lineage of later blocks."""
 
     layout: Layout
     parts: tuple[Held | Unstored, ...]
@@ -316,12 +317,12 @@ class NamedHead:
 
     @property
     def spans(self) -> tuple[BlockSpan, ...]:
-        """The blocks that are to be stored: of its holes, and of what was lost."""
+        """The blocks to be stored: of holes, and of lost blocks."""
         return tuple(part.span for part in self.parts if isinstance(part, Unstored))
 
     @property
     def windows(self) -> Iterator[tuple[int, BlockRef]]:
-        """The blocks of window layers that its parts have, and the token behind each part."""
+        """The window blocks of its parts, and the end of each part."""
         end = 0
         for part in self.parts:
             if isinstance(part, Unstored):
@@ -332,7 +333,7 @@ class NamedHead:
                 yield end, part.window
 
     def filled(self, refs: Iterable[BlockRef], ids: U32s) -> tuple[PieceTable, EditedHead]:
-        """Return the head's pieces, its `spans` stored as `refs`, and what a record says of it."""
+        """Return the head's pieces, with `spans` stored as `refs`, and the record's head."""
         stored, pieces, origins = iter(refs), [], []
         for part in self.parts:
             if isinstance(part, Unstored):
@@ -348,7 +349,7 @@ class NamedHead:
             layout.exact_tokens,
             tuple(origins),
             layout.notes,
-            # Absent would mean that nothing is known where there are many notes.
+            # With this many notes, an absent list would mean unknown lenders.
             layout.lenders if layout.lenders or len(layout.notes) == EDITS_NOTED_MAX else None,
         )
         return PieceTable(tuple(pieces)), head
@@ -357,14 +358,14 @@ class NamedHead:
 def named_head(
     layout: Layout, salt: bytes, fingerprint: Fingerprint, ids: Sequence[int]
 ) -> NamedHead:
-    """Name the blocks of a layout's holes: each by all that was in the cache before it."""
+    """Name the blocks of a layout's holes, each by all parts of the cache before it."""
     head = layout.cut(layout.head_tokens)
     parts: list[Held | Unstored] = []
     lineage = _Lineage()
     for start, end, part in head.placed():
         if isinstance(part, Hole):
-            behind = EditLineage(start, lineage.digest())
-            for span in block_spans(salt, fingerprint, ids[:end], lineage=behind):
+            before = EditLineage(start, lineage.digest())
+            for span in block_spans(salt, fingerprint, ids[:end], lineage=before):
                 parts.append(Unstored(span))
                 lineage.add(span.block_hash, 0, span.end - span.start, 0)
         elif part.is_anew:
@@ -379,11 +380,11 @@ def named_head(
 
 
 def _stored_again(part: Held, salt: bytes, fingerprint: Fingerprint, start: int) -> BlockSpan:
-    """Name what is kept of a block: by itself if all is, else by which part of it that is."""
+    """Name a stored part: by the block if it is whole, else by which part of it this is."""
     piece, origin, end = part.piece, part.origin, start + part.tokens_count
     if part.tokens_count == piece.block.tokens_count:
         return BlockSpan(start, end, origin.parent, piece.block.block_hash)
-    if not piece.start:  # the first rows of a block are those of these tokens alone
+    if not piece.start:  # the first rows of a block depend on these tokens only
         name = block_hash(salt, fingerprint, origin.parent, origin.tokens[: piece.end])
         return BlockSpan(start, end, origin.parent, name)
     of = _Lineage()
@@ -394,8 +395,8 @@ def _stored_again(part: Held, salt: bytes, fingerprint: Fingerprint, start: int)
 
 
 def head_lineage(record: Manifest) -> EditLineage:
-    """Return how the blocks behind a record's edited head are named."""
-    assert record.edited is not None, "only of an edited one"
+    """Return the lineage that names the blocks after a record's edited head."""
+    assert record.edited is not None, "only edited records have a head"
     lineage = _Lineage()
     for piece in record.pieces.items[: len(record.edited.origins)]:
         lineage.add(piece.block.block_hash, piece.start, piece.end, piece.delta)
@@ -403,7 +404,7 @@ def head_lineage(record: Manifest) -> EditLineage:
 
 
 class _Lineage:
-    """Digests what a cache holds, part by part."""
+    """Digest of a cache's parts."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=LINEAGE_BYTES, person=b"mf-lineage-v1")
@@ -424,13 +425,13 @@ def _losing(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) -> Pa
     is_lost = part.piece.block in lost or (is_resident and not has_window)
     if has_window and not is_lost:
         return part
-    # A block that is stored again has another name, which the one of its windows follows from.
+    # A block that is stored again gets another name, and so do its windows.
     window = part.window if has_window and not is_lost else None
     return replace(part, is_anew=part.is_anew or is_lost, window=window)
 
 
 def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
-    """Yield what there is of the tokens `start:end`, `shift` further behind."""
+    """Yield the parts of the tokens `start:end`, moved by `shift`."""
     for part_start, part_end, part in layout.placed():
         first, last = max(start, part_start), min(end, part_end)
         if first >= last:
@@ -447,7 +448,7 @@ def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
 
 
 def joined_parts(parts: Iterable[Part]) -> Iterator[Part]:
-    """Join neighbours that are one part of one block."""
+    """Join neighbours that are adjacent parts of one block."""
     last: Part | None = None
     for part in parts:
         if isinstance(last, Held) and isinstance(part, Held) and part.piece.continues(last.piece):

@@ -1,10 +1,10 @@
-"""A cache that is put together out of several records: what it lacks is taken from others.
+"""Layout of a cache patched with parts of other agents' caches.
 
     own      [ block 0 )( hole          )[ rest )( hole                    )
     others             [ part of theirs )         ( hole )[ part of theirs )
 
-Of a block that an agent has a part of, that part is stored again as its own: the rest is another
-agent's text, which is none of its business and goes when that agent is erased.
+A borrowed part of a block is stored again as the borrower's: the rest of the block is another
+agent's text, which is removed when that agent is erased.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,21 +18,21 @@ from fabric.record.lenders import Lender, merge_lenders
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Tokens of a record's cache that go somewhere in another one."""
+    """Tokens of one cache that are moved into another."""
 
     source: Layout
     move: Move
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What there is of them, where they go."""
+        """The parts of these tokens, moved to their new place."""
         by = self.move.new_start - self.move.start
         parts = self.source.parts_of(self.move.start, self.move.end, by)
         return tuple(map(own_part, parts))
 
 
 def own_part(part: Part) -> Part:
-    """Return another agent's part as it may be kept: by itself, where its block has more."""
+    """Return another agent's part, to be stored again unless it is the whole block."""
     if isinstance(part, Held) and part.tokens_count < part.piece.block.tokens_count:
         return replace(part, is_anew=True)
     return part
@@ -44,7 +44,7 @@ def patched(
     notes: Sequence[EditNote] = (),
     lenders: Sequence[Lender] = (),
 ) -> Layout:
-    """Return a layout with patches in its holes and behind it, in order, and holes between."""
+    """Return a layout with patches in its holes and after it, and holes in between."""
     placed: list[tuple[int, tuple[Part, ...]]] = [
         (start, (part,)) for start, _, part in base.placed() if isinstance(part, Held)
     ]

@@ -135,18 +135,18 @@ class Manifest:
 
     @property
     def is_found_by_content(self) -> bool:
-        """Say whether prompts that begin like it may continue it, besides those with its id."""
+        """Return whether prompts that begin like it may continue it, besides those with its id."""
         is_whole = not self.is_truncated and self.edited is None
         return is_whole and not self.provenance.is_fork and not self.is_private
 
     @property
     def is_private(self) -> bool:
-        """Say whether no other agent may begin with its memory."""
+        """Return whether no other agent may begin with its memory."""
         return self.settings is not None and self.settings.is_private
 
     @property
     def is_truncated(self) -> bool:
-        """Say whether the record lost its end: its text begins like conversations of others."""
+        """Return whether the record lost its end: its text begins like conversations of others."""
         return self.provenance.truncated_by is not None
 
     @property
@@ -282,7 +282,7 @@ def _placing_problem(manifest: Manifest) -> str | None:
         if not (_are_of_pieces(manifest) if is_edited else _are_on_grid(places)):
             return "a block starts where none does"
         if any(place.end > manifest.tokens_count for place in places):
-            return "a block ends behind the tokens"
+            return "a block ends after the last token"
         if any(a.end >= b.end for a, b in pairwise(places)):
             return "blocks are not in order"
     return None
@@ -293,7 +293,7 @@ def _are_on_grid(places: tuple[Placed, ...]) -> bool:
 
 
 def _are_of_pieces(manifest: Manifest) -> bool:
-    """Say whether each window block is of the same tokens as the block of a piece that ends there.
+    """Return whether each window block has the tokens of the piece that ends there.
 
     Of an edited cache the piece may be a part of both.
     """

@@ -16,30 +16,30 @@ _ID_BYTES: Final = 8
 
 
 class MessagePart(StrEnum):
-    """The part of a message that a directive replaces, where that is not its text."""
+    """Part of a message, other than its text, that a directive replaces."""
 
     ARGUMENTS = "arguments"  # of the call that it names
 
 
 @dataclass(frozen=True, slots=True)
 class OtherParts:
-    """Which calls a message of the record makes or answers, and how much it has besides text."""
+    """Calls that a message makes or answers, and the size of what it has besides text."""
 
     number: int  # of the message
     chars: int  # of thoughts, names, ids and arguments
-    digest: bytes  # of who says it and its text, calls apart
+    digest: bytes  # of role and text, without calls
     ids: tuple[bytes, ...] = ()  # digests of its calls' ids, the client's and the model's
 
     @property
     def is_valid(self) -> bool:
-        """Return whether it can be of a message."""
+        """Return whether the values are in range."""
         in_range = 0 <= self.number < MESSAGES_MAX and self.chars >= 0
         sizes = {len(each) for each in self.ids} <= {_ID_BYTES} and len(self.digest) == DIGEST_BYTES
         return in_range and sizes and len(self.ids) <= CALL_IDS_KNOWN_MAX
 
 
 def other_parts(number: int, message: Message, sent: Message) -> OtherParts | None:
-    """Describe a message; `sent` is the same as its client spells it. None if it is text only."""
+    """Describe a message; `sent` is how its client spells it. Return None if it is text only."""
     own = [use.id for each in (message, sent) for use in each.uses]
     ids = {*own, message.result_of, sent.result_of} - {None}
     chars = sum(map(len, _all_parts(message)))
@@ -50,7 +50,7 @@ def other_parts(number: int, message: Message, sent: Message) -> OtherParts | No
 
 
 def id_digest(call_id: str) -> bytes:
-    """Return by what the id of a call is recognised."""
+    """Return the digest of a call's id."""
     spelled = call_id.encode("utf-8", "surrogatepass")
     return blake2b(spelled, digest_size=_ID_BYTES, person=b"mf-call-id").digest()
 
@@ -61,7 +61,7 @@ def text_only_digest(message: Message) -> bytes:
 
 
 def all_words(message: Message) -> str:
-    """Return everything that replacing a whole message takes out."""
+    """Return all text that replacing the whole message removes."""
     arguments = (spelled_arguments(use.arguments) for use in message.uses if use.arguments)
     return "".join([message.reasoning or "", *message.texts, *arguments])
 
@@ -72,7 +72,7 @@ def without_arguments(message: Message) -> Message:
 
 
 def with_arguments(message: Message, use_at: int, text: str | None) -> Message:
-    """Give one call other arguments, an object as JSON text; none where there is no text."""
+    """Replace the arguments of one call by a JSON object; by none if there is no text."""
     uses = list(message.uses)
     uses[use_at] = replace(uses[use_at], arguments=read_object(text) or {})
     return replace(message, uses=tuple(uses))
@@ -88,12 +88,12 @@ def read_object(text: str | None) -> dict[str, Any] | None:
 
 
 def has_words(message: Message, wanted: HashedText) -> bool:
-    """Return whether a text is in a message besides its own text."""
+    """Return whether a message contains a text outside its own text."""
     return any(text_places(wanted, part) for part in _all_parts(message))
 
 
 def without_words(message: Message, wanted: HashedText, text: str) -> Message:
-    """Replace a text wherever a message has it besides its own text."""
+    """Replace a text wherever a message has it outside its own text."""
     uses = tuple(
         ToolUse(
             replace_text(wanted, use.name, text),
@@ -144,7 +144,7 @@ def _leaves(value: Any, depth: int) -> Iterator[str]:
 def _arguments_without(
     arguments: dict[str, Any] | str, wanted: HashedText, text: str
 ) -> dict[str, Any] | str:
-    """Replace a text in arguments; where it is not within one value of them, none are left."""
+    """Replace a text in arguments; empty them if it is not within one of their values."""
     if not arguments or not any(text_places(wanted, each) for each in _spellings(arguments)):
         return arguments
     parsed = read_object(arguments) if isinstance(arguments, str) else dict(arguments)

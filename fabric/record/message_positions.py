@@ -1,7 +1,7 @@
-"""The messages of an agent's last whole conversation: who, how long, and where in its text.
+"""Positions of the messages of an agent's last whole conversation in its record's text.
 
-There is no text in it. A message is known again by its digest, and lies in the record's text where
-the template put it there as it came, between the same two marks, and only once between them.
+These hold no text. A digest identifies a message. Its position is known if the template copied its
+text unchanged, between two marks that contain it only once.
 """
 
 import struct
@@ -24,7 +24,7 @@ _ROLES: Final = (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, Me
 
 
 def message_digest(message: Message) -> bytes:
-    """Return by what a message is known again: who says it, its text, and its calls without ids."""
+    """Return the digest that identifies a message: of role, text, and calls without their ids."""
     spelled = f"{message.role.value}\0{''.join(message.texts)}".encode("utf-8", "surrogatepass")
     for use in message.uses:
         call = f"\0{use.name}\0{spelled_arguments(use.arguments)}"
@@ -34,26 +34,26 @@ def message_digest(message: Message) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message as its client sends it, and the text that the template is given in its place."""
+    """Message of a client, and the text that the template gets instead of its own."""
 
     role: MessageRole
     digest: bytes
     chars: int
-    text: str | None  # None: it is left out
+    text: str | None  # None: the message is left out
     is_edited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePosition:
-    """One message; `start` and `size_bytes` say where in the record's text it is."""
+    """Position of one message in the record's text, in bytes."""
 
     role: MessageRole
     digest: bytes
     chars: int  # as its client sends it
-    start: int | None = None  # None: nobody knows
+    start: int | None = None  # None: unknown
     size_bytes: int = 0
-    lead_chars: int = 0  # white space that the template left out in front of it
-    is_edited: bool = False  # it reads otherwise there than its client sends it
+    lead_chars: int = 0  # white space before it that the template left out
+    is_edited: bool = False  # a directive changed it there
 
     @property
     def at(self) -> tuple[int, int] | None:
@@ -68,12 +68,12 @@ class MessagePosition:
 
 @dataclass(frozen=True, slots=True)
 class MessagePositions:
-    """All of them, in order."""
+    """Positions of all messages of a conversation, in order."""
 
     messages: tuple[MessagePosition, ...]
 
     def to_wire(self) -> bytes:
-        """Pack each into 32 bytes."""
+        """Pack each position into 32 bytes."""
         return b"".join(map(_packed, self.messages))
 
     @classmethod
@@ -81,12 +81,12 @@ class MessagePositions:
         """Unpack; raise CorruptDataError for what `to_wire` did not write."""
         count, rest = divmod(len(raw), _ROW.size)
         if rest or count > MESSAGES_MAX:
-            message = "it has half a message, or too many"
+            message = "message positions are cut short, or too many"
             raise CorruptDataError(message)
         return cls(tuple(map(_unpacked, _ROW.iter_unpack(raw))))
 
     def problem(self, text_bytes: int) -> str | None:
-        """Say why they cannot lie in a text of so many bytes; None if they can."""
+        """Return why the positions are invalid for a text of so many bytes, or None."""
         done = 0
         for message in self.messages:
             if message.at is None:
@@ -98,16 +98,16 @@ class MessagePositions:
         return None
 
     def nth(self, number: int) -> int:
-        """Count the messages before this one that say the same."""
+        """Count the earlier messages with the same digest."""
         digest = self.messages[number].digest
         return sum(each.digest == digest for each in islice(self.messages, number))
 
     def edited(self, edits: Sequence[tuple[int, int, int]]) -> "MessagePositions":
-        """Return where they are once each edit, `start`, `end` and new size in bytes, is made."""
+        """Return the positions after edits, each of `start`, `end` and new size in bytes."""
         return MessagePositions(tuple(_edited(message, edits) for message in self.messages))
 
     def within(self, text_bytes: int) -> "MessagePositions":
-        """Return them as far as they are known in a text of which only so much is left."""
+        """Return the positions in a text that was cut to so many bytes."""
         cut = (m if m.end is None or m.end <= text_bytes else _lost(m) for m in self.messages)
         return MessagePositions(tuple(cut))
 

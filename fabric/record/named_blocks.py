@@ -1,4 +1,4 @@
-"""What the blocks of a record must be called, by its tokens."""
+"""Names that the blocks of a record must have, by its tokens."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -15,15 +15,15 @@ from fabric.record.piece_table import Piece
 def named_blocks(record: Manifest, salt: bytes) -> list[tuple[BlockRef, BlockSpan]]:
     """Pair a record's blocks, in the order of its `refs`, with the blocks of its tokens.
 
-    Those of an edited head are named by what they were. Behind it pieces are paired up to the
-    first that is not a whole block in its own place: behind it nothing can be said. A block is the
-    record's own if its span `names` it.
+    Blocks of an edited head are named by their origins. After the head, pieces are paired up to the
+    first that is not a whole block in its own place, as names after that cannot be known. A block
+    is the record's own if its span `names` it.
     """
     ids, model = record.token_ids, record.fingerprint
     named = list(_of_head(record, salt))
     lineage = head_lineage(record) if record.edited is not None else UNEDITED
     spans = block_spans(salt, model, ids, lineage=lineage)
-    for piece, span in zip(_behind_head(record), spans, strict=False):
+    for piece, span in zip(_after_head(record), spans, strict=False):
         if not piece.is_whole or piece.tokens_count != span.end - span.start:
             break
         named.append((piece.block, span))
@@ -55,5 +55,5 @@ def _of_head(record: Manifest, salt: bytes) -> Iterator[tuple[BlockRef, BlockSpa
         yield piece.block, span
 
 
-def _behind_head(record: Manifest) -> tuple[Piece, ...]:
+def _after_head(record: Manifest) -> tuple[Piece, ...]:
     return record.pieces.items[len(record.edited.origins) if record.edited is not None else 0 :]

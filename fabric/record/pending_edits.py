@@ -1,4 +1,4 @@
-"""Directives that an agent's own text does not reflect yet, and the text once it does."""
+"""Directives that an agent's own text does not reflect yet, and the text that they make."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from fabric.record.manifest import Manifest
 
 
 def pending(record: Manifest) -> tuple[Directive, ...]:
-    """Return what is still to be replaced in a record's own text, in order."""
+    """Return the directives still to be applied to a record's own text, in order."""
     placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
     if not placed:
         return ()
@@ -30,7 +30,7 @@ def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
 
 
 def rewritten(record: Manifest) -> bytes:
-    """Return what an agent remembers as the directives have it that are still to be made."""
+    """Return an agent's text with its pending directives applied."""
     text = record.text.encode("utf-8", "surrogatepass")
     for each in reversed(pending(record)):
         start, end = each.at or (0, 0)

@@ -1,4 +1,4 @@
-"""A KV cache as pieces of immutable blocks: what a record stores of it, and how it is edited.
+"""Piece table: a KV cache as pieces of immutable blocks, as a record stores it.
 
     position   0 ........ 256 ........ 512 .... n
     computed   [ block 0   )[ block 1   )[ tail  )   whole blocks, each in its own place
@@ -23,7 +23,7 @@ from fabric.u32s import U32s
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `start:end` of one block, `delta` positions behind those they were computed at."""
+    """Tokens `start:end` of one block, moved by `delta` positions from where they were computed."""
 
     block: BlockRef
     start: int
@@ -32,26 +32,26 @@ class Piece:
 
     @property
     def tokens_count(self) -> int:
-        """How many tokens of the block it has."""
+        """Number of tokens."""
         return self.end - self.start
 
     @property
     def is_whole(self) -> bool:
-        """Say whether it is a whole block in its own place."""
+        """Return whether this is a whole block where it was computed."""
         return (self.start, self.end, self.delta) == (0, self.block.tokens_count, 0)
 
     def continues(self, before: "Piece") -> bool:
-        """Say whether it and `before` are one part of one block."""
+        """Return whether this and `before` are adjacent parts of one block."""
         return (self.block, self.start, self.delta) == (before.block, before.end, before.delta)
 
     def moved(self, by: int) -> "Piece":
-        """Return it `by` positions further on."""
+        """Return the piece moved by `by` positions."""
         return replace(self, delta=self.delta + by) if by else self
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """One token: number `offset` of a block, `delta` positions behind where it was computed."""
+    """One token: number `offset` of a block, moved by `delta` positions."""
 
     block: BlockRef
     offset: int
@@ -60,7 +60,7 @@ class TokenPlace:
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """Pieces one behind the other, from position 0 on; raises CorruptDataError for what is none."""
+    """Consecutive pieces from position 0 on; raises CorruptDataError for invalid ones."""
 
     items: tuple[Piece, ...] = ()
     _ends: U32s = field(init=False, repr=False, compare=False)
@@ -90,15 +90,15 @@ class PieceTable:
         return self.items[index]
 
     def to_wire(self) -> tuple[Piece, ...]:
-        """Spell it for a record's bytes."""
+        """Return the pieces for a record's bytes."""
         return self.items
 
     @classmethod
     def from_wire(cls, items: tuple[Piece, ...]) -> "PieceTable":
-        """Read what `to_wire` wrote; raise CorruptDataError for what is no table."""
+        """Read what `to_wire` wrote; raise CorruptDataError for an invalid table."""
         return cls(items)
 
-    # --- what is where -----------------------------------------------------------------------
+    # --- lookup ------------------------------------------------------------------------------
 
     @property
     def tokens_count(self) -> int:
@@ -112,11 +112,11 @@ class PieceTable:
 
     @property
     def is_edited(self) -> bool:
-        """Say whether any piece is a part of a block, or away from its own place."""
+        """Return whether any piece is a part of a block, or was moved."""
         return not all(piece.is_whole for piece in self.items)
 
     def resolve(self, position: int) -> TokenPlace:
-        """Return where the token at `position` is."""
+        """Return the place of the token at `position`."""
         assert 0 <= position < self.tokens_count, "the position is one of a token"
         index = bisect_right(self._ends, position)
         piece = self.items[index]
@@ -146,15 +146,15 @@ class PieceTable:
     # --- other tables ------------------------------------------------------------------------
 
     def append(self, blocks: Iterable[BlockRef]) -> "PieceTable":
-        """Return it with whole blocks behind it, computed right there."""
+        """Return the table with whole blocks appended."""
         return PieceTable((*self.items, *(Piece(ref, 0, ref.tokens_count) for ref in blocks)))
 
     def slice(self, start: int, end: int) -> "PieceTable":
-        """Return the tokens `start:end` as a table of their own, which begins at position 0."""
+        """Return a table of the tokens `start:end`, which starts at position 0."""
         return PieceTable(tuple(part.moved(-start) for part in self._parts(start, end)))
 
     def splice(self, start: int, end: int, inserted: "PieceTable") -> "PieceTable":
-        """Return it with `inserted` in the place of the tokens `start:end`; what is behind moves.
+        """Return the table with the tokens `start:end` replaced by `inserted`; later ones move.
 
         Pieces that fit together again are joined: putting back what was taken out undoes it.
         """
@@ -164,7 +164,7 @@ class PieceTable:
         return PieceTable(tuple(_joined(chain(before, *moved))))
 
     def _parts(self, start: int, end: int) -> Iterator[Piece]:
-        """Yield what there is of the tokens `start:end`, as far from its own place as before."""
+        """Yield the pieces of the tokens `start:end`, with their deltas unchanged."""
         assert 0 <= start <= end <= self.tokens_count, "the range lies within the tokens"
         for piece, piece_end in zip(self.items, self._ends, strict=True):
             block_start = piece_end - piece.end  # where its block's first token would be
@@ -176,7 +176,7 @@ class PieceTable:
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Join neighbours that are one part of one block."""
+    """Join neighbours that are adjacent parts of one block."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None and piece.continues(last):

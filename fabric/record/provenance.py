@@ -1,4 +1,4 @@
-"""How a record came about, as far as that matters to who reads it.
+"""Provenance of a record: its origin, as far as readers need it.
 
 In bytes it is a map of text to text, as it was when it had no type. What does not parse, or comes
 from a later version, counts as absent: an agent can continue without any of it.
@@ -28,7 +28,7 @@ class TruncatedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LastServed:
-    """The node of an agent's last turn, and how many seconds it had served by then."""
+    """Node of an agent's last turn, and its seconds of service at that time."""
 
     node: NodeName
     seconds: int
@@ -40,7 +40,7 @@ class Provenance:
 
     served: LastServed | None = None
     copied_revision: int | None = None  # the owner's, that a replica was copied of
-    is_kept: bool = False  # a replica to be copied anew after its agent's turns
+    is_kept: bool = False  # a replica that is copied again after its agent's turns
     is_fork: bool = False  # without a turn of its own: only its own id finds it
     truncated_by: TruncatedBy | None = (
         None  # its text begins like conversations of others: likewise
@@ -49,7 +49,7 @@ class Provenance:
     answers: str = field(default="", repr=False)  # as `fabric/record/answers.py` spells them
 
     def to_wire(self) -> dict[str, str]:
-        """Spell it for a record's bytes."""
+        """Encode it for a record's bytes."""
         served = f"{self.served.node}:{self.served.seconds}" if self.served else None
         copied = None if self.copied_revision is None else str(self.copied_revision)
         notes = {
@@ -98,5 +98,5 @@ def _last_served(text: str) -> LastServed | None:
 
 
 def _truncated_by(text: str) -> TruncatedBy:
-    # Whoever it was: a cut record must not be taken for a whole one.
+    # An unknown cause counts too: a cut record must not be taken for a whole one.
     return TruncatedBy(text) if text in set(TruncatedBy) else TruncatedBy.FSCK

@@ -1,7 +1,7 @@
-"""An agent's record on its way out of a fabric, and into one that names blocks otherwise.
+"""Records that leave a fabric, or enter one whose block names differ.
 
 Block names are keyed by cluster and tenant, checksums by nothing: a record that comes in keeps
-its checksums, and its names are made anew from its tokens. Nothing else it says is believed.
+its checksums, and its names are recomputed from its tokens. Nothing else in it is trusted.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from fabric.record.truncate import without_edited
 
 @dataclass(frozen=True, slots=True)
 class RekeyedRecord:
-    """A record under this fabric's names, and its blocks in the order in which they come."""
+    """Record with this fabric's block names, and its blocks in file order."""
 
     record: Manifest
     blocks: tuple[tuple[BlockRef, BlockSpan], ...]
 
 
 def portable(record: Manifest, window_tokens: int) -> Manifest:
-    """Return what goes into a file: what is needed to go on, and nobody's claim on it."""
+    """Return the record for a file: what continuing needs, without owner or claims."""
     return replace(
         essential(record, window_tokens),
         state=OwnerState.OWNED,
@@ -103,7 +103,7 @@ def owned_anew(
 def derived_from(record: Manifest, source: Lender) -> Manifest:
     """Note the agent that a copy under another name was made of, as a lender of edited memory.
 
-    Rows kept after an edit may know what was taken out, which the copy's own text does not say.
+    Rows kept after an edit may depend on removed text, which the copy's own text does not have.
     """
     head = record.edited
     if head is None:
@@ -115,7 +115,7 @@ def derived_from(record: Manifest, source: Lender) -> Manifest:
 
 
 def _with_new_head(record: Manifest, salt: bytes) -> Manifest:
-    """Name the blocks of an edited head under `salt`: what is behind it is named by them.
+    """Name the blocks of an edited head under `salt`; the names after it follow from these.
 
     A block that follows on one of the record's own does so again. What others followed on is not
     in the file: they get a parent that no unedited block has.
@@ -138,7 +138,7 @@ def _with_new_head(record: Manifest, salt: bytes) -> Manifest:
 
 
 def _of_context(record: Manifest) -> Provenance:
-    """Keep of the provenance what is true of the context, whoever's it is."""
+    """Return the part of the provenance that stays true for another owner."""
     by = TruncatedBy.HIBERNATED if record.is_truncated else None
     return Provenance(truncated_by=by, answers=record.provenance.answers)
 

@@ -1,11 +1,11 @@
-"""Where a directive is to be made: placed in an agent's record once, and found again later.
+"""Spans: places of directives in an agent's record, set once and found again later.
 
     by number      |system|user|call|result ....|user|        messages 0, 1, 2 …
     by text        what stands there once, or each of its places
     by tokens      of the record, as it lists them
 
-What lies in a message is known again by what that message says, so that it holds for clients who
-send it again; what the record has of it is replaced there for those who do not.
+A span in a message is identified by the message's digest, so that it matches when a client sends
+the message again; for clients that do not, the record's own text is replaced.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,9 +32,9 @@ _CONTINUES, _LEADS = 0xC0, 0x80  # how a byte within a character begins
 
 @dataclass(frozen=True, slots=True)
 class WantedSpan:
-    """One directive as it was asked for: by messages, characters, text or tokens."""
+    """Requested span of a directive: messages, characters, a text or tokens."""
 
-    param: str  # by which complaints name it
+    param: str  # that errors name
     operation: OperationId
     mode: EditMode
     replacement: str | None = field(repr=False)
@@ -50,17 +50,17 @@ class WantedSpan:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Places them in one record."""
+    """Resolver of spans in one record."""
 
     record: Manifest
-    marks: Collection[int]  # tokens that are the template's, and nobody's words
+    marks: Collection[int]  # tokens that the template sets
     salt: bytes
     text: bytes = field(init=False)
     positions: tuple[MessagePosition, ...] = field(init=False)
     _beside: BesideTexts = field(init=False)
 
     def __post_init__(self) -> None:
-        """Spell the text once."""
+        """Encode the text once."""
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
         known = self.record.positions or MessagePositions(())
         object.__setattr__(self, "positions", known.messages)
@@ -70,7 +70,7 @@ class Spans:
         object.__setattr__(self, "_beside", beside)
 
     def check_known(self, directive: Directive) -> None:
-        """Raise RejectedError where no message is known that a directive names."""
+        """Raise RejectedError unless the message that a directive names is known."""
         parts = self.record.parts
         if parts is None or self.record.positions is None:
             return  # an older record, or a prompt that was no conversation
@@ -86,7 +86,7 @@ class Spans:
                 raise RejectedError(message, code="message_not_found", param="message")
 
     def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
-        """Place all of them; raise RejectedError that names the first that cannot be."""
+        """Resolve all spans; raise RejectedError for the first that cannot be."""
         found: list[tuple[str, Directive]] = []
         for each in wanted:
             found += ((each.param, made) for made in self._placed(each))
@@ -136,13 +136,13 @@ class Spans:
         return any(each.number == number and each.chars for each in self.record.parts or ())
 
     def _has_content(self, number: int) -> bool:
-        is_unknown = self.record.parts is None  # older records do not tell
+        is_unknown = self.record.parts is None  # an older record
         return is_unknown or self.positions[number].chars > 0 or self._has_parts(number)
 
     def _of_message(self, wanted: WantedSpan, number: int, replacement: str | None) -> Directive:
         position = self.positions[self._message(wanted, number)]
         if self._has_parts(number) and position.role is MessageRole.ASSISTANT:
-            # How a template writes the rest is not known: only a whole conversation loses it.
+            # How a template writes the rest is unknown: only a whole conversation removes it.
             made = self._made(wanted, replacement, number, None, None, position.chars)
             return replace(made, dropped=None)
         return self._made(wanted, replacement, number, None, position.at, position.chars)
@@ -186,10 +186,10 @@ class Spans:
                 yield replace(made, besides_text=hash_text(text), dropped=dropped(self.salt, text))
 
     def _found(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
-        """List where a text stands in what may be edited."""
+        """List the positions of a text in the parts that may be edited."""
         sought = text.encode("utf-8", "surrogatepass")
         areas = list(self._areas(wanted))
-        # One that overlaps itself may mean either place.
+        # A text that overlaps itself could mean either place.
         step = len(sought) if wanted.is_every else 1
         found = [place for area in areas for place in _places(self.text, sought, area, step)]
         for spelled in sorted(spellings(text)):
@@ -198,7 +198,7 @@ class Spans:
         return sorted(set(found))
 
     def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
-        """Yield the parts of the text in which no mark of the template stands."""
+        """Yield the parts of the text without marks of the template."""
         if wanted.first is not None:
             position = self.positions[self._message(wanted, wanted.first)]
             if (position.at is None or position.is_edited) and self._beside.has(wanted.first):
@@ -215,7 +215,7 @@ class Spans:
 
     @property
     def _tail(self) -> int:
-        """Where the last known message ends; behind it is what nobody sends again.
+        """End of the last known message; clients do not send the text after it again.
 
         White space there may be that message's own.
         """
@@ -231,9 +231,9 @@ class Spans:
         return max(sinks, default=0)
 
     def _tail_areas(self) -> Iterator[tuple[int, int]]:
-        """Yield the text after the known messages, without what opens a message.
+        """Yield the text after the known messages, without the openings of messages.
 
-        Nothing where the last of them may be in it: its client sends that one again.
+        Yields nothing if the last message may be in it: its client sends that one again.
         """
         if any(
             map(
@@ -265,7 +265,7 @@ class Spans:
             yield start, len(self.text)
 
     def _openings(self, parts: Sequence[tuple[int, int]]) -> set[bytes]:
-        """Learn from known messages, and from the last answer, what the template opens one with."""
+        """Return how the template opens messages, by the known ones and the last answer."""
         starts = [position.start for position in self.positions if position.start is not None]
         found = set()
         for start, end in parts:
@@ -294,7 +294,7 @@ class Spans:
             _refuse(wanted, "out_of_range", f"the agent's tokens are 0 to {record.tokens_count}")
         mark = next((at for at in range(start, end) if record.token_ids[at] in self.marks), None)
         if mark is not None:
-            why = f"token {mark} is a mark of the template: a span ends before it or begins behind"
+            why = f"token {mark} is a mark of the template: a span must not contain it"
             _refuse(wanted, "span_cuts_template", why)
         low, high = (record.token_ends[start - 1] if start else 0), record.token_ends[end - 1]
         while low and self.text[low : low + 1] and self.text[low] & _CONTINUES == _LEADS:
@@ -306,7 +306,7 @@ class Spans:
         return low, high
 
     def _at(self, wanted: WantedSpan, start: int, end: int) -> Iterator[Directive]:
-        """Make a directive of a part of the text: of one message, or behind all."""
+        """Make a directive for a part of the text, in one message or after all of them."""
         if start < self._sinks_end:
             why = f"the first {EDIT_SINK_TOKENS} tokens stay: all others attend to them"
             _refuse(wanted, "attention_sink", why)
@@ -375,7 +375,7 @@ class Spans:
 
 
 def tokens_of(record: Manifest, position: MessagePosition) -> tuple[int, int]:
-    """Return which of the record's tokens have a message's text; none where nobody knows."""
+    """Return the range of tokens with a message's text; empty if its position is unknown."""
     if position.start is None or position.end is None:
         return 0, 0
     start = bisect_right(record.token_ends, position.start)
@@ -404,7 +404,7 @@ def _why_unknown(number: int, position: MessagePosition) -> str:
 
 
 def _refuse_system(wanted: WantedSpan) -> NoReturn:
-    _refuse(wanted, "system_protected", "what the system says is never edited")
+    _refuse(wanted, "system_protected", "system messages cannot be edited")
 
 
 def _refuse(wanted: WantedSpan, code: str, why: str) -> NoReturn:

@@ -132,7 +132,7 @@ def tier_state(
     *,
     incoming: Mapping[TenantId, int] | None = None,
 ) -> Choice:
-    """Say how a tier stands with everybody in it."""
+    """Return how a tier stands with everybody in it."""
     return _Tier(candidates, budget_bytes, rules, incoming or {}).choice()
 
 

@@ -258,7 +258,7 @@ class FolderCheck:
 
 
 def _is_ours(entry: Entry) -> bool:
-    """Say whether a name is one that nodes give; what is in quarantine may have any."""
+    """Return whether a name is one that nodes give; what is in quarantine may have any."""
     if not entry.directory:
         return entry.leaf in (".", SPEC_FILE, MARKER, *FOLDERS)
     if entry.directory == block_files.DIRECTORY:

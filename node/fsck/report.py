@@ -11,7 +11,7 @@ from node.limits import FSCK_FINDINGS_MAX
 
 
 class Severity(StrEnum):
-    """What somebody should do about a finding."""
+    """Action that a finding calls for."""
 
     PROBLEM = "problem"  # something is lost or wrong
     LEFTOVER = "leftover"  # ordinary after a crash: the node's next start clears it away
@@ -60,7 +60,7 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """What somebody should do about it."""
+        """Action that this finding calls for."""
         return _SEVERITIES.get(self.kind, Severity.PROBLEM)
 
 

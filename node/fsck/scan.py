@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def is_exposed(self) -> bool:
-        """Say whether other users may do anything with it, or own it."""
+        """Return whether other users may do anything with it, or own it."""
         if stat.S_ISLNK(self.mode):
             return False  # a link's own mode means nothing
         return bool(self.mode & _OTHERS) or self.owner != os.geteuid()

@@ -131,7 +131,7 @@ class AgentStore:
     def state_span(
         self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
     ) -> BlockSpan:
-        """Name the recurrent state behind the first `end` of `ids`."""
+        """Name the recurrent state after the first `end` of `ids`."""
         salt = self.salt(tenant)
         span = span_ending(salt, self._fingerprint, ids, spans, end)
         return span.in_group(salt, CacheGroup.STATE)
@@ -139,7 +139,7 @@ class AgentStore:
     def named_refs(self, record: Manifest) -> list[tuple[BlockRef, BlockSpan]]:
         """Pair every block of a record with its place; raise CorruptDataError if one is not.
 
-        Names are made anew from the tokens under this cluster's key: nobody else's are believed.
+        Names are recomputed from the tokens under this cluster's key; others are not trusted.
         """
         named = named_blocks(record, self.salt(record.tenant))
         is_whole = len(named) == len(record.refs) and record.fingerprint == self._fingerprint
@@ -155,7 +155,7 @@ class AgentStore:
         origin: Origin,
         group: CacheGroup = CacheGroup.FULL,
     ) -> bool:
-        """Say whether a block's name follows from its tokens and those before them."""
+        """Return whether a block's name follows from its tokens and those before them."""
         salt = self.salt(tenant)
         chain = block_hash(salt, self._fingerprint, origin.parent, origin.tokens)
         return ref.group is group and ref.block_hash == group_hash(salt, chain, group)
@@ -223,7 +223,7 @@ class AgentStore:
         self._settle(manifest.key)
         if previous is not None:
             self.blocks.release(removed)
-        self.sweep()  # also what a first turn has read of a record that is gone by now
+        self.sweep()  # also blocks of a removed record that a first turn has read
 
     def doubted(self, key: AgentKey) -> Manifest | None:
         """Return the last record whose publish failed and that a restart may find, if any."""
@@ -231,7 +231,7 @@ class AgentStore:
         return doubts[-1].record if doubts else None
 
     def settle(self, key: AgentKey) -> bool:
-        """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
+        """Put back what a failed publish was to replace; return whether nothing is in doubt now."""
         self._manifests.settle(key)
         return self._settle_if_sure(key)
 
@@ -254,22 +254,21 @@ class AgentStore:
         return is_sure
 
     def _settle(self, key: AgentKey) -> None:
-        """Let go of records that can be found no more."""
+        """Release the blocks of records that a restart can no longer find."""
         for doubt in self._doubtful.pop(key, ()):
             self.blocks.release(doubt.added)
 
     def sweep(self) -> None:
-        """Remove what nobody needs; what the disk refuses stays until a later sweep."""
+        """Remove unreferenced blocks; those that the disk cannot remove wait for a later sweep."""
         try:
             self.blocks.sweep()
         except DiskError as error:
-            _log.error("blocks that nobody needs stay for now: %s", error.message)
+            _log.error("unreferenced blocks stay for now: %s", error.message)
 
     def erase_record(self, key: AgentKey, saved: Manifest | None) -> list[BlockRef]:
         """Remove an agent's record, and one that failed at its last step; return their blocks.
 
-        `saved` is the record that is known to stand. Raises DiskError, and then nothing is let
-        go of.
+        `saved` is the record that is known to be stored. Releases nothing if it raises DiskError.
         """
         self._manifests.remove(key)
         refs = [ref for doubt in self._doubtful.get(key, ()) for ref in doubt.added]
@@ -280,7 +279,7 @@ class AgentStore:
         return refs
 
     def erase_unknown(self, key: AgentKey | None = None) -> int:
-        """Remove erased records of agents that nobody knows of, such as shed ones; count them."""
+        """Remove erased records of unknown agents, such as shed ones; count them."""
         if key is None:
             return self._manifests.remove_erased()
         removed = self._manifests.remove_erased([self._manifests.digest(key)])
@@ -289,7 +288,7 @@ class AgentStore:
         return removed
 
     def erase_blocks(self, refs: Iterable[BlockRef]) -> ErasedFiles:
-        """Remove the blocks that erased records have let go of; raise DiskError."""
+        """Remove the blocks that only erased records referred to; raise DiskError."""
         refs = list(dict.fromkeys(refs))
         self.blocks.sweep()
         kept = {ref for ref in refs if self.blocks.has(ref)}
@@ -301,7 +300,7 @@ class AgentStore:
         )
 
     def erase_quarantined(self, key: AgentKey) -> bool:
-        """Empty the quarantine, as a block there may be anybody's; say if a record was theirs."""
+        """Empty the quarantine, whose blocks have no known owner; return if a record was theirs."""
         lead = f"{self._manifests.digest(key)}.mf"
         self.blocks.remove_leftovers()
         return any(leaf.startswith(lead) for leaf in self.blocks.empty_quarantine())
@@ -313,7 +312,7 @@ class AgentStore:
             self.blocks.empty_quarantine()
 
     def evict(self, manifests: Sequence[Manifest]) -> None:
-        """Remove agents' records and every block that nobody else refers to; raise DiskError."""
+        """Remove agents' records and every block that no other refers to; raise DiskError."""
         self._manifests.remove_all(record.key for record in manifests)
         for record in manifests:
             self._settle(record.key)

@@ -1,6 +1,7 @@
 """Block files: write, read with every check, name and quarantine one at a time.
 
-Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. Knows nothing of who needs them.
+Files are `blocks/<hash>-<checksum>.<group>` in one flat folder. This module does not know which
+records need them.
 """
 
 import logging
@@ -172,7 +173,7 @@ class BlockFiles:
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
 
     def exists(self, ref: BlockRef) -> bool:
-        """Tell whether there is a file of that name, whatever is in it."""
+        """Return whether there is a file of that name, whatever is in it."""
         try:
             self._disk.size_bytes(file_name(ref))
         except FileNotFoundError:
@@ -273,7 +274,7 @@ def require_finite(
 
 
 def _has_all_bits(raw: NDArray[np.uint8], bits: int) -> bool:
-    """Say whether in any of the numbers all of these bits are set."""
+    """Return whether in any of the numbers all of these bits are set."""
     if bits > np.iinfo(np.uint16).max:
         return bool(((raw.view(np.uint32) & np.uint32(bits)) == bits).any())
     return bool(((raw.view(np.uint16) & np.uint16(bits)) == bits).any())

@@ -1,4 +1,4 @@
-"""Which blocks are stored, who needs them, and who is at work on them. Memory only.
+"""Index of stored blocks: references, pins and running changes. Memory only.
 
 put: pin ─ busy[ write ] ─ indexed ─ retain (takes the pin) ─ … ─ release ─ sweep
 """
@@ -31,7 +31,7 @@ class BlockIndex:
             return next(iter(self._variants.get(block_hash, ())), None)
 
     def has(self, ref: BlockRef) -> bool:
-        """Tell whether these very bytes are stored."""
+        """Return whether these very bytes are stored."""
         with self._changed:
             return self._has(ref)
 
@@ -126,7 +126,7 @@ class BlockIndex:
                     self._weigh(ref)
 
     def take_unneeded(self, blocks_max: int) -> dict[BlockRef, int]:
-        """Drop blocks that nobody needs or works on, and mark them busy until `settle`."""
+        """Drop unreferenced idle blocks, and mark them busy until `settle`."""
         with self._changed:
             idle = (ref for ref in self._unneeded if ref not in self._busy)
             taken = {ref: self._variants[ref.block_hash][ref] for ref in islice(idle, blocks_max)}
@@ -143,7 +143,7 @@ class BlockIndex:
 
     @contextmanager
     def exclusive(self, ref: BlockRef) -> Iterator[None]:
-        """Wait until nobody else changes this block's file, and keep others waiting."""
+        """Hold the exclusive right to change this block's file."""
         with self._changed:
             self._changed.wait_for(lambda: ref not in self._busy)
             self._busy.add(ref)

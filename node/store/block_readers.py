@@ -59,7 +59,7 @@ class BlockReads:
 def failed_reads(
     count: int, read: Callable[[int], None], readers_count: int = BLOCK_READERS
 ) -> Iterator[int]:
-    """Read blocks 0 to `count`; yield each that raises UnreadBlockError, and go on behind it.
+    """Read blocks 0 to `count`; yield each that raises UnreadBlockError, and continue after it.
 
     Whatever else ends a read is raised.
     """

@@ -1,7 +1,7 @@
 """The warm tier: one model's blocks on one disk, shared by threads, records and peers.
 
-A block lives while a record refers to it (`retain`, `release`), or while its writer has not
-said so yet: `put` and `adopt` pin what they store until the next `retain` or `abandon` of
+A block is kept while a record refers to it (`retain`, `release`), or until its writer has
+published one: `put` and `adopt` pin what they store until the next `retain` or `abandon` of
 it. The rest is removed by `sweep`.
 
 A read that leaves any doubt quarantines the file and is a miss: this store may lose data,
@@ -120,7 +120,7 @@ class BlockStore:
         return self._index.references(ref)
 
     def has(self, ref: BlockRef) -> bool:
-        """Tell whether these very bytes are stored."""
+        """Return whether these very bytes are stored."""
         return self._index.has(ref)
 
     def shared(self, bytes_max: int) -> list[tuple[BlockRef, int]]:
@@ -183,7 +183,7 @@ class BlockStore:
     ) -> None:
         """Store a block as it came from a peer, and pin it; raise CorruptDataError in doubt.
 
-        That `ref.block_hash` follows from parent and tokens is for the caller to check, who
+        That `ref.block_hash` follows from parent and tokens has to be checked by the caller, who
         knows the tenant's salt.
         """
         self._files.check_received(ref, tokens, payload)
@@ -236,7 +236,7 @@ class BlockStore:
 
     @contextmanager
     def _doubting(self, ref: BlockRef) -> Iterator[None]:
-        """Take a block out of use if reading it raises, and report that as a miss."""
+        """Quarantine a block if reading it raises, and report a miss."""
         try:
             yield
         except FileNotFoundError:
@@ -254,7 +254,7 @@ class BlockStore:
 
     def _forget(self, ref: BlockRef) -> None:
         with self._index.exclusive(ref), suppress(DiskError):
-            if not self._files.exists(ref):  # another thread may have put it back meanwhile
+            if not self._files.exists(ref):  # another thread may have stored it again
                 self._index.drop(ref)
 
     def _quarantine(self, ref: BlockRef, reason: str) -> None:
@@ -285,7 +285,7 @@ class BlockStore:
         return Sweep(blocks_count, file_bytes)
 
     def _index_left(self, taken: Mapping[BlockRef, int]) -> None:
-        """Index again what a failed removal has left; what is gone must be written anew."""
+        """Index again the files that a failed removal has left."""
         for ref, size in taken.items():
             try:
                 self._disk.size_bytes(file_name(ref))
@@ -297,7 +297,7 @@ class BlockStore:
                 self._index.insert(ref, size)
 
     def _remove_unstored(self) -> None:
-        """Remove what the drive neither stored for good nor let go of when it was asked to."""
+        """Remove files whose write failed and that could not be removed then."""
         for ref in list(self._unstored):
             with self._index.exclusive(ref):
                 if not self.has(ref):
@@ -313,7 +313,7 @@ class BlockStore:
         self._disk.remove_leftovers()
 
     def empty_quarantine(self) -> list[str]:
-        """Remove all damaged files, which nobody can tell the owners of; name them."""
+        """Remove all damaged files, whose owners are unknown; return their names."""
         leaves = self.quarantined()
         if leaves:
             self._disk.remove_all([f"{QUARANTINE}/{leaf}" for leaf in leaves])

@@ -1,4 +1,4 @@
-"""A disk whose files are encrypted, for operators who ask for it (`node.encrypt_at_rest`).
+"""Disk with encrypted files (`node.encrypt_at_rest`).
 
 What is read decrypted is then checked like any plain file: encryption
 (`node/store/encrypted_file.py`) replaces none of the checks. Files are written and read in
@@ -50,7 +50,7 @@ def open_disk(
 ) -> PosixDisk:
     """Open a model's folder; raise FatalError where its files are encrypted with another key.
 
-    `encrypts`: whether what is written gets encrypted; None: if anything ever was.
+    `encrypts`: whether new files are encrypted; None: if the folder ever held encrypted files.
     """
     plain = PosixDisk(folder, durability, keeps_modes=keeps_modes)
     try:
@@ -61,7 +61,7 @@ def open_disk(
         return plain
     try:
         key = _key_of(folder, marker, cluster_key)
-        if marker is None:  # say that the folder holds encrypted files before it does
+        if marker is None:  # mark the folder before it holds encrypted files
             plain.publish(MARKER, [_named(key)])
     finally:
         plain.close()
@@ -105,7 +105,7 @@ class EncryptedPayload:
 
 
 class EncryptedDisk(PosixDisk):
-    """A PosixDisk that encrypts what it publishes, if told so, and reads both kinds."""
+    """PosixDisk that reads plain and encrypted files, and encrypts new ones if `encrypts`."""
 
     def __init__(
         self,

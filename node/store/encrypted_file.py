@@ -35,7 +35,7 @@ Part = bytes | bytearray | memoryview
 class EncryptedFile:
     """An open file that may be encrypted; one that is not is read as it is.
 
-    Closing the descriptor is the business of whoever opened it, unless `close` is called.
+    The caller that opened the descriptor closes it, unless `close` is called.
     """
 
     def __init__(self, descriptor: int, key: bytes, name: str) -> None:
@@ -99,7 +99,7 @@ def encrypted_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
 
 
 def _chunks(parts: Iterable[Part]) -> Iterator[tuple[memoryview, bool]]:
-    """Cut `parts`, one behind the other, into chunks; say which is the last, which may be empty.
+    """Cut consecutive `parts` into chunks, each with whether it is the last, which may be empty.
 
     A chunk is good until the next is asked for.
     """
@@ -120,7 +120,7 @@ def _chunks_count(file_bytes: int) -> int:
     count = -(-(file_bytes - HEAD_BYTES) // ENCRYPTED_CHUNK_BYTES)
     last_bytes = file_bytes - HEAD_BYTES - (count - 1) * ENCRYPTED_CHUNK_BYTES
     if count < 1 or last_bytes < TAG_BYTES:
-        message = "an encrypted file has a length that none has"
+        message = "an encrypted file has an impossible length"
         raise CorruptDataError(message)
     return count
 

@@ -1,8 +1,8 @@
-"""Encrypt what was stored before `node.encrypt_at_rest` was turned on, in every model's folder.
+"""Encryption of files from before `node.encrypt_at_rest` was turned on, in every model's folder.
 
-The served folder is encrypted before it is used. Those of other models follow beside the turns, a
-part at a time, each claimed meanwhile, and the node's health says so until none is left. A node
-that ends in the middle goes on with what is left at its next start.
+The served folder is encrypted before it is used. Other models' folders follow in the background, a
+part at a time, each locked for as long, and the node's health reports how many are left. A node
+that stops half-way continues at its next start.
 """
 
 import logging
@@ -45,12 +45,12 @@ class FolderEncryption:
         self._is_listed = False
 
     def start(self) -> None:
-        """Begin, if the settings say that what is stored is encrypted."""
+        """Start if the settings enable encryption."""
         if self._config.settings.encrypt_at_rest:
             self._loop.start()
 
     async def stop(self) -> None:
-        """End, once the part under way is encrypted."""
+        """Stop once the current part is encrypted."""
         await self._loop.stop()
         self._current = None  # closes the folder
 
@@ -60,15 +60,15 @@ class FolderEncryption:
             found = await self._workers.run(self._folders.list_all)
             self._waiting, self._is_listed = [folder.name for folder in found], True
             self._failed.clear()
-        self._say()
+        self._report()
         if self._current is None and not self._waiting:
-            self._is_listed = not self._failed  # those that another process has, say
+            self._is_listed = not self._failed  # for example those that another process has locked
             return ENCRYPTION_RETRY_S
         await self._encrypt_some()
-        self._say()
+        self._report()
         return _PAUSE_S
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         left = len(self._waiting) + len(self._failed) + (self._current is not None)
         if left:
             words = f"{left} folders of other models are not encrypted yet"
@@ -92,7 +92,7 @@ class FolderEncryption:
 
 
 def _advance(progress: Iterator[int]) -> bool:
-    """Encrypt a part; say whether nothing is left."""
+    """Encrypt a part; return whether nothing is left."""
     done_bytes = 0
     for size_bytes in progress:
         done_bytes += size_bytes

@@ -1,4 +1,4 @@
-"""The cache spec beside the blocks it describes, kept true by every start of a node."""
+"""Cache spec file next to the blocks that it describes, checked at every start of a node."""
 
 import logging
 from typing import Final

@@ -10,7 +10,7 @@ SHORTER: Final = "the block's file is shorter than its record says"
 
 
 class Payload(Protocol):
-    """A block's bytes; whoever asked for them closes it."""
+    """Bytes of a block; the caller closes it."""
 
     @property
     def length(self) -> int: ...
@@ -33,7 +33,7 @@ class OpenPayload:
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill `view`; raise CorruptDataError where the file has fewer bytes.
 
-        Not by a mapping: a file that shrinks under one is SIGBUS to whoever computes its MAC.
+        Not memory-mapped: a file that shrinks would raise SIGBUS while its MAC is computed.
         """
         if os.preadv(self.descriptor, [view], self.start + offset) != len(view):
             raise CorruptDataError(SHORTER)

@@ -1,7 +1,7 @@
 """Records of agents on disk: one file each, replaced as a whole, never by an older one.
 
 A publish that fails leaves the record before it: where the new one is in place already, the old
-one is put back, or the file removed. Where the disk refuses that as well, nobody can say which
+one is put back, or the file removed. Where the disk refuses that as well, it is unknown which
 of both a restart finds; the record is then doubtful until a later write of it succeeds.
 
 A record that is damaged or lies under another agent's name is quarantined and counted as
@@ -41,9 +41,9 @@ class ManifestStore:
         erased: Callable[[str], int] = lambda _: 0,
         is_derived: Callable[[Manifest], bool] = lambda _: False,
     ) -> None:
-        """Keep records on `disk`; `erased` tells by an agent's digest which epochs must go.
+        """Keep records on `disk`; `erased` maps an agent's digest to its erased epochs.
 
-        `is_derived` tells whether a record's memory came of an agent that is erased.
+        `is_derived` returns whether a record's cache came from an erased agent.
         """
         self._is_derived = is_derived
         self._erased = erased
@@ -91,12 +91,12 @@ class ManifestStore:
             self._doubtful.pop(name, None)
 
     def is_doubtful(self, key: AgentKey) -> bool:
-        """Say whether the disk may hold a record whose publish failed."""
+        """Return whether the disk may hold a record whose publish failed."""
         with self._lock:
             return self._name(key) in self._doubtful
 
     def settle(self, key: AgentKey) -> bool:
-        """Put back what a failed publish was to replace; say whether nothing is in doubt now."""
+        """Put back what a failed publish was to replace; return whether nothing is in doubt now."""
         name = self._name(key)
         with self._lock:
             return name not in self._doubtful or self._put_back(name)
@@ -105,7 +105,7 @@ class ManifestStore:
         """Return every sound record; quarantine and count the damaged ones, remove erased ones.
 
         Raises DiskError where the system, not a record, is at fault, such as too many open
-        files: who goes on without a sound record would remove its blocks.
+        files: continuing without a sound record would remove its blocks.
         """
         loaded = []
         with self._lock:
@@ -138,9 +138,9 @@ class ManifestStore:
             return existed
 
     def remove_erased(self, digests: Iterable[str] | None = None) -> int:
-        """Remove records that were erased, whoever knows of them; count them.
+        """Remove all erased records, known or not; count them.
 
-        One that cannot be read goes as well: nobody can tell that it is a later agent's.
+        One that cannot be read goes as well: it cannot be shown to be of a later agent.
         """
         with self._lock:
             stored = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
@@ -155,7 +155,7 @@ class ManifestStore:
             return removed
 
     def is_named(self, leaf: str) -> bool:
-        """Say whether a file, quarantined perhaps, is the record of an erased name."""
+        """Return whether a file, quarantined perhaps, is the record of an erased name."""
         digest, _, rest = leaf.partition(".")
         return rest.startswith("mf") and self._erased(digest) > 0
 
@@ -190,7 +190,7 @@ class ManifestStore:
     def _before(
         self, name: str, stored: Version, previous: Manifest | None
     ) -> Manifest | bytes | None:
-        """Return what a failed publish must leave; it is read only where nobody else knows it."""
+        """Return what a failed publish must leave; it is read from the disk only if unknown."""
         if name in self._doubtful:
             return self._doubtful[name]
         if previous is not None and (previous.epoch, previous.revision) == stored:
@@ -205,7 +205,7 @@ class ManifestStore:
             else:
                 self._disk.publish(name, [before])
         except DiskError as error:
-            _log.error("nobody can say which of two records is stored: %s", error.reason)
+            _log.error("unknown which of two records is stored: %s", error.reason)
             return False
         del self._doubtful[name]
         return True

@@ -67,7 +67,7 @@ class DiskError(FabricError):
 
     @property
     def reason(self) -> str:
-        """What the system said, without the name of any file."""
+        """The system's error message, without file names."""
         return os.strerror(self.cause) if self.cause is not None else "the disk refused"
 
     @property
@@ -90,7 +90,7 @@ class PosixDisk:
         assert durability in DURABILITIES, "settings name one of three levels"
         self._durability = durability
         self._ordering = "none" if durability == "none" else "barrier"
-        self._keeps_modes = keeps_modes  # for who only looks: nothing is made private
+        self._keeps_modes = keeps_modes  # for read-only use: file modes stay as they are
         self._prefix = f"{TEMPORARY}{secrets.token_hex(4)}-"
         self._serial = itertools.count()
         self._lock = threading.Lock()
@@ -332,7 +332,7 @@ class PosixDisk:
             if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(directory, 0o700, dir_fd=self._root)
-            # Also if it existed: whoever made it may have been killed before this flush.
+            # Even if it existed: the process that created it may have died before this flush.
             flush(self._root, self._ordering)
             opened = os.open(directory, OPEN_DIRECTORY, dir_fd=self._root)
             self._directories[directory] = opened
@@ -364,7 +364,7 @@ class _PlainFile:
 
 @contextlib.contextmanager
 def _disk_errors(action: str, *, may_miss: bool = False, in_place: bool = False) -> Iterator[None]:
-    """Turn whatever the system reports into one DiskError that says what could not be done."""
+    """Turn any system error into a DiskError that names the failed operation."""
     try:
         yield
     except OSError as error:

@@ -43,7 +43,7 @@ class Scrubber:
         self._is_round_over = True
 
     def start(self) -> None:
-        """Begin, unless the settings say never."""
+        """Start unless the settings disable scrubbing."""
         if self._settings.scrub_bytes_per_s and self._health.reuses:
             self._loop = BackgroundLoop(
                 "checking stored blocks",

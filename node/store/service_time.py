@@ -50,11 +50,11 @@ class ServiceTime:
         return self._before_s + self._clock.monotonic_s()
 
     def stamp(self) -> LastServed:
-        """Return what a record says of a turn that ends now."""
+        """Return the stamp of a turn that ends now."""
         return LastServed(self._node, int(self.now_s))
 
     def idle_s(self, record: Manifest) -> float:
-        """Return for how long a stored record has had no turn; 0 where only others could tell."""
+        """Return for how long a stored record has had no turn; 0 if this node cannot know."""
         served = record.provenance.served
         if served is None or served.node != self._node:
             return 0.0
@@ -90,7 +90,7 @@ class ServiceTime:
         except FileNotFoundError:
             return Served(0.0)
         except FabricError as error:
-            _log.warning("nobody knows how long agents are idle: %s", error.message)
+            _log.warning("cannot tell how long agents have been idle: %s", error.message)
             return Served(0.0)
         finally:
             disk.close()

@@ -2,7 +2,7 @@
 
 Told by the router with each erasure, and again when this node has been away. Memory has all of
 them at once, and even where the disk refuses: what counts is that the agents go. Those are written
-as soon as the disk takes them, and nobody is told before that they are safe.
+as soon as the disk takes them, and they are acknowledged only then.
 """
 
 import logging
@@ -42,7 +42,7 @@ class TombstoneStore:
         self._disk = disk
         self._cluster_key = cluster_key
         self._writing = Lock()
-        self._lock = Lock()  # of what is in memory: nobody waits for the disk with it
+        self._lock = Lock()  # of what is in memory: it is never held during a disk write
         self._all = Tombstones()
         self._unwritten: dict[str, Tombstone] = {}  # by agent: in memory only
         self._disk.recover()
@@ -53,7 +53,7 @@ class TombstoneStore:
 
     @property
     def fingerprint(self) -> int:
-        """Tell whether two nodes, or a node and a router, know the same."""
+        """Return whether two nodes, or a node and a router, know the same."""
         return self._all.fingerprint
 
     @property
@@ -63,7 +63,7 @@ class TombstoneStore:
 
     @property
     def is_all_written(self) -> bool:
-        """Say whether the disk holds all that is known."""
+        """Return whether the disk holds all that is known."""
         return not self._unwritten
 
     def epoch_of(self, digest: str) -> int:
@@ -73,7 +73,7 @@ class TombstoneStore:
     def claim_epoch(self, tenant: TenantId, agent: AgentId, asked: int) -> int:
         """Return `asked`; for 0 the first epoch that an erased agent's name may be used at again.
 
-        Raises StaleEpochError for an epoch that was erased: who asks for it was sent out before,
+        Raises StaleEpochError for an epoch that was erased: the caller was sent before it,
         and what it would be lifted to is given to another node.
         """
         floor = self.floor(tenant, agent)
@@ -133,7 +133,7 @@ class TombstoneStore:
         return self.epoch_of(self.digest(tenant, agent))
 
     def announce(self, erased: Iterable[Tombstone]) -> bool:
-        """Remember erasures in memory, without a wait; say whether any is news."""
+        """Remember erasures in memory, without a wait; return whether any is news."""
         with self._lock:
             news = self._all.merge(erased)
             self._unwritten.update((item.agent, item) for item in news)
@@ -155,7 +155,7 @@ class TombstoneStore:
             return known
 
     def write_rest(self) -> bool:
-        """Write what the disk does not hold yet; say whether it holds all now."""
+        """Write what the disk does not hold yet; return whether it holds all now."""
         with self._writing:
             self._write_rest()
         return self.is_all_written
@@ -169,7 +169,7 @@ class TombstoneStore:
         self._settle(item)
 
     def _settle(self, item: Tombstone) -> None:
-        """Owe it no longer, but for a later one that came meanwhile."""
+        """Mark it as written, unless a later one replaced it."""
         with self._lock:
             if self._unwritten.get(item.agent) is item:
                 del self._unwritten[item.agent]
@@ -203,7 +203,7 @@ class TombstoneStore:
         try:
             item = decode_tombstone(self._disk.read(f"{_AGENTS}/{leaf}", TOMBSTONE_BYTES_MAX))
         except (CorruptDataError, DiskError, FileNotFoundError) as error:
-            # Other nodes have it, too: the router tells it again.
+            # Other nodes have it too: the router sends it again.
             _log.warning("a tombstone is damaged: %s", type(error).__name__)
             return
         if item.agent != leaf:

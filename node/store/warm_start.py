@@ -1,4 +1,4 @@
-"""Read what several records share, once behind a start: the first of their turns find it in memory.
+"""Warm start: read shared blocks into the page cache once after a start.
 
 Nothing is written down for it. Which blocks are popular follows from the records themselves, which
 each start reads: the more of them refer to a block, the sooner it is read. So a list can neither

@@ -1,1 +1,1 @@
-"""What is in memory and on disk, and who gives way: saves, restores, evictions, erasures."""
+"""Memory and disk tiers: saves, restores, evictions and erasures."""

@@ -1,4 +1,4 @@
-"""The agents of a node together with their records: what memory and disk say of each."""
+"""Agents of a node with their records in memory and on disk."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
-    """Write a record, and anew where the drive loses a block of it meanwhile."""
+    """Write a record; repeat it if the drive loses one of its blocks during the write."""
     for _ in range(RECORD_WRITES_MAX - 1):
         with contextlib.suppress(BlocksLostError):
             return await write()
@@ -36,7 +36,7 @@ class AgentRecords:
     hot: HotTier
 
     def is_here(self, agent: Agent) -> bool:
-        """Say whether it is still the one under its key."""
+        """Return whether it is still the one under its key."""
         return self.table.get(agent.key) is agent
 
     async def missing(self, record: Manifest) -> list[BlockRef]:
@@ -53,7 +53,7 @@ class AgentRecords:
 
     async def republish(self, agent: Agent, record: Manifest) -> None:
         """Replace an agent's record, under its turn lock; what the drive lost is cut off it."""
-        assert agent.turn_lock.locked(), "two at once would let go of its blocks twice"
+        assert agent.turn_lock.locked(), "two writers would release its blocks twice"
         await despite_losses(lambda: self._republish(agent, record))
 
     async def _republish(self, agent: Agent, record: Manifest) -> None:
@@ -61,7 +61,7 @@ class AgentRecords:
         lost = await self.missing(record)
         if lost:
             record = truncate_record(record, set(lost))
-            agent.cache = None  # it holds more than the record says now
+            agent.cache = None  # it holds more than the record has now
         await self.publish(record, previous)
         agent.take_record(record)
         self.table.put(agent)

@@ -15,7 +15,7 @@ from node.transfer.offer_book import OfferBook
 
 @dataclass(frozen=True, slots=True)
 class AgentRemoval:
-    """Removes agents from a node; `forget_incoming` says whether any move brought something."""
+    """Removal of agents from a node; `forget_incoming` returns whether a move brought blocks."""
 
     records: AgentRecords
     offers: OfferBook
@@ -35,7 +35,7 @@ class AgentRemoval:
         self.leases.forget_erased()
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
-        """Take an agent and its record away; return the blocks that it let go of."""
+        """Remove an agent and its record; return the blocks that these referred to."""
         records, table = self.records, self.records.table
         agent = table.get(key)
         if agent is None or agent.manifest.epoch > epoch:  # a later one of this name
@@ -44,8 +44,8 @@ class AgentRemoval:
         await self.prefetches.stop(agent)
         async with agent.turn_lock:
             if table.get(key) is not agent or agent.manifest.epoch > epoch:
-                return [], table.get(key) is None  # its first turn left nothing behind
-            # In the table until it is gone: a turn that comes meanwhile waits for the lock.
+                return [], table.get(key) is None  # its first turn stored nothing
+            # In the table until it is gone: a turn that starts now waits for the lock.
             saved, agent.cache = agent.saved, None
             refs = await records.workers.run(lambda: records.store.erase_record(key, saved))
             table.forget(agent)

@@ -1,7 +1,7 @@
 """Drop what agents computed from the rows of one that is erased.
 
 lender    [ erased                 ]
-borrower  [ its own )[ borrowed )[ computed behind them )
+borrower  [ its own )[ borrowed )[ computed after them )
 left      [ its own )
 """
 

@@ -35,12 +35,12 @@ from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_mending import RecordMending
 
-TURN_WAIT_S = 30.0  # for a running turn: it knows nothing of a directive that comes meanwhile
+TURN_WAIT_S = 30.0  # for a running turn, which does not see a directive that arrives during it
 
 
 @dataclass(frozen=True, slots=True)
 class DirectiveStore:
-    """Answers the calls that direct agents; `marks` are the tokens that templates set."""
+    """Handlers of the directive calls; `marks` are the tokens that templates set."""
 
     owned: OwnedAgents
     records: AgentRecords
@@ -53,7 +53,7 @@ class DirectiveStore:
     async def change_directives(self, call: DirectAgent) -> AgentView:
         """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
 
-        An operation that it has already is answered as it was then.
+        An operation that is stored already gets the same answer again.
         """
         for directive in call.added:
             if problem := directive.problem():
@@ -63,7 +63,7 @@ class DirectiveStore:
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
     async def change_settings(self, call: ChangeSettings) -> AgentView:
-        """Say something of an agent as a whole; raise as `direct` does."""
+        """Change an agent's settings; raise what `change_directives` raises."""
         async with self.erasing.revoking(), self._held(call.key) as agent:
             await despite_losses(lambda: self._change_settings(agent, call))
             if call.closes:
@@ -71,7 +71,7 @@ class DirectiveStore:
         return agent.view()
 
     async def drop_resident(self, call: DropResident) -> AgentView:
-        """Let go of an agent's hot memory; raise as `direct` does, and where only memory has it."""
+        """Free an agent's resident cache; raise ConflictError unless all of it is on disk."""
         async with self._held(call.key) as agent:
             if agent.saved is None or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
@@ -80,14 +80,14 @@ class DirectiveStore:
         return agent.view()
 
     async def drop_replica(self, call: DropReplica) -> Done:
-        """Let go of a replica; raise ConflictError where this node is the owner, DiskError."""
+        """Evict a replica; raise ConflictError if this node owns the agent, or DiskError."""
         agent = self.owned.table.get(call.key)
         if agent is None:
-            return Done("there is nothing of it")
+            return Done("there is no copy of it")
         if agent.word.state is not OwnerState.REPLICA:
-            message = "this node owns the agent: what its disk has may be all there is"
+            message = "this node owns the agent: its disk may have the only copy"
             raise ConflictError(message, code="only_copy")
-        self.eviction.offers.withdraw_agent(call.key)  # of a move from here that is over
+        self.eviction.offers.withdraw_agent(call.key)  # of a finished move from here
         if not await self.eviction.evict([agent]):
             message = "the copy is in use"
             raise RetryLaterError(message, code="agent_busy")
@@ -99,7 +99,7 @@ class DirectiveStore:
             self.records.put(agent)
 
     async def read_memory(self, call: ReadMemory) -> MemoryView:
-        """List what can be named in an agent's memory; raise as `OwnedAgents.require` does."""
+        """List the messages and directives of an agent; raise what `OwnedAgents.require` raises."""
         record = self.owned.require(call.key).manifest
         known = record.positions or MessagePositions(())
         return MemoryView(
@@ -111,7 +111,7 @@ class DirectiveStore:
 
     @asynccontextmanager
     async def _held(self, key: AgentKey) -> AsyncIterator[Agent]:
-        """Hold an agent while it takes no turn."""
+        """Lock an agent between two turns."""
         agent = self.owned.require(key)
         if agent.is_unsaved:
             await self.flusher.flush()
@@ -144,7 +144,7 @@ class DirectiveStore:
         wanted = _changed_settings(known or AgentSettings(), call)
         if wanted is not None and (problem := wanted.problem()):
             raise RejectedError(problem, code="invalid_message")
-        if call.closes and record.pinned:  # whatever memory says of a pin is kept
+        if call.closes and record.pinned:  # closing an agent unpins it
             agent.manifest = record = replace(record, pinned=False)
         if wanted != known or (agent.saved is not None and agent.saved.pinned != record.pinned):
             hides = wanted is not None and wanted.is_private and not agent.manifest.is_private
@@ -164,7 +164,7 @@ class DirectiveStore:
         self.records.put(agent)
 
     def _changed_directives(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
-        """Return the directives that a call leaves, those that it takes back marked as such."""
+        """Return the directives after a call; those that it undoes are marked."""
         known = record.directives or ()
         gone = {d.operation for d in live(known)} if call.removes_all else {*call.removed}
         kept = tuple(d for d in live(known) if d.operation not in gone)
@@ -173,7 +173,7 @@ class DirectiveStore:
             for d in live(known)
             if d.operation in gone
         )
-        # What was undone is not made again by a message that comes twice, or late.
+        # An undone directive is not added again by a repeated or late message.
         here = {d.operation for d in (*kept, *undone(known))}
         added = [d for d in call.added if d.operation not in here]
         salt = self.records.store.salt(record.tenant)

@@ -1,4 +1,4 @@
-"""Keep a node's disk within its budget: make room before a write, let go of what expired.
+"""Keep a node's disk within its budget: make room before a write, evict what expired.
 
     make_room   before every block: free, or the least valuable goes; else the write is refused
     enforce     at start-up and once a minute: time to live, quotas, folders of other models
@@ -52,7 +52,7 @@ class NoRoomError(DiskError):
 
     @property
     def reason(self) -> str:
-        """Say it without a name: health is for everybody."""
+        """Report the problem without an agent's name: health is public."""
         return "the disk budget is full"
 
 
@@ -105,7 +105,7 @@ class DiskBudget:
         self.evicted_count = 0
 
     async def enforce(self) -> None:
-        """Enforce every limit now; a disk that refuses is told in the log."""
+        """Enforce every limit now; log a failing disk."""
         async with self._turn:
             self._leases.expire()
             for step in (self._others.measure, self._fit, lambda: self._fit_count(None)):
@@ -124,7 +124,7 @@ class DiskBudget:
     async def make_room(
         self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False
     ) -> None:
-        """Have `size_bytes` free for `tenant`; raise NoRoomError if nobody may go for it.
+        """Have `size_bytes` free for `tenant`; raise NoRoomError if nothing may be evicted for it.
 
         `replicas_only`: nothing but replicas may.
         """
@@ -139,7 +139,7 @@ class DiskBudget:
                 raise NoRoomError(message)
 
     async def take_free(self, tenant: TenantId, size_bytes: int) -> bool:
-        """Grant `size_bytes` if nobody has to go for them; say whether that was so."""
+        """Grant `size_bytes` if they are free; return whether they were."""
         if self._take(tenant, size_bytes):
             return True
         async with self._turn:
@@ -200,7 +200,7 @@ class DiskBudget:
         self._keep(tier, wish)
 
     async def _swept(self, wish: tuple[TenantId, int] | None) -> DiskTier:
-        # Saves that were refused leave blocks that nobody needs, and no record sweeps them.
+        # Failed saves leave unreferenced blocks, and no record's publish sweeps them.
         with suppress(DiskError):
             await self._workers.run(self._store.blocks.sweep)
         return await self._survey(wish)

@@ -1,4 +1,4 @@
-"""What fills a node's disk and whose it is: the candidates that retention chooses from."""
+"""Content of a node's disk: the candidates that retention chooses from."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ class DiskTier:
     incoming: Mapping[TenantId, int]
 
     def replicas_only(self) -> "DiskTier":
-        """Return it as it looks to who may make room at the cost of replicas alone."""
+        """Return the tier with all but replicas protected from eviction."""
         kept = [c if c.is_replica else replace(c, is_active=True) for c in self.candidates]
         return replace(self, candidates=kept)
 
     def is_crowded(self, ttl_s: float) -> bool:
-        """Say whether all that has not expired is more than the capacity."""
+        """Return whether unexpired agents need more than the capacity."""
         needed: dict[Hashable, int] = {}
         for candidate in self.candidates:
             if candidate.idle_s <= ttl_s or candidate.is_active:
@@ -46,7 +46,7 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class DiskSurvey:
-    """Who looks at a node's disk, and what for."""
+    """Survey of a node's disk for one eviction."""
 
     table: AgentTable
     store: AgentStore
@@ -69,7 +69,7 @@ class DiskSurvey:
             candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
             records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
             needed = {name for candidate in candidates for name in candidate.pieces}
-            # In nobody's record yet: blocks of turns, which `incoming` has, too, and of moves.
+            # In no record yet: blocks of turns, which `incoming` counts too, and of moves.
             loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
             stored_bytes = sum(sizes.values()) + records_bytes + others_bytes
             room_bytes = disk_capacity_bytes(drive.total_bytes, drive.free_bytes, stored_bytes)

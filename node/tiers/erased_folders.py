@@ -1,7 +1,7 @@
 """Erasures in the folders of models that are not served now: their agents wait there, too.
 
 What a folder keeps of erased agents goes with the blocks that no other record there refers to,
-and its whole quarantine, since nobody can tell whose a damaged block is.
+and its whole quarantine, since the owner of a damaged block is unknown.
 """
 
 import logging
@@ -34,7 +34,7 @@ class ErasedFolders:
         cluster_key: bytes,
         epoch_of: Callable[[str], int],
     ) -> None:
-        """Look below `data_dir`; `epoch_of` tells by an agent's digest which epochs must go."""
+        """Search below `data_dir`; `epoch_of` maps an agent's digest to its erased epochs."""
         self._data_dir = data_dir.expanduser()
         self._served = served
         self._durability = durability
@@ -102,7 +102,7 @@ class ErasedFolders:
 
 
 def _remove_unneeded(disk: PosixDisk) -> tuple[int, int]:
-    """Remove the blocks that no readable record refers to, as recovery does; say how much."""
+    """Remove the blocks that no readable record refers to, as recovery does; return how much."""
     needed: set[str] = set()
     for leaf in disk.list_names(RECORDS):
         record = _read(disk, leaf)

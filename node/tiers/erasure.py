@@ -1,10 +1,10 @@
 """Erase agents: record, blocks, what was quarantined, and what other models' folders keep.
 
-    tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ blocks nobody needs
+    tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ unreferenced blocks
 
 The tombstone comes first and the record before its blocks, each durably, so that a crash in
 between leaves what the next start removes. What the disk refuses stays owed and is tried again
-in the rhythm of `node.upkeep`; nobody is told before that it is done.
+in the rhythm of `node.upkeep`; it is acknowledged only when done.
 """
 
 import asyncio
@@ -72,12 +72,12 @@ class Erasing:
 
     @property
     def is_owed(self) -> bool:
-        """Say whether something is to be done that nobody asks for again."""
+        """Return whether an erasure is unfinished that no caller will ask for again."""
         return self.has_failed or self._is_unsure
 
     @property
     def has_failed(self) -> bool:
-        """Say whether the disk refused a part of an erasure, and has not taken it since."""
+        """Return whether the disk refused a part of an erasure, and has not taken it since."""
         return self._failures != self._made_good
 
     async def erase(self, call: EraseAgent) -> EraseReceipt:
@@ -85,8 +85,8 @@ class Erasing:
         name = (call.operation, call.key)
         task = self._operations.get(name)
         if task is None:
-            # Before anything is waited for: a turn that comes meanwhile would take the agent above
-            # its erasure, which then leaves it.
+            # Before the first wait: a turn that starts during it would raise the epoch above
+            # the erasure's, which would then leave the agent.
             self._removal.derived.begin_count(call.key[0], self._erased.digest(*call.key))
             self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
@@ -116,7 +116,7 @@ class Erasing:
 
     @contextlib.asynccontextmanager
     async def revoking(self) -> AsyncIterator[None]:
-        """Remove what was revoked meanwhile, whether or not the rest failed. Raise DiskError."""
+        """Remove what was revoked during this call, even if the rest failed. Raise DiskError."""
         before = self._erased.fingerprint
         try:
             yield
@@ -165,7 +165,7 @@ class Erasing:
         return None
 
     async def _remove(self, key: AgentKey, epoch: int) -> EraseReceipt:
-        """Remove all that can be removed; raise the first refusal behind that."""
+        """Remove all that can be removed; then raise the first error."""
         store, refused = self._store, list[Exception]()
 
         async def part(work: Callable[[], T], otherwise: T) -> T:
@@ -184,7 +184,7 @@ class Erasing:
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
         await self._drop_derived(key[0], refused)
         blocks = await self._workers.run(lambda: store.erase_blocks(refs))
-        # What it waited for may have found a block damaged meanwhile.
+        # A block may have been found damaged during the wait.
         await part(lambda: store.erase_quarantined(key), otherwise=False)
         if refused:
             raise refused[0]
@@ -230,7 +230,7 @@ class Erasing:
             raise
         self._is_unsure = False
         if await self._workers.run(self._erased.write_rest):
-            self._made_good = failures  # whatever failed meanwhile is still owed
+            self._made_good = failures  # failures since then are still to be repeated
             self._health.owes_erasure = self.has_failed
         else:
             self._fail()

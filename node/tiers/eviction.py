@@ -1,7 +1,7 @@
 """Take agents off a node: evicted for room, or made smaller.
 
 All of it happens under the agents' turn locks. The record goes first and durably, then what
-nobody else refers to: a crash in between leaves blocks that recovery removes.
+no other record refers to: a crash in between leaves blocks that recovery removes.
 """
 
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_active(agent: Agent, offered: AbstractSet[AgentKey]) -> bool:
-    """Say whether an agent must stay: at work, offered to another node, or not saved."""
+    """Return whether an agent must stay: at work, offered to another node, or not saved."""
     return (
         agent.is_busy
         or agent.is_unsaved
@@ -48,7 +48,7 @@ class Eviction:
     async def evict(self, chosen: Sequence[Agent]) -> int:
         """Let agents go with their records and caches; count them. Raise DiskError.
 
-        Who has become active meanwhile stays.
+        Agents that became active in the meantime stay.
         """
         count = 0
         for start in range(0, len(chosen), EVICTIONS_MAX):
@@ -59,7 +59,7 @@ class Eviction:
         table, offered = self.table, self.offers.agents()
         idle = [a for a in chosen if table.get(a.key) is a and not is_active(a, offered)]
         for agent in idle:
-            await agent.turn_lock.acquire()  # at once, since nobody holds it
+            await agent.turn_lock.acquire()  # at once, since it is free
         try:
             gone = await self._remove_records(idle)
             for agent in gone:
@@ -72,7 +72,7 @@ class Eviction:
         return len(gone)
 
     async def _remove_records(self, agents: Sequence[Agent]) -> Sequence[Agent]:
-        """Remove the records together, or as many as go alone; list who has none any more."""
+        """Remove the records together, or else one by one; list the agents without a record."""
 
         async def remove(some: Sequence[Agent]) -> None:
             records = [agent.saved for agent in some if agent.saved is not None]
@@ -92,7 +92,7 @@ class Eviction:
         return agents
 
     async def trim(self, agent: Agent) -> bool:
-        """Drop an idle agent's old windows and states; say whether that was possible."""
+        """Drop an idle agent's old windows and states; return whether that was possible."""
         record = agent.saved
         if record is None or not agent.is_durable or agent.is_busy:
             return False

@@ -56,7 +56,7 @@ class Flusher:
             failure = await self._save(agent)
             if failure is None:
                 saved += 1
-                # At once, as the others may take long; who was started beside it needs its room.
+                # At once: the others may take long, and turns that started since need its room.
                 self._hot.drop_resident(self._hot.room_bytes)
             # The disk's fault is everybody's; another agent's, or its tenant's, is not.
             failures += isinstance(failure, DiskError) and not isinstance(failure, NoRoomError)

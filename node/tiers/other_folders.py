@@ -36,7 +36,7 @@ class OtherFolders:
         return sum(folder.size_bytes for folder in self.found)
 
     async def measure(self) -> None:
-        """Look at them, if that was long ago; remove those that nobody has used for too long."""
+        """Measure the folders from time to time; remove those unused for too long."""
         now_s = self._clock.monotonic_s()
         if self._measured_s is not None and now_s - self._measured_s < FOLDERS_EVERY_S:
             return

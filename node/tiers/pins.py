@@ -1,4 +1,4 @@
-"""Pin an agent: said in its record, so that it outlives restarts and moves."""
+"""Pins of agents; stored in the record, so that they outlive restarts and moves."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What is pinned on one node, and said so on its disk."""
+    """Pins of the agents on one node."""
 
     records: AgentRecords
     mending: RecordMending
@@ -54,7 +54,7 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Answers the calls that pin agents; `weigh` says anew whose pins are honoured."""
+    """Handler of the pin calls; `weigh` decides again which pins are honoured."""
 
     owned: OwnedAgents
     pins: Pins
@@ -80,7 +80,7 @@ class Pinning:
 
 
 def is_owing(agent: Agent) -> bool:
-    """Say whether the record on disk tells another pin or state than memory does."""
+    """Return whether the record on disk has another pin or state than the one in memory."""
     saved, record = agent.saved, agent.manifest
     if saved is None or not agent.is_durable:
         return False

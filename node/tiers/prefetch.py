@@ -1,7 +1,7 @@
-"""Bring an agent from disk into memory ahead of its turn, at nobody's cost who is at work.
+"""Prefetch: load an agent from disk ahead of its turn, without taking memory from running turns.
 
-prefetch ─▶ room among idle caches? ─▶ load ─▶ hot          a turn that comes meanwhile
-                   └ no: refused          └ cancelled       waits for the load and goes on
+prefetch ─▶ room among idle caches? ─▶ load ─▶ hot          a turn that arrives
+                   └ no: refused          └ cancelled       waits for the load
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Prefetches:
         self._loadings: dict[Loading, None] = {}
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
-        """Load the agent, or let that be, and describe it then."""
+        """Load the agent, or cancel a load; return the agent's view."""
         if call.cancel:
             agent = self._owned.table.require(call.key)
             await self.stop(agent)
@@ -81,7 +81,7 @@ class Prefetches:
             or not record.token_ids
             or not self._health.reuses
         ):
-            message = "nothing of the agent is on disk"
+            message = "the agent has no saved turn on disk"
             raise ConflictError(message, code="nothing_saved")
         if len(self._loadings) >= PREFETCHES_MAX:
             message = f"{PREFETCHES_MAX} agents are being prefetched already"
@@ -89,19 +89,19 @@ class Prefetches:
         reservation = self._reserve(record)
         cancel = threading.Event()
         task = asyncio.create_task(self._run(agent, record, reservation, cancel))
-        # Whoever waits is told; if nobody does any more, the error has no other taker.
+        # A waiting caller gets the error; retrieve it in case none waits any more.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         agent.loading = Loading(task, cancel)
         self._loadings[agent.loading] = None
 
     def _reserve(self, record: Manifest) -> Reservation:
-        """Take memory from idle caches that are worth less; never from one that is at work."""
+        """Reserve memory, freeing less valuable idle caches; never one of a running turn."""
         size_bytes = self._store.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
         budget = self._engine.budget
         self._hot.drop_resident(self._hot.room_bytes - size_bytes)
         reservation = Reservation(budget)
         if not reservation.claim(size_bytes):
-            message = f"no memory is free for {size_bytes} bytes beside what is at work"
+            message = f"no memory is free for {size_bytes} bytes besides what running turns use"
             raise RetryLaterError(message, code="no_room")
         return reservation
 
@@ -113,7 +113,7 @@ class Prefetches:
         cancel: threading.Event,
     ) -> None:
         refs, blocks = record.refs, self._store.blocks
-        blocks.hold(refs)  # what is missing is missed when it is read
+        blocks.hold(refs)  # reading finds out which are missing
         try:
             cache = await self._load(record, cancel)
             if cache is not None:
@@ -133,7 +133,7 @@ class Prefetches:
             raise ConflictError(message, code="cancelled" if cancel.is_set() else "blocks_missing")
 
     async def _load(self, record: Manifest, cancel: threading.Event) -> ResidentCache | None:
-        """Read all of a record; None where not all of it came."""
+        """Read all of a record; return None if some blocks are lost or it was cancelled."""
         count, ids = record.tokens_count, list(record.token_ids)
         engine, room_tokens = self._engine, count + ROOM_TOKENS
         cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
@@ -155,7 +155,7 @@ class Prefetches:
         return cache.tokens_count == len(ids)
 
     def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
-        """Make the agent hot, unless it has changed or gone meanwhile."""
+        """Install the cache unless the agent has changed or gone since."""
         table = self._owned.table
         is_same = table.get(agent.key) is agent and agent.cache is None and agent.is_durable
         owned = agent.word.state is OwnerState.OWNED

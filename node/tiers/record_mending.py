@@ -1,7 +1,7 @@
 """An idle agent whose record lost blocks to the drive: made whole from memory, or cut short.
 
 Its next turn would do the same. What cannot wait for that (a move, a copy, a pin) does it first,
-so that one lost block keeps nobody where it is.
+so that one lost block does not pin the agent to this node.
 """
 
 import logging
@@ -13,7 +13,7 @@ from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_writer import RecordWriters
 
-MEND_WAIT_S = 8.0  # for a turn that has begun meanwhile
+MEND_WAIT_S = 8.0  # for a turn that began in the meantime
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,16 @@ class RecordMending:
                 await self.mend(agent)
 
     async def mend(self, agent: Agent, *, may_truncate: bool = True) -> bool:
-        """Make the record whole, under the agent's turn lock; say if it is. Raises DiskError."""
+        """Mend the record under the agent's turn lock; return whether it is whole.
+
+        Raises DiskError.
+        """
         return await despite_losses(lambda: self._mend(agent, may_truncate=may_truncate))
 
     async def _mend(self, agent: Agent, *, may_truncate: bool) -> bool:
         saved, cache, record = agent.saved, agent.cache, agent.manifest
         if saved is None or not agent.is_durable:
-            return True  # who saves it again looks for itself
+            return True  # the next save checks its blocks itself
         lost = await self.records.missing(saved)
         if not lost:
             return True

@@ -1,10 +1,9 @@
-"""Store what a cache holds that is not stored yet, and then the record that refers to it.
+"""Record writer: store the unsaved blocks of a cache, then the record that refers to them.
 
     name ─ put … put ─ publish: full blocks, windows, states, record        or abandon
 
-One writer serves one turn, or one later attempt to save what a turn could not. A block is
-taken for stored only if its bytes are known to be the cache's, and not another computation of
-the same tokens.
+One writer serves one turn, or one later attempt to save what a turn could not. A block counts as
+stored only if its bytes are known to be the cache's, not another computation of the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecordWriters:
-    """Where a node's caches are written from and to."""
+    """Factory of record writers for one node."""
 
     store: AgentStore
     workers: Workers
@@ -98,16 +97,16 @@ class RecordWriter:
         return await self._engine.computed(work, self._failures_count)
 
     def abandon(self) -> None:
-        """Give up: nothing will refer to what was stored."""
+        """Give up: no record will refer to the stored blocks."""
         self._store.blocks.abandon(self._saved.values())
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._room.end()
         self._hold_only(set())
 
     def _hold_only(self, refs: AbstractSet[BlockRef]) -> None:
-        """Let go of blocks that the record does without, before the sweep that follows it."""
+        """Release blocks that the record does not need, before the sweep that follows it."""
         self._store.blocks.release(ref for ref in self._held if ref not in refs)
         self._held = [ref for ref in self._held if ref in refs]
 
@@ -116,7 +115,7 @@ class RecordWriter:
     async def name(self, ids: Sequence[int], same_tokens: int) -> tuple[BlockSpan, ...]:
         """Name the blocks of `ids`, which begin with `same_tokens` of those named before."""
         if not self._held:
-            # Other agents may be evicted meanwhile, but not the blocks that both begin with;
+            # Other agents may be evicted before the commit, but not the blocks that both share;
             # this agent's own record keeps its blocks.
             own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
             needed = dict.fromkeys(self._begun.refs)
@@ -132,7 +131,7 @@ class RecordWriter:
         if self.layout is None:
             return None, store.spans(tenant, ids, known, same_tokens)
         layout = self.layout.cut(len(ids))
-        # Memory has the rows of what the drive lost. What this stored again stays its own to store.
+        # Memory has the rows of lost blocks: once lost, a block is this writer's to store again.
         self._lost |= set(store.blocks.missing(layout.refs))
         layout = layout.losing(self._lost, self._cache.window_base)
         head = store.name_head(tenant, ids, layout)
@@ -169,7 +168,7 @@ class RecordWriter:
         return await self._put(span, ids, await self.computed(gather))
 
     async def save_passing(self, ids: Sequence[int]) -> None:
-        """Save what the cache has let go of, or will: blocks slid out of windows, and states."""
+        """Save what the cache does not keep: blocks that slid out of windows, and states."""
         if not self.spans and self.head is None:
             return
         salt, slid = self._store.salt(self._agent.manifest.tenant), self._cache.slid
@@ -192,7 +191,9 @@ class RecordWriter:
         await self._room.add(store.blocks.file_bytes(span.group, span.end - span.start))
         ref = await self._workers.run(lambda: store.save_block(span, ids, kv))
         before = self._saved.get(span.block_hash)
-        if before is not None:  # a turn cancelled right behind its prompt ends in a state it has
+        if (
+            before is not None
+        ):  # a turn cancelled right after its prompt ends in a state that is saved
             store.blocks.abandon([before])
         self._saved[span.block_hash] = ref
         return ref
@@ -210,9 +211,9 @@ class RecordWriter:
     async def save_full(
         self, ids: Sequence[int], same_tokens: int
     ) -> tuple[PieceTable, EditedHead | None]:
-        """Store all that is complete of what the cache holds; return what a record says of it.
+        """Store all complete blocks of the cache; return their pieces and edited head.
 
-        Behind an edit whose tokens are not all computed yet that is nothing.
+        There are none while tokens before the last edit are still to be computed.
         """
         count = min(len(ids), self._cache.tokens_count)
         if self.layout is not None and count < self.layout.head_tokens:
@@ -259,13 +260,13 @@ class RecordWriter:
         try:
             await self._workers.run(lambda: self._store.publish(manifest, previous))
         finally:
-            self._let_go()
+            self._release()
         return manifest
 
     async def _publish_windows(
         self, spans: Sequence[BlockSpan], ids: Sequence[int]
     ) -> tuple[Placed, ...]:
-        """List the window layers' blocks; those that nobody could keep are left out."""
+        """List the window layers' blocks, without those that were not kept."""
         if CacheGroup.WINDOW not in self._store.spec.groups:
             return ()
         await self.save_passing(ids)

@@ -211,7 +211,7 @@ class _BlockRead:
 
     @property
     def is_partial(self) -> bool:
-        """Say whether the places have room for some rows of the block only."""
+        """Return whether the places have room for some rows of the block only."""
         is_state = self.group is CacheGroup.STATE
         return not is_state and any(p.shape[1] != self.block.tokens_count for p in self.places)
 

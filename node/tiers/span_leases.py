@@ -47,12 +47,12 @@ class SpanLeases:
         return frozenset(ref for lease in self._leases.values() for ref in lease.refs)
 
     def is_erased(self, lender: Manifest) -> bool:
-        """Say whether nothing of this agent may be kept."""
+        """Return whether nothing of this agent may be kept."""
         return lender.epoch <= self._erased.floor(*lender.key)
 
     @on_its_loop
     def keep(self, lender: Manifest) -> bool:
-        """Hold the blocks of a beginning, or go on holding them; say whether that could be."""
+        """Hold the blocks of a prefix, or renew the lease; return whether all are stored."""
         refs, until_s = tuple(lender.refs), self._clock.monotonic_s() + SPAN_LEASE_S
         if lender.key in self._returned:
             return False
@@ -66,7 +66,7 @@ class SpanLeases:
 
     @on_its_loop
     def forget(self, lender: AgentKey) -> bool:
-        """Let go of what came from one agent; say whether there was anything."""
+        """Let go of what came from one agent; return whether there was anything."""
         return self._end([name for name in self._leases if name[0] == lender])
 
     @on_its_loop
@@ -80,7 +80,7 @@ class SpanLeases:
 
     @on_its_loop
     def forget_erased(self) -> None:
-        """Let go of what came from agents that are erased by now."""
+        """End the leases of prefixes of erased agents."""
         floor = self._erased.floor
         self._end([n for n, lease in self._leases.items() if lease.epoch <= floor(*n[0])])
 
@@ -93,7 +93,7 @@ class SpanLeases:
 
     @on_its_loop
     def let_go(self) -> bool:
-        """Let go of everything: others need the room; say whether there was anything."""
+        """Let go of everything: others need the room; return whether there was anything."""
         return self._end(list(self._leases))
 
     def _end(self, names: list[_Name]) -> bool:

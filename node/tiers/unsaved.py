@@ -1,4 +1,4 @@
-"""Agents that are in memory only, since the disk refused them, and what others are told of it."""
+"""Agents that are in memory only, since the disk refused them, and their health report."""
 
 import asyncio
 import logging
@@ -35,9 +35,9 @@ class Unsaved:
 
     @on_its_loop
     def note_failure(self, agent: Agent, error: Exception) -> None:
-        """Note that an agent is in memory only, and say so to who asks for the node's health."""
+        """Note that an agent is in memory only, and report it in the node's health."""
         agent.is_durable = False
-        # Health is for everybody, and a file's name says which blocks an agent has.
+        # Health is public, and a file's name reveals which blocks an agent has.
         reason = error.reason if isinstance(error, DiskError) else type(error).__name__
         self._health.troubles[SAVING] = f"cannot save agents: {reason}"
         _log.error("a turn is in memory only: %s", error)

@@ -1,10 +1,10 @@
-"""Runs of a prompt that other records of the tenant have at other places: taken as they are.
+"""Borrowed spans: runs of a prompt that other records of the tenant have at other positions.
 
     a prompt     | as before | new | their document | new | another one |
     is read      | own       |     | theirs, moved  |     | theirs      |
 
-They were computed behind something else, so this serves only turns that ask for it, as memory
-behind an edit does, and the first tokens of each run are computed anew.
+Their rows were computed in another context, so they serve only turns that ask for that, as tokens
+after an edit do, and the first tokens of each run are recomputed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from node.turn.prepared import Prepared, stored_prefix
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a prompt may begin with: a layout, how much of it is borrowed, and in how many runs."""
+    """Layout for a prompt, with the number of borrowed tokens and runs."""
 
     layout: Layout
     borrowed_tokens: int
@@ -49,7 +49,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedSpans:
-    """Finds spans that a turn may borrow on this node."""
+    """Finder of spans that a turn may borrow on this node."""
 
     identity: NodeIdentity
     store: AgentStore
@@ -60,15 +60,15 @@ class BorrowedSpans:
     tokenizer: ChatTokenizer
 
     async def prepare(self, agent: Agent, plain: Prepared) -> Prepared:
-        """Prepare to begin with more than `plain` does; return that where there is no more."""
+        """Extend `plain` by borrowed spans; return it unchanged if there are none."""
         why = why_unshiftable(self.identity.spec)
         if self.identity.spec.window_tokens:
-            why = why or "layers with windows need what was in front of it there"
+            why = why or "window layers need the tokens before it"
         if why:
             reason = f"{plain.plan.reason}; nothing of other contexts is taken: {why}"
             return replace(plain, plan=replace(plain.plan, reason=reason))
         if agent.cache is not None and not agent.is_durable:
-            return plain  # what the disk refused is nowhere else
+            return plain  # unsaved turns are in memory only
         base = await self.workers.run(lambda: self._base(agent, plain))
         gaps = _gaps(base, len(plain.plan.ids) - 1)
         if not gaps:
@@ -87,10 +87,10 @@ class BorrowedSpans:
             return plain
         return _prepared(plain, found)
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- lookup ------------------------------------------------------------------------------
 
     async def _catch_up(self) -> None:
-        """Read records of the last turns that nobody has read since."""
+        """Index the records of turns since the last call."""
         spans = self.table.spans
         for record in spans.unread():
             spans.put(record, await self.workers.run(partial(self._read, record)))
@@ -104,7 +104,7 @@ class BorrowedSpans:
     def _hints(
         self, tenant: TenantId, digests: Sequence[Chunk], gaps: Sequence[Range]
     ) -> tuple[dict[AgentKey, Manifest], list[ChunkPlaces[AgentKey]]]:
-        """Say where the tenant's records may have chunks that lie in gaps, and their records."""
+        """Return the tenant's records with chunks that lie in gaps, and the places of these."""
         records: dict[AgentKey, Manifest] = {}
         lends: dict[AgentKey, bool] = {}
         hints: list[ChunkPlaces[AgentKey]] = []
@@ -126,10 +126,10 @@ class BorrowedSpans:
                 hints.append(ChunkPlaces(chunk.start, chunk.end, tuple(places)))
         return records, hints
 
-    # --- what comes of it; blocks ------------------------------------------------------------
+    # --- layout ------------------------------------------------------------------------------
 
     def _base(self, agent: Agent, plain: Prepared) -> Layout:
-        """Return what of `plain` can be read from the disk."""
+        """Return the layout of `plain`, with cut blocks of other agents to be stored again."""
         if plain.layout.is_edited:
             return plain.layout
         own = set(agent.saved.refs) if agent.saved is not None else set()
@@ -146,7 +146,7 @@ class BorrowedSpans:
         hints: Sequence[ChunkPlaces[AgentKey]],
         records: Mapping[AgentKey, Manifest],
     ) -> _Found:
-        """Fill a layout's gaps with what other records really have of the prompt."""
+        """Fill a layout's gaps with runs of other records, whose tokens are compared."""
         recomputed = self.identity.settings.span_recomputed_tokens
         least = recomputed + SPAN_KEPT_TOKENS_MIN
         tokens_of = {key: as_tokens(record.token_ids) for key, record in records.items()}
@@ -171,7 +171,7 @@ class BorrowedSpans:
     def _lenders(self, own: Manifest, records: Iterable[Manifest]) -> tuple[Lender, ...]:
         """Return the agents of records, their rows' series, and all that these borrowed of.
 
-        What comes back of an agent's own rows is its own: a turn that forgets computes it anew.
+        Own rows that come back are no loan: a turn that forgets recomputes them.
         """
         lenders: list[Lender] = []
         for record in records:
@@ -188,7 +188,7 @@ class BorrowedSpans:
                 continue
 
     def _noted(self, tenant: TenantId, patches: Sequence[Patch]) -> tuple[EditNote, ...]:
-        """Describe what is taken, for whoever asks later."""
+        """Return notes of the borrowed runs."""
         now_s, nothing = self.clock.wall_s(), dropped_digest(self.store.salt(tenant), b"")
         moves = [Move(0, 0, 0), *(patch.move for patch in patches)]
         return tuple(

@@ -1,7 +1,7 @@
-"""Memory that was edited, or is edited now: what lies behind the edits is kept.
+"""Prefixes with edits: caches in which the tokens after an edit are kept.
 
-It serves the agent's own turns, and of these only those that ask for it; a prompt that happens to
-read the same is computed.
+They serve the agent's own turns only, and only those that ask for it; another prompt with the same
+text is computed.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from node.turn.prepared import Prepared, stored_prefix
 
 @dataclass(frozen=True, slots=True)
 class EditedPrefixes:
-    """Finds the reusable prefix of an edited prompt on this node."""
+    """Finder of the reusable prefix of an edited prompt on this node."""
 
     store: AgentStore
     workers: Workers
@@ -35,7 +35,7 @@ class EditedPrefixes:
     async def prepare(
         self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool
     ) -> Prepared | None:
-        """Prepare to go on with edited memory, or to edit it now; None where there is none."""
+        """Prepare to reuse an edited cache, or to edit one now; return None if there is none."""
         saved = agent.saved
         if saved is None or not (plan.moves or agent.edited):
             return None
@@ -70,7 +70,7 @@ class EditedPrefixes:
         *,
         is_kept: bool,
     ) -> Prepared | None:
-        """Go on with the agent's cache in memory; None where there is none, or windows slid on."""
+        """Reuse the agent's resident cache; return None without one, or if its windows slid on."""
         cache = agent.cache
         if cache is None:
             return None
@@ -87,7 +87,7 @@ class EditedPrefixes:
         )
 
     async def _layout(self, agent: Agent, saved: Manifest) -> Layout:
-        """Return what the agent's memory is made of, as far as that is stored."""
+        """Return the layout of the stored part of the agent's cache."""
         if agent.layout is not None:
             return agent.layout
         whole = await self.workers.run(lambda: self.store.layout(saved))
@@ -96,7 +96,7 @@ class EditedPrefixes:
     def _laid_out(
         self, whole: Layout, agent: Agent, plan: PromptPlan, moves: Sequence[Move]
     ) -> Layout | None:
-        """Lay out what the prompt has of a record's memory; None where no edit has a part in it."""
+        """Lay out the part of a record's cache that the prompt has; None if no edit affects it."""
         if not plan.moves:
             layout = whole.cut(min(plan.kept_tokens, len(plan.ids) - 1, whole.tokens_count))
             return layout if layout.is_edited else None
@@ -105,7 +105,7 @@ class EditedPrefixes:
         return whole.moved(moves, self._noted(agent, moves, plan))
 
     def _noted(self, agent: Agent, moves: Sequence[Move], plan: PromptPlan) -> tuple[EditNote, ...]:
-        """Describe the edits between moves, for whoever asks later."""
+        """Return notes of the edits between moves."""
         ids, salt = agent.manifest.token_ids, self.store.salt(agent.manifest.tenant)
         now_s = self.clock.wall_s()
         return tuple(
@@ -122,7 +122,7 @@ class EditedPrefixes:
 
 
 def _movable(moves: Sequence[Move], whole: Layout) -> tuple[Move, ...]:
-    """Leave out tokens that are not stored: a block is stored from where it was computed only."""
+    """Leave out tokens that are not stored: only stored rows can be moved."""
     found: list[Move] = []
     for move in moves:
         by = move.new_start - move.start

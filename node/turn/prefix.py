@@ -1,7 +1,7 @@
-"""Find the longest reusable beginning of a prompt: resident, on disk, or others' blocks.
+"""Prefix cache of a node: the longest reusable prefix of a prompt, resident or stored.
 
-Nothing is taken, made or read before the engine has granted the memory for it: `prepare` says
-what there is, `begin` (on the engine thread) and `restore` make it so.
+`prepare` finds it. No cache is made, rewound or read before the engine has granted the memory:
+then `begin` (on the engine thread) and `restore` do that.
 """
 
 import threading
@@ -45,13 +45,13 @@ from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.prepared import Prepared, stored_prefix
 
-_EDITED_AND_LOST: Final = "edited, and nothing that lies behind it is stored any more"
+_EDITED_AND_LOST: Final = "edited, and nothing after the edit is stored any more"
 SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Finds the longest reusable prefix of a prompt on this node."""
+    """Finder of the longest reusable prefix of a prompt on this node."""
 
     identity: NodeIdentity
     store: AgentStore
@@ -81,9 +81,9 @@ class Prefixes:
         return cache
 
     async def prepare(self, agent: Agent, plan: PromptPlan, request: GenerateRequest) -> Prepared:
-        """Find what serves `plan`; the agent's own cache, if it has one, stays as it is."""
+        """Find the prefix for `plan`; the agent's own cache, if it has one, is not changed yet."""
         room = len(plan.ids) + min(request.sampling.max_tokens, ROOM_TOKENS)
-        if request.is_scored:  # of what is not computed nothing would be known
+        if request.is_scored:  # reused tokens would have no scores
             return await self._cold(plan, room, is_kept=request.is_kept)
         await self.prefetches.join(agent)
         own = await self._own(agent, plan, room, request)
@@ -95,12 +95,12 @@ class Prefixes:
     async def _own(
         self, agent: Agent, plan: PromptPlan, room: int, request: GenerateRequest
     ) -> Prepared:
-        """Find what serves without another's memory of something else."""
-        # An answer that goes on from elsewhere goes on with the memory that it began with.
+        """Find the prefix without spans of other contexts."""
+        # An answer that moved here continues with the cache that it began with.
         keeps = request.edits is not None and request.edits.keeps
         if (keeps or request.resume is not None) and self.health.reuses:
             edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
-            if edited is None and plan.moves:  # what was kept behind earlier edits may be left
+            if edited is None and plan.moves:  # what was kept after earlier edits may still serve
                 plan = _without_moves(plan)
                 edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
             if edited is not None:
@@ -129,14 +129,14 @@ class Prefixes:
         ):
             layout = unedited_layout(agent.saved, agent.stored_tokens)
             return Prepared(plan, resident, hot, CacheTier.HOT, layout, room, is_kept=is_kept)
-        assert stored is not None, "what is not hot comes from elsewhere"
+        assert stored is not None, "a prefix that is not hot is stored"
         if stored.tokens_count:
             return stored_prefix(plan, stored.layout, stored.tier, room, is_kept=is_kept)
         return await self._cold(plan, room, is_kept=is_kept)
 
     def _usable(self, agent: Agent, plan: PromptPlan) -> int:
-        """Return how much of a plan's prompt the agent's own memory may serve."""
-        exact = agent.exact_tokens  # what was edited serves whoever asks for that only
+        """Return how much of a plan's prompt the agent's own cache may serve."""
+        exact = agent.exact_tokens  # an edited cache serves only turns that ask for it
         return self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1, exact))
 
     async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
@@ -170,7 +170,7 @@ class Prefixes:
     async def _other_prefix(
         self, agent: Agent, plan: PromptPlan, reused_tokens: int
     ) -> "_StoredPrefix | None":
-        """Look for more than what was restored: the rest is damaged, or a given up turn's."""
+        """Find a longer prefix than was restored: the rest is damaged, or of an abandoned turn."""
         other = await self._best_prefix(agent, plan, self._usable(agent, plan))
         return other if other.tokens_count > reused_tokens else None
 
@@ -180,7 +180,7 @@ class Prefixes:
         """Read the layout's blocks into the cache; return what came of them."""
         tenant, ids, wanted = agent.manifest.tenant, prepared.plan.ids, prepared.layout
         store, refs = self.store, wanted.refs if wanted.is_edited else []
-        store.blocks.hold(refs)  # others' may go meanwhile; what is gone is missed when read
+        store.blocks.hold(refs)  # blocks of others may be evicted during the read
         try:
             layout = await self.workers.run(
                 lambda: load_layout(
@@ -206,7 +206,7 @@ class Prefixes:
         return unedited_pieces(agent.saved, layout.tokens_count).tokens_in_common(layout.pieces)
 
     def admitted(self, agent: Agent, prepared: Prepared) -> Admitted:
-        """Note and tell how much of the prompt is known already."""
+        """Note the match on the agent, and return the event that reports it."""
         plan, cached, problem = prepared.plan, prepared.reused_tokens, self.health.problem
         match, reason = plan.match if cached else MatchKind.NONE, plan.reason
         if not prepared.layout.is_edited and cached > plan.kept_tokens:
@@ -235,7 +235,9 @@ class Prefixes:
         if not self.health.reuses:
             return _StoredPrefix(EMPTY_LAYOUT, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        is_hidden = self._hides(agent)  # before, as what is let go of is found for a moment yet
+        is_hidden = self._hides(
+            agent
+        )  # checked before, as released blocks are still found for a moment
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
         if is_hidden or self._hides(agent):
             lent = self.table.lent(agent, shared.blocks, self.leases.refs)
@@ -254,13 +256,13 @@ class Prefixes:
         return await self.workers.run(choose)
 
     def _hides(self, agent: Agent) -> bool:
-        """Say whether there may be blocks of the tenant here that this agent may not begin with."""
+        """Return whether the node may hold blocks of the tenant that this agent may not use."""
         return self.table.has_private(agent) or self.moves.is_bringing(agent.manifest.tenant)
 
     def _of(
         self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier
     ) -> "_StoredPrefix":
-        """Lay out what a record's own blocks have of the prompt; the last one may be cut."""
+        """Lay out the blocks of a record that the prompt begins with; the last one may be cut."""
         layout = exact_beginning(record)
         common = common_prefix(plan.ids, list(layout.tokens))
         return self._stored(layout, min(limit, common), tier)
