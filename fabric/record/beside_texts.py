@@ -31,11 +31,11 @@ class BesideTexts:
 
     def has(self, number: int) -> bool:
         """Return whether an answer has thoughts or calls."""
-        return any(each.number == number and self._is_answer(each) for each in self.parts)
+        return any(parts.number == number and self._is_answer(parts) for parts in self.parts)
 
     def areas(self, number: int | None = None) -> Iterator[Area]:
         """Yield the parts of the text that may hold thoughts and calls, of one or all messages."""
-        placed = [place for each in self.positions if (place := each.at) is not None]
+        placed = [place for position in self.positions if (place := position.at) is not None]
         if not placed:
             return
         for start, end in self.areas_between_marks:
@@ -49,38 +49,44 @@ class BesideTexts:
 
     def numbers(self, start: int, end: int, chars: int) -> list[int]:
         """List the answers to which a part of the text between known messages may belong."""
-        before = [n for n, each in enumerate(self.positions) if each.at and each.at[1] <= start]
-        after = [n for n, each in enumerate(self.positions) if each.at and each.at[0] >= end]
+        before = [
+            n
+            for n, position in enumerate(self.positions)
+            if position.at and position.at[1] <= start
+        ]
+        after = [
+            n for n, position in enumerate(self.positions) if position.at and position.at[0] >= end
+        ]
         if not before:
             return []
         first, last = before[-1], after[0] if after else len(self.positions) - 1
         return [
-            each.number
-            for each in self.parts
-            if first <= each.number <= last and self._is_answer(each) and each.chars >= chars
+            parts.number
+            for parts in self.parts
+            if first <= parts.number <= last and self._is_answer(parts) and parts.chars >= chars
         ]
 
     def shown(self, start: int, end: int, chars: int) -> list[int]:
         """List the answers whose thoughts or calls a part of the text may be."""
-        known = (each.at for each in self.positions if each.at is not None)
+        known = (position.at for position in self.positions if position.at is not None)
         is_message = any(low <= start and end <= high for low, high in known)
         return [] if is_message else self.numbers(start, end, chars)
 
     def kept_with(self, text: str) -> list[tuple[int, ...]]:
         """List, for each kept answer that contains a text, the messages that it may be."""
         forms = spellings(text)
-        having = (each for each in self.answers if _has_any(forms, each))
-        return [numbers for each in having if (numbers := tuple(self._numbers_of(each)))]
+        having = (answer for answer in self.answers if _has_any(forms, answer))
+        return [numbers for answer in having if (numbers := tuple(self._numbers_of(answer)))]
 
     def _numbers_of(self, answered: Answered) -> Iterator[int]:
         ids = {id_digest(call.id) for call in answered.calls if call.id}
-        for each in self.parts:
-            if not self._is_answer(each):
+        for parts in self.parts:
+            if not self._is_answer(parts):
                 continue
-            if ids.intersection(each.ids) or (
-                not answered.calls and not each.ids and each.chars == len(answered.reasoning)
+            if ids.intersection(parts.ids) or (
+                not answered.calls and not parts.ids and parts.chars == len(answered.reasoning)
             ):
-                yield each.number
+                yield parts.number
 
     def _is_answer(self, parts: OtherParts) -> bool:
         is_known = parts.chars > 0 and parts.number < len(self.positions)
@@ -97,4 +103,4 @@ def _has_any(forms: Iterable[bytes], answered: Answered) -> bool:
     texts = [answered.reasoning]
     texts += [text for call in answered.calls for text in (call.arguments, call.id)]
     spelled = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return any(form in each for form in forms for each in spelled)
+    return any(form in text for form in forms for text in spelled)

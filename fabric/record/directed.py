@@ -56,15 +56,17 @@ def directed(
     for number, message in enumerate(messages):
         concerned = _concerning(message, found.get(number, ()))
         left = _edited(message, sent[number], concerned)
-        matched |= {id(each): _noted(each, message, sent[number], salt) for each in concerned}
+        matched |= {
+            id(directive): _noted(directive, message, sent[number], salt) for directive in concerned
+        }
         if message.role is MessageRole.ASSISTANT:
             renamed = _renamed(message, left)
-        left = tuple(_answering(each, message, renamed) for each in left)
+        left = tuple(_answering(answer, message, renamed) for answer in left)
         made += left
         if _has_lost_parts(message, left, concerned):
             redacted[number] = left[0] if left else Message(message.role, ())
         text = "".join(left[0].texts) if left else None
-        is_edited = any(each.is_whole or each.span is not None for each in concerned)
+        is_edited = any(directive.is_whole or directive.span is not None for directive in concerned)
         chars = sum(map(len, message.texts))
         positions.append(SentMessage(message.role, digests[number], chars, text, is_edited))
     parts = _parts_of(messages, sent)
@@ -82,21 +84,25 @@ class _Found:
 
     def by_message(self) -> dict[int, list[_Numbered]]:
         by_digest = {
-            each.message_digest for each in self.directives if each.message_digest is not None
+            directive.message_digest
+            for directive in self.directives
+            if directive.message_digest is not None
         }
         whole, text_only = self._digested(by_digest) if by_digest else ({}, {})
-        by_call = self._by_call() if any(each.result_of for each in self.directives) else {}
+        by_call = (
+            self._by_call() if any(directive.result_of for directive in self.directives) else {}
+        )
         found: dict[int, list[_Numbered]] = defaultdict(list)
-        for order, each in enumerate(self.directives):
+        for order, directive in enumerate(self.directives):
             numbers: Sequence[int]
-            if each.result_of is not None:
-                numbers = by_call.get((each.result_of, each.part is None), ())
-            elif each.message_digest is not None:
-                numbers = _numbered(each, whole, text_only)
+            if directive.result_of is not None:
+                numbers = by_call.get((directive.result_of, directive.part is None), ())
+            elif directive.message_digest is not None:
+                numbers = _numbered(directive, whole, text_only)
             else:
                 continue
             for number in dict.fromkeys(numbers):
-                found[number].append((order, each))
+                found[number].append((order, directive))
         return found
 
     def _by_call(self) -> dict[tuple[str, bool], list[int]]:
@@ -141,14 +147,14 @@ def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]
     """List the directives for a message: one that replaces all of it, or those of its parts."""
     if message.role is MessageRole.SYSTEM:  # system messages are never edited
         return []
-    concerned = [each for _, each in sorted(found, key=itemgetter(0))]
-    whole = [each for each in concerned if each.is_whole]
+    concerned = [directive for _, directive in sorted(found, key=itemgetter(0))]
+    whole = [directive for directive in concerned if directive.is_whole]
     if whole:
         return whole[-1:]
     return [
-        each
-        for each in concerned
-        if each.besides_text is None or has_words(message, each.besides_text)
+        directive
+        for directive in concerned
+        if directive.besides_text is None or has_words(message, directive.besides_text)
     ]
 
 
@@ -170,18 +176,19 @@ def _edited(message: Message, sent: Message, found: Sequence[Directive]) -> tupl
     if found[0].is_whole:
         return _replaced(message, found[0].replacement)
     text = "".join(message.texts)
-    spans = [each for each in found if each.span is not None]
-    for each in sorted(spans, key=lambda each: each.span or (0, 0), reverse=True):
-        start, end = each.span or (0, 0)
-        text = text[:start] + (each.replacement or "") + text[end:]
+    spans = [directive for directive in found if directive.span is not None]
+    for directive in sorted(spans, key=lambda directive: directive.span or (0, 0), reverse=True):
+        start, end = directive.span or (0, 0)
+        text = text[:start] + (directive.replacement or "") + text[end:]
     if spans:
         message = replace(message, texts=(text,))
-    for each in found:
-        for use_at in _uses_of(each, message, sent) if each.part is not None else ():
-            message = with_arguments(message, use_at, each.replacement)
-    for each in found:
-        if each.besides_text is not None:  # ids may be replaced, too: calls were found by these
-            message = without_words(message, each.besides_text, each.replacement or "")
+    for directive in found:
+        for use_at in _uses_of(directive, message, sent) if directive.part is not None else ():
+            message = with_arguments(message, use_at, directive.replacement)
+    for directive in found:
+        # Ids may be replaced too, so this comes last: calls are found by their ids.
+        if directive.besides_text is not None:
+            message = without_words(message, directive.besides_text, directive.replacement or "")
     return (message,)
 
 
@@ -228,7 +235,7 @@ def _has_lost_parts(
     """
     if message.role is not MessageRole.ASSISTANT:
         return False
-    if any(each.is_whole for each in concerned):
+    if any(directive.is_whole for directive in concerned):
         return True
     return not left or (left[0].reasoning, left[0].uses) != (message.reasoning, message.uses)
 
@@ -237,5 +244,5 @@ def _parts_of(
     messages: Sequence[Message], sent: Sequence[Message]
 ) -> tuple[OtherParts, ...] | None:
     described = map(other_parts, range(len(messages)), messages, sent)
-    found = tuple(each for each in described if each is not None)
-    return found if sum(len(each.ids) for each in found) <= CALL_IDS_KNOWN_MAX else None
+    found = tuple(parts for parts in described if parts is not None)
+    return found if sum(len(parts.ids) for parts in found) <= CALL_IDS_KNOWN_MAX else None

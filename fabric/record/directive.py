@@ -84,7 +84,7 @@ class Directive:
         )
         if of_no_text or (self.part is not None and self.result_of is None):
             return "a directive of a part names no text, or no call"
-        if {len(each) for each in (self.message_digest, self.was) if each is not None} - {
+        if {len(known) for known in (self.message_digest, self.was) if known is not None} - {
             DIGEST_BYTES
         }:
             return "a directive names a text by no digest"
@@ -112,17 +112,20 @@ def dropped(salt: bytes, text: str) -> Dropped:
 
 def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     """Return the directives in force."""
-    return tuple(each for each in directives or () if each.is_live)
+    return tuple(directive for directive in directives or () if directive.is_live)
 
 
 def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     """Return the undone directives, the newest last."""
-    return tuple(each for each in directives or () if not each.is_live)[-UNDONE_SHOWN_MAX:]
+    gone = [directive for directive in directives or () if not directive.is_live]
+    return tuple(gone[-UNDONE_SHOWN_MAX:])
 
 
 def is_to_forget(directives: Iterable[Directive]) -> bool:
     """Return whether the cache still knows a text that a directive forgets."""
-    return any(each.mode is EditMode.FORGET and not each.is_applied for each in directives)
+    return any(
+        directive.mode is EditMode.FORGET and not directive.is_applied for directive in directives
+    )
 
 
 def texts_bytes(directives: Iterable[Directive]) -> int:
@@ -134,10 +137,12 @@ def applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
     """Return directives with the matched ones marked as applied; None if there are none."""
-    known = {_bare(each): each.dropped for each in matched}
+    known = {_bare(directive): directive.dropped for directive in matched}
     found = (
-        replace(each, is_applied=True, dropped=known[_bare(each)]) if _bare(each) in known else each
-        for each in directives
+        replace(directive, is_applied=True, dropped=known[_bare(directive)])
+        if _bare(directive) in known
+        else directive
+        for directive in directives
     )
     return tuple(found) or None
 

@@ -50,7 +50,7 @@ def is_sound_series(series: str) -> bool:
 def merge_lenders(*groups: Iterable[Lender]) -> tuple[Lender, ...]:
     """Return each lender once, at its lowest epoch."""
     epochs: dict[str, int] = {}
-    for lender in (each for group in groups for each in group):
+    for lender in (one for group in groups for one in group):
         epochs[lender.agent] = min(lender.epoch, epochs.get(lender.agent, lender.epoch))
     return tuple(Lender(agent, epoch) for agent, epoch in sorted(epochs.items()))
 

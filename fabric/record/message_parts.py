@@ -34,13 +34,15 @@ class OtherParts:
     def is_valid(self) -> bool:
         """Return whether the values are in range."""
         in_range = 0 <= self.number < MESSAGES_MAX and self.chars >= 0
-        sizes = {len(each) for each in self.ids} <= {_ID_BYTES} and len(self.digest) == DIGEST_BYTES
+        sizes = {len(digest) for digest in self.ids} <= {_ID_BYTES} and len(
+            self.digest
+        ) == DIGEST_BYTES
         return in_range and sizes and len(self.ids) <= CALL_IDS_KNOWN_MAX
 
 
 def other_parts(number: int, message: Message, sent: Message) -> OtherParts | None:
     """Describe a message; `sent` is how its client spells it. Return None if it is text only."""
-    own = [use.id for each in (message, sent) for use in each.uses]
+    own = [use.id for one in (message, sent) for use in one.uses]
     ids = {*own, message.result_of, sent.result_of} - {None}
     chars = sum(map(len, _all_parts(message)))
     if not ids and not chars:
@@ -133,19 +135,21 @@ def _leaves(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and depth:
-        for key, each in value.items():
+        for key, item in value.items():
             yield key
-            yield from _leaves(each, depth - 1)
+            yield from _leaves(item, depth - 1)
     elif isinstance(value, list) and depth:
-        for each in value:
-            yield from _leaves(each, depth - 1)
+        for item in value:
+            yield from _leaves(item, depth - 1)
 
 
 def _arguments_without(
     arguments: dict[str, Any] | str, wanted: HashedText, text: str
 ) -> dict[str, Any] | str:
     """Replace a text in arguments; empty them if it is not within one of their values."""
-    if not arguments or not any(text_places(wanted, each) for each in _spellings(arguments)):
+    if not arguments or not any(
+        text_places(wanted, spelling) for spelling in _spellings(arguments)
+    ):
         return arguments
     parsed = read_object(arguments) if isinstance(arguments, str) else dict(arguments)
     if parsed is None:
@@ -161,9 +165,9 @@ def _without(value: Any, wanted: HashedText, text: str, depth: int) -> Any:
         return replace_text(wanted, value, text)
     if isinstance(value, dict) and depth:
         return {
-            replace_text(wanted, key, text): _without(each, wanted, text, depth - 1)
-            for key, each in value.items()
+            replace_text(wanted, key, text): _without(item, wanted, text, depth - 1)
+            for key, item in value.items()
         }
     if isinstance(value, list) and depth:
-        return [_without(each, wanted, text, depth - 1) for each in value]
+        return [_without(item, wanted, text, depth - 1) for item in value]
     return value

@@ -100,7 +100,7 @@ class MessagePositions:
     def nth(self, number: int) -> int:
         """Count the earlier messages with the same digest."""
         digest = self.messages[number].digest
-        return sum(each.digest == digest for each in islice(self.messages, number))
+        return sum(message.digest == digest for message in islice(self.messages, number))
 
     def edited(self, edits: Sequence[tuple[int, int, int]]) -> "MessagePositions":
         """Return the positions after edits, each of `start`, `end` and new size in bytes."""
@@ -124,12 +124,14 @@ def _placed(
 ) -> Iterator[MessagePosition]:
     starts, ends = [start for start, _ in marks], [end for _, end in marks]
     done = 0
-    for each in sent:
-        found = MessagePosition(each.role, each.digest, each.chars, is_edited=each.is_edited)
-        shown = (each.text or "").strip()
+    for message in sent:
+        found = MessagePosition(
+            message.role, message.digest, message.chars, is_edited=message.is_edited
+        )
+        shown = (message.text or "").strip()
         wanted = shown.encode("utf-8", "replace")
         at = text.find(wanted, done, done + len(wanted) + SAID_BEHIND_BYTES_MAX) if wanted else -1
-        lead = len(each.text or "") - len((each.text or "").lstrip())
+        lead = len(message.text or "") - len((message.text or "").lstrip())
         if at < 0 or lead > _LEAD_MAX:
             yield found
             continue

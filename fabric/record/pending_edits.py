@@ -12,10 +12,10 @@ def pending(record: Manifest) -> tuple[Directive, ...]:
     if not placed:
         return ()
     text, done, found = record.text.encode("utf-8", "surrogatepass"), 0, []
-    for each in sorted(placed, key=lambda each: each.at or (0, 0)):
-        start, end = each.at or (0, 0)
-        if start >= done and text_digest(text[start:end]) == each.was:
-            found.append(each)
+    for directive in sorted(placed, key=lambda directive: directive.at or (0, 0)):
+        start, end = directive.at or (0, 0)
+        if start >= done and text_digest(text[start:end]) == directive.was:
+            found.append(directive)
             done = end
     return tuple(found)
 
@@ -23,17 +23,17 @@ def pending(record: Manifest) -> tuple[Directive, ...]:
 def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
     """Return start, end and new size in bytes of what directives replace in a record's text."""
     return [
-        (*each.at, len((each.replacement or "").encode("utf-8", "replace")))
-        for each in found
-        if each.at is not None
+        (*directive.at, len((directive.replacement or "").encode("utf-8", "replace")))
+        for directive in found
+        if directive.at is not None
     ]
 
 
 def rewritten(record: Manifest) -> bytes:
     """Return an agent's text with its pending directives applied."""
     text = record.text.encode("utf-8", "surrogatepass")
-    for each in reversed(pending(record)):
-        start, end = each.at or (0, 0)
-        spelled = (each.replacement or "").encode("utf-8", "replace")
+    for directive in reversed(pending(record)):
+        start, end = directive.at or (0, 0)
+        spelled = (directive.replacement or "").encode("utf-8", "replace")
         text = text[:start] + spelled + text[end:]
     return text

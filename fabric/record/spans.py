@@ -76,11 +76,11 @@ class Spans:
             return  # an older record, or a prompt that was no conversation
         if directive.result_of is not None:
             called = id_digest(directive.result_of)
-            if not any(called in each.ids for each in parts):
+            if not any(called in part.ids for part in parts):
                 message = f"No call with the id '{directive.result_of}' is in the conversation."
                 raise RejectedError(message, code="call_not_found", param="tool_call_id")
         elif directive.message_digest is not None:
-            texts = {each.digest for each in parts} | {each.digest for each in self.positions}
+            texts = {part.digest for part in parts} | {message.digest for message in self.positions}
             if directive.message_digest not in texts:
                 message = "No message of the conversation has that role and content."
                 raise RejectedError(message, code="message_not_found", param="message")
@@ -88,10 +88,10 @@ class Spans:
     def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
         """Resolve all spans; raise RejectedError for the first that cannot be."""
         found: list[tuple[str, Directive]] = []
-        for each in wanted:
-            found += ((each.param, made) for made in self._placed(each))
+        for span in wanted:
+            found += ((span.param, made) for made in self._placed(span))
             if len(found) > DIRECTIVES_MAX:
-                _refuse(each, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
+                _refuse(span, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
         for (_, one), (param, other) in combinations(found, 2):
             if overlap(one, other):
                 message = f"Invalid '{param}': it overlaps another one of this request."
@@ -133,7 +133,7 @@ class Spans:
         return number
 
     def _has_parts(self, number: int) -> bool:
-        return any(each.number == number and each.chars for each in self.record.parts or ())
+        return any(part.number == number and part.chars for part in self.record.parts or ())
 
     def _has_content(self, number: int) -> bool:
         is_unknown = self.record.parts is None  # an older record

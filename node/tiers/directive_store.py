@@ -104,7 +104,7 @@ class DirectiveStore:
         known = record.positions or MessagePositions(())
         return MemoryView(
             record.tokens_count,
-            tuple(_message(record, number, each) for number, each in enumerate(known.messages)),
+            tuple(_message(record, number, m) for number, m in enumerate(known.messages)),
             _views(record, live(record.directives)),
             _views(record, undone(record.directives)),
         )
@@ -134,7 +134,7 @@ class DirectiveStore:
             raise ConflictError(message, code="too_many_directives")
         if wanted != known:
             record = replace(agent.manifest, directives=wanted or None)
-            forgets = is_to_forget(each for each in live(wanted) if each not in known)
+            forgets = is_to_forget(d for d in live(wanted) if d not in known)
             await self._publish(agent, record, revokes=forgets)
         return wanted
 
@@ -189,15 +189,16 @@ class DirectiveStore:
 
 
 def _changed_settings(known: AgentSettings, call: ChangeSettings) -> AgentSettings | None:
-    told = {
+    requested = {
         "rebuilds": call.rebuilds,
         "is_closed": call.closes,
         "is_private": call.is_private,
     }
-    made = replace(known, **{name: each for name, each in told.items() if each is not None})
+    changed = {name: value for name, value in requested.items() if value is not None}
+    settings = replace(known, **changed)
     if call.decays is not None:
-        made = replace(made, decays_after_s=call.decays_after_s if call.decays else None)
-    return unless_default(made)
+        settings = replace(settings, decays_after_s=call.decays_after_s if call.decays else None)
+    return unless_default(settings)
 
 
 def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[DirectiveView, ...]:

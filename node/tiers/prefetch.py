@@ -71,7 +71,7 @@ class Prefetches:
         """End all loads under way."""
         for loading in self._loadings:
             loading.cancel.set()
-        await asyncio.gather(*(each.task for each in self._loadings), return_exceptions=True)
+        await asyncio.gather(*(loading.task for loading in self._loadings), return_exceptions=True)
 
     def _begin(self, agent: Agent) -> None:
         record = agent.saved

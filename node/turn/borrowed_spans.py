@@ -178,7 +178,7 @@ class BorrowedSpans:
             lenders += [self.erased.lender(record), self.erased.series(record)]
             lenders += record.edited.known_lenders if record.edited is not None else ()
         own_series = self.erased.series(own)
-        return merge_lenders(each for each in lenders if each != own_series)
+        return merge_lenders(lender for lender in lenders if lender != own_series)
 
     def _layouts(self, records: Mapping[AgentKey, Manifest]) -> Iterator[tuple[AgentKey, Layout]]:
         for key, record in records.items():

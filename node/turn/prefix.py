@@ -249,7 +249,7 @@ class Prefixes:
             found = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
             found.append(self._stored(shared, len(known), CacheTier.DISK))
             if max(prefix.tokens_count for prefix in found) < len(known):
-                found += [self._of(each, plan, len(known), CacheTier.DISK) for each in alike]
+                found += [self._of(record, plan, len(known), CacheTier.DISK) for record in alike]
             best = max(found, key=lambda prefix: prefix.tokens_count)
             return replace(best, common_tokens=max(prefix.common_tokens for prefix in found))
 
