@@ -67,13 +67,13 @@ class Arrangement:
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Leave out empty ranges and join neighbours."""
-    found: list[Range] = []
+    merged: list[Range] = []
     for start, end in ranges:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
         elif start != end:
-            found.append((start, end))
-    return tuple(found)
+            merged.append((start, end))
+    return tuple(merged)
 
 
 def _are_ascending(ranges: Iterable[Range]) -> bool:

@@ -24,16 +24,16 @@ class Shift:
 
 def joined(shifts: Iterable[Shift]) -> tuple[Shift, ...]:
     """Leave out tokens in their own places, and join neighbours that are equally far from them."""
-    found: list[Shift] = []
+    merged: list[Shift] = []
     for shift in shifts:
         if shift.start == shift.end or not shift.delta:
             continue
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and (last.end, last.delta) == (shift.start, shift.delta):
-            found[-1] = Shift(last.start, shift.end, shift.delta)
+            merged[-1] = Shift(last.start, shift.end, shift.delta)
         else:
-            found.append(shift)
-    return tuple(found)
+            merged.append(shift)
+    return tuple(merged)
 
 
 def cut(shifts: tuple[Shift, ...], start: int, end: int) -> tuple[Shift, ...]:

@@ -47,14 +47,14 @@ def directed(
     """
     sent = messages if sent is None else sent
     digests = [message_digest(message) for message in messages]
-    found = _Found(messages, sent, digests, live(directives)).by_message()
-    made: list[Message] = []
+    by_number = _MessageIndex(messages, sent, digests, live(directives)).by_message()
+    edited: list[Message] = []
     positions: list[SentMessage] = []
     matched: dict[int, Directive] = {}
     redacted: dict[int, Message] = {}
     renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
     for number, message in enumerate(messages):
-        concerned = _concerning(message, found.get(number, ()))
+        concerned = _concerning(message, by_number.get(number, ()))
         left = _edited(message, sent[number], concerned)
         matched |= {
             id(directive): _noted(directive, message, sent[number], salt) for directive in concerned
@@ -62,7 +62,7 @@ def directed(
         if message.role is MessageRole.ASSISTANT:
             renamed = _renamed(message, left)
         left = tuple(_answering(answer, message, renamed) for answer in left)
-        made += left
+        edited += left
         if _has_lost_parts(message, left, concerned):
             redacted[number] = left[0] if left else Message(message.role, ())
         text = "".join(left[0].texts) if left else None
@@ -70,11 +70,13 @@ def directed(
         chars = sum(map(len, message.texts))
         positions.append(SentMessage(message.role, digests[number], chars, text, is_edited))
     parts = _parts_of(messages, sent)
-    return DirectedMessages(tuple(made), tuple(matched.values()), tuple(positions), parts, redacted)
+    return DirectedMessages(
+        tuple(edited), tuple(matched.values()), tuple(positions), parts, redacted
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _MessageIndex:
     """Index of the messages that directives name."""
 
     messages: Sequence[Message]
@@ -92,7 +94,7 @@ class _Found:
         by_call = (
             self._by_call() if any(directive.result_of for directive in self.directives) else {}
         )
-        found: dict[int, list[_Numbered]] = defaultdict(list)
+        by_number: dict[int, list[_Numbered]] = defaultdict(list)
         for order, directive in enumerate(self.directives):
             numbers: Sequence[int]
             if directive.result_of is not None:
@@ -102,20 +104,20 @@ class _Found:
             else:
                 continue
             for number in dict.fromkeys(numbers):
-                found[number].append((order, directive))
-        return found
+                by_number[number].append((order, directive))
+        return by_number
 
     def _by_call(self) -> dict[tuple[str, bool], list[int]]:
         """Index messages by the ids of calls that they make or answer, of client and model."""
-        found: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        numbers: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for number, both in enumerate(zip(self.messages, self.sent, strict=True)):
             for message in both:
                 if message.result_of is not None:
-                    found[message.result_of, True].append(number)
+                    numbers[message.result_of, True].append(number)
                 for use in message.uses:
                     if use.id is not None:
-                        found[use.id, False].append(number)
-        return found
+                        numbers[use.id, False].append(number)
+        return numbers
 
     def _digested(
         self, wanted: set[bytes]
@@ -143,11 +145,11 @@ def _numbered(
     return same[directive.nth : directive.nth + 1]
 
 
-def _concerning(message: Message, found: Iterable[_Numbered]) -> list[Directive]:
+def _concerning(message: Message, numbered: Iterable[_Numbered]) -> list[Directive]:
     """List the directives for a message: one that replaces all of it, or those of its parts."""
     if message.role is MessageRole.SYSTEM:  # system messages are never edited
         return []
-    concerned = [directive for _, directive in sorted(found, key=itemgetter(0))]
+    concerned = [directive for _, directive in sorted(numbered, key=itemgetter(0))]
     whole = [directive for directive in concerned if directive.is_whole]
     if whole:
         return whole[-1:]
@@ -170,22 +172,24 @@ def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -
     return replace(directive, dropped=dropped(salt, text))
 
 
-def _edited(message: Message, sent: Message, found: Sequence[Directive]) -> tuple[Message, ...]:
-    if not found:
+def _edited(
+    message: Message, sent: Message, directives: Sequence[Directive]
+) -> tuple[Message, ...]:
+    if not directives:
         return (message,)
-    if found[0].is_whole:
-        return _replaced(message, found[0].replacement)
+    if directives[0].is_whole:
+        return _replaced(message, directives[0].replacement)
     text = "".join(message.texts)
-    spans = [directive for directive in found if directive.span is not None]
+    spans = [directive for directive in directives if directive.span is not None]
     for directive in sorted(spans, key=lambda directive: directive.span or (0, 0), reverse=True):
         start, end = directive.span or (0, 0)
         text = text[:start] + (directive.replacement or "") + text[end:]
     if spans:
         message = replace(message, texts=(text,))
-    for directive in found:
+    for directive in directives:
         for use_at in _uses_of(directive, message, sent) if directive.part is not None else ():
             message = with_arguments(message, use_at, directive.replacement)
-    for directive in found:
+    for directive in directives:
         # Ids may be replaced too, so this comes last: calls are found by their ids.
         if directive.besides_text is not None:
             message = without_words(message, directive.besides_text, directive.replacement or "")
@@ -244,5 +248,5 @@ def _parts_of(
     messages: Sequence[Message], sent: Sequence[Message]
 ) -> tuple[OtherParts, ...] | None:
     described = map(other_parts, range(len(messages)), messages, sent)
-    found = tuple(parts for parts in described if parts is not None)
-    return found if sum(len(parts.ids) for parts in found) <= CALL_IDS_KNOWN_MAX else None
+    known = tuple(parts for parts in described if parts is not None)
+    return known if sum(len(parts.ids) for parts in known) <= CALL_IDS_KNOWN_MAX else None

@@ -138,13 +138,13 @@ def applied(
 ) -> tuple[Directive, ...] | None:
     """Return directives with the matched ones marked as applied; None if there are none."""
     known = {_bare(directive): directive.dropped for directive in matched}
-    found = (
+    updated = (
         replace(directive, is_applied=True, dropped=known[_bare(directive)])
         if _bare(directive) in known
         else directive
         for directive in directives
     )
-    return tuple(found) or None
+    return tuple(updated) or None
 
 
 def _bare(directive: Directive) -> Directive:

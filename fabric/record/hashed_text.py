@@ -43,12 +43,12 @@ def text_places(wanted: HashedText, text: str) -> list[int]:
     """List the positions at which the wanted text starts, without overlaps."""
     if wanted.chars > len(text):
         return []
-    found: list[int] = []
+    positions: list[int] = []
     for at in np.flatnonzero(_hints(text, wanted.chars) == wanted.hint).tolist():
-        is_free = not found or at >= found[-1] + wanted.chars
+        is_free = not positions or at >= positions[-1] + wanted.chars
         if is_free and _digest(text[at : at + wanted.chars]) == wanted.digest:
-            found.append(at)
-    return found
+            positions.append(at)
+    return positions
 
 
 def replace_text(wanted: HashedText, text: str, replacement: str) -> str:

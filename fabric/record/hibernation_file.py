@@ -147,9 +147,9 @@ def encode_file(
 
     def frame(kind: FrameKind, body: bytes | memoryview) -> bytes:
         head = bytes([kind, 0, 0, 0]) + len(body).to_bytes(4, "little")
-        made = b"".join((head, body, chain.next(head, body)))
-        checksum.update(made)
-        return made
+        whole = b"".join((head, body, chain.next(head, body)))
+        checksum.update(whole)
+        return whole
 
     checksum.update(MAGIC)
     yield MAGIC + frame(FrameKind.HEADER, pack(header))

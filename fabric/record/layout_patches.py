@@ -38,7 +38,7 @@ def own_part(part: Part) -> Part:
     return part
 
 
-def patched(
+def with_patches(
     base: Layout,
     patches: Sequence[Patch],
     notes: Sequence[EditNote] = (),

@@ -47,8 +47,8 @@ def other_parts(number: int, message: Message, sent: Message) -> OtherParts | No
     chars = sum(map(len, _all_parts(message)))
     if not ids and not chars:
         return None
-    found = sorted(map(id_digest, filter(None, ids)))
-    return OtherParts(number, chars, text_only_digest(message), tuple(found))
+    digests = sorted(map(id_digest, filter(None, ids)))
+    return OtherParts(number, chars, text_only_digest(message), tuple(digests))
 
 
 def id_digest(call_id: str) -> bytes:

@@ -125,7 +125,7 @@ def _placed(
     starts, ends = [start for start, _ in marks], [end for _, end in marks]
     done = 0
     for message in sent:
-        found = MessagePosition(
+        position = MessagePosition(
             message.role, message.digest, message.chars, is_edited=message.is_edited
         )
         shown = (message.text or "").strip()
@@ -133,7 +133,7 @@ def _placed(
         at = text.find(wanted, done, done + len(wanted) + SAID_BEHIND_BYTES_MAX) if wanted else -1
         lead = len(message.text or "") - len((message.text or "").lstrip())
         if at < 0 or lead > _LEAD_MAX:
-            yield found
+            yield position
             continue
         behind = bisect_left(starts, at)
         until = starts[behind] if behind < len(starts) else len(text)
@@ -141,10 +141,10 @@ def _placed(
         since = max(done, ends[opened - 1] if opened else 0)
         is_alone = opened == behind and at + len(wanted) <= until
         if is_alone and text.count(wanted, since, until) == 1:
-            yield replace(found, start=at, size_bytes=len(wanted), lead_chars=lead)
+            yield replace(position, start=at, size_bytes=len(wanted), lead_chars=lead)
             done = at + len(wanted)
         else:
-            yield found
+            yield position
 
 
 def _edited(message: MessagePosition, edits: Sequence[tuple[int, int, int]]) -> MessagePosition:

@@ -11,20 +11,20 @@ def pending(record: Manifest) -> tuple[Directive, ...]:
     placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
     if not placed:
         return ()
-    text, done, found = record.text.encode("utf-8", "surrogatepass"), 0, []
+    text, done, pending_directives = record.text.encode("utf-8", "surrogatepass"), 0, []
     for directive in sorted(placed, key=lambda directive: directive.at or (0, 0)):
         start, end = directive.at or (0, 0)
         if start >= done and text_digest(text[start:end]) == directive.was:
-            found.append(directive)
+            pending_directives.append(directive)
             done = end
-    return tuple(found)
+    return tuple(pending_directives)
 
 
-def edits_of(found: Sequence[Directive]) -> list[tuple[int, int, int]]:
+def edits_of(directives: Sequence[Directive]) -> list[tuple[int, int, int]]:
     """Return start, end and new size in bytes of what directives replace in a record's text."""
     return [
         (*directive.at, len((directive.replacement or "").encode("utf-8", "replace")))
-        for directive in found
+        for directive in directives
         if directive.at is not None
     ]
 

@@ -70,13 +70,13 @@ def rekeyed(
     first = len(record.pieces)
     second = first + len(record.windows)
     pieces = zip(record.pieces, named[:first], strict=True)
-    made = replace(
+    rekeyed = replace(
         record,
         pieces=PieceTable(tuple(replace(piece, block=ref) for piece, ref in pieces)),
         windows=_placed(record.windows, named[first:second]),
         states=_placed(record.states, named[second:]),
     )
-    return RekeyedRecord(made, tuple(places))
+    return RekeyedRecord(rekeyed, tuple(places))
 
 
 def owned_anew(

@@ -87,21 +87,21 @@ class Spans:
 
     def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
         """Resolve all spans; raise RejectedError for the first that cannot be."""
-        found: list[tuple[str, Directive]] = []
+        directives: list[tuple[str, Directive]] = []
         for span in wanted:
-            found += ((span.param, made) for made in self._placed(span))
-            if len(found) > DIRECTIVES_MAX:
+            directives += ((span.param, directive) for directive in self._placed(span))
+            if len(directives) > DIRECTIVES_MAX:
                 _refuse(span, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
-        for (_, one), (param, other) in combinations(found, 2):
+        for (_, one), (param, other) in combinations(directives, 2):
             if overlap(one, other):
                 message = f"Invalid '{param}': it overlaps another one of this request."
                 raise RejectedError(message, code="overlapping_spans", param=param)
-        for param, made in found:
-            known = next((d for d in live(self.record.directives) if overlap(d, made)), None)
+        for param, directive in directives:
+            known = next((d for d in live(self.record.directives) if overlap(d, directive)), None)
             if known is not None:
                 message = f"Invalid '{param}': operation {known.operation} edits it already."
                 raise ConflictError(message, code="overlapping_spans", param=param)
-        return tuple(made for _, made in found)
+        return tuple(directive for _, directive in directives)
 
     def _placed(self, wanted: WantedSpan) -> Iterator[Directive]:
         if wanted.tokens is not None:
@@ -143,9 +143,9 @@ class Spans:
         position = self.positions[self._message(wanted, number)]
         if self._has_parts(number) and position.role is MessageRole.ASSISTANT:
             # How a template writes the rest is unknown: only a whole conversation removes it.
-            made = self._made(wanted, replacement, number, None, None, position.chars)
-            return replace(made, dropped=None)
-        return self._made(wanted, replacement, number, None, position.at, position.chars)
+            directive = self._directive(wanted, replacement, number, None, None, position.chars)
+            return replace(directive, dropped=None)
+        return self._directive(wanted, replacement, number, None, position.at, position.chars)
 
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
         position = self.positions[number]
@@ -157,20 +157,22 @@ class Spans:
             low, high = max(0, start - position.lead_chars), max(0, end - position.lead_chars)
             before, within = len(shown[:low].encode()), len(shown[low:high].encode())
             at = (position.start + before, position.start + before + within) if within else None
-        return self._made(wanted, wanted.replacement or "", number, (start, end), at, end - start)
+        return self._directive(
+            wanted, wanted.replacement or "", number, (start, end), at, end - start
+        )
 
     # --- texts and tokens --------------------------------------------------------------------
 
     def _of_text(self, wanted: WantedSpan, text: str) -> Iterator[Directive]:
         """Replace a text where the record's text has it, and in what the template left out."""
-        found = self._found(wanted, text)
-        shown = {n for start, end in found for n in self._beside.shown(start, end, len(text))}
+        places = self._text_places(wanted, text)
+        shown = {n for start, end in places for n in self._beside.shown(start, end, len(text))}
         hidden = [
             numbers
             for numbers in self._beside.kept_with(text)
             if not shown & {*numbers} and (wanted.first is None or wanted.first in numbers)
         ]
-        count = len(found) + len(hidden)
+        count = len(places) + len(hidden)
         if not count:
             edited = any(m.is_edited for m in self.positions)
             why = "; of messages that directives edit only what is left" if edited else ""
@@ -178,24 +180,26 @@ class Spans:
         if count > 1 and not wanted.is_every:
             why = f"that text is there {count} times: name a message, or ask for every one"
             _refuse(wanted, "text_ambiguous", why)
-        for place in found:
+        for place in places:
             yield from self._at(wanted, *place)
         for number in sorted({number for numbers in hidden for number in numbers}):
             if wanted.first in (None, number):
-                made = self._made(wanted, wanted.replacement or "", number, None, None, 0)
-                yield replace(made, besides_text=hash_text(text), dropped=dropped(self.salt, text))
+                directive = self._directive(wanted, wanted.replacement or "", number, None, None, 0)
+                yield replace(
+                    directive, besides_text=hash_text(text), dropped=dropped(self.salt, text)
+                )
 
-    def _found(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
+    def _text_places(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
         """List the positions of a text in the parts that may be edited."""
         sought = text.encode("utf-8", "surrogatepass")
         areas = list(self._areas(wanted))
         # A text that overlaps itself could mean either place.
         step = len(sought) if wanted.is_every else 1
-        found = [place for area in areas for place in _places(self.text, sought, area, step)]
+        places = [place for area in areas for place in _places(self.text, sought, area, step)]
         for spelled in sorted(spellings(text)):
             for area in self._beside.areas(wanted.first):
-                found += _places(self.text, spelled, area, len(spelled) if wanted.is_every else 1)
-        return sorted(set(found))
+                places += _places(self.text, spelled, area, len(spelled) if wanted.is_every else 1)
+        return sorted(set(places))
 
     def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
         """Yield the parts of the text without marks of the template."""
@@ -267,12 +271,12 @@ class Spans:
     def _openings(self, parts: Sequence[tuple[int, int]]) -> set[bytes]:
         """Return how the template opens messages, by the known ones and the last answer."""
         starts = [position.start for position in self.positions if position.start is not None]
-        found = set()
+        openings = set()
         for start, end in parts:
             if end > self._tail:
                 break
             at = bisect_left(starts, start)
-            found.add(self.text[start : min([end, *starts[at : at + 1]])])
+            openings.add(self.text[start : min([end, *starts[at : at + 1]])])
         opened, prompt = (
             self.record.token_ends[count - 1] if count else 0
             for count in (
@@ -281,12 +285,12 @@ class Spans:
             )
         )
         if opened:
-            found |= {
+            openings |= {
                 self.text[start : min(end, prompt)]
                 for start, end in parts
                 if opened <= start < prompt
             }
-        return found - {b""}
+        return openings - {b""}
 
     def _bytes_of_tokens(self, wanted: WantedSpan, start: int, end: int) -> tuple[int, int]:
         record = self.record
@@ -329,25 +333,29 @@ class Spans:
             )
             count = len(self.text[start:end].decode("utf-8", "replace"))
             span = (first, first + count)
-            yield self._made(wanted, wanted.replacement or "", number, span, (start, end), count)
+            yield self._directive(
+                wanted, wanted.replacement or "", number, span, (start, end), count
+            )
             return
         text = wanted.text or self.text[start:end].decode("utf-8", "replace").strip()
         count = len(self.text[start:end].decode("utf-8", "replace"))
         numbers = self._beside.numbers(start, end, len(text)) if text else []
         for number in numbers if wanted.first is None else {*numbers} & {wanted.first}:
-            made = self._made(wanted, wanted.replacement or "", number, None, (start, end), count)
-            yield replace(made, besides_text=hash_text(text))
+            directive = self._directive(
+                wanted, wanted.replacement or "", number, None, (start, end), count
+            )
+            yield replace(directive, besides_text=hash_text(text))
         if numbers:
             return
         if not any(a <= start and end <= b for a, b in self._tail_areas()):
             why = "it is not in a message that is known to be there: the rest is the template's"
             _refuse(wanted, "span_cuts_template", why)
-        yield self._made(wanted, wanted.replacement or "", None, None, (start, end), count)
+        yield self._directive(wanted, wanted.replacement or "", None, None, (start, end), count)
 
     def _tokens(self, position: MessagePosition) -> str:
         return "tokens {} to {}".format(*tokens_of(self.record, position))
 
-    def _made(
+    def _directive(
         self,
         wanted: WantedSpan,
         replacement: str | None,

@@ -106,8 +106,8 @@ class Tombstones:
 
     def epoch_of(self, agent: str) -> int:
         """Return the epoch up to which an agent (by its digest) is erased; 0 if it is not."""
-        found = self._by_agent.get(agent)
-        return found.epoch if found is not None else 0
+        tombstone = self._by_agent.get(agent)
+        return tombstone.epoch if tombstone is not None else 0
 
     def next_s(self, wall_s: float) -> float:
         """Return the time of an erasure now: the calendar's, but behind all that is known.

@@ -81,16 +81,16 @@ def _nodes(data: Path, name: str | None) -> list[Path]:
     """List the nodes' folders to check; raise FatalError if there is none."""
     try:
         if name is not None:
-            found = [data / NODES / parse_node_name(name)]
+            folders = [data / NODES / parse_node_name(name)]
         else:
-            found = sorted(path for path in (data / NODES).iterdir() if path.is_dir())
+            folders = sorted(path for path in (data / NODES).iterdir() if path.is_dir())
     except OSError as error:
         message = f"{data / NODES}: no node has stored anything there ({error.strerror})"
         raise FatalError(message) from None
-    if not found or not all(path.is_dir() for path in found):
+    if not folders or not all(path.is_dir() for path in folders):
         message = f"{data / NODES}: no node {name or ''} has stored anything there"
         raise FatalError(message)
-    return found
+    return folders
 
 
 def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:

@@ -61,11 +61,11 @@ def make_private(root: Path, entry: Entry) -> None:
 
 
 def _listed(directory: int, name: str) -> Iterator[Entry]:
-    with os.scandir(directory) as found:
-        leaves = sorted(entry.name for entry in found)
+    with os.scandir(directory) as entries:
+        leaves = sorted(entry.name for entry in entries)
     for leaf in leaves:
         yield _entry(name, leaf, os.stat(leaf, dir_fd=directory, follow_symlinks=False))
 
 
-def _entry(directory: str, leaf: str, found: os.stat_result) -> Entry:
-    return Entry(directory, leaf, found.st_mode, found.st_uid, found.st_size)
+def _entry(directory: str, leaf: str, status: os.stat_result) -> Entry:
+    return Entry(directory, leaf, status.st_mode, status.st_uid, status.st_size)

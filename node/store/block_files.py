@@ -109,7 +109,7 @@ class BlockFiles:
 
     def list_all(self) -> tuple[list[BlockRef], list[str]]:
         """List the blocks found, and the files that cannot be blocks of this model."""
-        found, foreign = [], []
+        refs, foreign = [], []
         for leaf in self._disk.list_names(DIRECTORY):
             try:
                 ref = self._ref_of_file(leaf)
@@ -121,8 +121,8 @@ class BlockFiles:
             if ref is None:
                 foreign.append(f"{DIRECTORY}/{leaf}")
             else:
-                found.append(ref)
-        return found, foreign
+                refs.append(ref)
+        return refs, foreign
 
     def write(self, ref: BlockRef, parent: BlockHash, parts: Iterable[memoryview]) -> None:
         """Publish a block, before any record that names it; whatever fails leaves no file."""

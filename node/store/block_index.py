@@ -49,7 +49,7 @@ class BlockIndex:
         with self._changed:
             counts = {ref: count for ref, count in self._references.items() if count > 1}
             sizes = {ref: self._variants.get(ref.block_hash, {}).get(ref) for ref in counts}
-        found, total_bytes = [], 0
+        shared, total_bytes = [], 0
         for ref in sorted(counts, key=lambda ref: (-counts[ref], ref.name)):
             size_bytes = sizes[ref]
             if size_bytes is None:
@@ -57,8 +57,8 @@ class BlockIndex:
             total_bytes += size_bytes
             if total_bytes > bytes_max:
                 break
-            found.append((ref, size_bytes))
-        return found
+            shared.append((ref, size_bytes))
+        return shared
 
     @property
     def total_bytes(self) -> int:

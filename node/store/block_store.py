@@ -99,8 +99,8 @@ class BlockStore:
 
     def recover(self) -> int:
         """Rebuild the index; remove files that cannot be this model's blocks; count those."""
-        found, foreign = self._files.list_all()
-        for ref in found:
+        refs, foreign = self._files.list_all()
+        for ref in refs:
             self._index.insert(ref, self._files.file_bytes(ref))
         if foreign:
             _log.warning("removing %d files that are no blocks of this model", len(foreign))
@@ -361,9 +361,9 @@ class BlockStore:
     def check_integrity(self) -> list[str]:
         """Name every disagreement between index and disk; only while no other call runs."""
         indexed = self._index.snapshot()
-        found, foreign = self._files.list_all()
+        stored, foreign = self._files.list_all()
         problems = self._index.problems()
-        problems += [f"{ref.name} is indexed but not stored" for ref in indexed.keys() - {*found}]
-        problems += [f"{ref.name} is stored but not indexed" for ref in {*found} - indexed.keys()]
+        problems += [f"{ref.name} is indexed but not stored" for ref in indexed.keys() - {*stored}]
+        problems += [f"{ref.name} is stored but not indexed" for ref in {*stored} - indexed.keys()]
         problems += [f"{name} is no block" for name in foreign]
         return problems

@@ -60,8 +60,8 @@ def closing(descriptor: int) -> Iterator[int]:
 def scan(directory: int) -> list[tuple[str, bool]]:
     """List names, sorted, and whether each is a directory."""
     # A descriptor of its own: the read position of a shared one is shared between threads.
-    with closing(os.open(".", OPEN_DIRECTORY, dir_fd=directory)) as own, os.scandir(own) as found:
-        return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+    with closing(os.open(".", OPEN_DIRECTORY, dir_fd=directory)) as own, os.scandir(own) as entries:
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
 
 
 def trim(directory: int, files_max: int) -> None:

@@ -57,8 +57,8 @@ class FolderEncryption:
     async def step(self) -> float:
         """Encrypt a part; return the seconds to wait for the next."""
         if not self._is_listed:
-            found = await self._workers.run(self._folders.list_all)
-            self._waiting, self._is_listed = [folder.name for folder in found], True
+            folders = await self._workers.run(self._folders.list_all)
+            self._waiting, self._is_listed = [folder.name for folder in folders], True
             self._failed.clear()
         self._report()
         if self._current is None and not self._waiting:

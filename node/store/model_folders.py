@@ -63,12 +63,12 @@ class ModelFolders:
         except OSError as error:
             _log.warning("cannot list the folders of other models: %s", error.strerror)
             return []
-        found = [
+        folders = [
             ModelFolder(name, _size_bytes(self._data_dir / name), self._used_s(name))
             for name in names
             if name != self._served
         ]
-        return sorted(found, key=lambda folder: (folder.used_s, folder.name))
+        return sorted(folders, key=lambda folder: (folder.used_s, folder.name))
 
     def remove(self, folder: ModelFolder) -> bool:
         path = self._data_dir / folder.name

@@ -212,21 +212,21 @@ class PosixDisk:
         """Return the file's length; raise FileNotFoundError."""
         directory, leaf = _split(name)
         with _disk_errors(f"examine {name}", may_miss=True):
-            found = os.stat(leaf, dir_fd=self._directory(directory), follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode):
+            status = os.stat(leaf, dir_fd=self._directory(directory), follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
             message = f"{name} is not a regular file"
             raise CorruptDataError(message)
-        return found.st_size
+        return status.st_size
 
     def list_names(self, directory: str) -> list[str]:
         """List file names directly under `directory` (no temporaries), sorted."""
         _split(f"{directory}/x")
         with _disk_errors(f"list {directory}"):
             try:
-                found = scan(self._directory(directory))
+                entries = scan(self._directory(directory))
             except FileNotFoundError:
                 return []
-        return [name for name, is_dir in found if not is_dir and _PART.fullmatch(name)]
+        return [name for name, is_dir in entries if not is_dir and _PART.fullmatch(name)]
 
     def remove(self, name: str) -> bool:
         """Remove a file durably; return whether it existed."""
@@ -273,8 +273,8 @@ class PosixDisk:
 
     def drive(self) -> DriveSpace:
         with _disk_errors("ask for free space"):
-            found = os.fstatvfs(self._root)
-        return DriveSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+            space = os.fstatvfs(self._root)
+        return DriveSpace(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
 
     def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
         write_all(descriptor, list(parts))
@@ -311,8 +311,8 @@ class PosixDisk:
     def _own_root(self) -> None:
         if self._keeps_modes:
             return
-        found = os.fstat(self._root)
-        if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+        status = os.fstat(self._root)
+        if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
             os.close(self._root)
             message = f"{self.root} belongs to, or may be written by, other users"
             raise DiskError(message, errno.EPERM)

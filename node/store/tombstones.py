@@ -139,16 +139,16 @@ class TombstoneStore:
             self._unwritten.update((item.agent, item) for item in news)
         return bool(news)
 
-    def note(self, made: Tombstone) -> Tombstone:
+    def note(self, tombstone: Tombstone) -> Tombstone:
         """Remember an erasure, and return what the disk holds of it from now on.
 
         Raises DiskError where the disk refuses: then it is remembered in memory, and owed.
         """
-        self.announce([made])
+        self.announce([tombstone])
         with self._writing:
             with self._lock:
-                known = self._all.get(made.agent) or made
-                is_owed = made.agent in self._unwritten
+                known = self._all.get(tombstone.agent) or tombstone
+                is_owed = tombstone.agent in self._unwritten
             if is_owed:
                 self._write(known)
             self._write_rest()

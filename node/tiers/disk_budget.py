@@ -114,8 +114,8 @@ class DiskBudget:
     @property
     def free_bytes(self) -> int:
         """Bytes of the budget that were free when that was found out last, less what came since."""
-        found = self._stands.free_bytes if self._stands is not None else 0.0
-        return max(0, int(found) - self._since.total())
+        free_bytes = self._stands.free_bytes if self._stands is not None else 0.0
+        return max(0, int(free_bytes) - self._since.total())
 
     def room(self, tenant: TenantId) -> SaveReservation:
         """Begin to ask for one save's room."""
@@ -222,8 +222,8 @@ class DiskBudget:
                 free_share=FREE_SHARE,
             )
         )
-        found = (self._table.get(gone.key) for gone in choice.dropped)
-        return [agent for agent in found if agent is not None]
+        agents = (self._table.get(gone.key) for gone in choice.dropped)
+        return [agent for agent in agents if agent is not None]
 
     async def _trim(self, chosen: list[Agent]) -> int:
         """Make those smaller that would go for lack of room."""

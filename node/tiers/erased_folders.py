@@ -61,11 +61,11 @@ class ErasedFolders:
                 continue
             try:
                 disk.recover()  # a crash may have left a part of any record
-                found = self._erase_in(disk, only)
+                removed = self._erase_in(disk, only)
             finally:
                 disk.close()
-            records, blocks = records + found.records, blocks + found.blocks
-            size_bytes += found.bytes
+            records, blocks = records + removed.records, blocks + removed.blocks
+            size_bytes += removed.bytes
         return RemovedElsewhere(records, blocks, size_bytes)
 
     def _has_any(self, folder: Path, only: str | None, *, is_sure: bool) -> bool:

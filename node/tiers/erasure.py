@@ -159,9 +159,9 @@ class Erasing:
         return replace(receipt, tombstone=noted)
 
     async def _note(self, call: EraseAgent) -> Tombstone | None:
-        made = self._tombstone(call)
+        tombstone = self._tombstone(call)
         with contextlib.suppress(DiskError):
-            return await self._workers.run(lambda: self._erased.note(made))
+            return await self._workers.run(lambda: self._erased.note(tombstone))
         return None
 
     async def _remove(self, key: AgentKey, epoch: int) -> EraseReceipt:

@@ -56,15 +56,15 @@ class RecordMending:
         later = replace(record, revision=record.revision + 1)
         if cache is not None and record.state is OwnerState.OWNED and record.token_ids:
             writer = self.writers.of_idle(agent, cache)
-            made = await writer.publish(later, record.tokens_count)
-            agent.note_saved(made, writer.spans)
+            mended = await writer.publish(later, record.tokens_count)
+            agent.note_saved(mended, writer.spans)
         elif may_truncate:
-            made = truncate_record(later, set(lost))
-            await self.records.publish(made, saved)
+            mended = truncate_record(later, set(lost))
+            await self.records.publish(mended, saved)
             agent.cache, agent.stored_tokens = None, 0
-            agent.take_record(made)
+            agent.take_record(mended)
         else:
             return False
         self.records.put(agent)
-        _log.warning("an agent lost %d blocks; %d tokens are left", len(lost), made.tokens_count)
+        _log.warning("an agent lost %d blocks; %d tokens are left", len(lost), mended.tokens_count)
         return True

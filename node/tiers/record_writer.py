@@ -143,9 +143,9 @@ class RecordWriter:
 
     def stored_all(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
         """Return the stored block of each span, where there is one; asks the store once."""
-        found = [self._known(span) for span in spans]
-        gone = self._store.blocks.missing(ref for ref in found if ref is not None)
-        return [None if ref in gone else ref for ref in found] if gone else found
+        refs = [self._known(span) for span in spans]
+        gone = self._store.blocks.missing(ref for ref in refs if ref is not None)
+        return [None if ref in gone else ref for ref in refs] if gone else refs
 
     def _known(self, span: BlockSpan) -> BlockRef | None:
         known = self._saved.get(span.block_hash)

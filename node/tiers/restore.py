@@ -131,8 +131,8 @@ class _Restore:
         return layout.with_parts(parts).without_open_end() if self._fills_holes else layout
 
     def _restorable(self, layout: Layout) -> Layout:
-        found = self._store.restorable(layout)
-        return found.as_it_is() if self._fills_holes else found
+        layout = self._store.restorable(layout)
+        return layout.as_it_is() if self._fills_holes else layout
 
     def _load_windows(self, layout: Layout) -> BlockRef | None:
         """Read the windows before each token that is computed next; return the first lost block."""

@@ -97,7 +97,7 @@ class SpanLeases:
         return self._end(list(self._leases))
 
     def _end(self, names: list[_Name]) -> bool:
-        found = [lease for name in names if (lease := self._leases.pop(name, None))]
-        for lease in found:
+        leases = [lease for name in names if (lease := self._leases.pop(name, None))]
+        for lease in leases:
             self._blocks.release(lease.refs)
-        return bool(found)
+        return bool(leases)

@@ -20,7 +20,7 @@ from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Held, Layout
-from fabric.record.layout_patches import Patch, own_part, patched
+from fabric.record.layout_patches import Patch, own_part, with_patches
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest
 from fabric.turn.chunks import Tokens, as_tokens
@@ -39,7 +39,7 @@ from node.turn.prepared import Prepared, stored_prefix
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PatchedLayout:
     """Layout for a prompt, with the number of borrowed tokens and runs."""
 
     layout: Layout
@@ -79,13 +79,13 @@ class BorrowedSpans:
         records, hints = self._hints(agent.key[0], digests, gaps)
         if not hints:
             return plain
-        found = await self.workers.run(
-            lambda: self._found(agent.manifest, base, tokens, gaps, hints, records)
+        patched = await self.workers.run(
+            lambda: self._fill_gaps(agent.manifest, base, tokens, gaps, hints, records)
         )
-        more = _held_tokens(found.layout) - plain.reused_tokens
-        if not found.runs_count or more <= SPAN_KEPT_TOKENS_MIN:
+        more = _held_tokens(patched.layout) - plain.reused_tokens
+        if not patched.runs_count or more <= SPAN_KEPT_TOKENS_MIN:
             return plain
-        return _prepared(plain, found)
+        return _prepared(plain, patched)
 
     # --- lookup ------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class BorrowedSpans:
         parts = (p if p.piece.block in own else own_part(p) for p in layout.held)
         return layout.with_parts(parts)
 
-    def _found(
+    def _fill_gaps(
         self,
         own: Manifest,
         base: Layout,
@@ -145,7 +145,7 @@ class BorrowedSpans:
         gaps: Sequence[Range],
         hints: Sequence[ChunkPlaces[AgentKey]],
         records: Mapping[AgentKey, Manifest],
-    ) -> _Found:
+    ) -> _PatchedLayout:
         """Fill a layout's gaps with runs of other records, whose tokens are compared."""
         recomputed = self.identity.settings.span_recomputed_tokens
         least = recomputed + SPAN_KEPT_TOKENS_MIN
@@ -163,10 +163,10 @@ class BorrowedSpans:
         kept = sum(patch.move.end - patch.move.start for patch in patches)
         lenders = self._lenders(own, (records[run.source] for run in runs))
         notes = self._noted(own.tenant, patches)
-        whole = patched(base, patches, notes, lenders) if patches else base
+        whole = with_patches(base, patches, notes, lenders) if patches else base
         if len(whole.parts) > EDITED_PIECES_MAX or are_too_many(whole.lenders):
-            return _Found(base, 0, 0)
-        return _Found(whole, kept, len(patches))
+            return _PatchedLayout(base, 0, 0)
+        return _PatchedLayout(whole, kept, len(patches))
 
     def _lenders(self, own: Manifest, records: Iterable[Manifest]) -> tuple[Lender, ...]:
         """Return the agents of records, their rows' series, and all that these borrowed of.
@@ -205,12 +205,14 @@ class BorrowedSpans:
         )
 
 
-def _prepared(plain: Prepared, found: _Found) -> Prepared:
-    reason = f"takes {found.borrowed_tokens} tokens of other contexts, in {found.runs_count} runs"
+def _prepared(plain: Prepared, patched: _PatchedLayout) -> Prepared:
+    reason = (
+        f"takes {patched.borrowed_tokens} tokens of other contexts, in {patched.runs_count} runs"
+    )
     plan = replace(plain.plan, match=MatchKind.SPANS, reason=reason, moves=())
     return stored_prefix(
         plan,
-        found.layout,
+        patched.layout,
         CacheTier.DISK,
         plain.room_tokens,
         is_kept=plain.is_kept,

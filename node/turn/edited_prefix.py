@@ -123,16 +123,16 @@ class EditedPrefixes:
 
 def _movable(moves: Sequence[Move], whole: Layout) -> tuple[Move, ...]:
     """Leave out tokens that are not stored: only stored rows can be moved."""
-    found: list[Move] = []
+    movable: list[Move] = []
     for move in moves:
         by = move.new_start - move.start
         for start, end, part in whole.placed():
             first, last = max(move.start, start), min(move.end, end)
             if first >= last or (by and isinstance(part, Hole)):
                 continue
-            before = found[-1] if found else None
+            before = movable[-1] if movable else None
             if before is not None and (before.end, before.new_end) == (first, first + by):
-                found[-1] = replace(before, end=last)
+                movable[-1] = replace(before, end=last)
             else:
-                found.append(Move(first, last, first + by))
-    return tuple(found)
+                movable.append(Move(first, last, first + by))
+    return tuple(movable)

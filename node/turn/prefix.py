@@ -68,9 +68,9 @@ class Prefixes:
     def begin(self, prepared: Prepared) -> ResidentCache:
         """Return the turn's cache, with room for prompt and answer; runs on the engine thread."""
         if prepared.is_stored:
-            made = self.engine.engine.new_cache(prepared.room_tokens)
-            made.keeps_slid = prepared.is_kept and self.health.reuses
-            return made
+            cache = self.engine.engine.new_cache(prepared.room_tokens)
+            cache.keeps_slid = prepared.is_kept and self.health.reuses
+            return cache
         cache, grid = prepared.cache, prepared.layout.grid
         if prepared.moves:
             cache.rearrange(prepared.moves, grid)
@@ -246,12 +246,12 @@ class Prefixes:
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
         def choose() -> _StoredPrefix:
-            found = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
-            found.append(self._stored(shared, len(known), CacheTier.DISK))
-            if max(prefix.tokens_count for prefix in found) < len(known):
-                found += [self._of(record, plan, len(known), CacheTier.DISK) for record in alike]
-            best = max(found, key=lambda prefix: prefix.tokens_count)
-            return replace(best, common_tokens=max(prefix.common_tokens for prefix in found))
+            prefixes = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
+            prefixes.append(self._stored(shared, len(known), CacheTier.DISK))
+            if max(prefix.tokens_count for prefix in prefixes) < len(known):
+                prefixes += [self._of(record, plan, len(known), CacheTier.DISK) for record in alike]
+            best = max(prefixes, key=lambda prefix: prefix.tokens_count)
+            return replace(best, common_tokens=max(prefix.common_tokens for prefix in prefixes))
 
         return await self.workers.run(choose)
 

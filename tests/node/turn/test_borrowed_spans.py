@@ -102,13 +102,13 @@ def test_documents_within_one_message_are_found_by_their_content(tmp_path, model
 def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monkeypatch):
     """The rows that the layout names, and the rest computed in order between them."""
     patched = []
-    seen = borrowed_spans.patched
+    seen = borrowed_spans.with_patches
 
     def note(base, patches, notes, lenders):
         patched.append((base, patches))
         return seen(base, patches, notes, lenders)
 
-    monkeypatch.setattr(borrowed_spans, "patched", note)
+    monkeypatch.setattr(borrowed_spans, "with_patches", note)
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         theirs = agent_of(service, "a").saved
