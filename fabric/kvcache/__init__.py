@@ -1,1 +1,1 @@
-"""What a KV cache is made of: its spec, blocks, their hashes and their files."""
+"""KV cache model: its spec, blocks, their hashes and their files."""

@@ -1,8 +1,8 @@
-"""Which tokens of a cache in memory are in place, and what an edit makes of that.
+"""Arrangement of a resident cache: the tokens in place, holes, and moved tokens.
 
     in place   0 ...... tokens_count [ hole )[ ahead ........ )[ hole )[ ahead )
 
-Holes are computed one after the other; with each, what is behind it counts as well.
+Holes are computed in order; once one is filled, the tokens after it count as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fabric.kvcache.shift import Shift, cut, joined, runs
 
-Range = tuple[int, int]  # of tokens: the first one, and the one behind the last
+Range = tuple[int, int]  # of tokens: the first, and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Move:
 
     @property
     def new_end(self) -> int:
-        """Position behind the last one, where they go."""
+        """Position after the last one, at the new place."""
         return self.new_start + self.end - self.start
 
 
@@ -39,15 +39,15 @@ class Arrangement:
     def of(cls, ranges: Iterable[Range], shifts: Iterable[Shift]) -> "Arrangement":
         """Describe what is in place in these ranges, which may adjoin or be empty."""
         held, far = _joined(ranges), joined(shifts)
-        assert _are_ascending(held), "ranges are one behind the other"
-        assert _are_ascending((s.start, s.end) for s in far), "shifts are one behind the other"
+        assert _are_ascending(held), "ranges are in order"
+        assert _are_ascending((s.start, s.end) for s in far), "shifts are in order"
         assert _are_within(far, held), "only what is in place was moved"
         count = held[0][1] if held and held[0][0] == 0 else 0
         return cls(count, held[1:] if count else held, far)
 
     @property
     def end(self) -> int:
-        """Position behind the last token in place."""
+        """Position after the last token in place."""
         return self.ahead[-1][1] if self.ahead else self.tokens_count
 
     def after(self, moves: Sequence[Move]) -> "Arrangement":

@@ -10,7 +10,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 class BlockRef:
     """Names immutable bytes: two blocks are the same only if hash and checksum are.
 
-    The hash says which tokens after which others; the checksum which bits. Two Macs may
+    The hash identifies the tokens and all before them; the checksum the bits. Two Macs may
     compute one block with different rounding, and an agent must get back its own bits.
     """
 
@@ -21,7 +21,7 @@ class BlockRef:
     group: CacheGroup = CacheGroup.FULL
 
     def __hash__(self) -> int:
-        """Tell blocks apart by their bits; counted thousands of times with every turn."""
+        """Hash the bits' checksum only; refs are hashed thousands of times in every turn."""
         return hash(self.checksum)
 
     @property

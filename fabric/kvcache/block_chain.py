@@ -1,7 +1,7 @@
 """Cut a token sequence into blocks and name each by everything up to its end.
 
-What was computed behind an edit is not what its tokens alone would give, since it has seen what the
-edit took away. So its names follow from the edits, too: neither is ever found for the other.
+Rows computed after an edit are not what their tokens alone would give, since they have seen what
+the edit removed. So its names follow from the edits, too: neither is ever found for the other.
 
     unedited   0 [ 256 )[ 256 )[ tail )
     edited     0 ( parts of older blocks ) start [ 256 )[ 256 )[ tail )
@@ -22,9 +22,9 @@ from fabric.u32s import U32s
 
 @dataclass(frozen=True, slots=True)
 class EditLineage:
-    """Edits of a cache: the first token that lies behind all of them, and a digest of the rest.
+    """Edits of a cache: the first token after all of them, and a digest of what comes before.
 
-    Blocks begin anew at `start`; before it they are parts of older ones.
+    Blocks start again at `start`; before it they are parts of older ones.
     """
 
     start: int
@@ -36,7 +36,7 @@ UNEDITED: Final = EditLineage(0, b"")
 
 @dataclass(frozen=True, slots=True)
 class BlockSpan:
-    """Tokens `start:end` of a sequence as the block `block_hash` behind `parent`.
+    """Tokens `start:end` of a sequence as the block `block_hash` after `parent`.
 
     `own_tokens`: of a block that the sequence has a part of only.
     """
@@ -78,10 +78,10 @@ def block_spans(
 ) -> tuple[BlockSpan, ...]:
     """List the blocks of `tokens` in order; the last one may be partial (the tail).
 
-    Of edited ones those behind the edits, from where the lineage starts.
+    For edited tokens, those after the edits, from where the lineage starts.
 
     `known` are the blocks of a sequence that begins with the same `same_tokens` tokens: those
-    within them are not hashed again, unless they were computed behind other edits.
+    within them are not hashed again, unless they were computed after other edits.
     """
     same = known[: max(0, min(same_tokens, len(tokens)) - lineage.start) // BLOCK_TOKENS]
     if same and same[0].start != lineage.start:
@@ -90,7 +90,7 @@ def block_spans(
     for start in range(lineage.start + len(spans) * BLOCK_TOKENS, len(tokens), BLOCK_TOKENS):
         before = spans[-1] if spans else None
         piece = tokens[start : start + BLOCK_TOKENS]
-        spans.append(_span_behind(salt, fingerprint, piece, before, lineage))
+        spans.append(_span_after(salt, fingerprint, piece, before, lineage))
     return tuple(spans)
 
 
@@ -109,10 +109,10 @@ def span_ending(
     if whole.end == end:
         return whole
     before = spans[index - 1] if index else None
-    return _span_behind(salt, fingerprint, tokens[whole.start : end], before, lineage)
+    return _span_after(salt, fingerprint, tokens[whole.start : end], before, lineage)
 
 
-def _span_behind(
+def _span_after(
     salt: bytes,
     fingerprint: Fingerprint,
     tokens: Sequence[int],

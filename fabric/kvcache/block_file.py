@@ -1,4 +1,4 @@
-"""How one block lies in its file: a safetensors file that any tool opens.
+"""Format of a block file: a safetensors file that any tool opens.
 
     header, 16 KiB aligned | layer 0 keys.codes … | layer n values.biases | tokens U32 [n]
 
@@ -133,7 +133,7 @@ def tokens_by_file_bytes(
         len(_render_template(spec, count, group)) + payload_bytes(spec, count, group): count
         for count in range(1, BLOCK_TOKENS + 1)
     }
-    assert len(sizes) == BLOCK_TOKENS, "file lengths tell the number of tokens"
+    assert len(sizes) == BLOCK_TOKENS, "the length of a file determines its number of tokens"
     return sizes
 
 

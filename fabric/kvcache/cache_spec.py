@@ -1,4 +1,4 @@
-"""What one model keeps per token and layer, and how many bytes that is.
+"""Cache spec: what one model keeps per token and layer, and its size in bytes.
 
 Knows nothing of arrays or files: it is the shape from which both are laid out.
 
@@ -135,7 +135,7 @@ class ModelCacheSpec(_Hashed):
     sharing_count: int = 0  # attention layers that read another layer's cache
 
     def __post_init__(self) -> None:
-        """Take every layer for a cache of its own unless told otherwise."""
+        """Give every layer a cache of its own by default."""
         if not self.nesting:
             object.__setattr__(self, "nesting", (0,) * len(self.layers))
 

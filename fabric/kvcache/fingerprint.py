@@ -1,4 +1,4 @@
-"""What names a model's caches: one digest of everything that decides their bits.
+"""Fingerprint of a model's caches: one digest of everything that decides their bits.
 
 Block names, block headers and records all hold it, so it must come out the same for ever. The
 names by which a cache's layout is spelled are therefore written down here, beside what each one
@@ -16,7 +16,7 @@ from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec, Slot
 from fabric.kvcache.rotation import Rotation
 
 # Raise it with any change of the words below: folders of the version before then wait like those
-# of another model. A new field needs no new version if it is left out where it says nothing.
+# of another model. A new field needs no new version if its default is left out.
 LAYOUT_VERSION = 1
 
 _Words = tuple[tuple[str, Callable[[Any], object]], ...]
@@ -86,7 +86,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A file beside the weights that changes what a prompt turns into."""
+    """File next to the weights that changes the tokens of a prompt."""
 
     name: str
     checksum: bytes

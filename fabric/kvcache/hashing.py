@@ -29,7 +29,7 @@ def tenant_salt(cluster_key: bytes, tenant: TenantId) -> bytes:
 
 
 def agent_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId) -> str:
-    """Name an agent's files without its id appearing on disk; 32 hex characters."""
+    """Return 32 hex characters that name an agent's files without revealing its id."""
     name = f"{len(tenant)}:{tenant}{agent}".encode()
     return blake2b(name, digest_size=16, key=cluster_key, person=b"mf-agent").hexdigest()
 
@@ -53,14 +53,14 @@ def block_hash(
 
 
 def edited_parent(salt: bytes, parent: BlockHash, lineage: bytes) -> BlockHash:
-    """Name what a block behind edits follows on: never the `parent` of what was not edited."""
+    """Return the parent of a block after edits, which differs from any unedited block's."""
     assert len(lineage) == LINEAGE_BYTES, "a lineage is a digest"
     digest = blake2b(parent + lineage, digest_size=32, key=salt, person=b"mf-edited-v1")
     return BlockHash(digest.digest())
 
 
 def group_hash(salt: bytes, chain: BlockHash, group: CacheGroup) -> BlockHash:
-    """Name another group's block at the place in the chain that `chain` names."""
+    """Return the name of another group's block for the same tokens as the block `chain`."""
     if group is CacheGroup.FULL:
         return chain
     person = f"mf-{group.value}".encode()
@@ -75,7 +75,7 @@ class PayloadHash:
         self.hashed_bytes = 0
 
     def update(self, part: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes in file order."""
+        """Add the next bytes in file order."""
         self._digest.update(part)
         self.hashed_bytes += len(part)
 

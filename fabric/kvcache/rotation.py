@@ -1,4 +1,4 @@
-"""How a stored key turns when it moves to another position, as data.
+"""Rotation of a stored key that moves to another position, as data.
 
 A rotary embedding turns pairs of a row's dimensions by (position × frequency), so a row kept
 for position p becomes the row for p + d by turning it by d more. Only the turning counts: a

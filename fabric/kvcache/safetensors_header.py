@@ -73,7 +73,7 @@ def parse_header(raw_prefix: bytes, file_bytes: int) -> Header:
     if any(before[1] != after[0] for before, after in pairwise(spans)):
         _refuse("tensors overlap or leave a hole")
     if spans[-1][1] != file_bytes - data_start:
-        _refuse("the data is not as long as the tensors say")
+        _refuse("the data has another length than its tensors")
     return Header(tuple(tensor for _, _, tensor in placed), metadata, data_start)
 
 

@@ -15,7 +15,7 @@ from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Tokens `start:end` of a cache lie `delta` positions behind where they were computed."""
+    """Tokens `start:end` of a cache moved by `delta` positions from where they were computed."""
 
     start: int
     end: int

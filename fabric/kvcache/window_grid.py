@@ -1,10 +1,10 @@
-"""Which rows window layers need of an edited cache, and in which blocks theirs are stored.
+"""Window grid: rows that window layers need of an edited cache, and blocks that store them.
 
     cache   0 .......... exact ...(moved)... [ hole )(ahead)[ hole )(ahead) head ........
     blocks  [ 256 )[ 256 )          none     [256)[rest)     [rest)        [ 256 )[ 256 )
 
-What is computed behind the ahead rows sees the last tokens before it only. So of rows that are
-moved no more is needed than one window in front of each hole, and one in front of the end.
+Tokens computed after the ahead rows see the last tokens before them only. So moved rows are
+needed for one window before each hole, and for one before the end.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ class WindowGrid:
         return self.block_start(min(first, tokens_count))
 
     def needed(self, arrangement: Arrangement, window_tokens: int) -> tuple[Range, ...]:
-        """Return the rows that must be there: in front of what is computed next, and of each hole.
+        """Return the rows that must be there: before the next token, and before each hole.
 
         One range for the beginning and one for each that lies ahead; none is needed of a hole.
         """

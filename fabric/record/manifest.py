@@ -118,7 +118,7 @@ class Manifest:
     parts: tuple[OtherParts, ...] | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
-        """Take any sequence for the long lists; raise CorruptDataError if they are out of range."""
+        """Pack the long lists; raise CorruptDataError if a number is out of range."""
         for name in ("token_ids", "token_ends"):
             if type(getattr(self, name)) is not U32s:
                 object.__setattr__(self, name, U32s(getattr(self, name)))
@@ -151,7 +151,7 @@ class Manifest:
 
     @property
     def refs(self) -> list[BlockRef]:
-        """All blocks this manifest refers to, in order, repeated as it repeats them."""
+        """All blocks that the manifest refers to, in order and with repetitions."""
         placed = (*self.windows, *self.states)
         return self.pieces.blocks + [place.block for place in placed]
 

@@ -38,7 +38,7 @@ def named_blocks(record: Manifest, salt: bytes) -> list[tuple[BlockRef, BlockSpa
 def _windows_of_pieces(
     record: Manifest, salt: bytes, spans: Sequence[BlockSpan]
 ) -> Iterator[tuple[BlockRef, BlockSpan]]:
-    """Name an edited record's window blocks by those of the pieces that end where they do."""
+    """Yield an edited record's window blocks, named by the pieces that end where they do."""
     ends = accumulate(piece.tokens_count for piece in record.pieces)
     by_end = dict(zip(ends, spans, strict=False))
     for place in record.windows:

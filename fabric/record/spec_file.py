@@ -1,4 +1,4 @@
-"""What the block files of a folder look like, written beside them.
+"""Spec file of a folder: the layout of its block files, written next to them.
 
 So that a folder can be checked without loading the model that filled it.
 """

@@ -1,7 +1,7 @@
-"""Where a recurrent model's state is worth keeping, and which of an agent's states stay.
+"""State points: tokens whose recurrent state is worth keeping, and which states stay.
 
 A state cannot be cut, so a context can be taken up again only where one was kept: at the end
-of a prompt and of a turn, where an answer's text ends (the white space behind it is often gone when
+of a prompt and of a turn, where an answer's text ends (the white space after it is often gone when
 it comes back), where the answer is opened (so is a thought that is opened for the model), behind
 the system prompt, which other conversations share, where other prompts go other ways (before the
 last question, before the system prompt's date), and now and then on the way. States that others may
@@ -49,7 +49,7 @@ def state_points(
 def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tuple[Placed, ...]:
     """Choose which of an agent's states to keep: the newest, and those that are come back to.
 
-    These are at the head that others share, and behind the last question: the next one may take
+    These are at the head that others share, and after the last question: the next one may take
     the thoughts out of every answer since. One right before the last is where an answer's text
     ends. Of the others those go without which the fewest tokens are computed again, the earlier
     ones sooner: clients change the end of what they sent.

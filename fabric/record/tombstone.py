@@ -3,8 +3,8 @@
     erased at epoch e ──▶ records of epoch <= e go, wherever they turn up
                           a new agent of that name begins above e
 
-A tombstone names tenant and agent by keyed digests: it outlives the agent and must not tell
-who that was. Sets of tombstones are merged in any order and any number of times, and two sets
+A tombstone names tenant and agent by keyed digests: it outlives the agent and must not reveal
+it. Sets of tombstones are merged in any order and any number of times, and two sets
 are equal if their fingerprints are.
 
 No time ends one: a record waits for as long as its node is off, and a calendar that is wrong at
@@ -57,7 +57,7 @@ class Tombstone:
 
 
 def tenant_digest(cluster_key: bytes, tenant: TenantId) -> str:
-    """Name a tenant as its tombstones do."""
+    """Return the digest that names a tenant in its tombstones."""
     name = blake2b(tenant.encode(), digest_size=16, key=cluster_key, person=b"mf-erased")
     return name.hexdigest()
 
@@ -65,13 +65,13 @@ def tenant_digest(cluster_key: bytes, tenant: TenantId) -> str:
 def tombstone(
     cluster_key: bytes, tenant: TenantId, agent: AgentId, epoch: int, erased_s: float
 ) -> Tombstone:
-    """Name an erased agent's records up to `epoch`; raise RejectedError for one that none has."""
+    """Return a tombstone up to `epoch`; raise RejectedError for an impossible epoch."""
     name = agent_digest(cluster_key, tenant, agent)
     return Tombstone(name, tenant_digest(cluster_key, tenant), epoch, erased_s)
 
 
 def series_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId, series: str) -> str:
-    """Name a series of rows that an agent lent."""
+    """Return the digest that names a series of rows that an agent lent."""
     name = f"{len(tenant)}:{tenant}{len(agent)}:{agent}{series}".encode()
     return blake2b(name, digest_size=16, key=cluster_key, person=b"mf-lent").hexdigest()
 
@@ -101,7 +101,7 @@ class Tombstones:
 
     @property
     def fingerprint(self) -> int:
-        """Tell sets apart; 0 is the empty one."""
+        """Return a digest of the set; 0 if it is empty."""
         return self._fingerprint
 
     def epoch_of(self, agent: str) -> int:
@@ -110,7 +110,7 @@ class Tombstones:
         return tombstone.epoch if tombstone is not None else 0
 
     def next_s(self, wall_s: float) -> float:
-        """Return the time of an erasure now: the calendar's, but behind all that is known.
+        """Return the time of an erasure now: the wall clock's, but later than all known ones.
 
         So the oldest are the first to be dropped, whichever way the calendar went in between.
         """
@@ -118,7 +118,7 @@ class Tombstones:
         return min(max(wall_s, after_s), ERASED_S_MAX)
 
     def merge(self, others: Iterable[Tombstone]) -> list[Tombstone]:
-        """Take over what is news; return that, without what was dropped again."""
+        """Merge another set; return what is new and was kept."""
         news = {}
         for other in others:
             known = self._by_agent.get(other.agent)
@@ -140,7 +140,7 @@ class Tombstones:
             self._fingerprint ^= _mark(old)
 
     def _bound(self) -> None:
-        """Drop the oldest of who has the most: a tenant that erases a lot harms itself."""
+        """Drop the oldest of the tenant with the most: one that erases a lot harms only itself."""
         while len(self._by_agent) > TOMBSTONES_MAX:
             counts = Counter(item.tenant for item in self._by_agent.values())
             most = max(counts, key=lambda tenant: (counts[tenant], tenant))

@@ -1,1 +1,1 @@
-"""What is worth keeping: how probable reuse is, and whom to evict."""
+"""Retention: probability of reuse, and choice of victims."""

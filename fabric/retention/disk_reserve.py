@@ -1,4 +1,4 @@
-"""How much of a drive is left to everything else on it."""
+"""Disk reserve: the part of a drive that is left to other uses."""
 
 from fabric.limits import DISK_RESERVE_BYTES_MAX, DISK_RESERVE_BYTES_MIN, DISK_RESERVE_SHARE
 

@@ -1,11 +1,11 @@
-"""Whom to evict when a tier is full: who saves the least time per byte, within fair shares.
+"""Eviction policy of a full tier: victims save the least time per byte, within fair shares.
 
     rank    reuse probability × seconds a turn would save ÷ bytes kept ÷ idle time
     floor   what a tenant keeps whatever the others do; without a setting, an equal part
     quota   what a tenant never exceeds
     pin     goes last, as long as a tenant's pins fit their part of its floor
     replica goes first: another node has the same
-    spent   goes next, pinned or not: its client said that it is worth little
+    spent   goes next, pinned or not: its client closed it or let it decay
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
 Active agents stay in any case. Knows nothing of memory, disks or clocks.
@@ -111,9 +111,9 @@ def choose(
     incoming: Mapping[TenantId, int] | None = None,
     free_share: float = 0.0,
 ) -> Choice:
-    """Choose whom to evict: the expired, those over a quota, and until the rest fits.
+    """Choose victims: the expired, those over a quota, then more until the rest fits.
 
-    `incoming` bytes by tenant count as if they were there. Where somebody must go for lack
+    `incoming` bytes by tenant count as if they were stored. When victims are needed for lack
     of room, so do others until `free_share` of the budget is free, so that the next to come
     need not ask. A tenant within its floor loses nothing and active agents are never chosen,
     so the rest may not fit in the end.
@@ -155,7 +155,7 @@ def _held_pins(
 
 
 class _Tier:
-    """Who is there, what they hold, and who has been dropped so far."""
+    """Candidates of a tier, their sizes, and the victims so far."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _Tier:
     ) -> None:
         self._budget_bytes = budget_bytes
         self._rules = rules
-        self._bytes = +Counter(incoming)  # who brings nothing has no part
+        self._bytes = +Counter(incoming)  # tenants without bytes are left out
         self._referrers: Counter[Hashable] = Counter()
         for candidate in candidates:
             for name, size in candidate.pieces.items():
@@ -224,7 +224,7 @@ class _Tier:
         return self._bytes[candidate.tenant] > self._floors[candidate.tenant]
 
     def _sweep(self, is_due: Callable[[Candidate], bool], kept: Collection[AgentKey]) -> None:
-        """Drop, the least valuable first, whoever is due when it is looked at."""
+        """Drop candidates that are due, the least valuable first."""
         left = []
         for candidate in self._left:
             if candidate.key not in kept and is_due(candidate):

@@ -1,7 +1,7 @@
-"""How likely an agent that has taken n turns takes another: counted, per tenant.
+"""Probability that an agent with n turns takes another, counted per tenant.
 
 Side requests of one turn and agents of a hundred look alike when they begin. Whether the
-former ever come back is a habit of whoever sends them, so it is learned and not assumed.
+former ever come back depends on their clients, so it is learned, not assumed.
 """
 
 from fabric.ids import TenantId

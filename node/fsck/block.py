@@ -20,7 +20,7 @@ PIECE_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class BlockCheck:
-    """What is known of a folder's blocks before any is read."""
+    """Check of single block files of one folder."""
 
     disk: Disk
     folder: str  # begins the fingerprint

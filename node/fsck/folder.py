@@ -55,7 +55,7 @@ class FolderCheck:
         self._records: list[_Record] = []
 
     def run(self, progress: Progress) -> None:
-        """Look at everything; note what is found in the report."""
+        """Check everything; add the findings to the report."""
         entries = self._layout()
         spec = self._spec()
         if not self._read_records(entries):
@@ -75,7 +75,7 @@ class FolderCheck:
     def _found(
         self, kind: Kind, name: str, detail: str, repair: Callable[[str], object] | None = None
     ) -> bool:
-        """Note a finding and, if asked to and possible, repair it; return whether that was done."""
+        """Add a finding and repair it if requested and possible; return whether it was repaired."""
         repaired = False
         if self._repair and repair is not None:
             try:
@@ -92,7 +92,7 @@ class FolderCheck:
     # --- layout ------------------------------------------------------------------------------
 
     def _layout(self) -> list[Entry]:
-        """Look at names, kinds and modes; return the files that blocks and records may be in."""
+        """Check names, kinds and modes; return the files that may be blocks and records."""
         entries = list(scan_folder(self._disk.root, FOLDERS))
         if self._repair:
             self._disk.recover()  # removes the temporaries

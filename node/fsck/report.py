@@ -1,4 +1,4 @@
-"""What a check of a folder found, as data: for people, and as JSON."""
+"""Report of a folder check, for people and as JSON."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 
 class Kind(StrEnum):
-    """What is wrong with a file."""
+    """Kind of a finding."""
 
     DAMAGED_BLOCK = "damaged block"
     DAMAGED_RECORD = "damaged record"
@@ -79,7 +79,7 @@ class FolderReport:
     left_out: Counter[Severity] = field(default_factory=Counter)  # findings beyond the limit
 
     def add(self, kind: Kind, file: str, detail: str, *, repaired: bool = False) -> None:
-        """Note a finding; beyond the limit it is only counted."""
+        """Add a finding; beyond the limit it is only counted."""
         finding = Finding(kind, _printable(file), _printable(detail), repaired)
         if len(self.findings) < FSCK_FINDINGS_MAX:
             self.findings.append(finding)

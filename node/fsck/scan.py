@@ -54,7 +54,7 @@ def scan_folder(root: Path, inside: Collection[str]) -> Iterator[Entry]:
 
 
 def make_private(root: Path, entry: Entry) -> None:
-    """Take away what others may do with an entry of ours; raise OSError where that fails."""
+    """Remove other users' permissions from one of our entries; raise OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with closing(os.open(root / entry.directory / entry.leaf, flags)) as opened:
         os.fchmod(opened, 0o700 if entry.is_directory else 0o600)

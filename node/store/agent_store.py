@@ -231,12 +231,12 @@ class AgentStore:
         return doubts[-1].record if doubts else None
 
     def settle(self, key: AgentKey) -> bool:
-        """Put back what a failed publish was to replace; return whether nothing is in doubt now."""
+        """Restore the record that a failed publish was to replace; return whether that worked."""
         self._manifests.settle(key)
         return self._settle_if_sure(key)
 
     def settle_all(self) -> int:
-        """Put back whatever is in doubt; count the agents that stay so."""
+        """Restore all such records; count the agents for which that failed."""
         return sum(not self.settle(key) for key in list(self._doubtful))
 
     def _doubt(self, record: Manifest, added: list[BlockRef]) -> None:

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockDisk(Disk, Protocol):
-    """What block files ask of a disk beyond the common port."""
+    """Disk with the calls that block files need beyond the common port."""
 
     def lend(self, name: str, start: int, length: int) -> Payload:
         """Open a part of a file for sending; the caller closes it."""
@@ -85,7 +85,7 @@ class BlockFiles:
         kv_parts: Iterable[memoryview],
         group: CacheGroup,
     ) -> BlockRef:
-        """Name the block that these tokens and this packed cache, in file order, make."""
+        """Return the reference of a block with these tokens and packed cache, in file order."""
         parts = [*kv_parts, memoryview(token_bytes(tokens))]
         size = payload_bytes(self._spec, len(tokens), group)
         assert sum(part.nbytes for part in parts) == size, "the parts are the whole block"
@@ -236,7 +236,7 @@ def _read_parts(file: OpenFile, offset: int, places: Sequence[Place]) -> Iterato
 
 
 def file_name(ref: BlockRef) -> str:
-    """Name the file of a block; hex digits and its group only."""
+    """Return the file name of a block: hex digits and its group only."""
     return f"{DIRECTORY}/{ref.name}.{ref.group.value}"
 
 

@@ -73,7 +73,7 @@ class BlockIndex:
                 self._weigh(ref)
 
     def drop(self, ref: BlockRef) -> None:
-        """Note a block as gone; references to it stay counted."""
+        """Mark a block as gone; references to it stay counted."""
         with self._changed:
             self._drop(ref)
 
@@ -114,7 +114,7 @@ class BlockIndex:
             return self._references[ref]
 
     def release(self, refs: Iterable[BlockRef]) -> None:
-        """Take back one `retain` of the same `refs`."""
+        """Undo one `retain` of the same `refs`."""
         with self._changed:
             for ref in refs:
                 count = self._references[ref]
@@ -136,7 +136,7 @@ class BlockIndex:
             return taken
 
     def settle(self, refs: Iterable[BlockRef]) -> None:
-        """Let others at blocks that were busy."""
+        """Release blocks that were marked busy."""
         with self._changed:
             self._busy.difference_update(refs)
             self._changed.notify_all()
@@ -153,7 +153,7 @@ class BlockIndex:
             self.settle([ref])
 
     def problems(self) -> list[str]:
-        """Name what contradicts itself; empty in a sound index."""
+        """List contradictions; empty in a sound index."""
         with self._changed:
             sizes = self.snapshot()
             unneeded = sizes.keys() - self._references.keys() - self._pins.keys()

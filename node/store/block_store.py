@@ -49,7 +49,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """What a scrub read again, and which blocks it had to take out of use."""
+    """Result of a scrub: what it read, and the blocks that it quarantined."""
 
     blocks_count: int
     file_bytes: int
@@ -59,7 +59,7 @@ class Scrub:
 
 @dataclass(frozen=True, slots=True)
 class LentBlock:
-    """What a store lends of a block; damage that shows on the way takes it out of use."""
+    """Payload of a block lent for sending; a block that fails to read is quarantined."""
 
     store: "BlockStore"
     ref: BlockRef
@@ -156,11 +156,11 @@ class BlockStore:
         return self._index.hold(refs)
 
     def release(self, refs: Iterable[BlockRef]) -> None:
-        """Take back one `retain` or `hold` of the same `refs`; a sweep may remove them then."""
+        """Undo one `retain` or `hold` of the same `refs`, so that a sweep may remove them."""
         self._index.release(refs)
 
     def abandon(self, refs: Iterable[BlockRef]) -> None:
-        """Take back the pin of a `put` or `adopt` that no record came of."""
+        """Undo the pin of a `put` or `adopt` that no record refers to."""
         self._index.unpin(refs)
 
     # --- write -------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class BlockStore:
                 self._unstored.discard(ref)
 
     def quarantined(self) -> list[str]:
-        """Name the damaged files that are kept for inspection."""
+        """List the damaged files that are kept for inspection."""
         return self._disk.list_names(QUARANTINE)
 
     def remove_leftovers(self) -> None:
@@ -359,7 +359,7 @@ class BlockStore:
             return None
 
     def check_integrity(self) -> list[str]:
-        """Name every disagreement between index and disk; only while no other call runs."""
+        """List every disagreement between index and disk; only while no other call runs."""
         indexed = self._index.snapshot()
         stored, foreign = self._files.list_all()
         problems = self._index.problems()

@@ -1,4 +1,4 @@
-"""What `os` leaves half done: calls on open descriptors, finished.
+"""Complete reads and writes on open descriptors, which `os` calls may do in part.
 
 Knows nothing of names or policy; raises OSError as the system does. The only module that
 knows how macOS and Linux differ in making bytes durable.
@@ -75,7 +75,7 @@ def trim(directory: int, files_max: int) -> None:
 
 
 def make_private(directory: int) -> None:
-    """Take away what others may do in a directory of ours."""
+    """Remove other users' permissions from one of our directories."""
     if os.fstat(directory).st_mode & 0o077:
         os.fchmod(directory, 0o700)
 

@@ -39,7 +39,7 @@ class EncryptedFile:
     """
 
     def __init__(self, descriptor: int, key: bytes, name: str) -> None:
-        """Look at the head; raise CorruptDataError where an encrypted file was cut short."""
+        """Read the head; raise CorruptDataError if an encrypted file was cut short."""
         self._descriptor = descriptor
         self._name = name
         head, file_bytes = bytes(_read_at(descriptor, 0, HEAD_BYTES)), os.fstat(descriptor).st_size

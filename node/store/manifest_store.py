@@ -96,7 +96,7 @@ class ManifestStore:
             return self._name(key) in self._doubtful
 
     def settle(self, key: AgentKey) -> bool:
-        """Put back what a failed publish was to replace; return whether nothing is in doubt now."""
+        """Restore the record that a failed publish was to replace; return whether that worked."""
         name = self._name(key)
         with self._lock:
             return name not in self._doubtful or self._put_back(name)
@@ -160,7 +160,7 @@ class ManifestStore:
         return rest.startswith("mf") and self._erased(digest) > 0
 
     def digest(self, key: AgentKey) -> str:
-        """Name an agent as its record's file does."""
+        """Return the digest that names an agent's record file."""
         return agent_digest(self._cluster_key, *key)
 
     def remove_all(self, agents: Iterable[AgentKey]) -> int:

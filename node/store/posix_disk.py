@@ -72,12 +72,12 @@ class DiskError(FabricError):
 
     @property
     def is_full(self) -> bool:
-        """Whether room, not health, is what the disk lacks."""
+        """Whether the disk is full, rather than faulty."""
         return self.cause in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
     @property
     def is_damage(self) -> bool:
-        """Whether the drive failed to give back what it was given."""
+        """Whether the drive lost or damaged data."""
         return self.cause == errno.EIO
 
 
@@ -127,7 +127,7 @@ class PosixDisk:
         return removed
 
     def close(self) -> None:
-        """Give up the root, once no other call runs; every later one fails."""
+        """Close the root, once no other call runs; later calls fail."""
         if self._root != _CLOSED:
             for descriptor in (self._root, *self._directories.values()):
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""How long a data folder has been served, over all restarts: what idle time is counted in.
+"""Service time: seconds that a data folder has been served, which idle time is counted in.
 
 The calendar has no say: a clock that is a year ahead at boot would make everybody old at once. Nor
 does anybody age while the node is off.
@@ -65,7 +65,7 @@ class ServiceTime:
         return self._folders.setdefault(name, self.now_s)
 
     def note(self, served: str, others: set[str]) -> None:
-        """Note that a folder is served; forget those that are no more."""
+        """Note that a folder is served; forget folders that no longer exist."""
         self._folders[served] = self.now_s
         self._folders = {n: s for n, s in self._folders.items() if n == served or n in others}
 

@@ -1,4 +1,4 @@
-"""What was erased, on this node's disk: one small file per agent, below all models' folders.
+"""Tombstones of erased agents on this node's disk: one small file per agent, for all models.
 
 Told by the router with each erasure, and again when this node has been away. Memory has all of
 them at once, and even where the disk refuses: what counts is that the agents go. Those are written
@@ -83,15 +83,15 @@ class TombstoneStore:
         return asked or (floor + 1 if floor else 0)
 
     def digest(self, tenant: TenantId, agent: AgentId) -> str:
-        """Name an agent as its tombstone and its record's file do."""
+        """Return the digest that names an agent's tombstone and record file."""
         return agent_digest(self._cluster_key, tenant, agent)
 
     def lender(self, record: Manifest) -> Lender:
-        """Name an agent as one whose rows were borrowed."""
+        """Return the entry that names an agent as a lender."""
         return Lender(self.digest(*record.key), record.epoch)
 
     def series(self, record: Manifest) -> Lender:
-        """Name the rows that an agent lends now."""
+        """Return the entry that names the current series of an agent's rows."""
         digest = series_digest(self._cluster_key, *record.key, record.series or "")
         return Lender(digest, SERIES_EPOCH)
 
@@ -104,7 +104,7 @@ class TombstoneStore:
         )
 
     def revoke(self, record: Manifest) -> None:
-        """Have all that others borrowed of a record's series go. Raise DiskError."""
+        """Revoke all rows borrowed from a record's series. Raise DiskError."""
         tenant = tenant_digest(self._cluster_key, record.tenant)
         digest = self.series(record).agent
         with self._lock:

@@ -1,4 +1,4 @@
-"""Take one erased agent off a node: what moves of it brought, its turn, its record."""
+"""Removal of one erased agent from a node: its incoming blocks, its turn, its record."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class AgentRemoval:
     derived: DerivedMemory
 
     async def forget_moves(self, key: AgentKey) -> bool:
-        """Let go of what a move without its router brought of the agent, or lets others fetch."""
+        """Drop the agent's incoming and offered blocks of moves whose router is gone."""
         self.offers.withdraw_agent(key)
         was_borrowed = self.leases.forget(key)
         return await self.forget_incoming(key) or was_borrowed
 
     def forget_borrowed(self) -> None:
-        """Let go of what was borrowed of agents that are erased, whether they lived here or not."""
+        """Drop rows borrowed from erased agents of any node."""
         self.leases.forget_erased()
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
@@ -55,7 +55,7 @@ class AgentRemoval:
 
 
 def _end_turn(agent: Agent, epoch: int) -> None:
-    """End a turn that runs: it could neither be saved nor acknowledged."""
+    """End a running turn, which could neither be saved nor acknowledged."""
     agent.outgoing.end(epoch)
     if agent.turn is not None:
         agent.turn.cancel()

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 async def attempt(step: Awaitable[object]) -> None:
-    """Take one step of several; where the disk refuses it, the others are taken all the same."""
+    """Take one step of several; log a disk error, so that the others are still taken."""
     try:
         await step
     except (FabricError, OSError) as error:
@@ -118,13 +118,13 @@ class DiskBudget:
         return max(0, int(free_bytes) - self._since.total())
 
     def room(self, tenant: TenantId) -> SaveReservation:
-        """Begin to ask for one save's room."""
+        """Return an empty reservation for one save."""
         return SaveReservation(self, tenant)
 
     async def make_room(
         self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False
     ) -> None:
-        """Have `size_bytes` free for `tenant`; raise NoRoomError if nothing may be evicted for it.
+        """Free `size_bytes` for `tenant`; raise NoRoomError if nothing may be evicted for it.
 
         `replicas_only`: nothing but replicas may.
         """
@@ -148,7 +148,7 @@ class DiskBudget:
             return self._take(tenant, size_bytes)
 
     async def make_place(self, tenant: TenantId) -> None:
-        """Let an agent go if the node holds as many as it may; raise DiskError."""
+        """Evict an agent if the node holds as many as it may; raise DiskError."""
         if len(self._table) >= AGENTS_PER_NODE_MAX:
             async with self._turn:
                 if len(self._table) >= AGENTS_PER_NODE_MAX:
@@ -173,7 +173,7 @@ class DiskBudget:
     async def _fit(
         self, wish: tuple[TenantId, int] | None = None, *, replicas_only: bool = False
     ) -> None:
-        """Let go of folders, of old states, and of agents until everything fits."""
+        """Remove folders, old states and agents until everything fits."""
         tier = await self._swept(wish)
         if tier.is_crowded(self._rules.ttl_s) and self._leases.let_go():
             tier = await self._swept(wish)

@@ -111,7 +111,7 @@ class Erasing:
         return KnownErasures(erased.all, await self._remove_or_owe(is_sure=has_news))
 
     async def revoke(self, record: Manifest) -> None:
-        """Note that what others borrowed of a record's agent so far must go. Raise DiskError."""
+        """Revoke all rows that others have borrowed from a record's agent. Raise DiskError."""
         await self._workers.run(lambda: self._erased.revoke(record))
 
     @contextlib.asynccontextmanager
@@ -125,7 +125,7 @@ class Erasing:
                 await self._remove_all(is_sure=True)
 
     async def finish(self) -> None:
-        """Do what the disk refused; where it refuses again, it stays owed.
+        """Repeat what the disk refused; what it refuses again is tried later.
 
         Nobody else asks again: by its tombstones this node knows of the erasure, as the others do.
         """

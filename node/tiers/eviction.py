@@ -1,4 +1,4 @@
-"""Take agents off a node: evicted for room, or made smaller.
+"""Eviction of agents from a node, or of their old states.
 
 All of it happens under the agents' turn locks. The record goes first and durably, then what
 no other record refers to: a crash in between leaves blocks that recovery removes.
@@ -46,7 +46,7 @@ class Eviction:
     hot: HotTier
 
     async def evict(self, chosen: Sequence[Agent]) -> int:
-        """Let agents go with their records and caches; count them. Raise DiskError.
+        """Evict agents with their records and caches; count them. Raise DiskError.
 
         Agents that became active in the meantime stay.
         """

@@ -17,7 +17,7 @@ class IdleMemory(Protocol):
         ...
 
     def clear(self) -> None:
-        """Give all of it back."""
+        """Free all caches."""
         ...
 
 

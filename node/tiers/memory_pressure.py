@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryGauge:
-    """How short the machine is of memory, and how far the node's arrays exceed its share."""
+    """Memory pressure of the machine, and the excess of the node's arrays over its share."""
 
     pressure: Callable[[], Pressure] = lambda: Pressure.NORMAL
     excess_bytes: Callable[[], int] = lambda: 0
@@ -62,14 +62,14 @@ class MemoryPressure:
         self._loop = BackgroundLoop("watching the machine's memory", self.step, note_failed_round)
 
     def start(self) -> None:
-        """Begin to look every MEMORY_POLL_S seconds."""
+        """Start to poll every MEMORY_POLL_S seconds."""
         self._loop.start()
 
     async def stop(self) -> None:
         await self._loop.stop()
 
     async def step(self) -> float:
-        """Look once, and adapt the budget; return the seconds until the next look."""
+        """Poll once and adapt the budget; return the seconds until the next poll."""
         level, now_s = self._look(), self._clock.monotonic_s()
         if level is not self.level:
             _log.info("memory pressure is %s, was %s", level.word, self.level.word)

@@ -24,7 +24,7 @@ from node.tiers.restore import load_layout
 
 
 class Prefetches:
-    """Loads a node's agents ahead of their turns; used on its event loop."""
+    """Prefetcher of a node's agents; used on its event loop."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Prefetches:
             await asyncio.wait([agent.loading.task])
 
     async def stop(self, agent: Agent) -> None:
-        """End a load under way, and wait until it holds nothing any more."""
+        """Cancel a running load, and wait until it holds nothing."""
         if agent.loading is not None:
             agent.loading.cancel.set()
             await asyncio.wait([agent.loading.task])
 
     async def close(self) -> None:
-        """End all loads under way."""
+        """Cancel all running loads."""
         for loading in self._loadings:
             loading.cancel.set()
         await asyncio.gather(*(loading.task for loading in self._loadings), return_exceptions=True)

@@ -26,7 +26,7 @@ class RecordMending:
     writers: RecordWriters
 
     async def whole(self, agent: Agent, *, verify: bool = False) -> None:
-        """Have all blocks of the agent's record stored; with `verify`, read them first.
+        """Store all lost blocks of the agent's record again; with `verify`, read all blocks first.
 
         Raises DiskError, or RetryLaterError where a turn of it lasts.
         """

@@ -1,4 +1,4 @@
-"""What was borrowed of other nodes' agents: beginnings that several of them share, for a while.
+"""Leases of prefixes that several agents of other nodes share, held here for a while.
 
 No record refers to these blocks, so each lease holds them. They are named by their tenant's salt,
 as all are, and found by prompts that begin with them; an agent that goes on with one has it in a
@@ -66,12 +66,12 @@ class SpanLeases:
 
     @on_its_loop
     def forget(self, lender: AgentKey) -> bool:
-        """Let go of what came from one agent; return whether there was anything."""
+        """End the leases of one agent's prefixes; return whether there were any."""
         return self._end([name for name in self._leases if name[0] == lender])
 
     @on_its_loop
     def give_back(self, lender: AgentKey) -> None:
-        """Let go of what came from one agent, also of what is on its way."""
+        """End the leases of one agent's prefixes, and prevent those on their way."""
         self._returned.pop(lender, None)
         self._returned[lender] = self._clock.monotonic_s() + SPAN_LEASE_S
         if len(self._returned) > SPAN_RETURNS_MAX:
@@ -86,14 +86,14 @@ class SpanLeases:
 
     @on_its_loop
     def expire(self) -> None:
-        """Let go of what was not renewed in time."""
+        """End the leases that were not renewed in time."""
         now_s = self._clock.monotonic_s()
         self._returned = {key: end_s for key, end_s in self._returned.items() if end_s > now_s}
         self._end([name for name, lease in self._leases.items() if lease.until_s <= now_s])
 
     @on_its_loop
     def let_go(self) -> bool:
-        """Let go of everything: others need the room; return whether there was anything."""
+        """End all leases to make room; return whether there were any."""
         return self._end(list(self._leases))
 
     def _end(self, names: list[_Name]) -> bool:

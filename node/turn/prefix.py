@@ -235,9 +235,8 @@ class Prefixes:
         if not self.health.reuses:
             return _StoredPrefix(EMPTY_LAYOUT, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        is_hidden = self._hides(
-            agent
-        )  # checked before, as released blocks are still found for a moment
+        # Checked before the search, too: released blocks are still found for a moment.
+        is_hidden = self._hides(agent)
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
         if is_hidden or self._hides(agent):
             lent = self.table.lent(agent, shared.blocks, self.leases.refs)
