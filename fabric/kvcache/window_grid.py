@@ -17,27 +17,27 @@ from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """Positions at which blocks of a cache begin.
+    """Positions at which blocks of a cache start.
 
-    They have 256 tokens before `exact_tokens` and in each `own` range. Rows of own ranges are
-    stored as they slide away; all others are parts of older blocks.
+    They have 256 tokens before `exact_tokens` and in each computed range. Rows of computed ranges
+    are stored as they slide away; all others are parts of older blocks.
     """
 
     exact_tokens: int
-    own: tuple[Range, ...]
+    computed_ranges: tuple[Range, ...]
 
     def block_start(self, position: int) -> int:
-        """Return where the block begins that a token is in; a moved one stands for itself."""
+        """Return the start of the block of a token; for a moved token, its own position."""
         if position < self.exact_tokens:
             return position // BLOCK_TOKENS * BLOCK_TOKENS
-        for start, end in reversed(self.own):
+        for start, end in reversed(self.computed_ranges):
             if start <= position < end:
                 return position - (position - start) % BLOCK_TOKENS
         return position
 
     def blocks(self, first: int, until: int) -> Iterator[Range]:
-        """Yield own blocks that begin at `first` or later and end by `until`."""
-        for start, end in self.own:
+        """Yield blocks of computed ranges that start at `first` or later and end by `until`."""
+        for start, end in self.computed_ranges:
             skipped = max(0, -(-(first - start) // BLOCK_TOKENS))
             for at in range(start + skipped * BLOCK_TOKENS, min(end, until), BLOCK_TOKENS):
                 block_end = min(at + BLOCK_TOKENS, end)

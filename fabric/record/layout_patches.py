@@ -28,10 +28,10 @@ class Patch:
         """The parts of these tokens, moved to their new place."""
         by = self.move.new_start - self.move.start
         parts = self.source.parts_of(self.move.start, self.move.end, by)
-        return tuple(map(own_part, parts))
+        return tuple(map(copied_part, parts))
 
 
-def own_part(part: Part) -> Part:
+def copied_part(part: Part) -> Part:
     """Return another agent's part, to be stored again unless it is the whole block."""
     if isinstance(part, Held) and part.tokens_count < part.piece.block.tokens_count:
         return replace(part, is_anew=True)

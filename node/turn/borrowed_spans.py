@@ -20,7 +20,7 @@ from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import Held, Layout
-from fabric.record.layout_patches import Patch, own_part, with_patches
+from fabric.record.layout_patches import Patch, copied_part, with_patches
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest
 from fabric.turn.chunks import Tokens, as_tokens
@@ -134,7 +134,7 @@ class BorrowedSpans:
             return plain.layout
         own = set(agent.saved.refs) if agent.saved is not None else set()
         layout = plain.layout.cut(plain.cached)
-        parts = (p if p.piece.block in own else own_part(p) for p in layout.held)
+        parts = (p if p.piece.block in own else copied_part(p) for p in layout.held)
         return layout.with_parts(parts)
 
     def _fill_gaps(

@@ -112,7 +112,7 @@ def test_refusals_are_told_in_words(fabric, run, tmp_path):
         (("resume", file, "--as", "a b"), 1, "agent id must be"),
         (("resume", file, "--as", "eve", "--node", "nowhere"), 1, "known: left, right"),
         (("resume", cut, "--as", "eve"), 1, "cut short"),
-        (("resume", other), 1, "no hibernation file"),
+        (("resume", other), 1, "not a hibernation file"),
         (("resume", tmp_path / "none"), 2, "No such file"),
     ]
     for argv, status, why in cases:
