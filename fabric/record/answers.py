@@ -29,39 +29,39 @@ class CallWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class OmittedParts:
     """Parts of an answer that clients may not send back."""
 
     reasoning: str = ""
-    before: str = ""  # white space before its text, and after it
-    behind: str = ""
+    space_before: str = ""  # white space around its text
+    space_after: str = ""
     calls: tuple[CallWritten, ...] = ()
     signs: tuple[int, ...] = ()  # any of which identifies it after an edit before it
 
     @property
     def is_empty(self) -> bool:
         """Return whether clients send back all of it."""
-        return not (self.reasoning or self.before or self.behind or self.calls)
+        return not (self.reasoning or self.space_before or self.space_after or self.calls)
 
     @property
     def size_bytes(self) -> int:
         """Bytes that count against the limit; raise UnicodeEncodeError for lone surrogates."""
-        texts = [self.reasoning, self.before, self.behind]
+        texts = [self.reasoning, self.space_before, self.space_after]
         texts += [text for call in self.calls for text in (call.arguments, call.id)]
         return sum(len(text.encode()) for text in texts) + len(self.signs) * _SIGN_DIGITS
 
 
-Answers = Mapping[int, Answered]  # by their places: hashes of all messages up to each
+Answers = Mapping[int, OmittedParts]  # by their places: hashes of all messages up to each
 
 
-def spell_answers(answers: Answers) -> str:
+def encode_answers(answers: Answers) -> str:
     """Encode answers for a record's bytes; empty if there are none."""
     rows = [
         [
             f"{place:016x}",
             answer.reasoning,
-            answer.before,
-            answer.behind,
+            answer.space_before,
+            answer.space_after,
             [[call.arguments, call.id] for call in answer.calls],
             *(["".join(f"{sign:016x}" for sign in answer.signs)] if answer.signs else []),
         ]
@@ -70,7 +70,7 @@ def spell_answers(answers: Answers) -> str:
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":")) if rows else ""
 
 
-def read_answers(text: str) -> dict[int, Answered]:
+def decode_answers(text: str) -> dict[int, OmittedParts]:
     """Decode answers of this or a later version."""
     if not text or len(text) > _SPELLED_CHARS_MAX:
         return {}
@@ -81,12 +81,14 @@ def read_answers(text: str) -> dict[int, Answered]:
         return {}
 
 
-def _answered(row: list[Any]) -> Answered:
+def _answered(row: list[Any]) -> OmittedParts:
     calls = tuple(CallWritten(call[0], call[1]) for call in row[4])
     texts = [*row[1:4], *(text for call in calls for text in (call.arguments, call.id))]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError
-    return Answered(row[1], row[2], row[3], calls, _signs(row[_SIGNS]) if len(row) > _SIGNS else ())
+    return OmittedParts(
+        row[1], row[2], row[3], calls, _signs(row[_SIGNS]) if len(row) > _SIGNS else ()
+    )
 
 
 def _signs(spelled: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fabric.record.answers import Answered
+from fabric.record.answers import OmittedParts
 from fabric.record.message_parts import OtherParts, id_digest
 from fabric.record.message_positions import MessagePosition
 from fabric.turn.messages import MessageRole
@@ -27,7 +27,7 @@ class BesideTexts:
     positions: Sequence[MessagePosition]
     parts: Sequence[OtherParts]
     areas_between_marks: Sequence[Area]
-    answers: Sequence[Answered] = ()
+    answers: Sequence[OmittedParts] = ()
 
     def has(self, number: int) -> bool:
         """Return whether an answer has thoughts or calls."""
@@ -78,7 +78,7 @@ class BesideTexts:
         having = (answer for answer in self.answers if _has_any(forms, answer))
         return [numbers for answer in having if (numbers := tuple(self._numbers_of(answer)))]
 
-    def _numbers_of(self, answered: Answered) -> Iterator[int]:
+    def _numbers_of(self, answered: OmittedParts) -> Iterator[int]:
         ids = {id_digest(call.id) for call in answered.calls if call.id}
         for parts in self.parts:
             if not self._is_answer(parts):
@@ -99,7 +99,7 @@ def spellings(text: str) -> set[bytes]:
     return {form.encode("utf-8", "surrogatepass") for form in forms}
 
 
-def _has_any(forms: Iterable[bytes], answered: Answered) -> bool:
+def _has_any(forms: Iterable[bytes], answered: OmittedParts) -> bool:
     texts = [answered.reasoning]
     texts += [text for call in answered.calls for text in (call.arguments, call.id)]
     spelled = [text.encode("utf-8", "surrogatepass") for text in texts]

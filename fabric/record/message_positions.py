@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from fabric.errors import CorruptDataError
-from fabric.limits import MESSAGES_MAX, SAID_BEHIND_BYTES_MAX
+from fabric.limits import MESSAGE_GAP_BYTES_MAX, MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
 
 DIGEST_BYTES: Final = 16
@@ -130,7 +130,7 @@ def _placed(
         )
         shown = (message.text or "").strip()
         wanted = shown.encode("utf-8", "replace")
-        at = text.find(wanted, done, done + len(wanted) + SAID_BEHIND_BYTES_MAX) if wanted else -1
+        at = text.find(wanted, done, done + len(wanted) + MESSAGE_GAP_BYTES_MAX) if wanted else -1
         lead = len(message.text or "") - len((message.text or "").lstrip())
         if at < 0 or lead > _LEAD_MAX:
             yield position

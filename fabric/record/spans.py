@@ -18,7 +18,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
-from fabric.record.answers import read_answers
+from fabric.record.answers import decode_answers
 from fabric.record.beside_texts import BesideTexts, spellings
 from fabric.record.directive import Directive, dropped, live, overlap, text_digest
 from fabric.record.hashed_text import hash_text
@@ -64,7 +64,7 @@ class Spans:
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
         known = self.record.positions or MessagePositions(())
         object.__setattr__(self, "positions", known.messages)
-        kept = read_answers(self.record.provenance.answers).values()
+        kept = decode_answers(self.record.provenance.answers).values()
         areas = list(self._parts())
         beside = BesideTexts(known.messages, self.record.parts or (), areas, tuple(kept))
         object.__setattr__(self, "_beside", beside)

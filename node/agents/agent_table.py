@@ -13,7 +13,7 @@ from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.ports import Clock
 from fabric.record.agent_settings import is_spent
-from fabric.record.answers import Answered, Answers
+from fabric.record.answers import Answers, OmittedParts
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.retention.policy import Candidate, Rules, choose
@@ -213,9 +213,9 @@ class AgentTable:
         """Return the answers that an agent's record remembers."""
         return self._answers.read(agent.key, agent.manifest.provenance.answers)
 
-    def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, Answered]:
+    def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, OmittedParts]:
         """Return the answers at these places that any agent of the tenant remembers."""
-        found: dict[int, Answered] = {}
+        found: dict[int, OmittedParts] = {}
         wanted = set(places)
         holders = dict.fromkeys(self._answers.holders(tenant, sorted(wanted)))
         for key in islice(holders, ALIKE_AGENTS_MAX):

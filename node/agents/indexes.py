@@ -8,7 +8,7 @@ from typing import Final
 from fabric.ids import AgentKey, BlockHash, TenantId
 from fabric.limits import RETAIN_S_MAX
 from fabric.ports import Clock
-from fabric.record.answers import Answers, read_answers
+from fabric.record.answers import Answers, decode_answers
 from fabric.record.manifest import Manifest
 from fabric.retention.reuse_probability import ReuseProbability
 from fabric.turn.sketch import is_whole_sketch, sketch_text
@@ -48,7 +48,7 @@ class AnswerIndex:
         """Return an agent's remembered answers, parsed once while it is in use."""
         parsed, answers = self._read.pop(key, ("", {}))
         if parsed != spelled:
-            answers = read_answers(spelled)
+            answers = decode_answers(spelled)
         if spelled and key in self._spelled:
             self._read[key] = spelled, answers
         while len(self._read) > ANSWERS_READ_MAX:

@@ -12,7 +12,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from fabric.record.answers import Answered, Answers
+from fabric.record.answers import Answers, OmittedParts
 from fabric.turn.messages import Message, MessageRole
 
 Signs = tuple[int, ...]  # hashes, each of which identifies an answer
@@ -56,7 +56,7 @@ def _call_id_signs(answer: Message, digest: int) -> list[int]:
     return [_sign(_BY_CALL_IDS, digest, xxh3_64_intdigest(joined))]
 
 
-def match_answers(signs_at: Mapping[int, Signs], answers: Answers) -> dict[int, Answered]:
+def match_answers(signs_at: Mapping[int, Signs], answers: Answers) -> dict[int, OmittedParts]:
     """Return the `answers` that the signs identify without doubt, by the places of the signs."""
     index: dict[int, set[int]] = defaultdict(set)
     for old_place, answer in answers.items():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.limits import ANSWERS_BYTES_MAX
-from fabric.record.answers import Answered, Answers, CallWritten
+from fabric.record.answers import Answers, CallWritten, OmittedParts
 from fabric.turn.generation import ToolCall
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.dialect.answer_delta import AnswerDelta
@@ -78,7 +78,7 @@ def conversation_answers(
 
     The oldest answers are dropped first. Of `redacted` messages only white space is kept.
     """
-    kept: dict[int, Answered] = {}
+    kept: dict[int, OmittedParts] = {}
     left_bytes = ANSWERS_BYTES_MAX
     all_places, digests = places.with_next(last)
     conversation = [*messages, last]
@@ -86,7 +86,7 @@ def conversation_answers(
     for number, (place, message, signs) in reversed([*enumerate(rows)]):
         if message.role is not MessageRole.ASSISTANT:
             continue
-        answer = _answered(message) if message is last else answers.get(place, Answered())
+        answer = _answered(message) if message is last else answers.get(place, OmittedParts())
         answer = replace(answer, reasoning=message.reasoning or answer.reasoning, signs=signs)
         if number in redacted:
             answer = _redacted(answer, redacted[number])
@@ -102,15 +102,15 @@ def conversation_answers(
     return dict(reversed(kept.items()))
 
 
-def _redacted(answer: Answered, left: Message) -> Answered:
+def _redacted(answer: OmittedParts, left: Message) -> OmittedParts:
     """Drop from an answer what directives dropped from its message; ids of kept calls stay."""
     calls = tuple(CallWritten("", use.id or "") for use in left.uses)
     return replace(answer, reasoning=left.reasoning or "", calls=calls)
 
 
-def _answered(message: Message) -> Answered:
+def _answered(message: Message) -> OmittedParts:
     text = "".join(message.texts)
     before = text[: len(text) - len(text.lstrip())]
     after = text[len(text.rstrip()) :] if before != text else ""
     calls = [CallWritten(str(use.arguments), use.id or "") for use in message.uses]
-    return Answered(message.reasoning or "", before, after, tuple(calls))
+    return OmittedParts(message.reasoning or "", before, after, tuple(calls))

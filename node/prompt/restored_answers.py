@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from fabric.record.answers import Answered, Answers, CallWritten
+from fabric.record.answers import Answers, CallWritten, OmittedParts
 from fabric.template_options import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
@@ -122,7 +122,7 @@ def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredReq
     return RestoredRequest(request, places, note, answers, located.restores)
 
 
-def _match_after_edits(located: LocatedRequest, known: KnownAnswers) -> dict[int, Answered]:
+def _match_after_edits(located: LocatedRequest, known: KnownAnswers) -> dict[int, OmittedParts]:
     """Match the agent's own answers whose places an edit has changed."""
     places = located.places
     missing = {*located.answer_places} - known.at.keys()
@@ -156,7 +156,7 @@ def _with_answers(
             yield message
 
 
-def _renamed_ids(message: Message, answer: Answered) -> dict[str | None, str]:
+def _renamed_ids(message: Message, answer: OmittedParts) -> dict[str | None, str]:
     """Map the client's ids of calls to the model's; empty where they are ambiguous."""
     ids = [use.id for use in message.uses]
     if len(ids) != len(answer.calls) or len({*ids}) < len(ids) or not all(ids):
@@ -164,8 +164,8 @@ def _renamed_ids(message: Message, answer: Answered) -> dict[str | None, str]:
     return {sent_id: call.id for sent_id, call in zip(ids, answer.calls, strict=True)}
 
 
-def _restored(message: Message, answer: Answered, renamed: dict[str | None, str]) -> Message:
-    text = answer.before + "".join(message.texts).strip() + answer.behind
+def _restored(message: Message, answer: OmittedParts, renamed: dict[str | None, str]) -> Message:
+    text = answer.space_before + "".join(message.texts).strip() + answer.space_after
     uses = message.uses
     if len(uses) == len(answer.calls):
         uses = tuple(

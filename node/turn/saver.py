@@ -19,7 +19,7 @@ from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.ports import Clock
 from fabric.record.agent_settings import AgentSettings
-from fabric.record.answers import spell_answers
+from fabric.record.answers import encode_answers
 from fabric.record.directive import Directive, applied
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
@@ -287,7 +287,7 @@ class Saver:
         if ended.reason is not None:
             known = self._parts.table.answers_of(self._agent)
             redacted = self._prompt.directed.redacted
-            answers = spell_answers(remember_answer(self._prompt.restored, shown, known, redacted))
+            answers = encode_answers(remember_answer(self._prompt.restored, shown, known, redacted))
         return replace(
             old,
             revision=old.revision + 1,

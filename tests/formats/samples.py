@@ -28,7 +28,7 @@ from fabric.kvcache.rotation import Rotation
 from fabric.net.handshake import HandshakeRole, prove
 from fabric.net.ticket import Ticket, issue_ticket, open_ticket
 from fabric.net.wire import Hello
-from fabric.record.answers import Answered, CallWritten, spell_answers
+from fabric.record.answers import CallWritten, OmittedParts, encode_answers
 from fabric.record.hibernation_file import HibernationHeader, SignedWith
 from fabric.record.manifest import (
     Manifest,
@@ -120,7 +120,7 @@ MANIFEST = Manifest(
     pinned=True,
     provenance=Provenance(served=LastServed(NodeName("node-a"), 17)),
 )
-ANSWERS = spell_answers({7: Answered("Hm.", "\n", " ", (CallWritten('{"a":1}', "call_1"),))})
+ANSWERS = encode_answers({7: OmittedParts("Hm.", "\n", " ", (CallWritten('{"a":1}', "call_1"),))})
 ANSWERED = replace(MANIFEST, provenance=Provenance(answers=ANSWERS))
 TOMBSTONE = Tombstone("0a" * 16, "0b" * 16, 7, 1_700_000_000.5)
 HEADER = HibernationHeader(

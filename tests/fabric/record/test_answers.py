@@ -5,10 +5,10 @@ import json
 import pytest
 
 from fabric.limits import ANSWERS_BYTES_MAX
-from fabric.record.answers import Answered, CallWritten, read_answers, spell_answers
+from fabric.record.answers import CallWritten, OmittedParts, decode_answers, encode_answers
 
 CALL = CallWritten('{"a":1}', "call_1")
-ANSWERS = {1: Answered("Hm, größer.", "\n\n", " ", (CALL,)), 2**64 - 1: Answered("So.")}
+ANSWERS = {1: OmittedParts("Hm, größer.", "\n\n", " ", (CALL,)), 2**64 - 1: OmittedParts("So.")}
 # As they were written by the first version that did.
 SPELLED = (
     '[["0000000000000001","Hm, größer.","\\n\\n"," ",[["{\\"a\\":1}","call_1"]]],'
@@ -17,28 +17,28 @@ SPELLED = (
 
 
 def test_they_are_written_as_they_always_were_and_read_back():
-    assert spell_answers(ANSWERS) == SPELLED
-    assert read_answers(SPELLED) == ANSWERS
-    assert spell_answers({}) == ""
-    assert read_answers("") == {}
+    assert encode_answers(ANSWERS) == SPELLED
+    assert decode_answers(SPELLED) == ANSWERS
+    assert encode_answers({}) == ""
+    assert decode_answers("") == {}
 
 
 def test_signs_stand_behind_the_rest_and_only_where_there_are_any():
-    told = {1: Answered("Hm.", signs=(5, 2**64 - 1)), 2: Answered("So.")}
-    spelled = spell_answers(told)
+    told = {1: OmittedParts("Hm.", signs=(5, 2**64 - 1)), 2: OmittedParts("So.")}
+    spelled = encode_answers(told)
     assert json.loads(spelled)[0][5:] == [f"{5:016x}ffffffffffffffff"]
     assert json.loads(spelled)[1][5:] == []
-    assert read_answers(spelled) == told
+    assert decode_answers(spelled) == told
     for other in ("more", "g" * 16, 5, "f" * 16 * 99):
         rows = json.loads(spelled)
         rows[0][5] = other
-        assert read_answers(json.dumps(rows))[1].signs == ()
+        assert decode_answers(json.dumps(rows))[1].signs == ()
 
 
 def test_what_later_versions_append_is_passed_over():
     rows = [[*row, "more"] for row in json.loads(SPELLED)]
     rows[0][4][0].append("more")
-    assert read_answers(json.dumps(rows)) == ANSWERS
+    assert decode_answers(json.dumps(rows)) == ANSWERS
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_what_later_versions_append_is_passed_over():
     ids=range(15),
 )
 def test_what_does_not_parse_says_nothing(text):
-    assert read_answers(text) == {}
+    assert decode_answers(text) == {}

@@ -227,15 +227,15 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
     tmp_path, monkeypatch
 ):
     """Of the messages; the new answer is hashed where it ends."""
-    hashed, read, add, read_answers = [], [], restoring._extend, indexes.read_answers
+    hashed, read, add, decode_answers = [], [], restoring._extend, indexes.decode_answers
 
     def adding(digest, message):
         hashed.append((threading.current_thread().name.split("_")[0], message.role))
         return add(digest, message)
 
-    def reading(adapt_messages):
-        read.append(adapt_messages)
-        return read_answers(adapt_messages)
+    def reading(spelled):
+        read.append(spelled)
+        return decode_answers(spelled)
 
     shape = SHAPES["thought_opened"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
@@ -243,7 +243,7 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
         driver = Driver(service, shape, script, has_ids=True)
         talk = Talk(driver, tools=TOOLS, echo=drop_thought)
         monkeypatch.setattr(restoring, "_extend", adding)
-        monkeypatch.setattr(indexes, "read_answers", reading)
+        monkeypatch.setattr(indexes, "decode_answers", reading)
         for turn in range(3):
             hashed.clear()
             read.clear()

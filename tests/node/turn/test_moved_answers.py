@@ -1,7 +1,7 @@
 """An answer that moves to another node in its middle is remembered there as a whole."""
 
 from fabric.control.node_calls import CommitMigration, Committed, Offer, SealAgent
-from fabric.record.answers import read_answers
+from fabric.record.answers import decode_answers
 from fabric.turn.generation import Finished, HandedOver
 from tests.node.engine.test_live_handover import Stream, copied_stream, held, move_call, move_of
 from tests.support.agent_traffic import TOOLS, corpus, words
@@ -37,7 +37,7 @@ def test_its_thought_and_its_call_are_those_of_both_parts(tmp_path):
         assert isinstance(
             Stream(b, "mira", handed.resume, epoch=2, asked=asked).end()[-1], Finished
         )
-        (answered,) = read_answers(held(b, "mira").manifest.provenance.answers).values()
+        (answered,) = decode_answers(held(b, "mira").manifest.provenance.answers).values()
     assert answered.reasoning == THOUGHT
     assert [call.arguments for call in answered.calls] == [
         '{"path": "x", "what": "' + ARGUMENTS["what"] + '"}'
