@@ -1,4 +1,4 @@
-"""A reference to one stored block: what it is, how long, and how to know it undamaged."""
+"""Reference to one stored block: its name, length and checksum."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """Names immutable bytes: two blocks are the same only if hash and checksum are.
+    """Reference to immutable bytes: two blocks are the same only if hash and checksum are.
 
     The hash identifies the tokens and all before them; the checksum the bits. Two Macs may
     compute one block with different rounding, and an agent must get back its own bits.

@@ -1,7 +1,7 @@
-"""Cut a token sequence into blocks and name each by everything up to its end.
+"""Block chain: a token sequence cut into blocks, each named by everything up to its end.
 
 Rows computed after an edit are not what their tokens alone would give, since they have seen what
-the edit removed. So its names follow from the edits, too: neither is ever found for the other.
+the edit removed. So their names depend on the edits, too, and neither is ever found for the other.
 
     unedited   0 [ 256 )[ 256 )[ tail )
     edited     0 ( parts of older blocks ) start [ 256 )[ 256 )[ tail )

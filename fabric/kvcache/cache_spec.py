@@ -1,6 +1,6 @@
 """Cache spec: what one model keeps per token and layer, and its size in bytes.
 
-Knows nothing of arrays or files: it is the shape from which both are laid out.
+Arrays and files are both laid out from it.
 
     layer   slots: vectors per token (keys, values, an index), 4-bit codes or native numbers
             states: arrays per sequence (recurrent layers), the same size at every length

@@ -1,8 +1,8 @@
 """Fingerprint of a model's caches: one digest of everything that decides their bits.
 
-Block names, block headers and records all hold it, so it must come out the same for ever. The
-names by which a cache's layout is spelled are therefore written down here, beside what each one
-is read from: classes and fields may be renamed, these words may not. Version 1 spells it as
+Block names, block headers and records all contain it, so it must never change. The names that
+spell a cache's layout are therefore fixed here, next to the field that each is read from: classes
+and fields may be renamed, these words may not. Version 1 spells it as
 Python printed the classes of the first release, whose stores stay readable.
 """
 

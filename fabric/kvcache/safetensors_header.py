@@ -1,8 +1,8 @@
 """Strict reader and writer of the safetensors header.
 
-Knows nothing of files: it is given a file's first bytes and its length, and believes neither
-until every tensor lies in its own bytes and every byte belongs to one tensor. What a header
-may make us allocate is bounded by its own length, never by the sizes it claims.
+The reader gets a file's first bytes and its length. It accepts them only if every tensor has its
+own bytes and every byte belongs to one tensor. What it allocates is bounded by the header's own
+length, never by the sizes that it claims.
 
     length u64 LE | JSON, padded with spaces | tensor 0 | tensor 1 | …
 """

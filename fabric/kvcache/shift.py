@@ -1,10 +1,10 @@
-"""Rows of a cache that lie elsewhere than where they were computed.
+"""Shifts: rows of a cache that were moved from where they were computed.
 
     computed   0 ....... 300 ....... 700 ...... 1000
     edited     0 ....... 300 ...... 600                 300:700 taken out: Shift(300, 600, -400)
 
-An edit moves rows as they are. Who reads them turns them on by `delta` (`Rotation`), so however
-often they are moved, and back, they lose nothing.
+An edit moves rows unchanged. A reader rotates them by `delta` (`Rotation`), so moving them back
+and forth loses nothing.
 """
 
 from collections.abc import Iterable, Iterator

@@ -8,7 +8,7 @@
     spent   goes next, pinned or not: its client closed it or let it decay
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
-Active agents stay in any case. Knows nothing of memory, disks or clocks.
+Active agents are never victims. The policy is independent of memory, disks and clocks.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Check and repair what a node has stored, while it does not run."""
+"""Check and repair of a node's stored data while the node is not running."""

@@ -1,4 +1,4 @@
-"""Check one block file on its own: header, length, checksum, and its name if the key is known."""
+"""Check of one block file: header, length, checksum, and its name if the key is known."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

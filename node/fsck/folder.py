@@ -1,9 +1,9 @@
-"""Check one model's folder of a node, and with `repair` make it one that claims only what is there.
+"""Check of one model's folder of a node; `repair` makes its records claim only stored blocks.
 
     layout -> spec -> records -> blocks -> what records lack -> what nothing refers to
 
-Repairs go in the same order: files are put away, then records cut, then the rest is removed,
-so that a repair cut off anywhere may simply be repeated.
+Repairs follow the same order: files are quarantined, then records cut, then the rest is removed,
+so that an interrupted repair may simply be repeated.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Check what a node has stored, while it is not running: `python -m node.fsck.run --help`.
+"""Check of a node's stored data while it is not running: `python -m node.fsck.run --help`.
 
-Needs no model: a node writes what its blocks look like beside them. Exit status: 0 sound (what
-a crash leaves behind is listed, and cleared away by the node's next start), 1 problems found or
-left, 2 used wrongly or the folder is in use.
+Needs no model: each folder has a spec of its blocks. Exit status: 0 sound (leftovers of a crash
+are listed; the node's next start removes them), 1 problems found or left, 2 wrong usage, or the
+folder is in use.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""List what lies in a node's folder, without opening or following anything."""
+"""Listing of a node's folder, without opening files or following links."""
 
 import os
 import stat

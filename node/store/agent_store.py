@@ -1,7 +1,7 @@
-"""Agents on disk: a turn's new blocks and then its record; what is stored of a context.
+"""Agents on disk: a turn's new blocks, then its record; lookup of stored prefixes.
 
-Every method blocks on the disk and runs on worker threads; nothing here knows the engine
-except as buffers.
+Every method blocks on the disk and runs on worker threads. The engine is known here as buffers
+only.
 """
 
 import logging

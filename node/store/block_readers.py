@@ -1,7 +1,7 @@
-"""Read blocks with several reads in flight: one waits for the drive while others are checked.
+"""Concurrent reads of blocks: one waits for the drive while others are checked.
 
-The thread that asks reads, too, so a pool that is busy with other restores delays none. Reads of
-one restore start in order; the first that fails ends it, once those under way have ended.
+The calling thread reads, too, so a pool that is busy with other restores delays none. Reads of
+one restore start in order; the first failure ends it, once the running reads have ended.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Complete reads and writes on open descriptors, which `os` calls may do in part.
 
-Knows nothing of names or policy; raises OSError as the system does. The only module that
-knows how macOS and Linux differ in making bytes durable.
+Errors are the system's OSError. The differences between macOS and Linux in making bytes durable
+are all here.
 """
 
 import contextlib

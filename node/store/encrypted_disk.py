@@ -1,11 +1,11 @@
 """Disk with encrypted files (`node.encrypt_at_rest`).
 
-What is read decrypted is then checked like any plain file: encryption
+Decrypted bytes are checked like those of a plain file: encryption
 (`node/store/encrypted_file.py`) replaces none of the checks. Files are written and read in
 pieces, whatever their length.
 
-A folder that ever held such files has a marker that names the key. Files that are not
-encrypted stay readable beside them, so that the setting may be turned on and off.
+A folder that ever held encrypted files has a marker that names the key. Plain files stay readable
+as well, so that the setting may be turned on and off.
 """
 
 import hmac

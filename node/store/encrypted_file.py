@@ -1,10 +1,10 @@
-"""One encrypted file, a piece at a time: whatever its length, a megabyte or two are in memory.
+"""Encrypted files, read and written in pieces: at most two megabytes are in memory.
 
     "MFSEAL01" | salt 32 | chunks of 64 KiB, each AES-256-GCM with its tag
 
-Nonces never repeat under one key: every file draws a salt, from which with the node's key the
-file's own key follows, and under that a chunk's nonce is its number and whether it is the last.
-So chunks cannot be exchanged, left out or cut off, within a file or between files.
+Nonces never repeat under one key: each file has a random salt, its key is derived from that and
+the node's key, and a chunk's nonce is its number and whether it is the last. So chunks cannot be
+exchanged, left out or cut off, within a file or between files.
 """
 
 import os

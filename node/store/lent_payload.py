@@ -1,4 +1,4 @@
-"""A block's payload, lent for sending: read in slices, out of a file that stays readable."""
+"""Payload of a block, lent for sending: slices of an open file, readable even once removed."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Folders of other models below a node's data folder: they wait for their model, not forever.
+"""Folders of other models in a node's data folder: kept until served again or expired.
 
 A folder that another process serves is locked by it (`PosixDisk.claim`) and left alone.
 """

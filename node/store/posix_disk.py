@@ -1,4 +1,4 @@
-"""The disk: atomic, durable publish and read of small trees of files under one root.
+"""Disk: atomic, durable publish and read of small trees of files under one root.
 
 The only module that opens files. A name is `leaf` or `directory/leaf` of lower-case letters,
 digits and `._-`, so no outside text can leave the root, and no symbolic link below the root

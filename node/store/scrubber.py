@@ -1,7 +1,7 @@
-"""Read stored blocks again while nothing runs, so that damage is found before it is needed.
+"""Scrubber: reads stored blocks again in idle moments, to find damage before they are needed.
 
 A round reads every block once, at a budget of bytes per second and only in idle moments; the
-next round begins a day after this one did. What is damaged is quarantined by the store.
+next round starts a day after this one did. The store quarantines damaged blocks.
 """
 
 import logging

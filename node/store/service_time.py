@@ -1,7 +1,7 @@
 """Service time: seconds that a data folder has been served, which idle time is counted in.
 
-The calendar has no say: a clock that is a year ahead at boot would make everybody old at once. Nor
-does anybody age while the node is off.
+The wall clock is not used: one that is a year ahead at boot would expire all agents at once. Agents
+do not age while the node is off.
 
     DIR/<node>/served    seconds, and when each model's folder was last served
 """

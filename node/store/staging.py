@@ -1,9 +1,9 @@
-"""Bytes on their way from a file to their places, read and checksummed a portion at a time.
+"""Staging: bytes from a file to their places, read and checksummed a portion at a time.
 
 The bytes of tokens `a:b` lie in a cache as one run per array and head, 1,536 of them for a block of
-an 8B model. A call of Python for each would take longer than copying: a portion of a file is read
+an 8B model. A Python call for each would take longer than copying, so a portion of a file is read
 into a small buffer and checksummed there by one call each, while it is in the processor's cache,
-and put in its places by one strided copy for each array.
+and copied to its places by one strided copy for each array.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Tombstones of erased agents on this node's disk: one small file per agent, for all models.
 
-Told by the router with each erasure, and again when this node has been away. Memory has all of
-them at once, and even where the disk refuses: what counts is that the agents go. Those are written
-as soon as the disk takes them, and they are acknowledged only then.
+The router sends them with each erasure, and again after this node was away. They count from the
+moment they are in memory, even if the disk refuses them. They are written as soon as the disk
+accepts them, and acknowledged only then.
 """
 
 import logging

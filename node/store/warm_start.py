@@ -1,8 +1,7 @@
 """Warm start: read shared blocks into the page cache once after a start.
 
-Nothing is written down for it. Which blocks are popular follows from the records themselves, which
-each start reads: the more of them refer to a block, the sooner it is read. So a list can neither
-be lost nor go stale, tells nothing of what any text says, and what is erased is in none.
+No list is stored for it. The records, which each start reads, show which blocks are popular: those
+with the most references are read first. So no list can be lost, go stale, or reveal erased texts.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Drop what agents computed from the rows of one that is erased.
+"""Derived memory: drop the rows that agents computed from rows of an erased one.
 
 lender    [ erased                 ]
 borrower  [ its own )[ borrowed )[ computed after them )

@@ -1,4 +1,4 @@
-"""Add or undo an agent's directives; they are stored in its record and move with it.
+"""Directive store: add, undo and list an agent's directives, which its record holds.
 
 One atomic write stores all directives of a request; the next turn applies them to the cache.
 """

@@ -1,11 +1,11 @@
-"""Keep a node's disk within its budget: make room before a write, evict what expired.
+"""Disk budget of a node: make room before a write, evict what expired.
 
-    make_room   before every block: free, or the least valuable goes; else the write is refused
+    make_room   before every block: evict the least valuable agents, or refuse the write
     enforce     at start-up and once a minute: time to live, quotas, folders of other models
 
-Over the budget, what was borrowed of other nodes' agents goes first, then other models' folders,
-then what only earlier points of the chosen agents need (old windows and states), then the agents.
-Who is chosen: `fabric.retention.policy`.
+Over the budget, leased prefixes of other nodes' agents go first, then other models' folders, then
+old windows and states of the victims, then the victims themselves, which
+`fabric.retention.policy` chooses.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Erasures in the folders of models that are not served now: their agents wait there, too.
+"""Erasures in the folders of models that are not served now.
 
-What a folder keeps of erased agents goes with the blocks that no other record there refers to,
-and its whole quarantine, since the owner of a damaged block is unknown.
+Records of erased agents are removed there with the blocks that no other record refers to, and the
+whole quarantine, since the owner of a damaged block is unknown.
 """
 
 import logging

@@ -1,10 +1,10 @@
-"""Erase agents: record, blocks, what was quarantined, and what other models' folders keep.
+"""Erasure of agents: record, blocks, quarantine, and other models' folders.
 
     tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ unreferenced blocks
 
 The tombstone comes first and the record before its blocks, each durably, so that a crash in
-between leaves what the next start removes. What the disk refuses stays owed and is tried again
-in the rhythm of `node.upkeep`; it is acknowledged only when done.
+between leaves what the next start removes. What the disk refuses is tried again by `node.upkeep`;
+an erasure is acknowledged only when done.
 """
 
 import asyncio

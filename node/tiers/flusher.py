@@ -1,10 +1,9 @@
-"""Save again what the disk refused: agents that are in memory only.
+"""Flusher: saves agents again that are in memory only, since the disk refused them.
 
-Every turn is saved at its end. If the disk refuses, the agent stays hot before all others, as
-far as memory goes, and is tried again: while it is idle, when its memory is wanted, as soon as
-another agent's save succeeds, when the router asks for a flush, and at shutdown. What waits is
-never more than the agents of the table, and a disk that goes on refusing is left alone for a
-while.
+Every turn is saved at its end. If that fails, the agent is the last to be dropped from memory, and
+the save is repeated: while it is idle, when its memory is wanted, as soon as another agent's save
+succeeds, when the router asks for a flush, and at shutdown. At most all agents of the table wait,
+and while the disk keeps failing, the flusher pauses between attempts.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Shrink the budget of agents' caches while the machine is short of memory, before it swaps.
+"""Memory pressure: shrink the budget of agents' caches before the machine swaps.
 
     warning    the budget shrinks by a part, to less than is held: idle caches go to disk; again
-               after MEMORY_SHRINK_S, since a system takes its time to notice what it got back
-    critical   it shrinks by two parts with each look
-    normal     it grows by a part with each look, once MEMORY_CALM_S have passed
+               after MEMORY_SHRINK_S, since a system notices freed memory late
+    critical   it shrinks by two parts with each poll
+    normal     it grows by a part with each poll, once MEMORY_CALM_S have passed
 
 One part in MEMORY_FLOOR_PARTS always stays, and a turn that runs alone may take more. Arrays
 beyond this node's share of the machine count as a warning.

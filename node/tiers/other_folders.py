@@ -1,6 +1,6 @@
-"""Folders of models that are not served now: measured now and then, removed when they are old.
+"""Folders of models that are not served now: measured from time to time, removed when expired.
 
-Their agents wait there until their model is served again. Where room is short, they go first.
+They are kept until their model is served again. If the disk is short of room, they go first.
 """
 
 import logging

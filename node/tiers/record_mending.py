@@ -1,6 +1,6 @@
-"""An idle agent whose record lost blocks to the drive: made whole from memory, or cut short.
+"""Mending of an idle agent's record that lost blocks: saved again from memory, or cut short.
 
-Its next turn would do the same. What cannot wait for that (a move, a copy, a pin) does it first,
+Its next turn would do the same. Calls that cannot wait for it (a move, a copy, a pin) do it first,
 so that one lost block does not pin the agent to this node.
 """
 

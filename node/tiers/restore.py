@@ -1,7 +1,7 @@
-"""Restores: read the stored blocks of a layout into an unused cache, as far as they are good.
+"""Restore: read the stored blocks of a layout into an unused cache, as far as they are good.
 
-Each block is read and checked as a whole, and must be the one that its tokens and all before them
-name. Of a block that the layout has a part of, that part is copied from a buffer.
+Each block is read and checked as a whole, and its name must follow from its tokens and all before
+them. If the layout has a part of a block only, that part is copied from a buffer.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """Leases of prefixes that several agents of other nodes share, held here for a while.
 
 No record refers to these blocks, so each lease holds them. They are named by their tenant's salt,
-as all are, and found by prompts that begin with them; an agent that goes on with one has it in a
-record of its own from then on. Leases are in memory only: a start sweeps what they held. They end
-with their time, with the erasure of whom they came from, once that agent is for itself alone, and
-before anybody is evicted for room.
+as all are, and found by prompts that begin with them; an agent that continues one has its blocks
+in its own record from then on. Leases are in memory only: a start sweeps what they held. They end
+when they expire, when the agent that they came from is erased or made private, and before any
+agent is evicted for room.
 """
 
 from dataclasses import dataclass
