@@ -20,7 +20,7 @@ from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import BlockSpan, EditLineage, block_spans
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
 from fabric.kvcache.shift import Shift
-from fabric.kvcache.window_grid import WindowGrid
+from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
 from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
 from fabric.record.lenders import Lender
@@ -185,6 +185,8 @@ class Layout:
     @property
     def grid(self) -> WindowGrid:
         """Grid of the blocks that are going to be stored: of the holes and after the head."""
+        if not self.head_tokens:
+            return UNEDITED_GRID
         holes = [(start, end) for start, end, part in self.placed() if isinstance(part, Hole)]
         within = [(start, end) for start, end in holes if start < self.head_tokens]
         return WindowGrid(self.exact_tokens, (*within, (self.head_tokens, AGENT_TOKENS_MAX)))
