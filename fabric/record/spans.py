@@ -239,12 +239,8 @@ class Spans:
 
         Yields nothing if the last message may be in it: its client sends that one again.
         """
-        if any(
-            map(
-                _is_somewhere,
-                takewhile(lambda position: position.at is None, reversed(self.positions)),
-            )
-        ):
+        unknown = takewhile(lambda position: position.at is None, reversed(self.positions))
+        if any(map(_is_somewhere, unknown)):
             return
         tail, parts = self._tail, list(self._parts())
         openings = sorted(self._openings(parts), key=len, reverse=True)

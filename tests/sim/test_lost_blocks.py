@@ -289,7 +289,7 @@ def test_of_nothing_there_is_no_copy(deed):
     async def live(world):
         case = Case(world)
         await case.begin(hot=False, found=True, at=0)
-        with pytest.raises(ConflictError, match="no saved turn on disk"):
+        with pytest.raises(ConflictError, match="nothing of the agent is on disk"):
             await DEEDS[deed](case)
 
     play(live, SETTINGS)

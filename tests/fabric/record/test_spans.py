@@ -103,7 +103,7 @@ def test_a_text_is_a_span_of_its_message_in_characters():
 def test_what_follows_the_known_messages_holds_for_the_record_alone():
     """The words by which the template opens an answer are no part of it."""
     (made,) = spans(record(), text="answer")
-    assert made.positions is None
+    assert made.message_digest is None
     before = record()
     after = replace(before, directives=(made,))
     assert rewritten(after).decode() == (TEXT + TAIL).replace("answer", "[x]")
@@ -127,7 +127,7 @@ def test_what_may_be_of_a_known_message_is_not_taken_for_what_follows_them_all()
     assert refused(made, text="  ") == "text_not_found"
     nothing = (MessageRole.ASSISTANT, "")
     (behind,) = spans(record(spoken=(*SAID, nothing)), text="answer")
-    assert behind.positions is None
+    assert behind.message_digest is None
 
 
 def test_edits_of_the_record_move_what_lies_behind():
