@@ -104,7 +104,7 @@ def text_digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=DIGEST_BYTES, person=b"mf-was").digest()
 
 
-def dropped(salt: bytes, text: str) -> Dropped:
+def dropped_text(salt: bytes, text: str) -> Dropped:
     """Return the size and keyed digest of a removed text."""
     spelled = text.encode("utf-8", "surrogatepass")
     return Dropped(len(text), dropped_digest(salt, spelled))
@@ -133,7 +133,7 @@ def texts_bytes(directives: Iterable[Directive]) -> int:
     return sum(len((d.replacement or "").encode("utf-8", "surrogatepass")) for d in directives)
 
 
-def applied(
+def mark_applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
     """Return directives with the matched ones marked as applied; None if there are none."""

@@ -20,7 +20,7 @@ from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
 from fabric.record.answers import decode_answers
 from fabric.record.beside_texts import BesideTexts, spellings
-from fabric.record.directive import Directive, dropped, live, overlap, text_digest
+from fabric.record.directive import Directive, dropped_text, live, overlap, text_digest
 from fabric.record.hashed_text import hash_text
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import id_digest
@@ -186,7 +186,7 @@ class Spans:
             if wanted.first in (None, number):
                 directive = self._directive(wanted, wanted.replacement or "", number, None, None, 0)
                 yield replace(
-                    directive, besides_text=hash_text(text), dropped=dropped(self.salt, text)
+                    directive, besides_text=hash_text(text), dropped=dropped_text(self.salt, text)
                 )
 
     def _text_places(self, wanted: WantedSpan, text: str) -> list[tuple[int, int]]:
@@ -361,7 +361,7 @@ class Spans:
         chars: int,
     ) -> Directive:
         was = self.text[slice(*at)] if at else None
-        out = dropped(self.salt, (was or b"").decode("utf-8", "replace")) if was else None
+        out = dropped_text(self.salt, (was or b"").decode("utf-8", "replace")) if was else None
         known = MessagePositions(self.positions)
         return Directive(
             wanted.operation,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directed import directed as edit_messages
+from fabric.record.directed_messages import edit_messages
 from fabric.record.directive import Directive, live
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import OtherParts

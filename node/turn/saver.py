@@ -20,7 +20,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.ports import Clock
 from fabric.record.agent_settings import AgentSettings
 from fabric.record.answers import encode_answers
-from fabric.record.directive import Directive, applied
+from fabric.record.directive import Directive, mark_applied
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
@@ -259,7 +259,9 @@ class Saver:
         if not known or not (is_whole or self._request.extends):
             return known
         return (
-            applied(known, self._prompt.directed.matched) if self._request.resume is None else known
+            mark_applied(known, self._prompt.directed.matched)
+            if self._request.resume is None
+            else known
         )
 
     def _settings_after(self, ended: Ended) -> AgentSettings | None:

@@ -8,7 +8,7 @@ from benchmarks.models import recall
 from benchmarks.models.recall_ask import Q4, Memory
 from fabric.codec import from_plain
 from fabric.edit_mode import EditMode
-from fabric.record.directed import directed
+from fabric.record.directed_messages import edit_messages
 from fabric.record.directive import Directive
 from fabric.record.message_positions import message_digest
 from fabric.turn.messages import Message, MessageRole, template_form
@@ -77,7 +77,7 @@ class Player:
 
     def _answer(self, turn, messages):
         edits = self._directives.get(turn.speaker, ())
-        shown = [template_form(m) for m in directed(messages, edits).messages]
+        shown = [template_form(m) for m in edit_messages(messages, edits).messages]
         memory = self._memories.get(turn.speaker)
         if memory is None:
             memory = self._memories[turn.speaker] = Memory(recall.DEFAULT_OUT, Q4, self.loaded)

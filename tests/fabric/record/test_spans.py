@@ -9,7 +9,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import OperationId
 from fabric.record.agent_settings import AgentSettings
-from fabric.record.directive import applied
+from fabric.record.directive import mark_applied
 from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.record.message_positions import (
     MessagePositions,
@@ -109,7 +109,7 @@ def test_what_follows_the_known_messages_holds_for_the_record_alone():
     assert rewritten(after).decode() == (TEXT + TAIL).replace("answer", "[x]")
     assert pending(after) == (made,)
     assert not pending(replace(after, text=after.text.replace("answer", "ANSWER")))
-    assert not pending(replace(after, directives=applied((made,), (made,))))
+    assert not pending(replace(after, directives=mark_applied((made,), (made,))))
     assert refused(record(), text="assistant\nthe") == "text_not_found"
 
 

@@ -10,7 +10,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import DIRECTIVE_BYTES_MAX, DIRECTIVES_MAX
-from fabric.record.directed import directed
+from fabric.record.directed_messages import edit_messages
 from fabric.record.directive import Directive
 from fabric.record.hashed_text import hash_text
 from fabric.record.message_positions import message_digest
@@ -118,7 +118,7 @@ def test_of_a_call_and_its_result_neither_is_left_out_alone():
     operation = OperationId("operation-1")
     said = Directive(operation, EditMode.FORGET, None, None, message_digest(asked))
     result = Directive(operation, EditMode.FORGET, None, "call-1")
-    found = directed([asked, told], [said, result])
+    found = edit_messages([asked, told], [said, result])
     assert found.messages == (replace(asked, texts=("",)), replace(told, texts=("",)))
     assert {replace(each, dropped=None) for each in found.matched} == {said, result}
     assert sorted(each.dropped.chars for each in found.matched) == [4, 7]
@@ -131,7 +131,7 @@ def test_of_two_for_a_whole_message_the_newer_one_counts(is_by_call_last):
         OperationId("operation-1"), EditMode.FORGET, "by text", None, message_digest(told)
     )
     result = Directive(OperationId("operation-2"), EditMode.FORGET, "by call", "call-1")
-    found = directed([told], [said, result] if is_by_call_last else [result, said])
+    found = edit_messages([told], [said, result] if is_by_call_last else [result, said])
     newer = result if is_by_call_last else said
     assert found.messages == (replace(told, texts=(newer.replacement,)),)
     assert [replace(each, dropped=None) for each in found.matched] == [newer]
@@ -233,7 +233,7 @@ def test_answers_of_older_records_are_known_by_their_text_alone(nth):
     older = message_digest(Message(MessageRole.ASSISTANT, ("",)))
     directive = replace(cleared(EditMode.FORGET), message_digest=older, nth=nth)
     emptied = [
-        not message.uses[0].arguments for message in directed(messages, [directive]).messages
+        not message.uses[0].arguments for message in edit_messages(messages, [directive]).messages
     ]
     assert emptied == [number == nth for number in range(2)]
 
@@ -260,7 +260,7 @@ def test_a_text_is_taken_out_of_every_part_of_an_answer(part):
         nth=0,
         besides_text=hash_text("velvet"),
     )
-    left = directed([message, result], [directive]).messages
+    left = edit_messages([message, result], [directive]).messages
     assert "velvet" not in repr(left[0])
     assert "cotton" in repr(left[0])
     if part == {"uses": (ToolUse("look", {}, "call_velvet"),)}:

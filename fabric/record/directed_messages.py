@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from fabric.limits import CALL_IDS_KNOWN_MAX
-from fabric.record.directive import Directive, dropped, live
+from fabric.record.directive import Directive, dropped_text, live
 from fabric.record.message_parts import (
     OtherParts,
     all_words,
@@ -35,7 +35,7 @@ class DirectedMessages:
     redacted: Mapping[int, Message]  # by the numbers of messages whose calls or thoughts changed
 
 
-def directed(
+def edit_messages(
     messages: Sequence[Message],
     directives: Sequence[Directive],
     salt: bytes = b"",
@@ -169,7 +169,7 @@ def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -
         text = "".join(spelled_arguments(use.arguments) for use in uses if use.arguments)
     else:
         text = all_words(message) if directive.is_whole else "".join(message.texts)
-    return replace(directive, dropped=dropped(salt, text))
+    return replace(directive, dropped=dropped_text(salt, text))
 
 
 def _edited(
