@@ -131,7 +131,9 @@ A5 = Context(_THIN, tuple(block for block in A4.blocks if block.ref in _THIN.ref
 assert len(A5.blocks) < len(A4.blocks)
 D1 = make_context("d", (*SHARED, 7_001), 1)
 _ASKED = tuple(
-    Directive(OperationId("tidy-up-1"), EditMode.FORGET, f"[{at}]", said=bytes(16), nth=at)
+    Directive(
+        OperationId("tidy-up-1"), EditMode.FORGET, f"[{at}]", message_digest=bytes(16), nth=at
+    )
     for at in range(5)
 )
 _UNDONE = tuple(replace(each, undone_s=1.0, replacement=None) for each in _ASKED[:3])

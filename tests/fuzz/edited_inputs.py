@@ -22,7 +22,9 @@ from tests.support.blocks import FINGERPRINT, MIXED, SALT, Block, make_block, ma
 
 DIRECTIVES = (
     Directive(OperationId("tidy-up-1"), EditMode.AMORTIZE, "[cleared]", result_of="call_17"),
-    Directive(OperationId("tidy-up-2"), EditMode.FORGET, None, said=b"s" * 16, made_s=7.5),
+    Directive(
+        OperationId("tidy-up-2"), EditMode.FORGET, None, message_digest=b"s" * 16, made_s=7.5
+    ),
 )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from fabric.edit_mode import EditMode
-from fabric.record import directed as conversations
+from fabric.record import directed_messages as conversations
 from node.agents.agent_table import AgentTable
 from node.migration import forks
 from node.migration.incoming import IncomingMoves
