@@ -58,7 +58,7 @@ from router.openai.responses.store import ResponseStore
 from router.openai.responses.stored_api import StoredApi
 from router.policies.editing import Editing
 from router.runs import description as of_runs
-from router.runs.own_host import OwnHost
+from router.runs.in_process import InProcessHost
 from router.runs.routes import PATH as RUNS_PATH
 from router.runs.routes import RunsApi
 from router.runs.run_folders import RunFolders
@@ -144,7 +144,7 @@ def build_app(
     services.erasures.subscribe(stored.forget)
     adapters = adapters_of(services.fleet.clock, stored)
     desk = desk_of(settings, services)
-    host = OwnHost(settings, services, desk)
+    host = InProcessHost(settings, services, desk)
     runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}

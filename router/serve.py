@@ -151,13 +151,13 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
         )
         (signals or StopSignals()).call(stop.on_signal)
         url = url_of(listener, "http" if tls is None else "https")
-        going_on = asyncio.create_task(runs.go_on())
+        resuming = asyncio.create_task(runs.resume_all())
         try:
             await _run(server, services, listener, url, on_ready)
         finally:
             await stop.close()
-            going_on.cancel()
-            await asyncio.gather(going_on, return_exceptions=True)
+            resuming.cancel()
+            await asyncio.gather(resuming, return_exceptions=True)
             await runs.close()
 
 

@@ -10,7 +10,7 @@ from fabric.turn.generation import Admitted, Identity, Priority, Sampling, ToolC
 from router.api.edit_fields import AS_CONFIGURED, WantedEdits
 from router.http.dialect import ErrorDialect
 from router.policies.counted_edit import CountedEdit
-from router.policies.outcome import EditOutcome
+from router.policies.policy import EditOutcome
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 from router.turns.answer import WholeAnswer

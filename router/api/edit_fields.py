@@ -7,7 +7,7 @@ from typing import Any, Final
 from fabric.edit_mode import EDIT_MODES, EditMode
 from fabric.limits import POLICIES_MAX, POLICY_NAME_CHARS_MAX
 from router.http.fields import Fields, refuse, require_object, require_text
-from router.policies.editing import WantedPolicy
+from router.policies.editing import RequestedPolicy
 
 EDITS_HEADER: Final = "x-macfabric-edits"
 POLICIES_HEADER: Final = "x-macfabric-policies"  # of answers, too: what each has done
@@ -19,7 +19,7 @@ class WantedEdits:
     """None is as the operator has it."""
 
     mode: EditMode | None = None
-    policies: tuple[WantedPolicy, ...] | None = None
+    policies: tuple[RequestedPolicy, ...] | None = None
 
 
 AS_CONFIGURED: Final = WantedEdits()
@@ -45,21 +45,21 @@ def _mode(name: str | None, param: str) -> EditMode | None:
     return EDIT_MODES[name]
 
 
-def _named(header: str) -> tuple[WantedPolicy, ...]:
+def _named(header: str) -> tuple[RequestedPolicy, ...]:
     names = [name.strip() for name in header.split(",") if name.strip()]
     if len(names) > POLICIES_MAX:
         refuse(POLICIES_HEADER, f"more than {POLICIES_MAX} policies")
     return tuple(_wanted(name, None, POLICIES_HEADER) for name in names)
 
 
-def _listed(own: Fields) -> tuple[WantedPolicy, ...] | None:
+def _listed(own: Fields) -> tuple[RequestedPolicy, ...] | None:
     items = own.items("policies", POLICIES_MAX)
     if items is None:
         return None
     return tuple(_item(item, f"{own.param('policies')}[{at}]") for at, item in enumerate(items))
 
 
-def _item(item: Any, param: str) -> WantedPolicy:
+def _item(item: Any, param: str) -> RequestedPolicy:
     """Read a name, or a built-in policy's name with options."""
     if isinstance(item, str):
         return _wanted(item, None, param)
@@ -68,7 +68,7 @@ def _item(item: Any, param: str) -> WantedPolicy:
     return _wanted(name, fields.object("options"), param)
 
 
-def _wanted(name: str, options: Mapping[str, Any] | None, param: str) -> WantedPolicy:
+def _wanted(name: str, options: Mapping[str, Any] | None, param: str) -> RequestedPolicy:
     if len(name) > POLICY_NAME_CHARS_MAX:
         refuse(param, f"longer than {POLICY_NAME_CHARS_MAX} characters")
-    return WantedPolicy(name, options, param)
+    return RequestedPolicy(name, options, param)

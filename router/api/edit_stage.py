@@ -19,7 +19,7 @@ from router.fresh_ids import fresh_operation
 from router.large_work import run_sized
 from router.policies.counted_edit import CountedEdit
 from router.policies.editing import Editing
-from router.policies.outcome import EditOutcome
+from router.policies.policy import EditOutcome
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 

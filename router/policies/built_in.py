@@ -1,17 +1,27 @@
 """The policies that come with the router, by their names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from fabric.codec import from_plain
 from fabric.errors import RejectedError
+from fabric.turn.messages import Message
 from router.policies.drop_failed_tool_calls import DropFailedToolCalls
-from router.policies.keep_all import KeepAll
-from router.policies.policy import EditPolicy
+from router.policies.policy import EditPolicy, PolicyTurn
 from router.policies.strip_thinking import StripThinking
 from router.policies.summarize_to_stub import SummarizeToStub
 from router.policies.truncate_older_than import TruncateOlderThan
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll(EditPolicy):
+    """Changes nothing."""
+
+    def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
+        return messages
+
 
 BUILT_IN: Final[Mapping[str, type[EditPolicy]]] = MappingProxyType(
     {
@@ -24,7 +34,7 @@ BUILT_IN: Final[Mapping[str, type[EditPolicy]]] = MappingProxyType(
 )
 
 
-def made_built_in(use: str, options: Mapping[str, Any], where: str) -> EditPolicy:
+def create_built_in(use: str, options: Mapping[str, Any], where: str) -> EditPolicy:
     """Make one of them; raise RejectedError that names a wrong option below `where`."""
     try:
         made: EditPolicy = from_plain(BUILT_IN[use], dict(options), where)

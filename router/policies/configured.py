@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from fabric.errors import RejectedError
 from fabric.settings import PolicySettings
-from router.policies.built_in import BUILT_IN, made_built_in
+from router.policies.built_in import BUILT_IN, create_built_in
 from router.policies.foreign_calls import ForeignCalls
 from router.policies.policy import EditPolicy
 
@@ -33,7 +33,7 @@ def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPol
             policy = _loaded(each, where)
             yield NamedPolicy(each.known_as, policy, each.by_default, ForeignCalls())
         elif each.use in BUILT_IN:
-            policy = made_built_in(each.use, each.options, f"{where}.options")
+            policy = create_built_in(each.use, each.options, f"{where}.options")
             yield NamedPolicy(each.known_as, policy, each.by_default)
         else:
             known = ", ".join(BUILT_IN)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
-from router.policies.outcome import EditOutcome
+from router.policies.policy import EditOutcome
 from router.prompt import Prompt
 
 T = TypeVar("T")

@@ -12,18 +12,17 @@ from fabric.settings import PolicySettings
 from fabric.turn.messages import Message, MessageRole
 from router.large_work import run_sized
 from router.limits import NAME_CHARS_TOLD
-from router.policies.built_in import BUILT_IN, made_built_in
+from router.policies.built_in import BUILT_IN, create_built_in
 from router.policies.configured import NamedPolicy, configured_policies
 from router.policies.foreign_calls import PolicyLateError
-from router.policies.outcome import EditOutcome
-from router.policies.policy import PolicyTurn
+from router.policies.policy import EditOutcome, PolicyTurn
 from router.policies.validity import InvalidEditError, checked, edited_count
 
 _LOG = logging.getLogger("macfabric.router.policies")
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPolicy:
+class RequestedPolicy:
     """One that a request names."""
 
     name: str
@@ -45,18 +44,18 @@ class Editing:
     def __init__(self, settings: Sequence[PolicySettings] = ()) -> None:
         self._configured = {each.name: each for each in configured_policies(settings)}
 
-    def chosen(self, wanted: Sequence[WantedPolicy] | None) -> list[NamedPolicy]:
+    def chosen(self, wanted: Sequence[RequestedPolicy] | None) -> list[NamedPolicy]:
         """Return the policies of a request; raise RejectedError for one that is not here."""
         if wanted is None:
             return [each for each in self._configured.values() if each.by_default]
         return [self._named(each) for each in wanted]
 
-    def _named(self, wanted: WantedPolicy) -> NamedPolicy:
+    def _named(self, wanted: RequestedPolicy) -> NamedPolicy:
         found = self._configured.get(wanted.name)
         if found is not None and wanted.options is None:
             return found
         if wanted.name in BUILT_IN:
-            made = made_built_in(wanted.name, wanted.options or {}, wanted.param)
+            made = create_built_in(wanted.name, wanted.options or {}, wanted.param)
             return NamedPolicy(wanted.name, made)
         why = f"there is no policy {wanted.name[:NAME_CHARS_TOLD]!r} here"
         if found is not None:

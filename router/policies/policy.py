@@ -9,7 +9,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fabric.errors import RejectedError
 from fabric.turn.messages import Message
+
+
+def in_strides(excess: int, stride: int) -> int:
+    """Return how many of so many are to go now: all, down to a multiple of the stride."""
+    return max(0, excess) // stride * stride
+
+
+def require_within(name: str, value: int, low: int, high: int | None) -> None:
+    """Raise RejectedError for a number out of its bounds."""
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        message = f"{name} must be {bounds}"
+        raise RejectedError(message, code="invalid_policy", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class EditOutcome:
+    """Which edit, and how much."""
+
+    name: str
+    count: int = 0  # messages changed or dropped; of a dialect's own edit, what it counts
+    cleared_tokens: int = 0  # by the model's tokenizer, where the dialect tells them
+    failure: str = ""  # why it was left out: words without any of the conversation's
+
+    def __str__(self) -> str:
+        """Spell it for a header."""
+        return f"{self.name}={f'failed ({self.failure})' if self.failure else self.count}"
 
 
 @dataclass(frozen=True, slots=True)

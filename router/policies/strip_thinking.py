@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole
 from router.policies.exchanges import user_turns
-from router.policies.options import require_within
-from router.policies.policy import EditPolicy, PolicyTurn
+from router.policies.policy import EditPolicy, PolicyTurn, require_within
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,7 @@ from typing import Final
 from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.policies.exchanges import Exchange, exchanges_of, last_of, user_turns
-from router.policies.options import require_within
-from router.policies.policy import EditPolicy, PolicyTurn
-from router.policies.strides import in_strides
+from router.policies.policy import EditPolicy, PolicyTurn, in_strides, require_within
 
 _OPENS: Final = "[Dropped here: "
 _ARGUMENT_CHARS: Final = 200  # of the call that stands for all; longer ones are left out

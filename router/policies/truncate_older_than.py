@@ -7,9 +7,7 @@ from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message
 from router.limits import CUT_RESULT_CHARS_MIN
 from router.policies.exchanges import exchanges_of, tool_turns
-from router.policies.options import require_within
-from router.policies.policy import EditPolicy, PolicyTurn
-from router.policies.strides import in_strides
+from router.policies.policy import EditPolicy, PolicyTurn, in_strides, require_within
 
 
 @dataclass(frozen=True, slots=True)

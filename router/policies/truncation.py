@@ -8,16 +8,45 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.turn.messages import Message
+from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks
 from router.limits import TRUNCATION_COUNTS_MAX
 from router.policies.counted_edit import CountedEdit, PromptDesk, may_have
-from router.policies.oldest_turns import oldest_first, without_oldest
-from router.policies.outcome import EditOutcome
+from router.policies.exchanges import last_of, user_turns
+from router.policies.policy import EditOutcome
 from router.prompt import BYTES_PER_TOKEN, Prompt
+
+
+def oldest_first(messages: Sequence[Message]) -> list[range]:
+    """List what may go, the oldest first, each by its messages' places.
+
+    That is every turn of the user's but the last, and behind its message every answer with its
+    results but the last. Messages of the system in between stay.
+    """
+    starts = user_turns(messages)
+    first = next((at for at, m in enumerate(messages) if m.role is not MessageRole.SYSTEM), 0)
+    begins = [first, *starts[1:]] if starts else []
+    turns = [range(a, b) for a, b in pairwise(begins)]
+    present = last_of(messages, MessageRole.USER)
+    answers = [
+        at for at in range(present + 1, len(messages)) if messages[at].role is MessageRole.ASSISTANT
+    ]
+    return turns + [range(a, b) for a, b in pairwise(answers)]
+
+
+def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple[Message, ...]:
+    """Return the messages without these, but for the system's."""
+    gone = {at for unit in units for at in unit}
+    return tuple(
+        message
+        for at, message in enumerate(messages)
+        if at not in gone or message.role is MessageRole.SYSTEM
+    )
+
 
 _ANSWER_SHARE: Final = 4  # a quarter of the context is left for the answer, if it wants so much
 _STRIDE_SHARE: Final = 8

@@ -1,4 +1,4 @@
-"""The routes of runs as the OpenAPI document describes them."""
+"""OpenAPI descriptions of the routes of runs."""
 
 from typing import Final
 
@@ -98,7 +98,7 @@ DESCRIBED: Final = (
         "POST",
         PATH,
         "scenarios",
-        "Begins a run; 200 for one of that `run` that has ended.",
+        "Starts or resumes a run; 200 if a run of this name has ended.",
         {JSON: ref("ScenarioRun")},
         WRITES,
         body=body(
@@ -115,30 +115,35 @@ DESCRIBED: Final = (
         ),
         statuses=(200, 202),
         headers={"location": text()},
-        detail="Send either `scenario`, the name of a shipped one, or `yaml`, with the `files` "
-        "that it names. Agents are those of the key's tenant.",
+        detail="Send either `scenario`, the name of a shipped one, or `yaml` with the `files` that "
+        "it names. Agents belong to the key's tenant.",
     ),
     Described(
-        "GET", PATH, "scenarios", "The tenant's runs.", {JSON: listing(ref("ScenarioRun"))}, TENANTS
+        "GET",
+        PATH,
+        "scenarios",
+        "The tenant's runs.",
+        {JSON: listing(ref("ScenarioRun"))},
+        TENANTS,
     ),
     Described(
         "GET",
         f"{PATH}/{{run}}",
         "scenarios",
-        "A run: what was said, what it cost; or its events, from the first one on.",
+        "Returns a run's transcripts and figures, or streams its events.",
         {JSON: ref("ScenarioOutcome"), EVENTS: EVENT},
         NAMED,
         parameters=(
             _RUN,
             Parameter("stream", "query", FLAG, "Events, as with `Accept: text/event-stream`."),
-            Parameter(LAST_ID_HEADER, "header", text(), "Goes on behind that event."),
+            Parameter(LAST_ID_HEADER, "header", text(), "Continue after this event."),
         ),
     ),
     Described(
         "DELETE",
         f"{PATH}/{{run}}",
         "scenarios",
-        "Cancels a run under way; forgets one that has ended, with all that it wrote.",
+        "Cancels a running run; deletes one that has ended, with its files.",
         {
             JSON: answer(
                 id=text(), object=one_of("scenario.run.deleted"), cancelled=FLAG, deleted=FLAG

@@ -1,7 +1,7 @@
-"""One run in the router: under way, or ended.
+"""One run in the router, running or ended.
 
 begin ─▶ running ─▶ ended | cancelled | failed
-            └─▶ the router stops: its disk says that it goes on
+            └─▶ the router stops: the run is resumed by the next process
 """
 
 import asyncio
@@ -22,38 +22,38 @@ from router.runs.run_folders import RunFolders
 from router.runs.run_log import RunLog
 from router.runs.run_record import RunEnd, RunRecord, RunStatus
 from router.scenario.event_rows import event_name, event_row
+from router.scenario.fabric_client import RETRY_WAIT_S, FabricClient
 from router.scenario.journal import RunJournal
 from router.scenario.outcome import failed_verdicts, outcome_row
-from router.scenario.run_events import AgentSpoke, Lasting, RunEvent
+from router.scenario.run_events import AgentSpoke, DurableEvent, RunEvent
 from router.scenario.run_state import RunState
 from router.scenario.series import Arm, Series, SeriesPlan
-from router.scenario.speaker import WAIT_S, ScenarioSpeaker
 
 _LOG = logging.getLogger("macfabric.router.runs")
 Row = dict[str, Any]
 
 
 class RunHost(Protocol):
-    """The fabric that runs are performed on."""
+    """Fabric that runs use."""
 
     @property
     def clock(self) -> Clock: ...
 
     async def model(self, name: str | None) -> str:
-        """Return the model that is meant; raise FabricError where no node serves it."""
+        """Return the resolved model name; raise FabricError where no node serves it."""
         ...
 
-    def speaker(self, tenant: TenantId, model: str) -> ScenarioSpeaker:
-        """Return who asks its agents as a tenant."""
+    def client(self, tenant: TenantId, model: str) -> FabricClient:
+        """Return a client that acts for a tenant."""
         ...
 
     def is_known(self, tenant: TenantId) -> bool:
-        """Say whether a tenant may still ask."""
+        """Return whether a tenant still has a key."""
         ...
 
 
 class HostedRun:
-    """Performs a run, tells of it, and has its end written down."""
+    """A run with its log of events; runs its series and stores its end."""
 
     def __init__(
         self, record: RunRecord, end: RunEnd | None, folders: RunFolders, host: RunHost
@@ -62,7 +62,7 @@ class HostedRun:
         self.end = end
         self._folders = folders
         self._host = host
-        self._log = RunLog() if end is None else None  # None: it ended in another process
+        self._log = RunLog() if end is None else None  # None: ended in another process
         self._series: Series | None = None
         self._turns_done = 0
         self._task: asyncio.Task[None] | None = None
@@ -79,22 +79,22 @@ class HostedRun:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether it goes on, and has not been started in this process."""
+        """Return whether the run must be resumed in this process."""
         return self.end is None and self._task is None
 
-    # --- how it is asked for -----------------------------------------------------------------
+    # --- control -----------------------------------------------------------------------------
 
     def start(self, on_end: Callable[["HostedRun"], None], *, waits: bool = False) -> None:
-        """Perform it from where its journals end; `waits`: nodes may still be to come."""
-        self._told().tell("run.began", self._began())
+        """Start from the end of its journals; `waits`: wait for nodes to serve the model."""
+        self._live_log().append("run.began", self._start_fields())
         self._task = asyncio.create_task(self._run(waits=waits))
         self._task.add_done_callback(lambda _: on_end(self))
 
     async def cancel(self) -> bool:
-        """End it early; return once that is written down, whether it did not end by itself."""
+        """Cancel the run and store its end; return False if it had ended by itself."""
         self._is_cancelled = True
         if self._task is None:
-            await self._write_end(self._ended(RunStatus.CANCELLED))
+            await self._write_end(self._end_of(RunStatus.CANCELLED))
         else:
             if not self._is_ending:
                 self._task.cancel()
@@ -102,25 +102,25 @@ class HostedRun:
         return self.end is not None and self.end.status is RunStatus.CANCELLED
 
     def fail(self, code: str, message: str) -> None:
-        """Start it no more, unless it has ended; its disk still says that it goes on."""
+        """Mark a run as failed in this process; on disk it remains unfinished."""
         if self.end is None:
-            self._conclude(self._ended(RunStatus.FAILED, code=code, message=message))
+            self._conclude(self._end_of(RunStatus.FAILED, code=code, message=message))
 
     def stop(self) -> None:
-        """Let go of it: another process goes on with it."""
+        """Stop without an end: another process resumes the run."""
         if self._log is not None:
             self._log.close()
         if self._task is not None:
             self._task.cancel()
 
-    async def stopped(self) -> None:
+    async def wait_stopped(self) -> None:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    # --- what it tells -----------------------------------------------------------------------
+    # --- views -------------------------------------------------------------------------------
 
     def row(self) -> Row:
-        """Show it in short."""
+        """Return the summary of the run."""
         record, end = self.record, self.end
         error = end and end.code and {"code": end.code, "message": end.message}
         return {
@@ -140,40 +140,40 @@ class HostedRun:
             },
         }
 
-    async def whole_row(self) -> Row:
-        """Show it with all that was said and measured so far."""
+    async def full_row(self) -> Row:
+        """Return the summary with transcripts, verdicts and figures so far."""
         row = self.row()
         if self._series is not None:
-            return row | outcome_row(self._series.performed)
+            return row | outcome_row(self._series.arm_runs)
         none: Row = {"runs": [], "savings": []}
         if self.end is None:
             return row | none
         return row | none | await asyncio.to_thread(self._folders.outcome, self.record)
 
     async def log(self) -> RunLog:
-        """Return its events; those of one that ended in another process are read again."""
+        """Return the run's events; read its journals if it ended in another process."""
         async with self._replaying:
             if self._log is None:
                 try:
-                    self._log = await self._replayed()
+                    self._log = await self._replay()
                 except OSError:
-                    message = "what this run wrote down is gone"
+                    message = "the journals of this run no longer exist"
                     raise NotFoundError(message, code="run_not_found") from None
             return self._log
 
-    async def _replayed(self) -> RunLog:
+    async def _replay(self) -> RunLog:
         log = RunLog()
-        log.tell("run.began", self._began())
-        for arm, events in await run_apart(self.tenant, lambda: list(self._journaled())):
-            _tell_begin(log, arm, sum(isinstance(event, AgentSpoke) for event in events))
+        log.append("run.began", self._start_fields())
+        for arm, events in await run_apart(self.tenant, lambda: list(self._journal_events())):
+            _append_arm(log, arm, sum(isinstance(event, AgentSpoke) for event in events))
             for event in events:
-                _tell(log, arm, event)
-        assert self.end is not None, "one that runs has its log"
-        log.tell("run.ended", self._told_end(self.end))
+                _append_event(log, arm, event)
+        assert self.end is not None, "a running run has its log"
+        log.append("run.ended", self._end_fields(self.end))
         log.close()
         return log
 
-    def _journaled(self) -> Iterator[tuple[Arm, tuple[Lasting, ...]]]:
+    def _journal_events(self) -> Iterator[tuple[Arm, tuple[DurableEvent, ...]]]:
         plan, folder = self._plan(), self._folders.of(self.tenant, self.record.name)
         for arm in plan.arms:
             path = plan.journal(folder, arm)
@@ -183,52 +183,52 @@ class HostedRun:
                 yield arm, journal.events
 
     def _plan(self) -> SeriesPlan:
-        return self.record.plan(self._folders.script(self.record))
+        return self.record.plan(self._folders.source(self.record))
 
-    def _began(self) -> Row:
-        kept = ("scenario", "title", "model", "created_s", "turns_total", "arm_turns")
-        return {"id": self.record.name} | {name: getattr(self.record, name) for name in kept}
+    def _start_fields(self) -> Row:
+        names = ("scenario", "title", "model", "created_s", "turns_total", "arm_turns")
+        return {"id": self.record.name} | {name: getattr(self.record, name) for name in names}
 
-    def _told_end(self, end: RunEnd) -> Row:
+    def _end_fields(self, end: RunEnd) -> Row:
         row: Row = to_plain(end)
         return {"state": row.pop("status")} | row
 
-    # --- how it is performed -----------------------------------------------------------------
+    # --- execution ---------------------------------------------------------------------------
 
     async def _run(self, *, waits: bool) -> None:
         try:
-            end = await self._performed(waits=waits)
+            end = await self._perform(waits=waits)
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 raise
-            end = self._ended(RunStatus.CANCELLED)
+            end = self._end_of(RunStatus.CANCELLED)
         except FabricError as error:
             where = f"{self._folders.of(self.tenant, self.record.name)}/"
-            why = error.message.replace(where, "")  # where the router's disk has it is its own
-            end = self._ended(RunStatus.FAILED, code=error.code, message=why)
+            message = error.message.replace(where, "")  # the router's paths stay private
+            end = self._end_of(RunStatus.FAILED, code=error.code, message=message)
         except OSError as error:
-            why = f"the router's disk refuses the journal: {error.strerror}"
-            end = self._ended(RunStatus.FAILED, code="disk_refused", message=why)
-        except Exception as error:  # noqa: BLE001 - a run tells its end in any case
+            message = f"cannot write the journal: {error.strerror}"
+            end = self._end_of(RunStatus.FAILED, code="disk_refused", message=message)
+        except Exception as error:  # noqa: BLE001 - every run reports its end
             known = unknown_error(error)
-            end = self._ended(RunStatus.FAILED, code=known.code, message=known.message)
+            end = self._end_of(RunStatus.FAILED, code=known.code, message=known.message)
         if end.status is not RunStatus.ENDED and self._series is not None:
             await self._series.end_agents()
         await self._write_end(end)
 
-    async def _performed(self, *, waits: bool) -> RunEnd:
+    async def _perform(self, *, waits: bool) -> RunEnd:
         record = self.record
         plan = await run_apart(self.tenant, self._plan)
         if waits:
             await self._await_nodes()
-        speaker = self._host.speaker(self.tenant, record.model)
+        client = self._host.client(self.tenant, record.model)
         folder = self._folders.of(self.tenant, record.name)
-        self._series = series = Series(plan, speaker, folder, self._watch, record.key)
-        await series.perform()
-        return self._ended(RunStatus.ENDED, holds=not failed_verdicts(series.performed))
+        self._series = series = Series(plan, client, folder, self._watch, record.key)
+        await series.run()
+        return self._end_of(RunStatus.ENDED, holds=not failed_verdicts(series.arm_runs))
 
     async def _await_nodes(self) -> None:
-        """Wait until the model is served: a router that starts may be there before the nodes."""
+        """Wait until the model is served: a router may start before its nodes."""
         until_s = self._host.clock.monotonic_s() + SCENARIO_NODES_WAIT_S
         while True:
             try:
@@ -236,33 +236,33 @@ class HostedRun:
             except FabricError as error:
                 if self._host.clock.monotonic_s() > until_s:
                     raise
-                _LOG.info("a run waits for its model: %s", error.code)
-                await asyncio.sleep(WAIT_S)
+                _LOG.info("run waits for its model: %s", error.code)
+                await asyncio.sleep(RETRY_WAIT_S)
             else:
                 return
 
     async def _write_end(self, end: RunEnd) -> None:
         self._is_ending = True
-        performed = self._series.performed if self._series is not None else []
-        write = partial(self._folders.end, self.record, end, outcome_row(performed))
+        arm_runs = self._series.arm_runs if self._series is not None else []
+        write = partial(self._folders.end, self.record, end, outcome_row(arm_runs))
         try:
             await asyncio.to_thread(write)
-            self._series = None  # the disk has it
+            self._series = None  # stored on disk
         except OSError as error:
-            _LOG.warning("the end of a run cannot be written: %s", error.strerror)
+            _LOG.warning("cannot write the end of a run: %s", error.strerror)
         self._conclude(end)
 
     def _conclude(self, end: RunEnd) -> None:
         self.end = end
-        log = self._told()
-        log.tell("run.ended", self._told_end(end))
+        log = self._live_log()
+        log.append("run.ended", self._end_fields(end))
         log.close()
 
-    def _told(self) -> RunLog:
-        assert self._log is not None, "it did not end in another process"
+    def _live_log(self) -> RunLog:
+        assert self._log is not None, "the run belongs to this process"
         return self._log
 
-    def _ended(
+    def _end_of(
         self,
         status: RunStatus,
         *,
@@ -275,22 +275,22 @@ class HostedRun:
 
     @contextmanager
     def _watch(
-        self, arm: Arm, state: RunState, done: Sequence[Lasting]
+        self, arm: Arm, state: RunState, done: Sequence[DurableEvent]
     ) -> Iterator[Callable[[RunEvent], None]]:
-        _tell_begin(self._told(), arm, len(state.said))
+        _append_arm(self._live_log(), arm, len(state.transcript))
         for event in done:
-            self._note(arm, event)
-        yield partial(self._note, arm)
+            self._publish(arm, event)
+        yield partial(self._publish, arm)
 
-    def _note(self, arm: Arm, event: RunEvent) -> None:
+    def _publish(self, arm: Arm, event: RunEvent) -> None:
         self._turns_done += isinstance(event, AgentSpoke)
-        _tell(self._told(), arm, event)
+        _append_event(self._live_log(), arm, event)
 
 
-def _tell_begin(log: RunLog, arm: Arm, turns_done: int) -> None:
-    log.tell("arm.began", {"number": arm.number, "arm": arm.kind, "turns_done": turns_done})
+def _append_arm(log: RunLog, arm: Arm, turns_done: int) -> None:
+    log.append("arm.began", {"number": arm.number, "arm": arm.kind, "turns_done": turns_done})
 
 
-def _tell(log: RunLog, arm: Arm, event: RunEvent) -> None:
+def _append_event(log: RunLog, arm: Arm, event: RunEvent) -> None:
     row = {"number": arm.number, "arm": arm.kind, "event": event_row(event)}
-    log.tell(event_name(event), row)
+    log.append(event_name(event), row)

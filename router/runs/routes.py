@@ -1,4 +1,4 @@
-"""/v1/scenarios: runs that the router performs, each seen by its own tenant alone."""
+"""Routes of /v1/scenarios: a tenant's scenario runs in the router."""
 
 from http import HTTPStatus
 
@@ -12,8 +12,8 @@ from router.http.fields import query_flag
 from router.http.json_body import read_parsed
 from router.http.sse import EventStream
 from router.runs.hosted_run import HostedRun
+from router.runs.run_request import parse_run_request
 from router.runs.runs import Runs
-from router.runs.wanted_run import parse_wanted
 
 PATH = "/v1/scenarios"
 LAST_ID_HEADER = "last-event-id"
@@ -21,7 +21,7 @@ _EVENTS = "text/event-stream"
 
 
 class RunsApi:
-    """Runs begun, shown, followed, cancelled and forgotten."""
+    """Handlers that start, show, follow, cancel and delete runs."""
 
     def __init__(self, runs: Runs, dialect: ErrorDialect) -> None:
         self._runs = runs
@@ -36,29 +36,29 @@ class RunsApi:
         ]
 
     async def begin(self, request: Request) -> Response:
-        """Begin a run; the same request with the same `run` begins no second one."""
+        """Start a run; a repeated request with the same `run` returns or resumes it."""
         tenant = tenant_of(request)
-        wanted = await read_parsed(request, parse_wanted)
-        hosted = await self._runs.begin(tenant, wanted)
+        run_request = await read_parsed(request, parse_run_request)
+        hosted = await self._runs.begin(tenant, run_request)
         status = HTTPStatus.ACCEPTED if hosted.is_running else HTTPStatus.OK
         location = {"location": f"{PATH}/{hosted.record.name}"}
         return JSONResponse(hosted.row(), status, location)
 
     async def index(self, request: Request) -> Response:
-        """List the tenant's own."""
+        """List the tenant's runs."""
         rows = [hosted.row() for hosted in await self._runs.all(tenant_of(request))]
         return JSONResponse({"object": "list", "data": rows})
 
     async def show(self, request: Request) -> Response:
-        """Show one with all that was said, or follow it."""
+        """Return a run with its transcripts, or stream its events."""
         hosted = await self._runs.get(tenant_of(request), request.path_params["run"])
         if not _wants_events(request):
-            return JSONResponse(await hosted.whole_row())
-        if request.method == "HEAD":  # a stream without a body would have no end
+            return JSONResponse(await hosted.full_row())
+        if request.method == "HEAD":  # a stream without a body would never end
             return Response(media_type=_EVENTS)
-        return await self._followed(hosted, request.headers.get(LAST_ID_HEADER))
+        return await self._stream(hosted, request.headers.get(LAST_ID_HEADER))
 
-    async def _followed(self, hosted: HostedRun, after: str | None) -> Response:
+    async def _stream(self, hosted: HostedRun, after: str | None) -> Response:
         log = await hosted.log()
         log.join()
 
@@ -68,11 +68,11 @@ class RunsApi:
         return EventStream(log.frames(after), {}, leave, self._dialect)
 
     async def remove(self, request: Request) -> Response:
-        """Cancel one that is under way, and keep it; forget one that has ended."""
+        """Cancel a running run and keep it; delete one that has ended."""
         name = request.path_params["run"]
         removed = await self._runs.remove(tenant_of(request), name)
-        told = {"cancelled": removed.was_cancelled, "deleted": removed.is_gone}
-        return JSONResponse({"id": name, "object": "scenario.run.deleted", **told})
+        fields = {"cancelled": removed.was_cancelled, "deleted": removed.is_deleted}
+        return JSONResponse({"id": name, "object": "scenario.run.deleted", **fields})
 
 
 def _wants_events(request: Request) -> bool:

@@ -1,10 +1,10 @@
-"""Runs on the router's disk, open to its owner alone.
+"""Runs on the router's disk, readable by its owner only.
 
-DIR/<digest of tenant and name>/run.json      how it was asked for
-                                script.json   its scenario as text, with all that it names
-                                *.jsonl       journals, one for each performance
-                                outcome.json  what came of it, once it has ended
-                                end.json      how it ended; without it, it goes on
+DIR/<digest of tenant and name>/run.json      the run's record
+                                script.json   the scenario's source
+                                *.jsonl       journals, one for each arm
+                                outcome.json  outcome, once it has ended
+                                end.json      its end; without it, the run is unfinished
 """
 
 import json
@@ -20,23 +20,23 @@ from fabric.codec import from_plain, to_plain
 from fabric.errors import CorruptDataError, FabricError, RejectedError
 from router.private_files import write_private
 from router.runs.run_record import FORMAT, RunEnd, RunRecord
-from router.scenario.script import Script
+from router.scenario.source import ScenarioSource
 
 _LOG = logging.getLogger("macfabric.router.runs")
 _NAME_BYTES = 16
-_ASKED, _SCRIPT, _END, _OUTCOME = "run.json", "script.json", "end.json", "outcome.json"
+_RECORD, _SOURCE, _END, _OUTCOME = "run.json", "script.json", "end.json", "outcome.json"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it was found on disk; without an end, it goes on."""
+    """Run read from disk; without an end, it is unfinished."""
 
     record: RunRecord
     end: RunEnd | None
 
 
 class RunFolders:
-    """Reads and writes them; every call may take as long as a drive does."""
+    """Storage of runs; every method blocks on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,35 +45,37 @@ class RunFolders:
         digest = blake2b(f"{tenant}\0{name}".encode(), digest_size=_NAME_BYTES).hexdigest()
         return self._path / digest
 
-    def begin(self, record: RunRecord, script: Script, *, goes_on: bool) -> None:
-        """Write down that a run begins, or goes on; raise OSError."""
+    def begin(self, record: RunRecord, source: ScenarioSource, *, is_resumed: bool) -> None:
+        """Store a new or resumed run; raise OSError."""
         folder = self.of(record.tenant, record.name)
-        if folder.exists() and not goes_on:  # what no version of ours could read
+        if folder.exists() and not is_resumed:  # unreadable files of another version
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (_END, _OUTCOME):
             (folder / name).unlink(missing_ok=True)
-        write_private(folder / _SCRIPT, json.dumps(to_plain(script)))
-        write_private(folder / _ASKED, json.dumps(to_plain(record)))
+        write_private(folder / _SOURCE, json.dumps(to_plain(source)))
+        write_private(folder / _RECORD, json.dumps(to_plain(record)))
 
-    def script(self, record: RunRecord) -> Script:
-        """Return what a run performs; raise OSError, or CorruptDataError."""
-        path = self.of(record.tenant, record.name) / _SCRIPT
+    def source(self, record: RunRecord) -> ScenarioSource:
+        """Return a run's source; raise OSError, or CorruptDataError."""
+        path = self.of(record.tenant, record.name) / _SOURCE
         try:
-            script: Script = from_plain(Script, json.loads(path.read_text()), _SCRIPT)
+            source: ScenarioSource = from_plain(
+                ScenarioSource, json.loads(path.read_text()), _SOURCE
+            )
         except (ValueError, RejectedError):
-            message = f"{path} is no scenario of this version"
+            message = f"{path} is not a scenario source of this version"
             raise CorruptDataError(message) from None
-        return script
+        return source
 
     def end(self, record: RunRecord, end: RunEnd, outcome: dict[str, Any]) -> None:
-        """Write down how a run ended, and what came of it; raise OSError."""
+        """Store a run's outcome and end; raise OSError."""
         folder = self.of(record.tenant, record.name)
         write_private(folder / _OUTCOME, json.dumps(outcome))
         write_private(folder / _END, json.dumps(to_plain(end)))
 
     def outcome(self, record: RunRecord) -> dict[str, Any]:
-        """Return what came of a run that has ended; nothing where the disk has lost it."""
+        """Return the outcome of an ended run; empty if it cannot be read."""
         try:
             value = json.loads((self.of(record.tenant, record.name) / _OUTCOME).read_text())
         except (OSError, ValueError):
@@ -81,30 +83,30 @@ class RunFolders:
         return value if isinstance(value, dict) else {}
 
     def remove(self, tenant: str, name: str) -> None:
-        """Remove all of a run; raise OSError."""
+        """Delete a run's files; raise OSError."""
         folder = self.of(tenant, name)
         if folder.exists():
-            # It goes on no more, even if this is cut off.
-            (folder / _ASKED).unlink(missing_ok=True)
+            # Without its record it is not resumed, even if the deletion is cut off.
+            (folder / _RECORD).unlink(missing_ok=True)
             shutil.rmtree(folder)
 
     def all(self) -> Iterator[StoredRun]:
-        """Yield all that can be read, the oldest first; what was being removed goes."""
-        found = []
+        """Yield all readable runs, the oldest first; finish interrupted deletions."""
+        runs = []
         for folder in self._path.glob("*/"):
             try:
-                found.append(self._stored(folder))
+                runs.append(self._stored(folder))
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)
             except (OSError, ValueError, FabricError) as error:
-                _LOG.warning("a run in %s cannot be read: %s", folder.name, type(error).__name__)
-        yield from sorted(found, key=lambda each: each.record.created_s)
+                _LOG.warning("cannot read the run in %s: %s", folder.name, type(error).__name__)
+        yield from sorted(runs, key=lambda run: run.record.created_s)
 
     def _stored(self, folder: Path) -> StoredRun:
-        raw = json.loads((folder / _ASKED).read_text())
-        record: RunRecord = from_plain(RunRecord, raw, _ASKED)
+        raw = json.loads((folder / _RECORD).read_text())
+        record: RunRecord = from_plain(RunRecord, raw, _RECORD)
         if record.format != FORMAT:
-            message = f"format {record.format} is of another version"
+            message = f"format {record.format} belongs to another version"
             raise RejectedError(message)
         end = folder / _END
         if not end.exists():

@@ -1,10 +1,10 @@
-"""A run's events for whoever follows it: all that are kept, then each as it comes.
+"""Log of a run's events and its followers: stored events first, then live ones.
 
-    tell ──▶ kept: the last SCENARIO_EVENTS_MAX, as frames
-                ├─▶ follower: a place among them, moved on as it reads
-                └─▶ too slow: `cut`, and its end; it comes back with the id of the last it saw
+    append ──▶ the last SCENARIO_EVENTS_MAX events, as SSE frames
+                  ├─▶ follower: a position in the log, advanced as it reads
+                  └─▶ slow follower: `cut`, then its end; it reconnects with its last event's id
 
-Followers hold no events, so one that reads nothing costs nothing, and nobody waits for it.
+Followers buffer no events, so a slow one costs no memory and delays no other.
 """
 
 import asyncio
@@ -29,36 +29,36 @@ MISSED = "missed"
 
 
 class RunLog:
-    """The events of one run in this process; another process tells what lasts under new ids."""
+    """Events of one run in this process; another process replays durable ones under new ids."""
 
     def __init__(self) -> None:
         self._prefix = fresh_name("")
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
-        self._count = 0  # of all events; the last one's number
+        self._count = 0  # of all events: the number of the last one
         self._news = asyncio.Event()
         self._is_closed = False
         self.followers_count = 0
 
-    def tell(self, name: str, row: dict[str, Any]) -> None:
-        """Add an event; the oldest go where there is no more room."""
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Add an event; the oldest are dropped to stay within the limits."""
         self._count += 1
-        told = frame(row, name, f"{self._prefix}-{self._count}")
-        self._kept.append(told)
-        self._kept_bytes += len(told)
+        event = frame(row, name, f"{self._prefix}-{self._count}")
+        self._kept.append(event)
+        self._kept_bytes += len(event)
         while self._kept_bytes > SCENARIO_EVENTS_BYTES_MAX or len(self._kept) > SCENARIO_EVENTS_MAX:
             self._kept_bytes -= len(self._kept.popleft())
         self._wake()
 
     def close(self) -> None:
-        """Nothing follows: let followers read to the end, and go."""
+        """End the log: followers read the rest and leave."""
         self._is_closed = True
         self._wake()
 
     def join(self) -> None:
-        """Take a place; raise OverloadedError where too many follow already."""
+        """Add a follower; raise OverloadedError where there are too many."""
         if self.followers_count >= SCENARIO_FOLLOWERS_MAX:
-            message = "too many follow this run already"
+            message = f"at most {SCENARIO_FOLLOWERS_MAX} clients may follow a run"
             raise OverloadedError(message)
         self.followers_count += 1
 
@@ -66,9 +66,9 @@ class RunLog:
         self.followers_count -= 1
 
     async def frames(self, after: str | None) -> AsyncGenerator[bytes, None]:
-        """Yield events behind the one with the id `after`; from the beginning for any other id."""
+        """Yield events after the one with the id `after`; all of them for an unknown id."""
         seen = self._number_of(after)
-        yield COMMENT  # so that headers go out, whatever there is to tell
+        yield COMMENT  # sends the headers before the first event
         while True:
             first = self._count - len(self._kept)
             if seen < first:

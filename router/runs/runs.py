@@ -1,4 +1,4 @@
-"""All runs of the router: begun, gone on with behind a restart, found, cancelled, forgotten."""
+"""Registry of the router's runs: started, resumed after a restart, cancelled, deleted."""
 
 import asyncio
 import logging
@@ -27,26 +27,26 @@ from router.limits import (
 from router.runs.hosted_run import HostedRun, RunHost
 from router.runs.run_folders import RunFolders
 from router.runs.run_record import RunRecord, RunStatus
-from router.runs.wanted_run import WantedRun
-from router.scenario.script import Script
+from router.runs.run_request import RunRequest
+from router.scenario.source import ScenarioSource
 
 _LOG = logging.getLogger("macfabric.router.runs")
 
-AGAIN_S = 10.0  # a run takes from seconds to hours
+RETRY_AFTER_S = 10.0  # a run takes seconds to hours
 PLACE_POLL_S = 1.0
 _Key = tuple[TenantId, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """Result of deleting runs."""
+class RunRemoval:
+    """Result of cancelling or deleting a run."""
 
-    was_cancelled: bool  # else it had ended by itself
-    is_gone: bool
+    was_cancelled: bool  # False: it had ended by itself
+    is_deleted: bool
 
 
 class Runs:
-    """Runs by tenant and name; nobody finds another tenant's."""
+    """Runs by tenant and name; no tenant can see another's."""
 
     def __init__(self, folders: RunFolders | None, host: RunHost) -> None:
         self._folders = folders
@@ -58,45 +58,45 @@ class Runs:
         self._dropping: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
-    # --- the router's life -------------------------------------------------------------------
+    # --- start and stop of the router --------------------------------------------------------
 
-    async def go_on(self) -> None:
-        """Go on with all that an earlier process had not ended."""
+    async def resume_all(self) -> None:
+        """Resume all unfinished runs of earlier processes."""
         if self._folders is None:
             return
         await self._load()
         for key, hosted in list(self._runs.items()):
             if not self._host.is_known(key[0]):
-                hosted.fail("tenant_unknown", "no key of its tenant is configured any more")
+                hosted.fail("tenant_unknown", "its tenant no longer has a key in the settings")
             while hosted.is_waiting:
                 if self._places.take(key[0]):
-                    hosted.start(self._ended, waits=True)
+                    hosted.start(self._on_end, waits=True)
                 else:
-                    await asyncio.sleep(PLACE_POLL_S)  # until others' runs end
+                    await asyncio.sleep(PLACE_POLL_S)  # until another run ends
 
     def stop(self) -> None:
-        """Let go of all runs, and end what follows them."""
+        """Stop all runs and end their streams; the next process resumes them."""
         self._is_stopped = True
         for hosted in self._runs.values():
             hosted.stop()
 
     async def close(self) -> None:
-        """Return once nothing of any run is under way."""
+        """Stop all runs and wait for their tasks."""
         self.stop()
         for hosted in list(self._runs.values()):
-            await hosted.stopped()
+            await hosted.wait_stopped()
         await asyncio.gather(*self._dropping, return_exceptions=True)
 
-    # --- what clients ask for ----------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
-    async def begin(self, tenant: TenantId, wanted: WantedRun) -> HostedRun:
-        """Begin a run, go on with one that broke off, or return the one that was asked for.
+    async def begin(self, tenant: TenantId, request: RunRequest) -> HostedRun:
+        """Start a run, resume one that was cancelled or failed, or return an existing one.
 
-        Raises ConflictError for a name that another run has, and for agents that are in use.
+        Raises ConflictError for a name that another run has, and for agents in use.
         """
         folders = await self._load()
-        model = await self._host.model(wanted.model)
-        record, script = await run_apart(tenant, partial(self._read, tenant, wanted, model))
+        model = await self._host.model(request.model)
+        record, source = await run_apart(tenant, partial(self._read, tenant, request, model))
         key = tenant, record.name
         async with self._changing:
             known = self._runs.get(key)
@@ -108,28 +108,28 @@ class Runs:
             self._require_free(record)
             self._take_place(tenant)
             try:
-                goes_on = known is not None
-                await asyncio.to_thread(partial(folders.begin, record, script, goes_on=goes_on))
+                begin = partial(folders.begin, record, source, is_resumed=known is not None)
+                await asyncio.to_thread(begin)
             except OSError as error:
                 self._places.give(tenant)
-                message = f"the router's disk takes no run: {error.strerror}"
+                message = f"cannot write the run: {error.strerror}"
                 raise RetryLaterError(message, code="disk_refused") from None
             except BaseException:
                 self._places.give(tenant)
                 raise
             hosted = HostedRun(record, None, folders, self._host)
             self._runs[key] = hosted
-            hosted.start(self._ended)
+            hosted.start(self._on_end)
         return hosted
 
     async def all(self, tenant: TenantId) -> list[HostedRun]:
-        """List a tenant's runs, the oldest first."""
+        """Return a tenant's runs, the oldest first."""
         await self._load()
-        own = [hosted for key, hosted in self._runs.items() if key[0] == tenant]
-        return sorted(own, key=lambda each: each.record.created_s)
+        own_runs = [hosted for key, hosted in self._runs.items() if key[0] == tenant]
+        return sorted(own_runs, key=lambda hosted: hosted.record.created_s)
 
     async def quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
-        """Name the stored runs of a tenant that an agent took part in: they quote it."""
+        """Return the names of a tenant's stored runs that quote an agent."""
         return tuple(each.record.name for each in await self._quoting(tenant, agent))
 
     async def _quoting(self, tenant: TenantId, agent: AgentId) -> list[HostedRun]:
@@ -138,37 +138,37 @@ class Runs:
         return [each for each in await self.all(tenant) if agent in each.record.agents]
 
     async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> tuple[str, ...]:
-        """Remove the ended runs that quote an agent; name those, but not what the disk keeps."""
+        """Delete the ended runs that quote an agent; return the names of the deleted ones."""
         removed = []
         for hosted in await self._quoting(tenant, agent):
             try:
-                if await self._forget(hosted):
+                if await self._delete(hosted):
                     removed.append(hosted.record.name)
             except RetryLaterError as error:
-                _LOG.warning("a run that quotes an erased agent stays: %s", error.message)
+                _LOG.warning("cannot delete a run that quotes an erased agent: %s", error.message)
         return tuple(removed)
 
     async def get(self, tenant: TenantId, name: str) -> HostedRun:
-        """Return one of the tenant's own; raise NotFoundError."""
+        """Return a tenant's run; raise NotFoundError."""
         await self._load()
         hosted = self._runs.get((tenant, name))
         if hosted is None:
-            message = f"no run is called {name[:NAME_CHARS_TOLD]!r}: none was, or not for so long"
+            message = f"there is no run {name[:NAME_CHARS_TOLD]!r}; it may have been deleted"
             raise NotFoundError(message, code="run_not_found")
         return hosted
 
-    async def remove(self, tenant: TenantId, name: str) -> Removed:
-        """Cancel a run that is under way; forget one that has ended, with all that it wrote."""
+    async def remove(self, tenant: TenantId, name: str) -> RunRemoval:
+        """Cancel a running run; delete one that has ended, with its files."""
         hosted = await self.get(tenant, name)
         if hosted.is_running:
-            return Removed(was_cancelled=await hosted.cancel(), is_gone=False)
-        return Removed(was_cancelled=False, is_gone=await self._forget(hosted))
+            return RunRemoval(was_cancelled=await hosted.cancel(), is_deleted=False)
+        return RunRemoval(was_cancelled=False, is_deleted=await self._delete(hosted))
 
-    # --- within ------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------
 
     async def _load(self) -> RunFolders:
         if self._folders is None or self._is_stopped:
-            message = "this router keeps no runs: it has no folder for them, or it stops"
+            message = "this router has no folder for runs, or is stopping"
             raise RetryLaterError(message, code="no_runs")
         async with self._changing:
             if not self._is_loaded:
@@ -179,12 +179,14 @@ class Runs:
                 self._is_loaded = True
         return self._folders
 
-    def _read(self, tenant: TenantId, wanted: WantedRun, model: str) -> tuple[RunRecord, Script]:
-        """Read what is wanted, however long that takes; raise RejectedError."""
-        script = wanted.script()
+    def _read(
+        self, tenant: TenantId, request: RunRequest, model: str
+    ) -> tuple[RunRecord, ScenarioSource]:
+        """Return the record and source of a request; raise RejectedError."""
+        source = request.source()
         record = RunRecord(
             tenant=tenant,
-            name=fresh_name("run-") if wanted.name is None else wanted.name,
+            name=fresh_name("run-") if request.name is None else request.name,
             key=fresh_name(""),
             created_s=self._host.clock.wall_s(),
             scenario="",
@@ -193,15 +195,15 @@ class Runs:
             arm_turns=0,
             agents=(),
             model=model,
-            digest=script.digest,
-            namespace=wanted.namespace,
-            repeats=wanted.repeats,
-            is_compared=wanted.is_compared,
+            digest=source.digest,
+            namespace=request.namespace,
+            repeats=request.repeats,
+            is_compared=request.is_compared,
         )
-        plan = record.plan(script)
+        plan = record.plan(source)
         total = plan.turns * len(plan.arms)
         if total > SCENARIO_RUN_TURNS_MAX:
-            message = f"{total:,} turns with all repeats; one run has {SCENARIO_RUN_TURNS_MAX:,}"
+            message = f"{total:,} turns with all repeats, more than {SCENARIO_RUN_TURNS_MAX:,}"
             raise RejectedError(message, code="invalid_value", param="repeat")
         agents = {agent: None for arm in plan.arms for agent in plan.ids(arm).values()}
         scenario = plan.scenario
@@ -213,7 +215,7 @@ class Runs:
             arm_turns=plan.turns,
             agents=tuple(agents),
         )
-        return named, script
+        return named, source
 
     def _require_free(self, wanted: RunRecord) -> None:
         for hosted in self._runs.values():
@@ -225,9 +227,9 @@ class Runs:
     def _take_place(self, tenant: TenantId) -> None:
         if not self._places.take(tenant):
             message = "too many runs at once; wait until one ends, or cancel one"
-            raise OverloadedError(message, retry_after_s=AGAIN_S, code="too_many_runs")
+            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, code="too_many_runs")
 
-    def _ended(self, hosted: HostedRun) -> None:
+    def _on_end(self, hosted: HostedRun) -> None:
         self._places.give(hosted.tenant)
         if not self._is_stopped:
             task = asyncio.get_running_loop().create_task(self._drop_old())
@@ -235,22 +237,22 @@ class Runs:
             task.add_done_callback(self._dropping.discard)
 
     async def _drop_old(self) -> None:
-        """Forget the oldest run of the tenant with most, until few enough have ended."""
+        """Delete the oldest ended runs of the tenant with the most, down to the limit."""
         while True:
             ended = [each for each in self._runs.values() if not each.is_running]
             if len(ended) <= SCENARIO_ENDED_MAX:
                 return
             most = Counter(each.tenant for each in ended).most_common(1)[0][0]
-            own = [each for each in ended if each.tenant == most]
+            own_runs = [each for each in ended if each.tenant == most]
             try:
-                await self._forget(min(own, key=lambda each: each.record.created_s))
+                await self._delete(min(own_runs, key=lambda each: each.record.created_s))
             except RetryLaterError as error:
-                _LOG.warning("an old run is not forgotten: %s", error.message)
+                _LOG.warning("cannot delete an old run: %s", error.message)
                 return
 
-    async def _forget(self, hosted: HostedRun) -> bool:
-        """Remove a run that has ended; say whether it is gone, and not under way again."""
-        assert self._folders is not None, "it was found there"
+    async def _delete(self, hosted: HostedRun) -> bool:
+        """Delete a run that has ended; return False if it was resumed meanwhile."""
+        assert self._folders is not None, "the run was read from them"
         key = hosted.tenant, hosted.record.name
         async with self._changing:
             if self._runs.get(key) is not hosted:
@@ -260,7 +262,7 @@ class Runs:
             try:
                 await asyncio.to_thread(self._folders.remove, *key)
             except OSError as error:
-                message = f"the router's disk does not let go of it: {error.strerror}"
+                message = f"cannot delete the run: {error.strerror}"
                 raise RetryLaterError(message, code="disk_refused") from None
             del self._runs[key]
         return True
@@ -269,12 +271,12 @@ class Runs:
 def _refuse_used(run: str) -> NoReturn:
     message = (
         f"run {run!r} uses the same agents; wait for its end, cancel it, "
-        "or name a series of your own with 'as'"
+        "or use separate agents with 'as'"
     )
     raise ConflictError(message, code="agents_in_use", param="as")
 
 
 def _require_alike(known: RunRecord, wanted: RunRecord) -> None:
     if not known.is_alike(wanted):
-        message = f"run {known.name!r} is another one: name this one otherwise, or forget that"
+        message = f"run {known.name!r} has another scenario or options: choose another name"
         raise ConflictError(message, code="other_run", param="run")

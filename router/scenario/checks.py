@@ -1,23 +1,40 @@
-"""What holds between the parts of a scenario: who is meant, what comes first, who may hear what."""
+"""Checks between the parts of a scenario: names, order of phases, and who may hear what."""
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Final
+from unicodedata import name as name_of
 from unicodedata import normalize
 
 from router.limits import SCENARIO_TURNS_MAX
-from router.scenario.complaints import Path, meant
-from router.scenario.lookalikes import foreign_letter
-from router.scenario.precedence import earlier_phases
+from router.scenario.diagnostics import Path, suggest
 from router.scenario.scenario import Expectation, Phase, Role, Scenario
 from router.scenario.template import MessagesPlace, TextTemplate, VariablePlace
+from router.scenario.turn_order import earlier_phases
+
+_SIMILAR_ALPHABETS: Final = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU")
+
+
+def foreign_letter(text: str) -> str | None:
+    """Return the first letter of a word that is from another, similar-looking alphabet."""
+    for word in text.split():
+        first = ""
+        for letter in filter(str.isalpha, word):
+            alphabet = name_of(letter, "").partition(" ")[0]
+            if alphabet in _SIMILAR_ALPHABETS:
+                first = first or alphabet
+                if alphabet != first:
+                    return letter
+    return None
+
 
 Finding = tuple[Path, str]
-Fills = Callable[[MessagesPlace], str | None]  # why a place cannot be filled
+Refusal = Callable[[MessagesPlace], str | None]  # returns why a placeholder is not allowed
 
-_NO_MESSAGES = "what was said can be told to one agent only: in `prompts` or `ask` of a phase"
+_NO_MESSAGES = "messages may be quoted to one agent only, in `prompts` or `ask` of a phase"
 
 
 def findings(scenario: Scenario) -> Iterator[Finding]:
-    """Find all that contradicts itself in a scenario whose parts can be read."""
+    """Yield the contradictions in a scenario whose parts are valid."""
     yield from _roles(scenario)
     yield from _tools(scenario)
     yield from _phase_ids(scenario)
@@ -45,12 +62,12 @@ def _roles(scenario: Scenario) -> Iterator[Finding]:
             text = f"'{name}' mixes alphabets: '{odd}' (U+{ord(odd):04X}) looks like another letter"
             yield ("agents", key, "name"), f"{text}; write the word in one alphabet"
         for at, tool in enumerate(role.tools):
-            yield from _known(("agents", key, "tools", at), tool, scenario.tools, "tool")
+            yield from _known(("agents", key, "tools", at), tool, scenario.tools, "a tool")
         if role.place is not None:
             for field in ("apart_from", "with"):
                 named = role.place.apart_from if field == "apart_from" else role.place.together_with
                 path: Path = ("agents", key, "place", field)
-                yield from _all_known(path, named or (), scenario.agents, "agent")
+                yield from _all_known(path, named or (), scenario.agents, "an agent")
         yield from _filled(scenario, ("agents", key, "system"), role.system, lambda _: _NO_MESSAGES)
 
 
@@ -74,12 +91,12 @@ def _phase_ids(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _sharing(scenario: Scenario) -> Iterator[Finding]:
-    """Phases that may run beside each other have no hearer in common."""
+    """Yield agents that take part in two phases which may run in parallel."""
     ended = earlier_phases(scenario)
     for at, phase in enumerate(scenario.phases):
         before = {other.id for other in scenario.phases[:at]}
         if not before.issuperset(phase.after or ()):
-            continue  # the names in its `after` are complained about
+            continue  # unknown names in its `after` are reported elsewhere
         for other in scenario.phases[:at]:
             common = sorted(_involved(phase) & _involved(other))
             if common and other.id != phase.id and other.id not in ended[phase.id]:
@@ -100,7 +117,7 @@ def _forks(scenario: Scenario) -> Iterator[Finding]:
             continue
         path: Path = ("phases", at, "fork")
         before = [other for other in scenario.phases[:at] if other.id in ended[phase.id]]
-        yield from _known((*path, "from"), phase.fork.source, scenario.agents, "agent")
+        yield from _known((*path, "from"), phase.fork.source, scenario.agents, "an agent")
         source = phase.fork.source
         if source in scenario.agents and not any(_speaks(source, other) for other in before):
             yield (*path, "from"), f"'{source}' has not spoken before this phase; begin with it"
@@ -122,7 +139,7 @@ def _speaks(agent: str, phase: Phase) -> bool:
 
 
 def _unlike(path: Path, copy: str, role: Role, source: Role) -> Iterator[Finding]:
-    """Find what would make a copy's prompts begin otherwise than the memory that it gets."""
+    """Yield settings that would make a fork's prompts differ from its source's history."""
     begins = f"'{copy}' begins with another agent's memory"
     if role.system is not None:
         yield path, f"{begins}; leave out its `system`, or tell it in `prompts`"
@@ -133,26 +150,26 @@ def _unlike(path: Path, copy: str, role: Role, source: Role) -> Iterator[Finding
 def _phase(scenario: Scenario, number: int, ended: frozenset[str]) -> Iterator[Finding]:
     phase = scenario.phases[number]
     earlier = [other.id for other in scenario.phases[:number]]
-    yield from _all_known(("agents",), phase.agents, scenario.agents, "agent")
-    yield from _all_known(("visible_to",), phase.visible_to or (), scenario.agents, "agent")
+    yield from _all_known(("agents",), phase.agents, scenario.agents, "an agent")
+    yield from _all_known(("visible_to",), phase.visible_to or (), scenario.agents, "an agent")
     for at, name in enumerate(phase.after or ()):
         if name == phase.id:
             yield ("after", at), f"'{name}' cannot come after itself; leave it out"
         else:
-            yield from _known(("after", at), name, earlier, "earlier phase")
+            yield from _known(("after", at), name, earlier, "an earlier phase")
     yield from _filled(scenario, ("opening",), phase.opening, lambda _: _NO_MESSAGES)
     for agent, text in phase.prompts.items():
         yield from _among(("prompts", agent), agent, phase.hearers, "hear this phase")
         yield from _private(scenario, ("prompts", agent), text, agent, ended)
     yield from _asks(scenario, phase, ended)
     for at, edit in enumerate(phase.directives):
-        yield from _known(("directives", at, "agent"), edit.agent, scenario.agents, "agent")
+        yield from _known(("directives", at, "an agent"), edit.agent, scenario.agents, "an agent")
         if edit.forget is not None:
             path: Path = ("directives", at, "forget")
-            yield from _known(path, edit.forget, ended, "earlier phase")
+            yield from _known(path, edit.forget, ended, "an earlier phase")
         if edit.clear_results_of is not None:
             path = ("directives", at, "clear_results_of")
-            yield from _known(path, edit.clear_results_of, scenario.tools, "tool")
+            yield from _known(path, edit.clear_results_of, scenario.tools, "a tool")
     for at, expected in enumerate(phase.expect):
         yield from _within(("expect", at), _expectation(scenario, phase, expected))
 
@@ -174,13 +191,13 @@ def _expectation(scenario: Scenario, phase: Phase, expected: Expectation) -> Ite
     speaks = (expected.says, expected.never_says, expected.calls)
     if expected.agent is None:
         if about_words:
-            yield (), "'agent' is missing: whom it is about"
+            yield (), "'agent' is missing"
     elif expected.agent not in scenario.agents:
-        yield from _known(("agent",), expected.agent, scenario.agents, "agent")
+        yield from _known(("agent",), expected.agent, scenario.agents, "an agent")
     elif any(what is not None for what in speaks):
         yield from _among(("agent",), expected.agent, phase.agents, "speak in this phase")
     if expected.calls is not None:
-        yield from _known(("calls",), expected.calls, scenario.tools, "tool")
+        yield from _known(("calls",), expected.calls, scenario.tools, "a tool")
     for field in ("says", "never_says", "hears", "never_hears"):
         words = getattr(expected, field)
         for text in words if isinstance(words, tuple) else (words,):
@@ -190,16 +207,16 @@ def _expectation(scenario: Scenario, phase: Phase, expected: Expectation) -> Ite
 def _private(
     scenario: Scenario, path: Path, text: TextTemplate | None, hearer: str, ended: frozenset[str]
 ) -> Iterator[Finding]:
-    """Find what a text for one agent would tell of phases that it did not hear."""
+    """Yield placeholders that would tell an agent about phases that it did not hear."""
 
     def why_not(place: MessagesPlace) -> str | None:
         known = {phase.id: phase for phase in scenario.phases}
         if place.phase not in known:
-            return f"'{place.phase}' is no phase; {meant(place.phase, known)}"
+            return f"'{place.phase}' is not a phase; {suggest(place.phase, known)}"
         if place.phase not in ended:
             return f"'{place.phase}' has not ended when this phase begins; name an earlier one"
         if place.agent not in scenario.agents:
-            return f"'{place.agent}' is no agent; {meant(place.agent, scenario.agents)}"
+            return f"'{place.agent}' is not an agent; {suggest(place.agent, scenario.agents)}"
         if place.agent != hearer:
             shown = f"${{{place.phase}.messages[{hearer}]}}"
             return f"this is told to '{hearer}', so write {shown}"
@@ -212,13 +229,13 @@ def _private(
 
 
 def _filled(
-    scenario: Scenario, path: Path, text: TextTemplate | None, why_not: Fills
+    scenario: Scenario, path: Path, text: TextTemplate | None, why_not: Refusal
 ) -> Iterator[Finding]:
     for place in text.places if text is not None else ():
         if isinstance(place, VariablePlace):
             if place.name not in scenario.variables:
-                close = meant(place.name, scenario.variables)
-                yield path, f"'${{{place.name}}}' is no variable; {close}"
+                close = suggest(place.name, scenario.variables)
+                yield path, f"'${{{place.name}}}' is not a variable; {close}"
         elif (reason := why_not(place)) is not None:
             yield path, f"${{{place.phase}.messages[{place.agent}]}}: {reason}"
 
@@ -232,9 +249,9 @@ def _all_known(
 
 def _known(path: Path, name: str, known: Collection[str], what: str) -> Iterator[Finding]:
     if name not in known:
-        yield path, f"'{name}' is no {what}; {meant(name, known)}"
+        yield path, f"'{name}' is not {what}; {suggest(name, known)}"
 
 
 def _among(path: Path, name: str, allowed: Collection[str], what: str) -> Iterator[Finding]:
     if name not in allowed:
-        yield path, f"'{name}' does not {what}; {meant(name, allowed)}"
+        yield path, f"'{name}' does not {what}; {suggest(name, allowed)}"

@@ -1,6 +1,6 @@
-"""Events of runs as JSON, for dashboards, and back again, for whoever shows them to people.
+"""Events of runs as JSON rows, written by the router and read by its clients.
 
-They have what was said, as transcripts do, and never what agents were told: no prompt is in them.
+Rows contain what agents said, as transcripts do, and never their prompts.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ _NAMES: Final = MappingProxyType({kind: name for name, kind in _KINDS.items()})
 
 
 def event_name(event: RunEvent) -> str:
-    """Name what has happened."""
+    """Return an event's name."""
     return _NAMES[type(event)]
 
 
 def event_row(event: RunEvent) -> dict[str, Any]:
-    """Show what has happened."""
+    """Return an event as JSON."""
     if isinstance(event, PhaseEnded):
         verdicts = [{"holds": v.holds, "found": v.found} for v in event.verdicts]
         return {"phase": event.phase, "verdicts": verdicts}
@@ -53,14 +53,15 @@ def event_row(event: RunEvent) -> dict[str, Any]:
 
 
 def read_event(name: str, row: Mapping[str, Any]) -> RunEvent | None:
-    """Return the event that a row shows; None for a name or a form that this version lacks."""
+    """Return a row's event; None for a name or a form that this version does not know."""
     kind = _KINDS.get(name)
     if kind is None:
         return None
     try:
         if kind is PhaseEnded:
-            found = [(bool(v["holds"]), str(v["found"])) for v in row["verdicts"]]
-            verdicts = tuple(Verdict(Expectation(), *each) for each in found)
+            verdicts = tuple(
+                Verdict(Expectation(), bool(v["holds"]), str(v["found"])) for v in row["verdicts"]
+            )
             return PhaseEnded(str(row["phase"]), verdicts)
         event: RunEvent = from_plain(kind, dict(row), name)
     except (RejectedError, KeyError, TypeError):

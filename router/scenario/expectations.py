@@ -1,13 +1,13 @@
-"""What was to hold behind a phase, judged by what was said."""
+"""Expectations of a phase, judged by the transcript and the figures of its turns."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from router.scenario.complaints import told
-from router.scenario.conversation import memory_behind
+from router.scenario.conversation import history_after
+from router.scenario.diagnostics import shorten
 from router.scenario.scenario import CHECKS, Expectation, Phase, Scenario
 from router.scenario.template import MessagesPlace, TextTemplate, VariablePlace, render
-from router.scenario.utterance import Said, TurnKey, Utterance
+from router.scenario.transcript import RunTranscript, TurnKey, Utterance
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PromptFigures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One expectation, whether it holds, and what was found instead."""
+    """Result of an expectation: whether it holds, and what was found."""
 
     expectation: Expectation
     holds: bool
@@ -28,13 +28,13 @@ class Verdict:
 
     @property
     def is_of_cache(self) -> bool:
-        """Say whether it is about figures, and not about what was said."""
+        """Return whether the expectation is about cached tokens, not about words."""
         return self.expectation.cached_share_min is not None
 
     @property
     def expected(self) -> str:
-        """Spell what was to hold, in the words of the file."""
-        return told(" ".join(_spelled(self.expectation)), 300)
+        """Return the expectation in the words of the file."""
+        return shorten(" ".join(_spelled(self.expectation)), 300)
 
 
 def _spelled(expected: Expectation) -> Iterator[str]:
@@ -50,15 +50,18 @@ def _spelled(expected: Expectation) -> Iterator[str]:
             yield f"{check} " + " or ".join(f"'{word}'" for word in shown)
 
 
-def judged(
-    scenario: Scenario, phase_id: str, said: Said, figures: Mapping[TurnKey, PromptFigures]
+def judge_phase(
+    scenario: Scenario,
+    phase_id: str,
+    transcript: RunTranscript,
+    figures: Mapping[TurnKey, PromptFigures],
 ) -> tuple[Verdict, ...]:
-    """Judge all expectations of a phase that has ended.
+    """Return the verdicts on a phase that has ended.
 
-    Words are compared without regard to case, and with any white space as one space.
+    Words are compared without case, and with any white space as one space.
     """
     phase = scenario.phase(phase_id)
-    judge = _Judge(scenario, phase, said, figures)
+    judge = _Judge(scenario, phase, transcript, figures)
     return tuple(judge.verdict(expected) for expected in phase.expect)
 
 
@@ -66,24 +69,27 @@ def judged(
 class _Judge:
     scenario: Scenario
     phase: Phase
-    said: Said
+    transcript: RunTranscript
     figures: Mapping[TurnKey, PromptFigures]
 
     def verdict(self, expected: Expectation) -> Verdict:
         if expected.cached_share_min is not None:
             return self._cached(expected, expected.cached_share_min)
-        assert expected.agent is not None, "was checked when the scenario was read"
-        spoken = [u for u in self._utterances() if u.speaker == expected.agent]
+        assert expected.agent is not None, "the reader requires an agent"
+        utterances = [u for u in self._utterances() if u.speaker == expected.agent]
         if expected.calls is not None:
-            called = sorted({call.name for u in spoken for step in u.steps for call in step.calls})
+            steps = (step for utterance in utterances for step in utterance.steps)
+            called = sorted({call.name for step in steps for call in step.calls})
             return Verdict(
                 expected, expected.calls in called, "called " + (", ".join(called) or "nothing")
             )
         if expected.says is not None or expected.never_says is not None:
-            texts = "\n".join(u.text for u in spoken)
-            shown = "said " + told(" / ".join(u.text.strip() for u in spoken), 300)
+            texts = "\n".join(u.text for u in utterances)
+            shown = "said " + shorten(" / ".join(u.text.strip() for u in utterances), 300)
         else:
-            texts = memory_behind(self.scenario, self.said, expected.agent, self.phase.id).told
+            texts = history_after(
+                self.scenario, self.transcript, expected.agent, self.phase.id
+            ).heard
             shown = ""
         wanted = expected.says or expected.hears
         if wanted is not None:
@@ -98,27 +104,27 @@ class _Judge:
 
     def _cached(self, expected: Expectation, least: float) -> Verdict:
         turns = (u.turn for u in self._utterances() if expected.agent in {None, u.speaker})
-        found = [self.figures[turn] for turn in turns if turn in self.figures]
-        prompts = sum(figure.prompt_tokens for figure in found)
-        share = sum(figure.cached_tokens for figure in found) / prompts if prompts else 0.0
+        figures = [self.figures[turn] for turn in turns if turn in self.figures]
+        prompts = sum(figure.prompt_tokens for figure in figures)
+        share = sum(figure.cached_tokens for figure in figures) / prompts if prompts else 0.0
         return Verdict(expected, share >= least, f"{share:.3f} of {prompts:,} tokens were cached")
 
     def _utterances(self) -> Iterator[Utterance]:
         for number, speaker in self.phase.turns:
-            utterance = self.said.get(TurnKey(self.phase.id, number, speaker))
+            utterance = self.transcript.get(TurnKey(self.phase.id, number, speaker))
             if utterance is not None:
                 yield utterance
 
     def _first_within(
         self, words: TextTemplate | Collection[TextTemplate], text: str
     ) -> str | None:
-        several = (words,) if isinstance(words, TextTemplate) else words
+        alternatives = (words,) if isinstance(words, TextTemplate) else words
         folded = _folded(text)
-        options = (render(option, self._fill) for option in several)
+        options = (render(option, self._fill) for option in alternatives)
         return next((option for option in options if _folded(option) in folded), None)
 
     def _fill(self, place: VariablePlace | MessagesPlace) -> Iterator[str]:
-        assert isinstance(place, VariablePlace), "was checked when the scenario was read"
+        assert isinstance(place, VariablePlace), "the reader refuses messages here"
         yield self.scenario.variables[place.name]
 
 

@@ -1,9 +1,9 @@
-"""A run's journal: one line of JSON for each thing that need not be done again.
+"""Journal of an arm: one line of JSON for each durable event.
 
     {"run": "run-1", "scenario": "debate", "digest": "…", "format": 1}
     {"event": "turn", "of": {…}}
 
-Each line is on the drive before anybody is told of it. A last line that was cut off is dropped.
+A line is on the drive before its event is reported. An incomplete last line is dropped.
 """
 
 import errno
@@ -18,7 +18,13 @@ from typing import Final
 from fabric.codec import dump_json, from_plain, left_out, parse_json
 from fabric.errors import ConflictError, CorruptDataError, RejectedError
 from router.limits import SCENARIO_LINE_BYTES_MAX
-from router.scenario.run_events import AgentCopied, AgentSpoke, Lasting, MemoryEdited, StepTaken
+from router.scenario.run_events import (
+    AgentCopied,
+    AgentSpoke,
+    DurableEvent,
+    MemoryEdited,
+    StepTaken,
+)
 
 FORMAT: Final = 1
 _KINDS: Final = MappingProxyType(
@@ -29,23 +35,23 @@ _NAMES: Final = MappingProxyType({kind: name for name, kind in _KINDS.items()})
 
 @dataclass(frozen=True, slots=True)
 class JournalHead:
-    """Which run it is; `digest` is of the scenario, its files and its variables."""
+    """Identity of a run; `digest` is of the scenario's source."""
 
     run: str
     scenario: str
     digest: str
     format: int = FORMAT
-    # Random: operations are named after it, as another run may have the same name. Older have none.
+    # Random part of operations' ids: a later run may have the same name. Older journals have none.
     key: str | None = field(default=None, metadata=left_out())
 
 
 class RunJournal:
-    """An open journal; one process writes it at a time."""
+    """Open journal, locked by one process."""
 
     def __init__(self, path: Path, head: JournalHead) -> None:
-        """Open or begin one; raise ConflictError where it is another run's, or is written to."""
+        """Open or create a journal; raise ConflictError if it is another run's or is locked."""
         self.path = path
-        self.key = head.key  # that of the run which began it, once it was read
+        self.key = head.key  # replaced by the stored one
         self._writing = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "r+b")
@@ -56,35 +62,35 @@ class RunJournal:
             self._file.close()
             raise
 
-    def _read(self, head: JournalHead) -> Iterator[Lasting]:
+    def _read(self, head: JournalHead) -> Iterator[DurableEvent]:
         end = number = 0
         while raw := self._file.readline(SCENARIO_LINE_BYTES_MAX):
             if not raw.endswith(b"\n"):
-                break  # a line that a crash cut off: what it told of is done again
+                break  # cut off by a crash: its step is repeated
             number, end = number + 1, end + len(raw)
             where = f"{self.path}, line {number}"
             try:
                 value = parse_json(raw)
-                read = (
+                entry = (
                     from_plain(JournalHead, value, where) if number == 1 else _event(value, where)
                 )
             except RejectedError as error:
-                message = f"{where} is none of a run's journal: {error.message}"
+                message = f"{where} is not a valid journal entry: {error.message}"
                 raise CorruptDataError(message) from None
-            if not isinstance(read, JournalHead):
-                yield read
-            elif replace(read, key=head.key) != head:
-                raise ConflictError(_difference(read, head), code="other_run")
+            if not isinstance(entry, JournalHead):
+                yield entry
+            elif replace(entry, key=head.key) != head:
+                raise ConflictError(_difference(entry, head), code="other_run")
             else:
-                self.key = read.key
+                self.key = entry.key
         self._file.seek(end)
         self._file.truncate(end)
         if not number:
             self._write(dump_json(head))
             _sync_folder(self.path.parent)
 
-    def note(self, event: Lasting) -> None:
-        """Write an event down, from any thread; raise OSError, also where this was closed."""
+    def append(self, event: DurableEvent) -> None:
+        """Write an event durably, from any thread; raise OSError, also after close()."""
         line = dump_json({"event": _NAMES[type(event)], "of": event})
         with self._writing:
             if self._file.closed:
@@ -97,28 +103,27 @@ class RunJournal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others open it."""
+        """Unlock the journal."""
         with self._writing:
             self._file.close()
 
 
-def _event(value: object, where: str) -> Lasting:
+def _event(value: object, where: str) -> DurableEvent:
     kind = _KINDS.get(value.get("event", "")) if isinstance(value, dict) else None
     if kind is None or not isinstance(value, dict):
-        message = "no event that there is"
+        message = "unknown event"
         raise RejectedError(message)
-    event: Lasting = from_plain(kind, value.get("of"), where)
+    event: DurableEvent = from_plain(kind, value.get("of"), where)
     return event
 
 
-def _difference(found: JournalHead, wanted: JournalHead) -> str:
-    if found.run != wanted.run or found.scenario != wanted.scenario:
-        return (
-            f"run {found.run!r} is one of scenario {found.scenario!r}: give this run another name"
-        )
-    if found.format != wanted.format:
-        return f"the journal has format {found.format}, this version writes {wanted.format}"
-    return f"the scenario was changed since run {found.run!r} began: give this run another name"
+def _difference(stored: JournalHead, expected: JournalHead) -> str:
+    if stored.run != expected.run or stored.scenario != expected.scenario:
+        owner = f"run {stored.run!r} of scenario {stored.scenario!r}"
+        return f"the journal belongs to {owner}: give this run another name"
+    if stored.format != expected.format:
+        return f"the journal has format {stored.format}, this version writes {expected.format}"
+    return f"the scenario has changed since run {stored.run!r} began: give this run another name"
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -127,7 +132,7 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        message = f"another process performs this run and writes {path}: the run goes on there"
+        message = f"the run is in progress in another process, which has locked {path}"
         raise ConflictError(message, code="run_in_progress") from None
 
 

@@ -1,8 +1,7 @@
-"""Kinds of values that a scenario's fields have: how each is read, and what editors are told.
+"""Kinds of field values: each reads a YAML node and describes itself as JSON schema.
 
-Both come of one table (the fields of the classes in `scenario.py`), so that the reader and the JSON
-schema cannot differ. A value that is wrong is complained about and read as well as it can be, so
-that one reading finds all that is wrong.
+Reader and schema share one table, the fields of the classes in `scenario.py`, so they cannot
+differ. An invalid value is reported and replaced by a valid one, so that one pass finds all errors.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,50 +13,52 @@ from typing import Any, Protocol, TypeAlias
 
 from fabric.errors import RejectedError
 from router.limits import SCENARIO_PATH_CHARS_MAX, SCENARIO_TEXT_CHARS_MAX
-from router.scenario.complaints import Complaints, Path, meant, told
+from router.scenario.diagnostics import Diagnostics, Path, shorten, suggest
 from router.scenario.template import TemplateError, TextTemplate, parse_template, verbatim
 from router.scenario.yaml_tree import YamlNode, plain
 
 Schema: TypeAlias = dict[str, Any]
-TextFiles: TypeAlias = Callable[[str], str]  # returns a file's text; raises RejectedError
+FileReader: TypeAlias = Callable[[str], str]  # returns a file's text; raises RejectedError
 
-_KIND, _ABOUT, _CALLED = "kind", "about", "called"
+_KIND, _DESCRIPTION, _YAML_NAME = "kind", "description", "yaml_name"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading one scenario needs: where complaints go, and where texts come from."""
+    """Context of reading a scenario: its diagnostics and its text files."""
 
-    complaints: Complaints
-    files: TextFiles
+    diagnostics: Diagnostics
+    files: FileReader
 
-    def complain(self, node: YamlNode, path: Path, text: str) -> None:
-        self.complaints.add(node.place, path, text)
+    def report(self, node: YamlNode, path: Path, text: str) -> None:
+        self.diagnostics.add(node.place, path, text)
 
 
 class ValueKind(Protocol):
-    """One kind of value."""
+    """Kind of a field's value."""
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Any: ...
 
     def schema(self) -> Schema: ...
 
 
-def given(kind: ValueKind, about: str, *, default: Any = MISSING, called: str = "") -> Any:
-    """Declare a field of a scenario's class: its kind, what it is for, its name in YAML."""
-    metadata = {_KIND: kind, _ABOUT: about, _CALLED: called}
+def scenario_field(
+    kind: ValueKind, description: str, *, default: Any = MISSING, called: str = ""
+) -> Any:
+    """Declare a field of a scenario's class: its kind, its description, its name in YAML."""
+    metadata = {_KIND: kind, _DESCRIPTION: description, _YAML_NAME: called}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def _is_required(own: Field[Any]) -> bool:
-    return own.default is MISSING and own.default_factory is MISSING
+def _is_required(declared: Field[Any]) -> bool:
+    return declared.default is MISSING and declared.default_factory is MISSING
 
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Words that are taken as they are."""
+    """Text without placeholders."""
 
     chars_max: int = SCENARIO_TEXT_CHARS_MAX
     pattern: Pattern[str] | None = None
@@ -66,29 +67,29 @@ class PlainText:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> str:
         if not isinstance(node.value, str):
             hint = "; put it in quotes" if isinstance(node.value, bool | int | float) else ""
-            reading.complain(node, path, f"expected text, got {_kind_of(node)}{hint}")
+            reading.report(node, path, f"expected text, got {_described(node)}{hint}")
             return ""
         self.check(node.value, node, path, reading)
         return node.value
 
     def check(self, text: str, node: YamlNode, path: Path, reading: Reading) -> None:
         if not text:
-            reading.complain(node, path, "expected text, got none between the quotes")
+            reading.report(node, path, "expected text, got none between the quotes")
         elif len(text) > self.chars_max:
-            reading.complain(node, path, f"longer than {self.chars_max:,} characters")
+            reading.report(node, path, f"longer than {self.chars_max:,} characters")
         elif self.pattern is not None and not self.pattern.fullmatch(text):
-            reading.complain(node, path, f"'{told(text)}' does not do: {self.rule}")
+            reading.report(node, path, f"'{shorten(text)}' is invalid: {self.rule}")
 
     def schema(self) -> Schema:
-        made: Schema = {"type": "string", "minLength": 1, "maxLength": self.chars_max}
+        schema: Schema = {"type": "string", "minLength": 1, "maxLength": self.chars_max}
         if self.pattern is not None:
-            made["pattern"] = f"^(?:{self.pattern.pattern})$"
-        return made
+            schema["pattern"] = f"^(?:{self.pattern.pattern})$"
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """A text with places to fill, or the name of a file that holds one without."""
+class TemplateText:
+    """Text with placeholders, or a file whose text has none."""
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> TextTemplate:
         if isinstance(node.value, dict):
@@ -98,7 +99,7 @@ class Wording:
         try:
             return parse_template(text)
         except TemplateError as error:
-            reading.complain(node, path, str(error))
+            reading.report(node, path, str(error))
             return verbatim(text)
 
     def schema(self) -> Schema:
@@ -109,13 +110,13 @@ def _from_file(name: str, node: YamlNode, path: Path, reading: Reading) -> str:
     try:
         return reading.files(name)
     except RejectedError as error:
-        reading.complain(node, (*path, "file"), error.message)
+        reading.report(node, (*path, "file"), error.message)
         return ""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A number without a fraction."""
+class IntegerRange:
+    """Integer within bounds."""
 
     low: int
     high: int
@@ -123,10 +124,10 @@ class Whole:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> int:
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int):
-            reading.complain(node, path, f"expected a whole number, got {_kind_of(node)}")
+            reading.report(node, path, f"expected a whole number, got {_described(node)}")
             return self.low
         if not self.low <= value <= self.high:
-            reading.complain(node, path, f"must be between {self.low} and {self.high:,}")
+            reading.report(node, path, f"must be between {self.low} and {self.high:,}")
             return self.low
         return value
 
@@ -135,8 +136,8 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Fraction:
-    """A number that may have a fraction."""
+class NumberRange:
+    """Number within bounds."""
 
     low: float
     high: float
@@ -144,10 +145,10 @@ class Fraction:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> float:
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            reading.complain(node, path, f"expected a number, got {_kind_of(node)}")
+            reading.report(node, path, f"expected a number, got {_described(node)}")
             return self.low
         if not self.low <= value <= self.high:
-            reading.complain(node, path, f"must be between {self.low:g} and {self.high:g}")
+            reading.report(node, path, f"must be between {self.low:g} and {self.high:g}")
             return self.low
         return float(value)
 
@@ -156,16 +157,16 @@ class Fraction:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """One of a few words."""
+class OneOf:
+    """Member of an enumeration."""
 
     words: type[StrEnum]
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> StrEnum:
         known = [word.value for word in self.words]
         if node.value not in known:
-            wrong = f"'{told(node.value)}'" if isinstance(node.value, str) else _kind_of(node)
-            reading.complain(node, path, f"expected {' or '.join(known)}, got {wrong}")
+            wrong = f"'{shorten(node.value)}'" if isinstance(node.value, str) else _described(node)
+            reading.report(node, path, f"expected {' or '.join(known)}, got {wrong}")
             return next(iter(self.words))
         return self.words(node.value)
 
@@ -174,8 +175,8 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """A list."""
+class ListOf:
+    """List of values of one kind."""
 
     of: ValueKind
     most: int
@@ -184,28 +185,28 @@ class Items:
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> tuple[Any, ...]:
         if not isinstance(node.value, list):
-            reading.complain(node, path, f"expected a list, got {_kind_of(node)}")
+            reading.report(node, path, f"expected a list, got {_described(node)}")
             return ()
         if not self.fewest <= len(node.value) <= self.most:
             bounds = f"{self.fewest} to {self.most}"
-            reading.complain(node, path, f"expected {bounds} items, got {len(node.value)}")
-        found = []
+            reading.report(node, path, f"expected {bounds} items, got {len(node.value)}")
+        values = []
         for at, item in enumerate(node.value[: self.most]):
             value = self.of.read(item, (*path, at), reading)
-            if self.is_unique and value in found:
-                reading.complain(item, (*path, at), f"'{told(str(value))}' stands here twice")
-            found.append(value)
-        return tuple(found)
+            if self.is_unique and value in values:
+                reading.report(item, (*path, at), f"'{shorten(str(value))}' occurs twice")
+            values.append(value)
+        return tuple(values)
 
     def schema(self) -> Schema:
-        made: Schema = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
-        made |= {"minItems": self.fewest} if self.fewest else {}
-        return made | ({"uniqueItems": True} if self.is_unique else {})
+        schema: Schema = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
+        schema |= {"minItems": self.fewest} if self.fewest else {}
+        return schema | ({"uniqueItems": True} if self.is_unique else {})
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A map with names of the author's own."""
+class MapOf:
+    """Map from names of the author's to values of one kind."""
 
     of: ValueKind
     most: int
@@ -214,17 +215,17 @@ class Named:
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> dict[str, Any]:
         if not isinstance(node.value, dict):
-            reading.complain(node, path, f"expected a map of names, got {_kind_of(node)}")
+            reading.report(node, path, f"expected a map of names, got {_described(node)}")
             return {}
         if not self.fewest <= len(node.value) <= self.most:
             bounds = f"{self.fewest} to {self.most}"
-            reading.complain(node, path, f"expected {bounds} entries, got {len(node.value)}")
-        found = {}
+            reading.report(node, path, f"expected {bounds} entries, got {len(node.value)}")
+        values = {}
         for name, child in list(node.value.items())[: self.most]:
             key = YamlNode(name, node.key_places[name])
             self.names.check(name, key, (*path, name), reading)
-            found[name] = self.of.read(child, (*path, name), reading)
-        return found
+            values[name] = self.of.read(child, (*path, name), reading)
+        return values
 
     def schema(self) -> Schema:
         return {
@@ -236,12 +237,12 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
-    """Any JSON object: a tool's parameters, a call's arguments."""
+class JsonObject:
+    """Arbitrary JSON object: a tool's parameters, a call's arguments."""
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Mapping[str, Any]:
         if not isinstance(node.value, dict):
-            reading.complain(node, path, f"expected a map, got {_kind_of(node)}")
+            reading.report(node, path, f"expected a map, got {_described(node)}")
             return {}
         found: Mapping[str, Any] = plain(node)  # type: ignore[assignment]  # a map's is a dict
         return found
@@ -251,8 +252,8 @@ class Anything:
 
 
 @dataclass(frozen=True, slots=True)
-class OrNothing:
-    """A value, or `null`."""
+class Nullable:
+    """Value or `null`."""
 
     of: ValueKind
 
@@ -264,11 +265,11 @@ class OrNothing:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOrItems:
-    """A list, or one value that stands for itself."""
+class OneOrMany:
+    """One value, or a list of several."""
 
     one: ValueKind
-    several: Items
+    several: ListOf
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Any:
         kind = self.several if isinstance(node.value, list) else self.one
@@ -280,7 +281,7 @@ class OneOrItems:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A map with the fields of a class; of those in `one_of` it has exactly one."""
+    """Map with the fields of a class, and exactly one of the fields in `one_of`."""
 
     cls: type
     one_of: tuple[str, ...] = ()
@@ -289,18 +290,20 @@ class Record:
         known = yaml_fields(self.cls)
         children = node.value
         if not isinstance(children, dict):
-            names = told(", ".join(known), 200)
-            reading.complain(node, path, f"expected a map ({names}), got {_kind_of(node)}")
+            names = shorten(", ".join(known), 200)
+            reading.report(node, path, f"expected a map ({names}), got {_described(node)}")
             children = {}
         else:
             self._check_names(node, children, path, reading)
         arguments = {}
-        for name, own in known.items():
+        for name, declared in known.items():
             if name in children:
                 child = children[name]
-                arguments[own.name] = own.metadata[_KIND].read(child, (*path, name), reading)
-            elif _is_required(own):
-                arguments[own.name] = _blank(own.metadata[_KIND])
+                arguments[declared.name] = declared.metadata[_KIND].read(
+                    child, (*path, name), reading
+                )
+            elif _is_required(declared):
+                arguments[declared.name] = _blank(declared.metadata[_KIND])
         return self.cls(**arguments)
 
     def _check_names(
@@ -310,45 +313,48 @@ class Record:
         for name in children:
             if name not in known:
                 place = YamlNode(None, node.key_places[name])
-                text = f"there is no such field; {meant(name, known)}"
-                reading.complain(place, (*path, name), text)
-        for name, own in known.items():
-            if _is_required(own) and name not in children:
-                reading.complain(node, path, f"'{name}' is missing: {own.metadata[_ABOUT]}")
+                text = f"there is no such field; {suggest(name, known)}"
+                reading.report(place, (*path, name), text)
+        for name, declared in known.items():
+            if _is_required(declared) and name not in children:
+                reading.report(
+                    node, path, f"'{name}' is missing: {declared.metadata[_DESCRIPTION]}"
+                )
         if self.one_of and len(children.keys() & set(self.one_of)) != 1:
-            reading.complain(node, path, f"expected exactly one of {', '.join(self.one_of)}")
+            reading.report(node, path, f"expected exactly one of {', '.join(self.one_of)}")
 
     def schema(self) -> Schema:
         known = yaml_fields(self.cls)
         properties = {
-            name: {"description": own.metadata[_ABOUT]} | own.metadata[_KIND].schema()
-            for name, own in known.items()
+            name: {"description": declared.metadata[_DESCRIPTION]}
+            | declared.metadata[_KIND].schema()
+            for name, declared in known.items()
         }
-        made: Schema = {
+        schema: Schema = {
             "type": "object",
             "properties": properties,
             "additionalProperties": False,
         }
-        required = [name for name, own in known.items() if _is_required(own)]
-        made |= {"required": required} if required else {}
+        required = [name for name, declared in known.items() if _is_required(declared)]
+        schema |= {"required": required} if required else {}
         if self.one_of:
-            made["oneOf"] = [{"required": [name]} for name in self.one_of]
-        return made
+            schema["oneOf"] = [{"required": [name]} for name in self.one_of]
+        return schema
 
 
 @cache
 def yaml_fields(cls: type) -> dict[str, Field[Any]]:
     """Return a class's fields by their names in YAML."""
-    return {own.metadata[_CALLED] or own.name: own for own in fields(cls)}
+    return {declared.metadata[_YAML_NAME] or declared.name: declared for declared in fields(cls)}
 
 
 def _blank(kind: ValueKind) -> Any:
-    """Return what a missing field is read as, behind the complaint about it."""
-    silent = Reading(Complaints(""), lambda _: "")
-    return kind.read(YamlNode(None, (1, 1)), (), silent)
+    """Return a replacement for a missing field, which is reported elsewhere."""
+    discarded = Reading(Diagnostics(""), lambda _: "")
+    return kind.read(YamlNode(None, (1, 1)), (), discarded)
 
 
-def _kind_of(node: YamlNode) -> str:
+def _described(node: YamlNode) -> str:
     value = node.value
     if value is None:
         return "nothing"
@@ -357,7 +363,7 @@ def _kind_of(node: YamlNode) -> str:
     if isinstance(value, int | float):
         return f"the number {value:g}"
     if isinstance(value, str):
-        return f"'{told(value, 40)}'"
+        return f"'{shorten(value, 40)}'"
     return "a list" if isinstance(value, list) else "a map"
 
 
@@ -365,7 +371,9 @@ def _kind_of(node: YamlNode) -> str:
 class NamedFile:
     """File that holds a long text."""
 
-    file: str = given(PlainText(SCENARIO_PATH_CHARS_MAX), "a file in the scenario's folder")
+    file: str = scenario_field(
+        PlainText(SCENARIO_PATH_CHARS_MAX), "a file in the scenario's folder"
+    )
 
 
 _TEXT = PlainText()

@@ -1,4 +1,4 @@
-"""What came of a run, as plain data: transcripts, verdicts, figures and savings."""
+"""Outcome of a run as plain data: transcripts, verdicts, figures and savings."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -8,65 +8,66 @@ from fabric.codec import to_plain
 from router.scenario.expectations import Verdict
 from router.scenario.report import Saving, rows, savings
 from router.scenario.run import ScenarioRun
-from router.scenario.series import COLD, WARM, Performed
-from router.scenario.utterance import by_turn
+from router.scenario.series import COLD, WARM, ArmRun
+from router.scenario.transcript import ordered_transcript
 
 
-def failed_verdicts(performed: Iterable[Performed]) -> list[Verdict]:
-    """List what does not hold of what counts."""
+def failed_verdicts(arms: Iterable[ArmRun]) -> list[Verdict]:
+    """Return the verdicts that count and do not hold."""
     return [
         verdict
-        for each in performed
-        for phase, found in each.run.verdicts.items()
-        for verdict in found
-        if not verdict.holds and _counts(each, phase, verdict)
+        for arm in arms
+        for phase, verdicts in arm.run.verdicts.items()
+        for verdict in verdicts
+        if not verdict.holds and _counts(arm, phase, verdict)
     ]
 
 
-def _counts(each: Performed, phase_id: str, verdict: Verdict) -> bool:
-    """Say whether an expectation is one of this arm: in a cold one nothing is cached or edited."""
-    phases = takewhile(lambda phase: phase.id != phase_id, each.run.scenario.phases)
-    before = (*phases, each.run.scenario.phase(phase_id))
+def _counts(arm_run: ArmRun, phase_id: str, verdict: Verdict) -> bool:
+    """Return whether a verdict counts: in a cold arm nothing is cached or edited."""
+    phases = takewhile(lambda phase: phase.id != phase_id, arm_run.run.scenario.phases)
+    before = (*phases, arm_run.run.scenario.phase(phase_id))
     is_edited = any(phase.directives for phase in before)
-    return each.arm.kind != COLD or not (is_edited or verdict.is_of_cache)
+    return arm_run.arm.kind != COLD or not (is_edited or verdict.is_of_cache)
 
 
-def series_savings(performed: Iterable[Performed]) -> Iterator[Saving]:
-    """Yield what each warm performance saved against its cold one."""
+def series_savings(arm_runs: Iterable[ArmRun]) -> Iterator[Saving]:
+    """Yield the savings of each warm arm over its cold one."""
     arms: dict[int, dict[str, ScenarioRun]] = {}
-    for each in performed:
+    for each in arm_runs:
         arms.setdefault(each.arm.number, {})[each.arm.kind] = each.run
     for runs in arms.values():
         if COLD in runs and WARM in runs:
             yield from savings(runs[WARM].state, runs[COLD].state)
 
 
-def outcome_row(performed: Sequence[Performed]) -> dict[str, Any]:
-    """Show all performances, and what the warm ones saved."""
+def outcome_row(arm_runs: Sequence[ArmRun]) -> dict[str, Any]:
+    """Return all arms' transcripts, verdicts and reports, and the savings."""
     return {
-        "runs": [_performed_row(each) for each in performed],
-        "savings": [to_plain(saving) for saving in series_savings(performed)],
+        "runs": [_arm_row(each) for each in arm_runs],
+        "savings": [to_plain(saving) for saving in series_savings(arm_runs)],
     }
 
 
-def _performed_row(each: Performed) -> dict[str, Any]:
-    state = each.run.state
-    said = by_turn(state.scenario, state.said.values())  # and not as they happened to end
+def _arm_row(arm_run: ArmRun) -> dict[str, Any]:
+    state = arm_run.run.state
+    # Turns that run in parallel end in any order.
+    transcript = ordered_transcript(state.scenario, state.transcript.values())
     return {
-        "number": each.arm.number,
-        "arm": each.arm.kind,
-        "transcript": [to_plain(utterance) for utterance in said.values()],
+        "number": arm_run.arm.number,
+        "arm": arm_run.arm.kind,
+        "transcript": [to_plain(utterance) for utterance in transcript.values()],
         "verdicts": {
             phase: [
                 {
                     "holds": v.holds,
                     "expected": v.expected,
                     "found": v.found,
-                    "counts": _counts(each, phase, v),
+                    "counts": _counts(arm_run, phase, v),
                 }
-                for v in found
+                for v in verdicts
             ]
-            for phase, found in each.run.verdicts.items()
+            for phase, verdicts in arm_run.run.verdicts.items()
         },
         "report": [to_plain(row) | {"cached_share": row.cached_share} for row in rows(state)],
     }

@@ -1,18 +1,18 @@
-"""What a run cost, by phase and agent, and what a warm one saves against a cold one."""
+"""Cost of a run by phase and agent, and the savings of a warm arm over a cold one."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from router.scenario.fabric_client import TurnFigures
 from router.scenario.run_state import RunState
-from router.scenario.speaker import TurnFigures
-from router.scenario.utterance import TurnKey
+from router.scenario.transcript import TurnKey
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One agent in one phase; times are of its answers, bytes of copies made there."""
+    """Figures of one agent in one phase: times of its answers, bytes of its copies."""
 
     phase: str
     agent: str
@@ -25,7 +25,7 @@ class ReportRow:
     cached_tokens: int
     completion_tokens: int
     moved_bytes: int
-    nodes: tuple[str, ...]  # where it answered, in order, without repeats
+    nodes: tuple[str, ...]  # distinct nodes that answered, in order
 
     @property
     def cached_share(self) -> float:
@@ -34,31 +34,31 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Cold seconds for one warm second, of a phase or of all (`phase` is None)."""
+    """Ratio of cold to warm seconds of a phase, or of the whole run (`phase` is None)."""
 
     phase: str | None
     ttft: float  # of the medians
     total: float
-    # Of the cold run's prompts, in its own phase or by other agents; None in older outcomes.
+    # Share of the cold arm's prompts that was cached all the same; None in older outcomes.
     cold_cached_share: float | None = None
 
 
 def rows(state: RunState) -> Iterator[ReportRow]:
-    """Yield a row for each agent that spoke in a phase, in the order of the file."""
-    made: dict[tuple[str, str], list[TurnFigures]] = defaultdict(list)
-    for turn, several in state.figures.items():
-        made[turn.phase, turn.speaker] += several
+    """Yield a row for each agent that answered in a phase, in the order of the file."""
+    figures: dict[tuple[str, str], list[TurnFigures]] = defaultdict(list)
+    for turn, answers in state.figures.items():
+        figures[turn.phase, turn.speaker] += answers
     moved_bytes = Counter[tuple[str, str]]()
     for copy in state.copies:
         moved_bytes[copy.phase, copy.agent] += copy.copied.sent_bytes
     for phase in state.scenario.phases:
         for agent in phase.agents:
-            if found := made.get((phase.id, agent)):
-                yield _row(phase.id, agent, found, moved_bytes[phase.id, agent])
+            if answers := figures[phase.id, agent]:
+                yield _row(phase.id, agent, answers, moved_bytes[phase.id, agent])
 
 
 def savings(warm: RunState, cold: RunState) -> Iterator[Saving]:
-    """Yield what each phase that both have, and then the whole run, saved."""
+    """Yield the savings of each phase that both arms have, and then of the whole run."""
     both = [
         phase.id
         for phase in warm.scenario.phases
@@ -71,31 +71,31 @@ def savings(warm: RunState, cold: RunState) -> Iterator[Saving]:
 
 
 def _figures(state: RunState, phase: str) -> Iterator[TurnFigures]:
-    for turn, several in state.figures.items():
+    for turn, answers in state.figures.items():
         if turn.phase == phase:
-            yield from several
+            yield from answers
 
 
 def _all(figures: Mapping[TurnKey, Iterable[TurnFigures]]) -> Iterator[TurnFigures]:
-    for several in figures.values():
-        yield from several
+    for answers in figures.values():
+        yield from answers
 
 
-def _row(phase: str, agent: str, found: list[TurnFigures], moved_bytes: int) -> ReportRow:
-    times = [each.ttft_s for each in found]
+def _row(phase: str, agent: str, answers: list[TurnFigures], moved_bytes: int) -> ReportRow:
+    times = [answer.ttft_s for answer in answers]
     return ReportRow(
         phase,
         agent,
-        len(found),
+        len(answers),
         median(times),
         min(times),
         max(times),
-        sum(each.total_s for each in found),
-        sum(each.prompt_tokens for each in found),
-        sum(each.cached_tokens for each in found),
-        sum(each.completion_tokens for each in found),
+        sum(answer.total_s for answer in answers),
+        sum(answer.prompt_tokens for answer in answers),
+        sum(answer.cached_tokens for answer in answers),
+        sum(answer.completion_tokens for answer in answers),
         moved_bytes,
-        tuple(dict.fromkeys(each.node for each in found)),
+        tuple(dict.fromkeys(answer.node for answer in answers)),
     )
 
 

@@ -1,30 +1,30 @@
-"""What happens in a run, in order: what bars, dashboards, journals and reports are made of."""
+"""Events of a run, in order: the input of progress bars, dashboards, journals and reports."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from router.scenario.expectations import Verdict
-from router.scenario.speaker import AgentCopy, TurnFigures
-from router.scenario.utterance import ToolStep, TurnKey, Utterance
+from router.scenario.fabric_client import AgentCopy, TurnFigures
+from router.scenario.transcript import ToolStep, TurnKey, Utterance
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseBegan:
-    """A phase has all that it waits for."""
+    """Start of a phase: all phases before it have ended."""
 
     phase: str
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAsked:
-    """An agent is asked."""
+    """Start of an agent's turn."""
 
     turn: TurnKey
 
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """An answer called tools, and has their results: the agent is asked again."""
+    """Answer that called tools, with their results; the agent is asked again."""
 
     turn: TurnKey
     number: int
@@ -34,7 +34,7 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpoke:
-    """An agent has spoken; `figures` are of its last answer."""
+    """End of an agent's turn; `figures` are of its last answer."""
 
     utterance: Utterance
     figures: TurnFigures
@@ -42,26 +42,26 @@ class AgentSpoke:
 
 @dataclass(frozen=True, slots=True)
 class AgentCopied:
-    """An agent was made of another one's memory, or taken to another node."""
+    """Fork of an agent from another, or its move to another node."""
 
     phase: str
     agent: str
-    source: str | None  # None: it was moved
+    source: str | None  # None: a move
     copied: AgentCopy
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEdited:
-    """A phase's directives for one agent hold."""
+    """A phase's directive was added to an agent's memory."""
 
     phase: str
-    number: int  # of the directive in the phase
+    number: int  # index of the directive in the phase
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Something could not be done yet, and is tried again."""
+    """A step that failed for now and is retried or skipped."""
 
     what: str
     why: str
@@ -70,7 +70,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnded:
-    """All turns of a phase have ended."""
+    """End of a phase's last turn, with the verdicts on its expectations."""
 
     phase: str
     verdicts: tuple[Verdict, ...]
@@ -86,5 +86,5 @@ RunEvent: TypeAlias = (
     | Waited
     | PhaseEnded
 )
-# What a run need not do again.
-Lasting: TypeAlias = StepTaken | AgentSpoke | AgentCopied | MemoryEdited
+# Events of the journal: a resumed run does not repeat these steps.
+DurableEvent: TypeAlias = StepTaken | AgentSpoke | AgentCopied | MemoryEdited

@@ -1,27 +1,33 @@
-"""What a run has done: made of the events that last, also those of an earlier process."""
+"""State of a run, folded from its durable events, also those of an earlier process."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router.scenario.expectations import PromptFigures
-from router.scenario.run_events import AgentCopied, AgentSpoke, Lasting, MemoryEdited, StepTaken
+from router.scenario.fabric_client import TurnFigures
+from router.scenario.run_events import (
+    AgentCopied,
+    AgentSpoke,
+    DurableEvent,
+    MemoryEdited,
+    StepTaken,
+)
 from router.scenario.scenario import Scenario
-from router.scenario.speaker import TurnFigures
+from router.scenario.transcript import RunTranscript, ToolStep, TurnKey, ordered_transcript
 from router.scenario.turn_order import TurnTable
-from router.scenario.utterance import Said, ToolStep, TurnKey, by_turn
 
 
 @dataclass(slots=True)
 class RunState:
-    """Grows with each lasting event, and with nothing else."""
+    """Transcript, figures, copies and edits of a run; only durable events change it."""
 
     scenario: Scenario
-    said: Said = field(default_factory=dict)
+    transcript: RunTranscript = field(default_factory=dict)
     steps: dict[TurnKey, list[ToolStep]] = field(default_factory=lambda: defaultdict(list))
     figures: dict[TurnKey, list[TurnFigures]] = field(default_factory=lambda: defaultdict(list))
     copies: list[AgentCopied] = field(default_factory=list)
-    edits: set[tuple[str, int]] = field(default_factory=set)  # a phase, and its directive's number
+    edits: set[tuple[str, int]] = field(default_factory=set)  # phase and index of its directive
     turns: TurnTable = field(init=False)
     _nodes: dict[str, str] = field(default_factory=dict)
 
@@ -29,25 +35,30 @@ class RunState:
         self.turns = TurnTable(self.scenario)
 
     @classmethod
-    def of(cls, scenario: Scenario, events: Iterable[Lasting]) -> "RunState":
-        """Return the state behind these events; raise RejectedError where they do not fit."""
+    def of(cls, scenario: Scenario, events: Iterable[DurableEvent]) -> "RunState":
+        """Return the state after these events; raise RejectedError where they do not fit."""
         state = cls(scenario)
         for event in events:
-            state.note(event)
+            state.apply(event)
         return state
 
-    def note(self, event: Lasting) -> None:
-        """Take in what has happened."""
+    def apply(self, event: DurableEvent) -> None:
+        """Update the state by an event; repeated steps are ignored."""
         if isinstance(event, StepTaken):
-            if event.number == len(self.steps[event.turn]):  # else it was noted before
+            if event.number == len(self.steps[event.turn]):  # else it is a repetition
                 self.steps[event.turn].append(event.step)
                 self.figures[event.turn].append(event.figures)
                 self._nodes[event.turn.speaker] = event.figures.node
         elif isinstance(event, AgentSpoke):
             utterance = event.utterance
-            if utterance.turn in self.said or utterance.turn not in self.turns:
-                by_turn(self.scenario, [*self.said.values(), utterance])  # raises, and says why
-            self.said = {**self.said, utterance.turn: utterance}  # others read what was before
+            if utterance.turn in self.transcript or utterance.turn not in self.turns:
+                ordered_transcript(
+                    self.scenario, [*self.transcript.values(), utterance]
+                )  # raises, and names the turn
+            self.transcript = {
+                **self.transcript,
+                utterance.turn: utterance,
+            }  # readers keep a consistent version
             self.figures[utterance.turn].append(event.figures)
             self._nodes[utterance.speaker] = event.figures.node
         elif isinstance(event, AgentCopied):
@@ -57,20 +68,20 @@ class RunState:
             self.edits.add((event.phase, event.number))
 
     def was_forked(self, phase: str, agent: str) -> bool:
-        """Say whether a phase's fork has made an agent already."""
+        """Return whether a phase's fork has created an agent already."""
         return any((c.phase, c.agent) == (phase, agent) and c.source for c in self.copies)
 
     def prompt_figures(self) -> dict[TurnKey, PromptFigures]:
-        """Sum up each turn's prompts."""
+        """Return the total prompt tokens of each finished turn."""
         return {
             turn: PromptFigures(
-                sum(each.prompt_tokens for each in several),
-                sum(each.cached_tokens for each in several),
+                sum(answer.prompt_tokens for answer in answers),
+                sum(answer.cached_tokens for answer in answers),
             )
-            for turn, several in self.figures.items()
-            if turn in self.said
+            for turn, answers in self.figures.items()
+            if turn in self.transcript
         }
 
     def node_of(self, agent: str) -> str | None:
-        """Name the node where an agent was last."""
+        """Return the node that last had an agent; None before its first answer or copy."""
         return self._nodes.get(agent)

@@ -1,4 +1,4 @@
-"""What a scenario declares. These fields are the table that reader and JSON schema are made of."""
+"""Classes of a scenario. Their fields are the table for the reader and the JSON schema."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,23 +20,23 @@ from router.limits import (
     SCENARIO_VARIABLES_MAX,
 )
 from router.scenario.kinds import (
-    Anything,
-    Fraction,
-    Items,
-    Named,
-    OneOrItems,
-    OrNothing,
+    IntegerRange,
+    JsonObject,
+    ListOf,
+    MapOf,
+    Nullable,
+    NumberRange,
+    OneOf,
+    OneOrMany,
     PlainText,
     Record,
-    Whole,
-    Word,
-    Wording,
-    given,
+    TemplateText,
+    scenario_field,
 )
 from router.scenario.template import TextTemplate
 
-# Line ends of every kind, controls, and what is invisible or turns the direction of reading.
-_UNSEEN = (
+# Line ends, control characters, invisible characters and changes of text direction.
+_INVISIBLE = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0"
 )
@@ -54,29 +54,29 @@ _TOOL = PlainText(
     SCENARIO_KEY_CHARS_MAX, re.compile(r"[a-zA-Z0-9_-]+"), "letters, digits, _ and - only"
 )
 _LINE = PlainText(
-    NAME_CHARS_TOLD, re.compile(rf"[^{_UNSEEN}]*"), "one line without invisible characters"
+    NAME_CHARS_TOLD, re.compile(rf"[^{_INVISIBLE}]*"), "one line without invisible characters"
 )
 _SHOWN = PlainText(
     SCENARIO_NAME_CHARS_MAX,
-    re.compile(rf"[^\s:\[\]{_UNSEEN}](?:[^:\[\]{_UNSEEN}]*[^\s:\[\]{_UNSEEN}])?"),
+    re.compile(rf"[^\s:\[\]{_INVISIBLE}](?:[^:\[\]{_INVISIBLE}]*[^\s:\[\]{_INVISIBLE}])?"),
     "one line without colons, brackets and invisible characters, as it stands before speech",
 )
-_KEYS = Items(_KEY, SCENARIO_AGENTS_MAX)
-_SPOKEN = OneOrItems(Wording(), Items(Wording(), SCENARIO_ITEMS_MAX, 1, is_unique=False))
+_KEYS = ListOf(_KEY, SCENARIO_AGENTS_MAX)
+_SPOKEN = OneOrMany(TemplateText(), ListOf(TemplateText(), SCENARIO_ITEMS_MAX, 1, is_unique=False))
 
 
 class Lifetime(StrEnum):
     """Lifetime of an agent's memory."""
 
     PERMANENT = "permanent"  # its id is the same in every run
-    EPHEMERAL = "ephemeral"  # it is an agent of one run only
+    EPHEMERAL = "ephemeral"  # its id belongs to one run
 
 
 class TurnOrder(StrEnum):
-    """When the agents of a phase hear each other."""
+    """Order in which the agents of a phase speak and hear each other."""
 
-    IN_TURN = "in_turn"  # each hears who spoke before
-    PARALLEL = "parallel"  # all of a round speak at once, and hear each other behind it
+    IN_TURN = "in_turn"  # each hears the earlier speakers
+    PARALLEL = "parallel"  # all speak at once in a round, and hear each other after it
 
 
 class KeptEdits(StrEnum):
@@ -86,66 +86,72 @@ class KeptEdits(StrEnum):
     AMORTIZE = "amortize"
 
 
-_TOKENS = Whole(1, COMPLETION_TOKENS_MAX)
-_TEMPERATURE = Fraction(0.0, 2.0)
-_ABOUT_TOKENS = "tokens that one answer may have"
-_ABOUT_TEMPERATURE = "0 for the same answers each time"
-_ABOUT_EDITS = "what becomes of memory behind an edit: computed again (exact) or kept"
+_TOKENS = IntegerRange(1, COMPLETION_TOKENS_MAX)
+_TEMPERATURE = NumberRange(0.0, 2.0)
+_DESCRIPTION_OF_TOKENS = "tokens that one answer may have"
+_DESCRIPTION_OF_TEMPERATURE = "0 for the same answers each time"
+_DESCRIPTION_OF_EDITS = "cache after an edit: recomputed (exact) or kept (amortize)"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
     """Options of turns; None leaves an option to the fabric."""
 
-    max_tokens: int | None = given(_TOKENS, _ABOUT_TOKENS, default=None)
-    temperature: float | None = given(_TEMPERATURE, _ABOUT_TEMPERATURE, default=None)
-    edits: KeptEdits | None = given(Word(KeptEdits), _ABOUT_EDITS, default=None)
+    max_tokens: int | None = scenario_field(_TOKENS, _DESCRIPTION_OF_TOKENS, default=None)
+    temperature: float | None = scenario_field(
+        _TEMPERATURE, _DESCRIPTION_OF_TEMPERATURE, default=None
+    )
+    edits: KeptEdits | None = scenario_field(OneOf(KeptEdits), _DESCRIPTION_OF_EDITS, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceHint:
     """Placement hint of an agent; one that cannot be met is no error."""
 
-    node: str | None = given(_KEY, "the node that it begins on", default=None)
-    apart_from: tuple[str, ...] | None = given(
+    node: str | None = scenario_field(_KEY, "the node that it begins on", default=None)
+    apart_from: tuple[str, ...] | None = scenario_field(
         _KEYS, "agents on whose nodes it is not to begin", default=None
     )
-    together_with: tuple[str, ...] | None = given(
+    together_with: tuple[str, ...] | None = scenario_field(
         _KEYS, "agents on whose node it is to begin", default=None, called="with"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One agent, as the scenario declares it."""
+    """Declaration of an agent."""
 
-    name: str | None = given(_SHOWN, "what others hear it called; its key by default", default=None)
-    lifetime: Lifetime = given(
-        Word(Lifetime),
+    name: str | None = scenario_field(
+        _SHOWN, "the name that others hear; its key by default", default=None
+    )
+    lifetime: Lifetime = scenario_field(
+        OneOf(Lifetime),
         "permanent: its memory outlives runs; ephemeral: of one run",
         default=Lifetime.PERMANENT,
     )
-    system: TextTemplate | None = given(
-        Wording(), "its system prompt; ${variable} is filled in", default=None
+    system: TextTemplate | None = scenario_field(
+        TemplateText(), "its system prompt; ${variable} is filled in", default=None
     )
-    place: PlaceHint | None = given(
+    place: PlaceHint | None = scenario_field(
         Record(PlaceHint, ("node", "apart_from", "with")), "where it begins to live", default=None
     )
-    tools: tuple[str, ...] = given(
-        Items(_TOOL, SCENARIO_TOOLS_MAX), "those below `tools` that it may call", default=()
+    tools: tuple[str, ...] = scenario_field(
+        ListOf(_TOOL, SCENARIO_TOOLS_MAX), "names of `tools` that it may call", default=()
     )
-    max_tokens: int | None = given(_TOKENS, _ABOUT_TOKENS, default=None)
-    temperature: float | None = given(_TEMPERATURE, _ABOUT_TEMPERATURE, default=None)
-    edits: KeptEdits | None = given(Word(KeptEdits), _ABOUT_EDITS, default=None)
+    max_tokens: int | None = scenario_field(_TOKENS, _DESCRIPTION_OF_TOKENS, default=None)
+    temperature: float | None = scenario_field(
+        _TEMPERATURE, _DESCRIPTION_OF_TEMPERATURE, default=None
+    )
+    edits: KeptEdits | None = scenario_field(OneOf(KeptEdits), _DESCRIPTION_OF_EDITS, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CannedAnswer:
     """A tool's answer to certain arguments."""
 
-    text: TextTemplate = given(Wording(), "the answer, as it is")
-    when: Mapping[str, Any] | None = given(
-        Anything(), "arguments that the call has, among others; any by default", default=None
+    text: TextTemplate = scenario_field(TemplateText(), "the answer")
+    when: Mapping[str, Any] | None = scenario_field(
+        JsonObject(), "arguments that the call must have; any by default", default=None
     )
 
 
@@ -153,23 +159,21 @@ class CannedAnswer:
 class ToolStub:
     """A tool that agents may call; nothing is executed, answers are looked up."""
 
-    description: str = given(PlainText(), "what agents are told of it")
-    parameters: Mapping[str, Any] = given(
-        Anything(), "a JSON schema of its arguments, as OpenAI's API has it"
-    )
-    answers: tuple[CannedAnswer, ...] = given(
-        Items(Record(CannedAnswer), SCENARIO_ITEMS_MAX, 1, is_unique=False),
-        "the first whose `when` is a part of the arguments",
+    description: str = scenario_field(PlainText(), "description for the model")
+    parameters: Mapping[str, Any] = scenario_field(JsonObject(), "JSON schema of its arguments")
+    answers: tuple[CannedAnswer, ...] = scenario_field(
+        ListOf(Record(CannedAnswer), SCENARIO_ITEMS_MAX, 1, is_unique=False),
+        "the first one whose `when` matches the arguments is used",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Fanout:
-    """Agents that begin with the memory of another one."""
+    """Fork of an agent into several that begin with its memory."""
 
-    source: str = given(_KEY, "the agent whose memory they get", called="from")
-    copies: tuple[str, ...] = given(
-        Items(_KEY, SCENARIO_AGENTS_MAX, 1), "the agents that get it", called="as"
+    source: str = scenario_field(_KEY, "the agent whose memory is copied", called="from")
+    copies: tuple[str, ...] = scenario_field(
+        ListOf(_KEY, SCENARIO_AGENTS_MAX, 1), "the agents that begin with it", called="as"
     )
 
 
@@ -177,131 +181,137 @@ class Fanout:
 class MemoryEdit:
     """Edit of one agent's history, from a phase on."""
 
-    agent: str = given(_KEY, "whose memory is edited")
-    clear_results_of: str | None = given(
-        _TOOL, "the tool whose results so far are replaced by [cleared]", default=None
+    agent: str = scenario_field(_KEY, "the agent whose memory is edited")
+    clear_results_of: str | None = scenario_field(
+        _TOOL, "the tool whose earlier results are replaced by [cleared]", default=None
     )
-    forget: str | None = given(_KEY, "the phase whose messages are left out", default=None)
-    mode: EditMode = given(
-        Word(EditMode),
-        "forget: what lies behind is computed again; amortize: it is kept",
+    forget: str | None = scenario_field(_KEY, "the phase whose messages are removed", default=None)
+    mode: EditMode = scenario_field(
+        OneOf(EditMode),
+        "forget: recompute the cache after the edit; amortize: keep it",
         default=EditMode.FORGET,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One thing that is to hold behind a phase."""
+    """Condition that must hold after a phase."""
 
-    agent: str | None = given(_KEY, "whom it is about", default=None)
-    says: TextTemplate | tuple[TextTemplate, ...] | None = given(
-        _SPOKEN, "words, one of which it says in this phase", default=None
+    agent: str | None = scenario_field(_KEY, "the agent that it is about", default=None)
+    says: TextTemplate | tuple[TextTemplate, ...] | None = scenario_field(
+        _SPOKEN, "texts, one of which it says in this phase", default=None
     )
-    never_says: TextTemplate | tuple[TextTemplate, ...] | None = given(
-        _SPOKEN, "words that it says in no turn of this phase", default=None
+    never_says: TextTemplate | tuple[TextTemplate, ...] | None = scenario_field(
+        _SPOKEN, "texts that it does not say in this phase", default=None
     )
-    hears: TextTemplate | tuple[TextTemplate, ...] | None = given(
-        _SPOKEN, "words, one of which it was told by then", default=None
+    hears: TextTemplate | tuple[TextTemplate, ...] | None = scenario_field(
+        _SPOKEN, "texts, one of which it has heard so far", default=None
     )
-    never_hears: TextTemplate | tuple[TextTemplate, ...] | None = given(
-        _SPOKEN, "words that it was never told", default=None
+    never_hears: TextTemplate | tuple[TextTemplate, ...] | None = scenario_field(
+        _SPOKEN, "texts that it has never heard", default=None
     )
-    calls: str | None = given(_TOOL, "the tool that it calls in this phase", default=None)
-    cached_share_min: float | None = given(
-        Fraction(0.0, 1.0), "share of this phase's prompts that was cached", default=None
+    calls: str | None = scenario_field(_TOOL, "the tool that it calls in this phase", default=None)
+    cached_share_min: float | None = scenario_field(
+        NumberRange(0.0, 1.0), "share of this phase's prompts that was cached", default=None
     )
 
 
 CHECKS = ("says", "never_says", "hears", "never_hears", "calls", "cached_share_min")
-Asked = TextTemplate | tuple[TextTemplate | None, ...]
+AskTexts = TextTemplate | tuple[TextTemplate | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Agents that speak with each other for some rounds."""
+    """Rounds in which agents speak with each other."""
 
-    id: str = given(_KEY, "what other phases call it")
-    agents: tuple[str, ...] = given(
-        Items(_KEY, SCENARIO_AGENTS_MAX, 1), "who speaks, in this order"
+    id: str = scenario_field(_KEY, "its name for other phases")
+    agents: tuple[str, ...] = scenario_field(
+        ListOf(_KEY, SCENARIO_AGENTS_MAX, 1), "the speakers, in order"
     )
-    title: str | None = given(_LINE, "the line that begins it; its id by default", default=None)
-    rounds: int = given(Whole(1, SCENARIO_ROUNDS_MAX), "how often each speaks", default=1)
-    order: TurnOrder = given(
-        Word(TurnOrder),
-        "in_turn: each hears who spoke before; parallel: all of a round speak at once",
+    title: str | None = scenario_field(
+        _LINE, "the line that begins it; its id by default", default=None
+    )
+    rounds: int = scenario_field(
+        IntegerRange(1, SCENARIO_ROUNDS_MAX), "number of turns of each speaker", default=1
+    )
+    order: TurnOrder = scenario_field(
+        OneOf(TurnOrder),
+        "in_turn: each hears the earlier speakers; parallel: all speak at once in a round",
         default=TurnOrder.IN_TURN,
     )
-    visible_to: tuple[str, ...] | None = given(
-        _KEYS, "who hears what is said; by default its agents; [] for nobody", default=None
+    visible_to: tuple[str, ...] | None = scenario_field(
+        _KEYS,
+        "the agents that hear what is said; by default its speakers; [] for none",
+        default=None,
     )
-    after: tuple[str, ...] | None = given(
-        Items(_KEY, SCENARIO_PHASES_MAX),
+    after: tuple[str, ...] | None = scenario_field(
+        ListOf(_KEY, SCENARIO_PHASES_MAX),
         "phases that must have ended; by default all before it",
         default=None,
     )
-    opening: TextTemplate | None = given(
-        Wording(), "told to all who hear the phase, as it begins", default=None
+    opening: TextTemplate | None = scenario_field(
+        TemplateText(), "text for all who hear the phase, at its start", default=None
     )
-    prompts: Mapping[str, TextTemplate] = given(
-        Named(Wording(), SCENARIO_AGENTS_MAX, _KEY),
-        "told to one agent only, as it begins",
+    prompts: Mapping[str, TextTemplate] = scenario_field(
+        MapOf(TemplateText(), SCENARIO_AGENTS_MAX, _KEY),
+        "text for one agent only, at its start",
         default={},
     )
-    ask: Mapping[str, Asked] = given(
-        Named(
-            OneOrItems(
-                Wording(),
-                Items(OrNothing(Wording()), SCENARIO_ROUNDS_MAX, 1, is_unique=False),
+    ask: Mapping[str, AskTexts] = scenario_field(
+        MapOf(
+            OneOrMany(
+                TemplateText(),
+                ListOf(Nullable(TemplateText()), SCENARIO_ROUNDS_MAX, 1, is_unique=False),
             ),
             SCENARIO_AGENTS_MAX,
             _KEY,
         ),
-        "told to one agent before each of its turns; a list has one text for each round, "
+        "text for one agent before each of its turns; a list has one text for each round, "
         "and null where it does not speak",
         default={},
     )
-    fork: Fanout | None = given(
+    fork: Fanout | None = scenario_field(
         Record(Fanout), "agents that begin with the memory of another one", default=None
     )
-    directives: tuple[MemoryEdit, ...] = given(
-        Items(
+    directives: tuple[MemoryEdit, ...] = scenario_field(
+        ListOf(
             Record(MemoryEdit, ("clear_results_of", "forget")),
             SCENARIO_ITEMS_MAX,
             is_unique=False,
         ),
-        "memory that is edited before it begins",
+        "memory edits before the phase",
         default=(),
     )
-    expect: tuple[Expectation, ...] = given(
-        Items(Record(Expectation, CHECKS), SCENARIO_ITEMS_MAX, is_unique=False),
-        "what is to hold behind it",
+    expect: tuple[Expectation, ...] = scenario_field(
+        ListOf(Record(Expectation, CHECKS), SCENARIO_ITEMS_MAX, is_unique=False),
+        "conditions after the phase",
         default=(),
     )
 
     @property
     def hearers(self) -> frozenset[str]:
-        """All who hear anything of it."""
+        """Agents that hear anything of the phase."""
         return frozenset(self.agents) | frozenset(self.visible_to or ())
 
     @property
     def listeners(self) -> frozenset[str]:
-        """All who hear what another agent says in it."""
+        """Agents that hear another agent speak in the phase."""
         agents = {*self.agents, *(self.visible_to or ())}
         others = ((agent, speaker) for agent in agents for speaker in self.agents)
         return frozenset(a for a, s in others if a != s and self.hears(a, s))
 
     def hears(self, listener: str, speaker: str) -> bool:
-        """Say whether an agent hears what another one says here."""
+        """Return whether an agent hears another one in this phase."""
         heard_by = self.agents if self.visible_to is None else self.visible_to
         return listener == speaker or listener in heard_by
 
     def asked(self, agent: str, number: int) -> TextTemplate | None:
-        """Return what an agent is told before its turn of a round; rounds count from 1."""
+        """Return the text before an agent's turn in a round; rounds count from 1."""
         asked = self.ask.get(agent)
         return asked[number - 1] if isinstance(asked, tuple) else asked
 
     def speakers(self, number: int) -> Iterator[str]:
-        """Name who speaks in a round, in order."""
+        """Yield the speakers of a round, in order."""
         for agent in self.agents:
             listed = isinstance(self.ask.get(agent), tuple)
             if not listed or self.asked(agent, number) is not None:
@@ -309,7 +319,7 @@ class Phase:
 
     @property
     def turns(self) -> Iterator[tuple[int, str]]:
-        """All rounds with their speakers, in order."""
+        """Yield rounds with their speakers, in order."""
         for number in range(1, self.rounds + 1):
             for agent in self.speakers(number):
                 yield number, agent
@@ -317,37 +327,37 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A whole file."""
+    """Content of a scenario file."""
 
-    name: str = given(_NAME, "its name, a part of its agents' ids", called="scenario")
-    agents: Mapping[str, Role] = given(
-        Named(Record(Role), SCENARIO_AGENTS_MAX, _KEY, 1), "who takes part"
+    name: str = scenario_field(_NAME, "its name, part of its agents' ids", called="scenario")
+    agents: Mapping[str, Role] = scenario_field(
+        MapOf(Record(Role), SCENARIO_AGENTS_MAX, _KEY, 1), "the agents that take part"
     )
-    phases: tuple[Phase, ...] = given(
-        Items(Record(Phase), SCENARIO_PHASES_MAX, 1, is_unique=False), "what happens, in order"
+    phases: tuple[Phase, ...] = scenario_field(
+        ListOf(Record(Phase), SCENARIO_PHASES_MAX, 1, is_unique=False), "the phases, in order"
     )
-    title: str | None = given(_LINE, "what people read in lists", default=None)
-    variables: Mapping[str, str] = given(
-        Named(PlainText(), SCENARIO_VARIABLES_MAX, _KEY),
-        "texts for ${name}, which a run may set otherwise",
+    title: str | None = scenario_field(_LINE, "title for lists", default=None)
+    variables: Mapping[str, str] = scenario_field(
+        MapOf(PlainText(), SCENARIO_VARIABLES_MAX, _KEY),
+        "texts for ${name}, which a run may replace",
         default={},
     )
-    defaults: TurnOptions = given(
-        Record(TurnOptions), "how all answers are made", default=TurnOptions()
+    defaults: TurnOptions = scenario_field(
+        Record(TurnOptions), "options of all turns", default=TurnOptions()
     )
-    tools: Mapping[str, ToolStub] = given(
-        Named(Record(ToolStub), SCENARIO_TOOLS_MAX, _TOOL), "tools and their answers", default={}
+    tools: Mapping[str, ToolStub] = scenario_field(
+        MapOf(Record(ToolStub), SCENARIO_TOOLS_MAX, _TOOL), "tools and their answers", default={}
     )
 
     def shown_name(self, agent: str) -> str:
-        """Return what others hear an agent called."""
+        """Return the name of an agent that others hear."""
         return self.agents[agent].name or agent
 
     def phase(self, phase_id: str) -> Phase:
         return next(phase for phase in self.phases if phase.id == phase_id)
 
     def options(self, agent: str) -> TurnOptions:
-        """Return how an agent's answers are made: its own wishes, then those of all."""
+        """Return the options of an agent's turns: its own, or the defaults."""
         role, common = self.agents[agent], self.defaults
         return TurnOptions(
             common.max_tokens if role.max_tokens is None else role.max_tokens,

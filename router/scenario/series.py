@@ -1,6 +1,7 @@
-"""A run as it is asked for: a scenario performed as often, and in as many arms, as is wanted."""
+"""Series of a run: a scenario's arms, warm and cold, with repetitions and their agents' ids."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -9,32 +10,63 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from fabric.ids import AgentId
-from router.scenario.agent_ids import agent_id
+from fabric.errors import RejectedError
+from fabric.ids import AgentId, parse_agent_id
+from router.limits import SCENARIO_KEY_CHARS_MAX
+from router.scenario.diagnostics import shorten
+from router.scenario.fabric_client import FabricClient
 from router.scenario.journal import JournalHead, RunJournal
 from router.scenario.run import ScenarioRun
-from router.scenario.run_events import Lasting, RunEvent
+from router.scenario.run_events import DurableEvent, RunEvent
 from router.scenario.run_state import RunState
-from router.scenario.scenario import Scenario
-from router.scenario.speaker import ScenarioSpeaker
-from router.scenario.work import beside
+from router.scenario.run_threads import run_in_thread
+from router.scenario.scenario import Lifetime, Scenario
 
-COLD = "cold"  # the arm whose agents are erased before each phase
+_RUN = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}")
+
+
+def agent_id(scenario: Scenario, agent: str, run: str, namespace: str = "") -> AgentId:
+    """Return an agent's id: the same in all runs of a namespace, or of this run only.
+
+    Args:
+        scenario: its name is part of the id.
+        agent: its key in the scenario.
+        run: the run's name.
+        namespace: separates the permanent agents of one series of runs from others'.
+    """
+    require_run_name(run)
+    if namespace:
+        require_run_name(namespace, "as")
+    place = f"{scenario.name}@{namespace}" if namespace else scenario.name
+    if scenario.agents[agent].lifetime is Lifetime.EPHEMERAL:
+        place = f"{place}.{run}"
+    return parse_agent_id(f"scn.{place}.{agent}")
+
+
+def require_run_name(name: str, param: str = "run") -> None:
+    """Raise RejectedError for an invalid name of a run or a series."""
+    if not _RUN.fullmatch(name):
+        rule = f"use lower-case letters, digits, _ and -, {SCENARIO_KEY_CHARS_MAX} at most"
+        message = f"'{shorten(name)}' is not a valid name: {rule}"
+        raise RejectedError(message, code="invalid_value", param=param)
+
+
+COLD = "cold"  # agents are erased before each phase
 WARM = "warm"
 _KEY_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One performance among those of a run; numbers count from 1."""
+    """One repetition of a run, warm or cold; numbers count from 1."""
 
     number: int
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
-class Performed:
-    """A performance that has ended, or is under way."""
+class ArmRun:
+    """An arm that has ended or is running."""
 
     arm: Arm
     run: ScenarioRun
@@ -53,22 +85,22 @@ class SeriesPlan:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """All performances in order; arms take turns, so that both meet the same machine."""
+        """Arms in order; cold and warm alternate, so that both meet the same conditions."""
         kinds = (COLD, WARM) if self.is_compared else (WARM,)
         return tuple(Arm(n, kind) for n in range(1, self.repeats + 1) for kind in kinds)
 
     @property
     def begins_anew(self) -> bool:
-        """Say whether agents are erased before each performance, so that none profits."""
+        """Return whether agents are erased before each arm, so that none profits from another."""
         return self.repeats > 1 or self.is_compared
 
     @property
     def turns(self) -> int:
-        """Count the turns of one performance."""
+        """Number of turns of one arm."""
         return sum(len(list(phase.turns)) for phase in self.scenario.phases)
 
     def ids(self, arm: Arm) -> dict[str, AgentId]:
-        """Return by which ids the fabric knows the agents; raise RejectedError for a bad name."""
+        """Return the fabric's ids of an arm's agents; raise RejectedError for a bad name."""
         parts = [self.namespace, COLD if arm.kind == COLD else ""]
         namespace = "-".join(part for part in parts if part)
         name = self.name_of(arm)
@@ -90,62 +122,62 @@ class SeriesPlan:
         return JournalHead(self.name_of(arm), self.scenario.name, self.digest)
 
 
-# Who watches one performance: from what was done before on, each event as it comes.
+# Returns the receiver of an arm's events, given its state and the events of earlier processes.
 Watch = Callable[
-    [Arm, RunState, Sequence[Lasting]], AbstractContextManager[Callable[[RunEvent], None]]
+    [Arm, RunState, Sequence[DurableEvent]], AbstractContextManager[Callable[[RunEvent], None]]
 ]
 
 
 @dataclass(slots=True)
 class Series:
-    """Performs a plan, and goes on with it where its journals end."""
+    """Runs a plan's arms, each from the end of its journal."""
 
     plan: SeriesPlan
-    speaker: ScenarioSpeaker
+    client: FabricClient
     folder: Path
     watch: Watch
-    key: str = ""  # operations of new journals are named after it; a random one by default
-    performed: list[Performed] = field(default_factory=list)  # the last may be under way
+    key: str = ""  # part of operations' ids in new journals; random by default
+    arm_runs: list[ArmRun] = field(default_factory=list)  # the last one may be running
 
-    async def perform(self) -> None:
-        """Perform each run; raise FabricError where one cannot go on."""
+    async def run(self) -> None:
+        """Run all arms; raise FabricError where one cannot continue."""
         for arm in self.plan.arms:
-            await self._perform(arm)
+            await self._run_arm(arm)
 
     async def end_agents(self) -> None:
-        """Erase the agents of a run that is given up, also those of a performance under way."""
-        for each in self.performed:
+        """Erase the agents of a cancelled or failed run."""
+        for each in self.arm_runs:
             await each.run.end_agents()
 
-    async def _perform(self, arm: Arm) -> None:
+    async def _run_arm(self, arm: Arm) -> None:
         plan = self.plan
         ids = plan.ids(arm)
-        journal = await self._opened(arm)
+        journal = await self._open_journal(arm)
         try:
             state = RunState.of(plan.scenario, journal.events)
-            with self.watch(arm, state, journal.events) as tell:
-                key = journal.key or self.key  # of older journals: the run's name
+            with self.watch(arm, state, journal.events) as report:
+                key = journal.key or self.key  # older journals: the run's name
                 name = f"{key}{arm.kind}{arm.number}" if key else plan.name_of(arm) + arm.kind
-                run = ScenarioRun(name, state, self.speaker, journal, ids.__getitem__, tell,
+                run = ScenarioRun(name, state, self.client, journal, ids.__getitem__, report,
                                   begins_cold=arm.kind == COLD)  # fmt: skip
-                self.performed.append(Performed(arm, run))
+                self.arm_runs.append(ArmRun(arm, run))
                 if plan.begins_anew and not journal.events:
-                    # Of both arms: a prompt may begin with anybody's memory.
+                    # Of both arms: prefixes are shared between agents.
                     for kind in (WARM, COLD):
                         await run.erase(plan.ids(Arm(arm.number, kind)).values())
                 elif not plan.begins_anew:
-                    await run.take_back()
-                await run.perform()
+                    await run.undo_edits()
+                await run.run()
                 await run.end_agents()
         finally:
             journal.close()
 
-    async def _opened(self, arm: Arm) -> RunJournal:
-        opening = asyncio.create_task(beside(partial(self._journal, arm)))
+    async def _open_journal(self, arm: Arm) -> RunJournal:
+        opening = asyncio.create_task(run_in_thread(partial(self._journal, arm)))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            (await opening).close()  # it is nobody's by now
+            (await opening).close()  # no one else will
             raise
 
     def _journal(self, arm: Arm) -> RunJournal:

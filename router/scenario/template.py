@@ -1,7 +1,7 @@
-"""Texts of a scenario with places to fill: `${variable}` and `${phase.messages[agent]}`.
+"""Text templates of a scenario: placeholders `${variable}` and `${phase.messages[agent]}`.
 
-A text is cut into parts once, when its file is read. To render it is to join the parts, so nothing
-that a model said, or that a variable holds, is ever looked through for places.
+A text is parsed once, when its file is read, and rendered by joining its parts. So placeholders in
+a model's output or in a variable's value are never expanded.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fabric.errors import TooLargeError
 from router.limits import SCENARIO_EXPANDED_CHARS_MAX, SCENARIO_KEY_CHARS_MAX
-from router.scenario.complaints import told
+from router.scenario.diagnostics import shorten
 
 _KEY = rf"[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}"
 _OPENING = re.compile(r"\$\$\{|\$\{")
@@ -19,7 +19,7 @@ _MESSAGES = re.compile(rf"({_KEY})\.messages\[({_KEY})\]")
 
 
 class TemplateError(ValueError):
-    """A place that is none; the message says what to write."""
+    """Invalid placeholder; the message says what to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class VariablePlace:
 
 @dataclass(frozen=True, slots=True)
 class MessagesPlace:
-    """Where goes what an agent heard in an earlier phase, from its perspective."""
+    """Placeholder of what an agent heard in an earlier phase, from its perspective."""
 
     phase: str
     agent: str
@@ -39,7 +39,7 @@ class MessagesPlace:
 
 @dataclass(frozen=True, slots=True)
 class TextTemplate:
-    """A text in parts; `source` is as its author wrote it."""
+    """Parsed text; `source` is the author's."""
 
     parts: tuple[str | VariablePlace | MessagesPlace, ...]
     source: str = ""
@@ -50,12 +50,12 @@ class TextTemplate:
 
 
 def verbatim(text: str) -> TextTemplate:
-    """Return a text in which nothing is looked for: what a file holds."""
+    """Return a text without placeholders, such as a file's."""
     return TextTemplate((text,), text)
 
 
 def parse_template(text: str) -> TextTemplate:
-    """Cut a text into its parts; raise TemplateError for what is neither text nor a place."""
+    """Return a text's parts; raise TemplateError for an invalid placeholder."""
     parts: list[str | VariablePlace | MessagesPlace] = []
     at = 0
     while found := _OPENING.search(text, at):
@@ -66,7 +66,9 @@ def parse_template(text: str) -> TextTemplate:
             continue
         end = text.find("}", found.end(), found.end() + 4 * SCENARIO_KEY_CHARS_MAX)
         if end < 0:
-            message = f"'{told(text[found.start() :], 24)}' is not closed; write $${{ to mean ${{"
+            message = (
+                f"'{shorten(text[found.start() :], 24)}' is not closed; write $${{ to mean ${{"
+            )
             raise TemplateError(message)
         parts.append(_place(text[found.end() : end]))
         at = end + 1
@@ -81,16 +83,16 @@ def _place(inside: str) -> VariablePlace | MessagesPlace:
     if messages:
         return MessagesPlace(messages[1], messages[2])
     expected = "write ${variable} or ${phase.messages[agent]}, or $${ to mean ${"
-    message = f"'${{{told(inside, 48)}}}' is no place; {expected}"
+    message = f"'${{{shorten(inside, 48)}}}' is not a placeholder; {expected}"
     raise TemplateError(message)
 
 
 def render(
     template: TextTemplate, fill: Callable[[VariablePlace | MessagesPlace], Iterator[str]]
 ) -> str:
-    """Join the parts, without the white space at the end; raise TooLargeError for too long a text.
+    """Return the filled text without white space at its end; raise TooLargeError.
 
-    The end is cut because the last words of a prompt are what a model goes on from.
+    Models continue from the last words of a prompt, so trailing white space would matter.
     """
     pieces: list[str] = []
     chars = 0
@@ -99,7 +101,7 @@ def render(
             chars += len(piece)
             if chars > SCENARIO_EXPANDED_CHARS_MAX:
                 limit = f"{SCENARIO_EXPANDED_CHARS_MAX:,}"
-                message = f"'{told(template.source, 40)}' grows beyond {limit} characters"
+                message = f"'{shorten(template.source, 40)}' grows beyond {limit} characters"
                 raise TooLargeError(message)
             pieces.append(piece)
     return "".join(pieces).rstrip()

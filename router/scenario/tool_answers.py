@@ -1,17 +1,17 @@
-"""Tools of a scenario: what is offered, and what calls are answered; nothing is executed."""
+"""Tools of a scenario: their definitions and canned answers; nothing is executed."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
-from router.scenario.complaints import told
+from router.scenario.diagnostics import shorten
 from router.scenario.scenario import Scenario
 from router.scenario.template import MessagesPlace, VariablePlace, render
 
 
 def offered_tools(scenario: Scenario, agent: str) -> list[dict[str, Any]]:
-    """Return the tools of an agent as OpenAI's API has them."""
+    """Return an agent's tools in the form that chat templates expect."""
     return [
         {
             "type": "function",
@@ -28,19 +28,19 @@ def offered_tools(scenario: Scenario, agent: str) -> list[dict[str, Any]]:
 def answer_call(
     scenario: Scenario, agent: str, tool: str, arguments: Mapping[str, Any] | str
 ) -> str:
-    """Return what a call is answered; an error in words where there is no answer to it."""
+    """Return the answer to a call, or an error text for the model."""
     if tool not in scenario.agents[agent].tools:
-        return f"Error: there is no tool '{told(tool)}'"
-    given = _object(arguments)
-    if given is None:
+        return f"Error: there is no tool '{shorten(tool)}'"
+    values = _object(arguments)
+    if values is None:
         return "Error: the arguments are no JSON object"
 
     def fill(place: VariablePlace | MessagesPlace) -> Iterator[str]:
-        assert isinstance(place, VariablePlace), "was checked when the scenario was read"
+        assert isinstance(place, VariablePlace), "the reader refuses messages here"
         yield scenario.variables[place.name]
 
     for answer in scenario.tools[tool].answers:
-        if answer.when is None or _is_part(answer.when, given):
+        if answer.when is None or _is_part(answer.when, values):
             return render(answer.text, fill)
     return "Error: nothing is known for these arguments"
 
@@ -56,7 +56,7 @@ def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any] | None:
 
 
 def _is_part(part: Any, whole: Any) -> bool:
-    """Say whether all entries of a map are in another one, maps in it likewise."""
+    """Return whether all entries of a map, at any depth, are in another one."""
     if isinstance(part, Mapping) and isinstance(whole, Mapping):
         return all(key in whole and _is_part(part[key], whole[key]) for key in part)
     return bool(part == whole) and isinstance(part, bool) == isinstance(whole, bool)

@@ -1,16 +1,26 @@
-"""Which turns may run now, given those that have ended: a run is resumed from nothing else."""
+"""Order of turns: which may run next, given the turns that have ended."""
 
 from collections.abc import Callable, Collection, Iterator
 
-from router.scenario.precedence import earlier_phases
 from router.scenario.scenario import Phase, Scenario, TurnOrder
-from router.scenario.utterance import TurnKey
+from router.scenario.transcript import TurnKey
+
+
+def earlier_phases(scenario: Scenario) -> dict[str, frozenset[str]]:
+    """Return, by phase, all phases that have ended when it begins, directly or indirectly."""
+    earlier: dict[str, frozenset[str]] = {}
+    for phase in scenario.phases:
+        named = tuple(earlier) if phase.after is None else phase.after
+        direct = frozenset(name for name in named if name in earlier)
+        earlier[phase.id] = direct.union(*(earlier[name] for name in direct))
+    return earlier
+
 
 _HasEnded = Callable[[TurnKey], bool]
 
 
 class TurnTable:
-    """All turns of a scenario; follows one run, whose ended turns only ever grow in number."""
+    """All turns of a scenario and the progress of one run, whose ended turns only grow."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._phases = scenario.phases
@@ -20,40 +30,37 @@ class TurnTable:
             for phase in scenario.phases
         }
         self._all = frozenset(turn for turns in self._turns.values() for turn in turns)
-        # Of each phase: how many turns at its beginning have ended. None is looked at again.
+        # Number of leading turns that have ended, by phase; these are not scanned again.
         self._passed = dict.fromkeys(self._turns, 0)
 
     def __contains__(self, turn: TurnKey) -> bool:
         return turn in self._all
 
     def next(self, ended: Collection[TurnKey]) -> tuple[TurnKey, ...]:
-        """Return all turns that may run at this moment; none once the scenario has ended.
-
-        Those that are under way are among them until they have ended.
-        """
+        """Return the turns that may run now, including running ones; none after the last."""
         self._pass(self._passed, ended.__contains__)
         return tuple(self._due(self._passed, ended.__contains__))
 
     def has_ended(self, phase_id: str, ended: Collection[TurnKey]) -> bool:
-        """Say whether a phase has no turn left; its expectations can be judged then."""
+        """Return whether all turns of a phase have ended, so that it can be judged."""
         self._pass(self._passed, ended.__contains__)
         return self._is_over(phase_id, self._passed)
 
-    def to_come(self, ended: Collection[TurnKey], count: int) -> tuple[TurnKey, ...]:
-        """Return the turns behind those that may run now, soonest first: whom to prefetch."""
+    def upcoming(self, ended: Collection[TurnKey], count: int) -> tuple[TurnKey, ...]:
+        """Return up to `count` turns that follow those that may run now, soonest first."""
         due = self.next(ended)
         passed, done = dict(self._passed), set[TurnKey]()
-        found: list[TurnKey] = []
+        coming: list[TurnKey] = []
 
         def has_ended(turn: TurnKey) -> bool:
             return turn in done or turn in ended
 
-        while due and len(found) < count:
+        while due and len(coming) < count:
             done.update(due)
             self._pass(passed, has_ended)
             due = tuple(self._due(passed, has_ended))
-            found += due
-        return tuple(found[:count])
+            coming += due
+        return tuple(coming[:count])
 
     def _pass(self, passed: dict[str, int], has_ended: _HasEnded) -> None:
         for phase_id, turns in self._turns.items():
@@ -80,20 +87,3 @@ class TurnTable:
                     return
                 if not has_ended(turns[further]):
                     yield turns[further]
-
-
-def next_turns(scenario: Scenario, ended: Collection[TurnKey]) -> tuple[TurnKey, ...]:
-    """Return all turns that may run at this moment, of a run that is not followed."""
-    return TurnTable(scenario).next(ended)
-
-
-def phase_has_ended(scenario: Scenario, phase_id: str, ended: Collection[TurnKey]) -> bool:
-    """Say whether a phase has no turn left, of a run that is not followed."""
-    return TurnTable(scenario).has_ended(phase_id, ended)
-
-
-def turns_to_come(
-    scenario: Scenario, ended: Collection[TurnKey], count: int
-) -> tuple[TurnKey, ...]:
-    """Return the turns behind those that may run now, of a run that is not followed."""
-    return TurnTable(scenario).to_come(ended, count)

@@ -1,8 +1,10 @@
-"""YAML text as a tree whose values know their place; of YAML, only what has no surprises.
+"""YAML text as a tree of values with positions, restricted to a safe subset of YAML.
 
-What costs more than it is long is refused: anchors, aliases and merge keys, so no file grows while
-it is read. Tags are refused as well, so no text chooses a class. A plain word is text, a number, a
-truth value or nothing, as in YAML 1.2: `no` and `12:30` are text.
+Anchors, aliases and merge keys are refused, so no file grows while it is read, and tags, so no text
+selects a class. Plain scalars are resolved as in YAML 1.2: `no` and `12:30` are text.
+
+The tree is built from parser events, not by `yaml.compose`: PyYAML's C loader composes recursively,
+and text with some hundred thousand brackets overflows its stack before any limit could apply.
 """
 
 import re
@@ -17,7 +19,7 @@ from router.limits import (
     SCENARIO_NODES_MAX,
     SCENARIO_TEXT_CHARS_MAX,
 )
-from router.scenario.complaints import Complaints, Path, told
+from router.scenario.diagnostics import Diagnostics, Path, shorten
 
 Place = tuple[int, int]
 Value = None | bool | int | float | str | list["YamlNode"] | dict[str, "YamlNode"]
@@ -35,62 +37,62 @@ _FORMS = (str.lower, str.capitalize, str.upper)
 _WORDS: dict[str, bool | None] = {"": None, "~": None}
 _WORDS |= {form("null"): None for form in _FORMS}
 _WORDS |= {form("true"): True for form in _FORMS} | {form("false"): False for form in _FORMS}
-# What to write instead, by a part of what either of PyYAML's loaders calls the fault.
+# Advice, by a part of the problem's text in either of PyYAML's loaders.
 _REMEDIES = (
     ("expected ','", "close the bracket, or put a text with braces, commas or ': ' in quotes"),
-    ("mapping values", "put a text with ': ' in quotes, and a space behind each 'name:'"),
-    ("start any token", "set in by spaces, no tabs; quote a text that begins with @, ` or %"),
-    ("indentation", "set in by spaces, no tabs"),
+    ("mapping values", "put a text with ': ' in quotes, and a space after each 'name:'"),
+    ("start any token", "indent with spaces, not tabs; quote a text that begins with @, ` or %"),
+    ("indentation", "indent with spaces, not tabs"),
     ("incompatible YAML", "leave out the line that begins with %YAML"),
     ("directive", "leave out the line that begins with %, or put the text in quotes"),
     ("end of stream", "a quote is not closed"),
     ("escape", "use single quotes, or write \\\\ for \\"),
     ("alphabetic", "put a text that begins with * or & in quotes"),
-    ("comment or line", "begin the text behind | in the next line"),
-    ("chomping", "begin the text behind | in the next line"),
-    ("expected", "set this line in as its neighbours are, or put the whole text in quotes"),
+    ("comment or line", "begin the text after | in the next line"),
+    ("chomping", "begin the text after | in the next line"),
+    ("expected", "indent this line like its neighbours, or put the whole text in quotes"),
 )
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built
 
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """One value, and where it begins; of a map also where its keys do."""
+    """Value with its position; a map also has the positions of its keys."""
 
     value: Value
     place: Place
     key_places: dict[str, Place] = field(default_factory=dict)
 
 
-class _Stop(Exception):  # noqa: N818  nothing behind it can be read
+class _UnreadableError(Exception):
     def __init__(self, place: Place, text: str) -> None:
         super().__init__(text)
         self.place = place
         self.text = text
 
 
-def read_tree(raw: bytes, complaints: Complaints) -> YamlNode | None:
-    """Read one document; None, and a complaint, where it is not to be had."""
+def read_tree(raw: bytes, diagnostics: Diagnostics) -> YamlNode | None:
+    """Return the only document; None, with a diagnostic, if it is unreadable."""
     try:
-        return _Builder(_events(_text(raw)), complaints).document()
-    except _Stop as stop:
-        complaints.add(stop.place, (), stop.text)
+        return _Builder(_events(_text(raw)), diagnostics).document()
+    except _UnreadableError as error:
+        diagnostics.add(error.place, (), error.text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        complaints.add(place, (), _no_yaml(str(error.problem)))
+        diagnostics.add(place, (), _invalid_yaml(str(error.problem)))
     except yaml.YAMLError as error:
-        complaints.add((1, 1), (), _no_yaml(str(error)))
+        diagnostics.add((1, 1), (), _invalid_yaml(str(error)))
     return None
 
 
-def _no_yaml(problem: str) -> str:
+def _invalid_yaml(problem: str) -> str:
     remedy = next((f"; {remedy}" for part, remedy in _REMEDIES if part in problem), "")
-    return f"this is no YAML: {told(problem)}{remedy}"
+    return f"invalid YAML: {shorten(problem)}{remedy}"
 
 
 def plain(node: YamlNode) -> object:
-    """Return a value without places, as JSON would have it."""
+    """Return a value without positions, as in JSON."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -101,24 +103,26 @@ def plain(node: YamlNode) -> object:
 def _text(raw: bytes) -> str:
     if len(raw) > SCENARIO_BYTES_MAX:
         size = f"{len(raw):,} bytes, more than {SCENARIO_BYTES_MAX:,}"
-        raise _Stop((1, 1), f"the file has {size}; put long texts into files of their own")
+        raise _UnreadableError(
+            (1, 1), f"the file has {size}; put long texts into files of their own"
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode("utf-8")
-        raise _Stop(
-            _place_behind(before), "this byte is no UTF-8; save the file as UTF-8"
+        raise _UnreadableError(
+            _place_after(before), "this byte is not UTF-8; save the file as UTF-8"
         ) from None
     found = _UNPRINTABLE.search(text)
     if found:
         character = f"U+{ord(found[0]):04X}"
-        raise _Stop(
-            _place_behind(text[: found.start()]), f"the character {character} is not allowed"
+        raise _UnreadableError(
+            _place_after(text[: found.start()]), f"the character {character} is not allowed"
         )
     return text
 
 
-def _place_behind(text: str) -> Place:
+def _place_after(text: str) -> Place:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
@@ -128,33 +132,35 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
 
 class _Builder:
-    """Builds a tree of events, none of which is asked for once a bound is passed."""
+    """Builder of a tree from events; it stops reading them at the first exceeded limit."""
 
-    def __init__(self, events: Iterator[yaml.Event], complaints: Complaints) -> None:
+    def __init__(self, events: Iterator[yaml.Event], diagnostics: Diagnostics) -> None:
         self._events = events
-        self._complaints = complaints
+        self._diagnostics = diagnostics
         self._nodes = 0
 
     def document(self) -> YamlNode:
         next(self._events)  # the stream's start
         if isinstance(next(self._events), yaml.StreamEndEvent):
-            raise _Stop((1, 1), "the file is empty; begin with 'scenario: NAME'")
+            raise _UnreadableError((1, 1), "the file is empty; begin with 'scenario: NAME'")
         root = self._node(next(self._events), (), SCENARIO_DEPTH_MAX)
         next(self._events)  # the document's end
         following = next(self._events)
         if not isinstance(following, yaml.StreamEndEvent):
-            raise _Stop(_place(following), "a second document begins; one file is one scenario")
+            raise _UnreadableError(
+                _place(following), "a second document begins; one file is one scenario"
+            )
         return root
 
     def _node(self, event: yaml.Event, path: Path, depth: int) -> YamlNode:
         place = _place(event)
         self._nodes += 1
         if self._nodes > SCENARIO_NODES_MAX:
-            raise _Stop(
+            raise _UnreadableError(
                 place, f"more than {SCENARIO_NODES_MAX:,} values; make the scenario smaller"
             )
         if depth == 0:
-            raise _Stop(
+            raise _UnreadableError(
                 place,
                 f"nested deeper than {SCENARIO_DEPTH_MAX} levels; quote a text with brackets",
             )
@@ -165,20 +171,20 @@ class _Builder:
             return YamlNode(self._items(path, depth), place)
         if isinstance(event, yaml.MappingStartEvent):
             return self._map(place, path, depth)
-        return YamlNode(None, place)  # an alias, which was complained about
+        return YamlNode(None, place)  # an alias, which has a diagnostic
 
     def _refuse_links(self, event: yaml.Event, place: Place, path: Path) -> None:
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
             instead = "write it out, or use a variable"
-            text = f"the alias '*{told(str(anchor))}' is not followed; {instead}"
-            self._complaints.add(place, path, text)
+            text = f"the alias '*{shorten(str(anchor))}' is not followed; {instead}"
+            self._diagnostics.add(place, path, text)
         elif anchor is not None:
-            text = f"the anchor '&{told(anchor)}' is not used here; leave it out"
-            self._complaints.add(place, path, text)
+            text = f"the anchor '&{shorten(anchor)}' is not used here; leave it out"
+            self._diagnostics.add(place, path, text)
         elif tag is not None:
-            text = f"the tag '{told(tag)}' is not used here; put text in quotes instead"
-            self._complaints.add(place, path, text)
+            text = f"the tag '{shorten(tag)}' is not used here; put text in quotes instead"
+            self._diagnostics.add(place, path, text)
 
     def _items(self, path: Path, depth: int) -> list[YamlNode]:
         items: list[YamlNode] = []
@@ -194,21 +200,21 @@ class _Builder:
             key = self._key(event, key_place, path)
             node = self._node(next(self._events), (*path, key), depth - 1)
             if key in found:
-                first = f"its first is in line {places[key][0]}"
-                self._complaints.add(key_place, (*path, key), f"this key stands twice; {first}")
+                first = f"the first is in line {places[key][0]}"
+                self._diagnostics.add(key_place, (*path, key), f"duplicate key; {first}")
             else:
                 found[key], places[key] = node, key_place
         return YamlNode(found, place, places)
 
     def _key(self, event: yaml.Event, place: Place, path: Path) -> str:
         if not isinstance(event, yaml.ScalarEvent):
-            raise _Stop(
+            raise _UnreadableError(
                 place,
-                "a key is one word, no list, map or alias; quote a text that begins with { or [",
+                "a key must be text, not a list, map or alias; quote text that begins with { or [",
             )
         self._refuse_links(event, place, path)
         if event.value == "<<" and not event.style:
-            self._complaints.add(place, path, "merge keys ('<<') are not followed; write it out")
+            self._diagnostics.add(place, path, "merge keys ('<<') are not followed; write it out")
         _scalar(event, place)
         return str(event.value)
 
@@ -222,7 +228,9 @@ def _scalar(event: yaml.ScalarEvent, place: Place) -> Value:
     text = str(event.value)
     if len(text) > SCENARIO_TEXT_CHARS_MAX:
         size = f"{len(text):,} characters, more than {SCENARIO_TEXT_CHARS_MAX:,}"
-        raise _Stop(place, f"this text has {size}; put it into a file of its own (file: NAME)")
+        raise _UnreadableError(
+            place, f"this text has {size}; put it into a file of its own (file: NAME)"
+        )
     if event.style:
         return text
     if text in _WORDS:
@@ -232,5 +240,7 @@ def _scalar(event: yaml.ScalarEvent, place: Place) -> Value:
     if _BASED.fullmatch(text):
         return int(text, 0)
     if _NO_NUMBER.fullmatch(text):
-        raise _Stop(place, f"{text} is no number here; write a finite one, or put text in quotes")
+        raise _UnreadableError(
+            place, f"{text} is not allowed; write a finite number, or put text in quotes"
+        )
     return float(text) if _NUMBER.fullmatch(text) else text

@@ -14,7 +14,7 @@ from node.prompt.prompt_encoder import PromptEncoder
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import Phase
 from router.scenario.series import SeriesPlan
-from tests.support.http_speaker import HttpSpeaker
+from tests.support.http_fabric_client import HttpFabricClient
 from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
 from tests.support.told_words import Told, leaks, on_disks
@@ -92,7 +92,7 @@ SCENARIO = read_scenario(WHOLE.encode(), "whispers.yaml")
 
 
 @dataclass(frozen=True)
-class MovingSpeaker(HttpSpeaker):
+class MovingClient(HttpFabricClient):
     """Notes what agents are asked, and what forks begin with; moves all behind each answer."""
 
     on_disks: Callable[[], list[Told]]
@@ -130,8 +130,8 @@ def rendered(monkeypatch):
 def perform(fabric, folder, name, run="first"):
     """Perform it by agents of a name of their own; return the run's speaker and their ids."""
     plan = SeriesPlan(SCENARIO, run, "digest", name)
-    speaker = MovingSpeaker(fabric.http, fabric.model_name, lambda: all_told(fabric))
-    assert len(performed(plan, speaker, folder).run.state.said) == plan.turns
+    speaker = MovingClient(fabric.http, fabric.model_name, lambda: all_told(fabric))
+    assert len(performed(plan, speaker, folder).run.state.transcript) == plan.turns
     return speaker, plan.ids(plan.arms[0])
 
 

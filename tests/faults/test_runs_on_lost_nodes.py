@@ -13,7 +13,7 @@ from router.scenario.event_rows import read_event
 from router.scenario.reader import read_scenario
 from router.scenario.run_events import AgentCopied, AgentSpoke, MemoryEdited, PhaseEnded, Waited
 from router.scenario.series import SeriesPlan
-from tests.support.http_speaker import HttpSpeaker
+from tests.support.http_fabric_client import HttpFabricClient
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
 from tests.support.samples import sample
@@ -71,7 +71,7 @@ def kill_mac_b(fabric):
 def run_over_http(fabric, folder, tell):
     scenario = read_scenario(SCENARIO.encode(), "deadnode.yaml")
     plan = SeriesPlan(scenario, "dn", "digest")
-    performed(plan, HttpSpeaker(fabric.http, fabric.model_name), folder, tell)
+    performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder, tell)
 
 
 def run_in_router(fabric, _, tell):

@@ -11,10 +11,10 @@ from router.scenario.reader import read_scenario
 from router.scenario.report import rows
 from router.scenario.run_events import AgentSpoke
 from router.scenario.scenario import Scenario
-from router.scenario.series import Performed, SeriesPlan
-from router.scenario.shipped import shipped_names, shipped_scenario
+from router.scenario.series import ArmRun, SeriesPlan
+from router.scenario.source import shipped_names, shipped_scenario
 from tests.support.disturbed_run import BETWEEN, KILL, MOVE, Nemesis, perform
-from tests.support.http_speaker import HttpSpeaker
+from tests.support.http_fabric_client import HttpFabricClient
 from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
@@ -55,7 +55,7 @@ phases:
 """
 
 
-def transcript(performed: Performed) -> object:
+def transcript(performed: ArmRun) -> object:
     """Return it without its calls' ids: a fabric makes new ones in each answer."""
     shown = outcome_row([performed])["runs"][0]["transcript"]
     for call in (call for said in shown for step in said["steps"] for call in step["calls"]):
@@ -85,23 +85,23 @@ def disturbed(
     return nemesis
 
 
-def missed_expectations(performed: Performed) -> list[Verdict]:
+def missed_expectations(performed: ArmRun) -> list[Verdict]:
     """Return the verdicts of every phase that do not hold."""
     verdicts = performed.run.verdicts.values()
     return [verdict for found in verdicts for verdict in found if not verdict.holds]
 
 
-def check_journal(journal: Path, performed: Performed) -> None:
+def check_journal(journal: Path, performed: ArmRun) -> None:
     """Each answer was written down once, and each of them is the transcript's."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     turns = [line["of"]["utterance"] for line in lines if line["event"] == "turn"]
     steps = [line["of"] for line in lines if line["event"] == "step"]
-    by_turn = {json.dumps(turn, sort_keys=True) for turn in turns}
-    assert len(by_turn) == len(turns) == len(performed.run.state.said)
+    ordered_transcript = {json.dumps(turn, sort_keys=True) for turn in turns}
+    assert len(ordered_transcript) == len(turns) == len(performed.run.state.transcript)
     assert len({(*step["turn"].values(), step["number"]) for step in steps}) == len(steps)
 
 
-def check_report(performed: Performed, nemesis: Nemesis) -> None:
+def check_report(performed: ArmRun, nemesis: Nemesis) -> None:
     """The report names each node that an agent answered on, and no other."""
     shown = {(r.phase, r.agent, node) for r in rows(performed.run.state) for node in r.nodes}
     assert shown == set(nemesis.answers)
@@ -182,7 +182,7 @@ def test_directives_outlive_the_node_of_their_agent(tmp_path):
                     killed[said.phase] = event.figures.node
                     fabric.kill(event.figures.node)
 
-        speaker = HttpSpeaker(fabric.http, fabric.model_name)
+        speaker = HttpFabricClient(fabric.http, fabric.model_name)
         done = performed(plan, speaker, tmp_path / "journals", kill)
     assert list(killed) == ["later", "copy"]
     for phase, verdicts in done.run.verdicts.items():

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from router.scenario.fabric_client import AgentAnswer, Question
 from router.scenario.run_events import AgentAsked, RunEvent
 from router.scenario.scenario import Scenario
-from router.scenario.series import Performed, SeriesPlan
-from router.scenario.speaker import Question, SpokenAnswer
-from router.scenario.utterance import TurnKey
-from tests.support.http_speaker import HttpSpeaker, has_words
+from router.scenario.series import ArmRun, SeriesPlan
+from router.scenario.transcript import TurnKey
+from tests.support.http_fabric_client import HttpFabricClient, has_words
 from tests.support.local_fabric import LocalFabric
 from tests.support.performed import performed
 from tests.support.process_fabric import ProcessFabric
@@ -145,12 +145,12 @@ class Nemesis:
 
 
 @dataclass(frozen=True)
-class DisturbedSpeaker(HttpSpeaker):
+class DisturbedClient(HttpFabricClient):
     """A client over HTTP that calls the nemesis before and within each answer."""
 
     nemesis: Nemesis
 
-    async def ask(self, question: Question) -> SpokenAnswer:
+    async def ask(self, question: Question) -> AgentAnswer:
         await asyncio.to_thread(self.nemesis.before, question.agent)
         answer = await super().ask(question)
         self.nemesis.behind(question.agent, len(question.messages), answer.figures.node)
@@ -178,11 +178,11 @@ def perform(
     folder: Path,
     name: str,
     nemesis: Nemesis | None = None,
-) -> Performed:
+) -> ArmRun:
     """Perform a scenario once, by agents and a journal of its own."""
     plan = SeriesPlan(scenario, name, "digest", namespace=name)
     if nemesis is None:
-        return performed(plan, HttpSpeaker(fabric.http, fabric.model_name), folder)
+        return performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder)
     tell = nemesis.watch(plan.ids(plan.arms[0]))
-    speaker = DisturbedSpeaker(fabric.http, fabric.model_name, nemesis)
+    speaker = DisturbedClient(fabric.http, fabric.model_name, nemesis)
     return performed(plan, speaker, folder, tell)

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from router.scenario.fabric_client import FabricClient
 from router.scenario.run_events import RunEvent
-from router.scenario.series import Performed, Series, SeriesPlan
-from router.scenario.speaker import ScenarioSpeaker
+from router.scenario.series import ArmRun, Series, SeriesPlan
 
 Told = Callable[[RunEvent], object]
 
 
 def performed(
-    plan: SeriesPlan, speaker: ScenarioSpeaker, folder: Path, tell: Told = lambda _: None
-) -> Performed:
+    plan: SeriesPlan, speaker: FabricClient, folder: Path, tell: Told = lambda _: None
+) -> ArmRun:
     """Perform a plan of one arm, with its journal in `folder`; `tell` hears its events."""
 
     @contextmanager
@@ -22,6 +22,6 @@ def performed(
         yield tell
 
     series = Series(plan, speaker, folder, watch)
-    asyncio.run(series.perform())
-    (only,) = series.performed
+    asyncio.run(series.run())
+    (only,) = series.arm_runs
     return only

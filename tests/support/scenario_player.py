@@ -13,11 +13,11 @@ from fabric.record.directive import Directive
 from fabric.record.message_positions import message_digest
 from fabric.turn.messages import Message, MessageRole, template_form
 from router.scenario.conversation import prompt
-from router.scenario.expectations import PromptFigures, judged
+from router.scenario.expectations import PromptFigures, judge_phase
 from router.scenario.memory_edits import directive_items
 from router.scenario.tool_answers import answer_call, offered_tools
-from router.scenario.turn_order import next_turns, phase_has_ended
-from router.scenario.utterance import AnsweredCall, ToolStep, Utterance, by_turn
+from router.scenario.transcript import AnsweredCall, ToolStep, Utterance, ordered_transcript
+from router.scenario.turn_order import TurnTable
 
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -33,7 +33,7 @@ class Player:
 
     def play(self):
         begun, ended = set(), set()
-        while due := next_turns(self.scenario, {u.turn for u in self.transcript}):
+        while due := TurnTable(self.scenario).next({u.turn for u in self.transcript}):
             for phase in {turn.phase: None for turn in due if turn.phase not in begun}:
                 self._begin(self.scenario.phase(phase))
                 begun.add(phase)
@@ -41,24 +41,24 @@ class Player:
                 self._speak(turn)
             turns = {u.turn for u in self.transcript}
             for phase in self.scenario.phases:
-                if phase.id not in ended and phase_has_ended(self.scenario, phase.id, turns):
+                if phase.id not in ended and TurnTable(self.scenario).has_ended(phase.id, turns):
                     ended.add(phase.id)
-                    said = by_turn(self.scenario, self.transcript)
-                    self.verdicts += judged(self.scenario, phase.id, said, self._figures)
+                    said = ordered_transcript(self.scenario, self.transcript)
+                    self.verdicts += judge_phase(self.scenario, phase.id, said, self._figures)
         return self
 
     def _begin(self, phase):
         for copy in phase.fork.copies if phase.fork else ():
             memory = self._memories[copy] = Memory(recall.DEFAULT_OUT, Q4, self.loaded)
             memory.feed(self._memories[phase.fork.source].ids)
-        said = by_turn(self.scenario, self.transcript)
+        said = ordered_transcript(self.scenario, self.transcript)
         for number, edit in enumerate(phase.directives):
             for item in directive_items(self.scenario, said, phase, edit):
                 self._directives.setdefault(edit.agent, []).append(_directive(item, number))
                 self._memories.pop(edit.agent, None)
 
     def _speak(self, turn):
-        said = by_turn(self.scenario, self.transcript)
+        said = ordered_transcript(self.scenario, self.transcript)
         steps = ()
         while True:
             messages = prompt(self.scenario, said, turn, steps)

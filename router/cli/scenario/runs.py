@@ -25,11 +25,11 @@ from router.cli.terminal import print_json, print_line
 from router.client.client import Fabric
 from router.client.errors import BrokenOffError, ClientError
 from router.client.http_api import ServerEvent
-from router.scenario.complaints import ScenarioError
+from router.scenario.diagnostics import ScenarioError
 from router.scenario.event_rows import read_event
 from router.scenario.report import ReportRow, Saving
 from router.scenario.run_events import RunEvent
-from router.scenario.script import script_file
+from router.scenario.source import file_source
 
 PATH = "/v1/scenarios"
 RECONNECT_S = 1.0
@@ -111,7 +111,7 @@ def _source_fields(what: str, variables: dict[str, str]) -> dict[str, Any]:
     if not (path.suffix or path.exists()):
         return {"scenario": what, "set": variables}
     try:
-        script = script_file(path, variables)
+        script = file_source(path, variables)
         script.read()
     except ScenarioError as error:
         raise LocatedError(error.message) from None

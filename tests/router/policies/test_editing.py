@@ -12,7 +12,7 @@ from fabric.settings import PolicySettings, RouterSettings, parse_settings
 from fabric.turn.messages import MessageRole
 from router.policies import foreign_calls
 from router.policies.configured import configured_policies
-from router.policies.editing import Editing, WantedPolicy
+from router.policies.editing import Editing, RequestedPolicy
 from tests.router.policies import operators_own
 from tests.router.policies.strategies import answer, call, result, system, user
 from tests.router.rig import until
@@ -137,17 +137,19 @@ async def test_a_request_chooses_among_what_is_there():
     )
 
     def names(*wanted):
-        return [each.name for each in editing.chosen([WantedPolicy(w, None, "p") for w in wanted])]
+        return [
+            each.name for each in editing.chosen([RequestedPolicy(w, None, "p") for w in wanted])
+        ]
 
     assert [each.name for each in editing.chosen(None)] == ["mild"]
     assert names() == []
     assert names("strip_thinking", "mild", "keep_all") == ["strip_thinking", "mild", "keep_all"]
-    assert editing.chosen([WantedPolicy("mild", None, "p")])[0].policy.n == 5
-    given = editing.chosen([WantedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
+    assert editing.chosen([RequestedPolicy("mild", None, "p")])[0].policy.n == 5
+    given = editing.chosen([RequestedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
     assert given.policy.n == 3
     for name, options in (("nobody", None), ("mild", {"n": 1}), ("truncate_older_than", {"m": 1})):
         with pytest.raises(RejectedError) as told:
-            editing.chosen([WantedPolicy(name, options, "macfabric.policies[0]")])
+            editing.chosen([RequestedPolicy(name, options, "macfabric.policies[0]")])
         assert told.value.param == "macfabric.policies[0]"
         assert told.value.status == 400
 

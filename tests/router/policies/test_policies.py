@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RejectedError
-from router.policies.built_in import made_built_in
+from router.policies.built_in import KeepAll, create_built_in
 from router.policies.drop_failed_tool_calls import DropFailedToolCalls
 from router.policies.error_texts import tells_of_failure
 from router.policies.exchanges import Exchange, exchanges_of, unpaired
-from router.policies.keep_all import KeepAll
-from router.policies.oldest_turns import oldest_first, without_oldest
 from router.policies.strip_thinking import StripThinking
 from router.policies.summarize_to_stub import SummarizeToStub
 from router.policies.truncate_older_than import TruncateOlderThan
+from router.policies.truncation import oldest_first, without_oldest
 from tests.router.policies.strategies import TURN, answer, call, result, system, user
 
 LONG = "first " + "x" * 5_000 + " last"
@@ -260,5 +259,5 @@ def test_whole_turns_go_first_then_steps_behind_the_last_message_of_the_user():
 )
 def test_options_that_make_no_sense_are_refused_by_name(name, options, why):
     with pytest.raises(RejectedError, match=why) as told:
-        made_built_in(name, options, "here.options")
+        create_built_in(name, options, "here.options")
     assert told.value.message.startswith("here.options")

@@ -11,7 +11,7 @@ import pytest
 from fabric.settings import RouterSettings
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.runs import runs as module
-from router.scenario.script import Script
+from router.scenario.source import ScenarioSource
 from tests.router.fake_node import FakeNode
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.sse_reader import Reader
@@ -284,20 +284,20 @@ async def test_what_is_wrong_is_told_with_its_place(tmp_path):
         await begin(http, **with_file)
     assert [code_of(each) for each in got] == [(status, code) for _, status, code in cases]
     place = got[0].json()["error"]["message"]
-    assert place.startswith("scenario.yaml:10:14: phases[1].agents[0]: 'dany' is no agent;")
+    assert place.startswith("scenario.yaml:10:14: phases[1].agents[0]: 'dany' is not an agent;")
     async with rig("a") as made:
         nowhere = await made.http().post("/v1/scenarios", json={"yaml": YAML})
     assert code_of(nowhere) == (503, "no_runs")
 
 
 async def test_hostile_text_is_read_beside_the_event_loop(tmp_path, monkeypatch):
-    threads, read = [], Script.read
+    threads, read = [], ScenarioSource.read
 
     def noted(script):
         threads.append(threading.current_thread())
         return read(script)
 
-    monkeypatch.setattr(Script, "read", noted)
+    monkeypatch.setattr(ScenarioSource, "read", noted)
     async with rig("a", runs_dir=tmp_path) as made:
         bomb = "scenario: [" + "a, " * 30_000 + "]"
         assert code_of(await made.http().post("/v1/scenarios", json={"yaml": bomb}))[0] == 400

@@ -11,15 +11,15 @@ from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import Asked
 from router.api.turn_route import parsed_request
 from router.openai.chat_adapter import ChatAdapter
-from router.runs.own_speaker import turn_request
+from router.runs.in_process import turn_request
 from router.scenario.conversation import prompt
+from router.scenario.fabric_client import Question, read_arguments
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import KeptEdits, TurnOptions
-from router.scenario.speaker import Question, read_arguments
 from router.scenario.tool_answers import offered_tools
-from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey
+from router.scenario.transcript import AnsweredCall, ToolStep, TurnKey
 from tests.router.scenario.script_fabric import CREW
-from tests.support.http_speaker import chat_body
+from tests.support.http_fabric_client import chat_body
 
 SCENARIO = read_scenario(CREW, "crew.yaml")
 TURN = TurnKey("read", 1, "lead")

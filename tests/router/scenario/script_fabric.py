@@ -4,12 +4,18 @@ import asyncio
 import json
 
 from fabric.errors import FabricError
-from router.scenario.agent_ids import agent_id
+from router.scenario.fabric_client import (
+    AgentAnswer,
+    AgentCopy,
+    AskAgainError,
+    RequestedCall,
+    TurnFigures,
+)
 from router.scenario.journal import JournalHead, RunJournal
 from router.scenario.reader import read_scenario
 from router.scenario.run import ScenarioRun
 from router.scenario.run_state import RunState
-from router.scenario.speaker import AgentCopy, AskAgainError, SpokenAnswer, TurnFigures, WantedCall
+from router.scenario.series import agent_id
 
 CREW = b"""
 scenario: crew
@@ -63,10 +69,10 @@ class Script:
         self.asked.append((question.agent, question.messages))
         self.places.setdefault(question.agent, "a")
         reads = question.tools and all(m.result_of is None for m in question.messages)
-        calls = (WantedCall("read_file", {"path": "a.py"}),) if reads else ()
+        calls = (RequestedCall("read_file", {"path": "a.py"}),) if reads else ()
         count = sum(len(message.texts[0]) for message in question.messages)
         figures = TurnFigures(count, count // 2, 3, 0.5, 1.0, "a", "hot")
-        return SpokenAnswer(f"{question.agent} after {len(question.messages)}", calls, figures)
+        return AgentAnswer(f"{question.agent} after {len(question.messages)}", calls, figures)
 
     async def nodes(self):
         return "a", "b", "c"
@@ -81,13 +87,13 @@ class Script:
         self.done.append(("direct", agent, json.dumps(items), op))
         self.held.setdefault(agent, set()).add(op)
 
-    async def edits(self, agent):
+    async def run_edits(self, agent):
         return frozenset(self.held.get(agent, ()))
 
     async def owners(self, agents):
         return {agent: self.places[agent] for agent in agents if agent in self.places}
 
-    async def take_back(self, agent):
+    async def undo_edits(self, agent):
         self.done.append(("take back", agent))
 
     async def move(self, agent, to):
@@ -122,11 +128,13 @@ def prepared(path, script, *, begins_cold=False, raw=CREW, events=None):
 async def perform(path, script, **more):
     journal, run = prepared(path, script, **more)
     try:
-        await run.perform()
+        await run.run()
     finally:
         journal.close()
     return run
 
 
 def told(run):
-    return {(turn.phase, turn.round, turn.speaker): u.text for turn, u in run.state.said.items()}
+    return {
+        (turn.phase, turn.round, turn.speaker): u.text for turn, u in run.state.transcript.items()
+    }

@@ -4,8 +4,8 @@ import yaml
 from hypothesis import strategies as st
 
 from router.scenario.reader import read_scenario
-from router.scenario.turn_order import next_turns
-from router.scenario.utterance import AnsweredCall, ToolStep, Utterance
+from router.scenario.transcript import AnsweredCall, ToolStep, Utterance
+from router.scenario.turn_order import TurnTable
 
 SMALL = """\
 scenario: cells
@@ -95,7 +95,7 @@ def runs(draw):
     """Draw a scenario and a run of it: each turn as it ended, in an order that might have been."""
     scenario = draw(scenarios())
     transcript = []
-    while due := next_turns(scenario, {u.turn for u in transcript}):
+    while due := TurnTable(scenario).next({u.turn for u in transcript}):
         turn = draw(st.sampled_from(due))
         mark = f"word{len(transcript)}word"
         shape = draw(

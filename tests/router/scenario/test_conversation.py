@@ -10,13 +10,19 @@ from fabric.errors import RejectedError
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from router.scenario.conversation import (
     MissingUtteranceError,
-    memory_before,
-    memory_behind,
+    history_after,
+    history_before,
     prompt,
 )
 from router.scenario.reader import read_scenario
-from router.scenario.turn_order import next_turns
-from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey, Utterance, by_turn
+from router.scenario.transcript import (
+    AnsweredCall,
+    ToolStep,
+    TurnKey,
+    Utterance,
+    ordered_transcript,
+)
+from router.scenario.turn_order import TurnTable
 from tests.router.scenario.small_scenario import runs, say, small
 
 
@@ -24,9 +30,9 @@ def spoken(scenario, *texts):
     """Say texts in the order in which turns are due."""
     transcript = []
     for text in texts:
-        turn = next_turns(scenario, {u.turn for u in transcript})[0]
+        turn = TurnTable(scenario).next({u.turn for u in transcript})[0]
         transcript.append(say(turn, text))
-    return by_turn(scenario, transcript)
+    return ordered_transcript(scenario, transcript)
 
 
 def shown(messages):
@@ -89,11 +95,11 @@ def test_calls_of_a_turn_are_its_callers_alone():
     assert under_way[-1] == Message(MessageRole.TOOL, ("secret",), "lookup", result_of="c1")
     assert template_form(under_way[-2])["tool_calls"][0]["id"] == "c1"
     second = say(TurnKey("room_a", 2, "warden"), "So?")
-    said = by_turn(scenario, [*said.values(), say(first, "done", (step,)), second])
+    said = ordered_transcript(scenario, [*said.values(), say(first, "done", (step,)), second])
     next_one = prompt(scenario, said, TurnKey("room_a", 2, "marco"))
     assert shown(next_one[len(under_way) :])[0] == ("assistant", "done")
     assert next_one[: len(under_way)] == under_way
-    heard = memory_behind(scenario, said, "warden", "room_a").told
+    heard = history_after(scenario, said, "warden", "room_a").told
     assert "secret" not in heard
     assert "hm" not in heard
 
@@ -121,7 +127,7 @@ def test_prompts_ahead_of_their_time_are_refused():
 )
 def test_a_transcript_of_another_scenario_is_refused(transcript):
     with pytest.raises(RejectedError, match="does not fit the scenario"):
-        by_turn(small(), transcript)
+        ordered_transcript(small(), transcript)
 
 
 def heard_marks(scenario, transcript, agent):
@@ -153,7 +159,7 @@ def test_memory_only_grows_keeps_secrets_and_can_be_rebuilt(run, data):
     scenario, transcript = run
     latest, so_far = {}, []
     for number, utterance in enumerate(transcript):
-        said = by_turn(scenario, so_far)
+        said = ordered_transcript(scenario, so_far)
         agent = utterance.speaker
         messages = prompt(scenario, said, utterance.turn)
 
@@ -176,13 +182,15 @@ def test_memory_only_grows_keeps_secrets_and_can_be_rebuilt(run, data):
             )
         assert "city" not in "".join(m.texts[0] for m in messages if m.role is MessageRole.SYSTEM)
 
-        shuffled = by_turn(scenario, data.draw(st.permutations(so_far)))
-        later = by_turn(scenario, transcript)
+        shuffled = ordered_transcript(scenario, data.draw(st.permutations(so_far)))
+        later = ordered_transcript(scenario, transcript)
         assert prompt(scenario, shuffled, utterance.turn) == messages
         assert prompt(scenario, later, utterance.turn) == messages
 
         so_far = [*transcript[: number + 1]]
-        answered = prompt(scenario, by_turn(scenario, so_far), utterance.turn, utterance.steps)
+        answered = prompt(
+            scenario, ordered_transcript(scenario, so_far), utterance.turn, utterance.steps
+        )
         own = Message(MessageRole.ASSISTANT, (utterance.text,))
         latest[agent] = (*answered, own)
 
@@ -194,9 +202,9 @@ def test_a_fork_begins_with_the_memory_that_it_gets(run):
     phase = scenario.phases[-1]
     if phase.fork is None:
         return
-    said = by_turn(scenario, transcript)
-    before = by_turn(scenario, [u for u in transcript if u.phase != phase.id])
-    source = memory_before(scenario, before, phase.fork.source, phase.id).messages
+    said = ordered_transcript(scenario, transcript)
+    before = ordered_transcript(scenario, [u for u in transcript if u.phase != phase.id])
+    source = history_before(scenario, before, phase.fork.source, phase.id).messages
     copy = prompt(scenario, said, TurnKey(phase.id, 1, "d"))
     assert copy[: len(source)] == source
     assert len(source) > 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.scenario.complaints import ScenarioError
+from router.scenario.diagnostics import ScenarioError
 from router.scenario.kinds import yaml_fields
 from router.scenario.reader import read_scenario
 from router.scenario.scenario import (

@@ -6,7 +6,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from router.limits import SCENARIO_FILE_BYTES_MAX
-from router.scenario.complaints import ScenarioError
+from router.scenario.diagnostics import ScenarioError
 from router.scenario.folder import ScenarioFolder, read_scenario_file
 
 FILE = """\
@@ -41,12 +41,12 @@ def test_a_text_is_read_as_it_is(folder):
         ("link", "a link out of"),
         ("linked/secret.txt", "a link out of"),
         ("circle", "cannot be read"),
-        ("texts", "cannot be read|no ordinary file"),
-        ("pipe", "no ordinary file"),
+        ("texts", "cannot be read|not a regular file"),
+        ("pipe", "not a regular file"),
         ("nowhere.txt", "cannot be read: No such file"),
         ("n" * 300, "cannot be read: File name too long"),
         ("large", "has more than"),
-        ("bytes", "no UTF-8"),
+        ("bytes", "not UTF-8"),
     ],
 )
 def test_no_name_leads_out(folder, name, why):

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RejectedError
-from router.scenario.agent_ids import agent_id
-from router.scenario.expectations import PromptFigures, judged
+from router.scenario.expectations import PromptFigures, judge_phase
 from router.scenario.memory_edits import directive_items
 from router.scenario.reader import read_scenario
+from router.scenario.series import agent_id
+from router.scenario.source import with_variables
 from router.scenario.tool_answers import answer_call, offered_tools
-from router.scenario.utterance import AnsweredCall, ToolStep, TurnKey, by_turn
-from router.scenario.variables import with_variables
+from router.scenario.transcript import AnsweredCall, ToolStep, TurnKey, ordered_transcript
 from tests.router.scenario.small_scenario import say, small
 
 JUDGED = """\
@@ -69,7 +69,7 @@ def test_an_expectation_is_judged(expected, holds, found):
         TurnKey("two", 1, "eve"): PromptFigures(100, 50),
     }
     file = scenario(expected)
-    (verdict,) = judged(file, "two", by_turn(file, SAID), figures)
+    (verdict,) = judge_phase(file, "two", ordered_transcript(file, SAID), figures)
     assert (verdict.holds, verdict.found.startswith(found)) == (holds, True), verdict.found
 
 
@@ -87,18 +87,18 @@ def test_an_expectation_is_judged(expected, holds, found):
 )
 def test_an_expectation_is_told_as_it_was_written(expected, spelled):
     file = scenario(expected)
-    (verdict,) = judged(file, "two", by_turn(file, SAID), {})
+    (verdict,) = judge_phase(file, "two", ordered_transcript(file, SAID), {})
     assert verdict.expected == spelled
 
 
 def test_what_was_said_is_told_in_the_order_of_the_file():
-    assert list(by_turn(scenario(), reversed(SAID)).values()) == SAID
+    assert list(ordered_transcript(scenario(), reversed(SAID)).values()) == SAID
 
 
 def test_directives_name_results_and_messages():
     file = scenario()
     phase = file.phases[1]
-    said = by_turn(file, SAID)
+    said = ordered_transcript(file, SAID)
     assert directive_items(file, said, phase, phase.directives[0]) == [
         {"tool_call_id": "c1", "replacement": "[cleared]", "mode": "amortize"}
     ]
@@ -129,7 +129,7 @@ def test_a_run_sets_variables_as_they_are():
     assert (
         answer_call(file, "marco", "lookup", {"key": {"a": 1}}) == "it is ${room_a.messages[danny]}"
     )
-    with pytest.raises(RejectedError, match="'town' is no variable; there are city"):
+    with pytest.raises(RejectedError, match="'town' is not a variable; there are city"):
         with_variables(small(), {"town": "x"})
 
 
@@ -140,5 +140,5 @@ def test_ids_outlive_runs_or_do_not():
     assert agent_id(file, "ann", "run-1", "mine") == "scn.s@mine.ann"
     longest = replace(file, name="n" * 48, agents={"a" * 32: file.agents["eve"]})
     assert len(agent_id(longest, "a" * 32, "r" * 10)) <= 128
-    with pytest.raises(RejectedError, match="is no valid name"):
+    with pytest.raises(RejectedError, match="is not a valid name"):
         agent_id(file, "ann", "a.b")

@@ -9,10 +9,10 @@ import pytest
 from benchmarks.models import recall
 from fabric.codec import to_plain
 from router.cli.scenario.report import print_transcripts
-from router.scenario.complaints import ScenarioError
 from router.scenario.conversation import prompt
+from router.scenario.diagnostics import ScenarioError
 from router.scenario.reader import read_scenario
-from router.scenario.utterance import TurnKey, by_turn
+from router.scenario.transcript import TurnKey, ordered_transcript
 from tests.support.scenario_player import Player
 
 PAGE = (Path(__file__).parents[3] / "docs" / "own-scenario.md").read_text()
@@ -63,7 +63,7 @@ def test_it_goes_as_the_page_says(capsys):
     assert [v.expectation for v in player.verdicts if not v.holds] == []
     assert len(player.verdicts) == 5
 
-    said = by_turn(scenario, player.transcript)
+    said = ordered_transcript(scenario, player.transcript)
     rows = [to_plain(utterance) for utterance in said.values()]
     for phases in ("evening", "morning"), tuple(phase.id for phase in scenario.phases):
         told = [row for row in rows if row["phase"] in phases]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.limits import SCENARIO_BYTES_MAX, SCENARIO_ERRORS_MAX
-from router.scenario.complaints import ScenarioError
+from router.scenario.diagnostics import ScenarioError
 from router.scenario.reader import read_scenario
 from router.scenario.template import MessagesPlace, VariablePlace
 from tests.router.scenario.small_scenario import SMALL, small
@@ -49,17 +49,17 @@ WRONG = [
     (PHASE + "    title: 12\n", "expected text, got the number 12; put it in quotes"),
     (
         PHASE + "    visible_to: [bab]\n",
-        "6:18: phases[0].visible_to[0]: 'bab' is no agent; did you mean",
+        "6:18: phases[0].visible_to[0]: 'bab' is not an agent; did you mean",
     ),
     (
         PHASE + "    agents: [ann]\n",
-        "6:5: phases[0].agents: this key stands twice; its first is in line 5",
+        "6:5: phases[0].agents: duplicate key; the first is in line 5",
     ),
     (
         PHASE + "    opening: Hi ${nmae}\n",
-        "phases[0].opening: '${nmae}' is no variable; there are none",
+        "phases[0].opening: '${nmae}' is not a variable; there are none",
     ),
-    (PHASE + "    opening: Hi ${a b}\n", "'${a b}' is no place; write ${variable} or"),
+    (PHASE + "    opening: Hi ${a b}\n", "'${a b}' is not a placeholder; write ${variable} or"),
     (PHASE + "    opening: 'Hi ${x'\n", "'${x' is not closed; write $${ to mean ${"),
     (PHASE + "    opening: '${one.messages[ann]}'\n", "can be told to one agent only"),
     (PHASE + "    prompts: {bob: x}\n", "'bob' does not hear this phase"),
@@ -67,7 +67,7 @@ WRONG = [
         PHASE + "    ask: {ann: [a, b]}\n",
         "expected one for each of 1 rounds (null: it does not speak), got 2",
     ),
-    (PHASE + "    after: [two]\n", "'two' is no earlier phase; there are none"),
+    (PHASE + "    after: [two]\n", "'two' is not an earlier phase; there are none"),
     (PHASE + "    expect: [{agent: bob, says: x}]\n", "'bob' does not speak in this phase"),
     (
         PHASE + "    expect: [{says: x}]\n",
@@ -76,9 +76,9 @@ WRONG = [
     (PHASE + "    expect: [{agent: ann}]\n", "expected exactly one of says, never_says"),
     (
         PHASE + "    expect: [{agent: ann, calls: x}]\n",
-        "expect[0].calls: 'x' is no tool; there are none",
+        "expect[0].calls: 'x' is not a tool; there are none",
     ),
-    (PHASE + "    prompts: {ann: {file: a.txt}}\n", "prompts.ann.file: 'a.txt' is not to be had"),
+    (PHASE + "    prompts: {ann: {file: a.txt}}\n", "prompts.ann.file: 'a.txt' cannot be read"),
     (PHASE + "  - {id: one, agents: [ann]}\n", "phases[1].id: 'one' is the id of an earlier phase"),
     (
         PHASE + "  - {id: b, agents: [ann], after: []}\n",
@@ -96,7 +96,7 @@ WRONG = [
         PHASE + "  - {id: b, agents: [bob], after: [], prompts: {bob: '${one.messages[bob]}'}}\n",
         "'one' has not ended when this phase begins",
     ),
-    (PHASE + "    prompts: {ann: '${two.messages[ann]}'}\n", "'two' is no phase; there are one"),
+    (PHASE + "    prompts: {ann: '${two.messages[ann]}'}\n", "'two' is not a phase; there are one"),
     (PHASE + "    fork: {from: bob, as: [ann]}\n", "fork.from: 'bob' has not spoken before"),
     (
         PHASE
@@ -107,14 +107,14 @@ WRONG = [
         PHASE + "  - {id: b, agents: [ann], fork: {from: ann, as: [bob]}}\n",
         "phases[1].fork.as[0]: 'bob' is not among the phase's agents; add it there",
     ),
-    (PHASE + "    directives: [{agent: ann, forget: two}]\n", "'two' is no earlier phase"),
+    (PHASE + "    directives: [{agent: ann, forget: two}]\n", "'two' is not an earlier phase"),
     (
         PHASE + "    directives: [{agent: ann}]\n",
         "expected exactly one of clear_results_of, forget",
     ),
     (
         "scenario: My Game\nagents: {a: {}}\nphases: []\n",
-        "scenario: 'My Game' does not do: lower-case",
+        "scenario: 'My Game' is invalid: lower-case",
     ),
     (
         HEAD.replace("bob: {}", "bob: {name: ANN}") + "phases: [{id: a, agents: [ann]}]\n",
@@ -129,18 +129,18 @@ WRONG = [
     ("a: [1\n", "close the bracket"),
     (
         "{a: ${b}}\n",
-        "1:6: this is no YAML: did not find expected ',' or '}'; close the bracket, or",
+        "1:6: invalid YAML: did not find expected ',' or '}'; close the bracket, or",
     ),
     ("a: b: c\n", "put a text with ': ' in quotes"),
     (
         "a:\n\tb: 1\n",
-        "2:1: this is no YAML: found character that cannot start any token; set in by",
+        "2:1: invalid YAML: found character that cannot start any token; indent with",
     ),
     ("a: 'b\n", "a quote is not closed"),
     ('a: "\\q"\n', "use single quotes, or write \\\\ for \\"),
     ("a: *\n", "put a text that begins with * or & in quotes"),
-    ("a: |b\n", "begin the text behind | in the next line"),
-    ("a:\n  b: 1\n c: 2\n", "3:2: this is no YAML: did not find expected key; set this line in as"),
+    ("a: |b\n", "begin the text after | in the next line"),
+    ("a:\n  b: 1\n c: 2\n", "3:2: invalid YAML: did not find expected key; indent this line like"),
     ("a: 'it's'\n", "put the whole text in quotes"),
     ("a: &x 1\n", "1:4: a: the anchor '&x' is not used here"),
     ("a: [*x]\n", "1:5: a[0]: the alias '*x' is not followed; write it out"),
@@ -153,9 +153,9 @@ WRONG = [
     ("a: {b: 1,\n\tc: 2}\nd\n\te: 1\n", "no tabs"),
     ("%YAML 3.0\n---\na: 1\n", "leave out the line that begins with %YAML"),
     ("a: " + "[" * 20 + "]" * 20 + "\n", "levels; quote a text with brackets"),
-    ("a: .inf\n", "1:4: .inf is no number here; write a finite one"),
-    ("a: -.INF\n", "-.INF is no number here"),
-    ("a: .NaN\n", ".NaN is no number here"),
+    ("a: .inf\n", "1:4: .inf is not allowed; write a finite number"),
+    ("a: -.INF\n", "-.INF is not allowed"),
+    ("a: .NaN\n", ".NaN is not allowed"),
     (PHASE + "    rounds: 999999999999999999999\n", "rounds: must be between 1 and 100"),
     (PHASE + "    after: [one]\n", "phases[0].after[0]: 'one' cannot come after itself"),
     (HEAD.replace("bob: {}", 'bob: {name: "Bo\\Lb"}') + ONE, "without colons, brackets and invis"),
@@ -166,9 +166,9 @@ WRONG = [
         "'\u043e' (U+043E) looks like another",
     ),
     (HEAD.replace("bob: {}", 'bob: {name: "\uff21nn"}') + ONE, "is what 'ann'"),
-    (HEAD.replace("bob: {}", 'bob: {name: "a\\nb"}') + ONE, "'a\\nb' does not do"),
+    (HEAD.replace("bob: {}", 'bob: {name: "a\\nb"}') + ONE, "'a\\nb' is invalid"),
     ('title: "a\\Pb"\n' + HEAD + ONE, "one line without invisible characters"),
-    (b"a: \xff\n", "1:4: this byte is no UTF-8"),
+    (b"a: \xff\n", "1:4: this byte is not UTF-8"),
     ("a: b\nc: \x07\n", "2:4: the character U+0007 is not allowed"),
 ]
 
@@ -218,7 +218,7 @@ def test_all_faults_are_told_at_once_in_order():
 def test_only_so_many_faults_are_told():
     found = complaints(PHASE + "".join(f"    x{n}: 1\n" for n in range(1_000)))
     assert len(found) == SCENARIO_ERRORS_MAX + 1
-    assert found[-1] == "s.yaml: and more, which is told once these are gone"
+    assert found[-1] == "s.yaml: there are more errors, reported once these are fixed"
 
 
 BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))

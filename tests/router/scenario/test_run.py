@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import ConflictError, CorruptDataError, FabricError, RejectedError
+from router.scenario.fabric_client import TurnFigures
 from router.scenario.journal import JournalHead, RunJournal
 from router.scenario.report import rows, savings
 from router.scenario.run_events import AgentAsked, AgentSpoke, PhaseBegan, Waited
 from router.scenario.run_state import RunState
-from router.scenario.speaker import TurnFigures
-from router.scenario.utterance import Utterance
+from router.scenario.transcript import Utterance
 from tests.router.scenario.script_fabric import Script, perform, prepared, told
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ phases:
 async def test_a_whole_run(tmp_path):
     script, events = Script(), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     assert script.most_at_once == 2, "who speaks in parallel is asked at once"
     kinds = [what for what, *_ in script.done if what != "prefetch"]
     assert kinds == ["move", "erase", "fork", "erase", "fork", "direct"]
@@ -82,7 +82,7 @@ async def test_the_journal_has_each_turn_before_anybody_is_told(tmp_path):
             seen.append(path.read_bytes().count(b'"event":"turn"'))
 
     run._tell = tell
-    await run.perform()
+    await run.run()
     journal.close()
     assert len(seen) == 6
     assert all(count >= number for number, count in enumerate(seen, 1))
@@ -91,7 +91,7 @@ async def test_the_journal_has_each_turn_before_anybody_is_told(tmp_path):
 async def test_what_cannot_be_done_yet_is_tried_again(tmp_path):
     events = []
     run = await perform(tmp_path / "r.jsonl", Script(later=3), events=events)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     assert sum(isinstance(event, Waited) for event in events) == 3
 
 
@@ -129,7 +129,7 @@ async def test_a_cold_run_that_goes_on_erases_nobody_of_a_phase_that_had_begun(t
     journal, run = prepared(tmp_path / "r.jsonl", Script(), begins_cold=True, raw=ROOMS)
     journal.close()
     figures = TurnFigures(1, 0, 1, 0.5, 1.0, "a", "hot")
-    run.state.note(AgentSpoke(Utterance("long", 1, "first", "yes", ()), figures))
+    run.state.apply(AgentSpoke(Utterance("long", 1, "first", "yes", ()), figures))
     assert run._idle() == ["other"]
 
 
@@ -157,7 +157,7 @@ async def test_the_line_that_a_crash_cut_off_is_dropped(tmp_path):
     again = Script()
     again.held = first.held  # the same fabric
     run = await perform(path, again)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     assert len(again.asked) == 1
     assert path.read_bytes() == raw
 

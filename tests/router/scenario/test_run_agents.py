@@ -7,10 +7,10 @@ import pytest
 
 from fabric.errors import FabricError
 from router.limits import SCENARIO_LOST_TRIES_MAX
+from router.scenario.fabric_client import AskAgainError, MemoryLostError
 from router.scenario.reader import read_scenario
 from router.scenario.run_events import Waited
 from router.scenario.series import Series, SeriesPlan
-from router.scenario.speaker import AskAgainError, MemoryLostError
 from tests.router.scenario.script_fabric import CREW, Script, perform, prepared
 from tests.support.performed import performed
 
@@ -36,7 +36,7 @@ async def test_an_answer_without_the_edits_of_its_agent_is_dropped(tmp_path):
     given = [done for done in script.done if done[0] == "direct"]
     assert len(given) == 3
     assert len(set(given)) == 1, "the same directives, by the same operation"
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     waited = [event for event in events if isinstance(event, Waited)]
     assert ["given again" in event.why for event in waited] == [True] * 2
 
@@ -84,7 +84,7 @@ async def test_edits_and_forks_that_the_fabric_keeps_refusing_do_not_end_a_run(t
 
     script, events = Dead(), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     waited = {(event.what, event.why) for event in events if isinstance(event, Waited)}
     assert any(
         what == "forking lead (last on b) as one" and "computes" in why for what, why in waited
@@ -116,9 +116,9 @@ class Bereaved(Script):
         self.require_owner(agent)
         await super().direct(agent, items, op)
 
-    async def take_back(self, agent):
+    async def undo_edits(self, agent):
         self.require_owner(agent)
-        await super().take_back(agent)
+        await super().undo_edits(agent)
         return bool(self.held.pop(agent, None))
 
 
@@ -129,7 +129,7 @@ def whys(events):
 async def test_a_directive_whose_agent_lost_its_node_is_given_after_its_next_answer(tmp_path):
     script, events = Bereaved(6), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     assert script.tried == SCENARIO_LOST_TRIES_MAX
     given = [done for done in script.done if done[0] == "direct"]
     assert [done[1] for done in given] == ["scn.crew.lead"]
@@ -140,7 +140,7 @@ async def test_a_directive_whose_agent_lost_its_node_is_given_after_its_next_ans
 async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
     script, events = Bereaved(2), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
-    assert len(run.state.said) == 6
+    assert len(run.state.transcript) == 6
     assert not [done for done in script.done if done[0] == "fork"]
     assert any("one computes that memory anew" in why for why in whys(events))
 
@@ -151,9 +151,9 @@ async def test_earlier_edits_of_an_agent_that_lost_its_node_are_undone_after_its
 ):
     script, events = Bereaved(0, held=held), []
     journal, run = prepared(tmp_path / "r.jsonl", script, events=events)
-    await run.take_back()
+    await run.undo_edits()
     assert script.tried == SCENARIO_LOST_TRIES_MAX
-    await run.perform()
+    await run.run()
     journal.close()
     assert [done for done in script.done if done[0] == "take back"] == [
         ("take back", "scn.crew.lead")
@@ -169,7 +169,7 @@ async def test_a_run_that_goes_on_undoes_earlier_edits_of_agents_that_did_nothin
         await perform(tmp_path / "r.jsonl", Script(breaks_at=3), raw=raw)
     script = Script()
     journal, run = prepared(tmp_path / "r.jsonl", script, raw=raw)
-    await run.take_back()
+    await run.undo_edits()
     journal.close()
     assert script.done == [("take back", "scn.crew.new")]
 
@@ -181,7 +181,7 @@ def series_of(tmp_path, script, **plan):
         tmp_path,
         lambda *_: nullcontext(lambda _: None),
     )
-    asyncio.run(series.perform())
+    asyncio.run(series.run())
     return [agent for what, agent, *_ in script.done if what == "erase"]
 
 

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.scenario.complaints import Complaints, ScenarioError
+from router.scenario.diagnostics import Diagnostics, ScenarioError
 from router.scenario.reader import json_schema, read_scenario
 from router.scenario.yaml_tree import plain, read_tree
 from tests.router.scenario.small_scenario import SMALL
@@ -15,7 +15,7 @@ VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 
 def as_editors_see(text):
-    return plain(read_tree(text.encode(), Complaints("x")))
+    return plain(read_tree(text.encode(), Diagnostics("x")))
 
 
 def test_the_schema_is_one_and_every_field_says_what_it_is_for():

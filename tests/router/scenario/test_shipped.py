@@ -10,7 +10,7 @@ import yaml
 from benchmarks.models import recall
 from fabric.errors import NotFoundError
 from router.scenario.reader import json_schema
-from router.scenario.shipped import shipped_file, shipped_names, shipped_scenario
+from router.scenario.source import shipped_file, shipped_names, shipped_scenario
 from tests.support.samples import sample
 from tests.support.scenario_player import Player
 

@@ -3,10 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.scenario.precedence import earlier_phases
 from router.scenario.reader import read_scenario
-from router.scenario.turn_order import TurnTable, next_turns, phase_has_ended, turns_to_come
-from router.scenario.utterance import TurnKey
+from router.scenario.transcript import TurnKey
+from router.scenario.turn_order import TurnTable, earlier_phases
 from tests.router.scenario.small_scenario import runs, small
 
 FORKED = b"""\
@@ -26,7 +25,7 @@ def names(turns):
 
 def walk(scenario):
     ended = set()
-    while due := next_turns(scenario, ended):
+    while due := TurnTable(scenario).next(ended):
         yield names(due)
         ended.add(due[0])
 
@@ -74,13 +73,13 @@ def test_phases_without_common_agents_run_beside_each_other():
 def test_who_is_to_speak_soon_is_known():
     scenario = small()
     ended = {TurnKey("room_a", 1, "warden")}
-    assert names(turns_to_come(scenario, ended, 3)) == [
+    assert names(TurnTable(scenario).upcoming(ended, 3)) == [
         "room_a2warden",
         "room_a2marco",
         "room_b1warden",
     ]
-    assert not phase_has_ended(scenario, "room_a", ended)
-    assert len(turns_to_come(scenario, ended, 100)) == 8
+    assert not TurnTable(scenario).has_ended("room_a", ended)
+    assert len(TurnTable(scenario).upcoming(ended, 100)) == 8
 
 
 @settings(max_examples=40)
@@ -93,8 +92,8 @@ def test_a_run_resumed_anywhere_has_the_same_turns(run, data):
     left = every - ended
     followed = TurnTable(scenario)
     while due := followed.next(ended):
-        assert due == next_turns(scenario, ended) == tuple(by_definition(scenario, ended))
-        assert followed.to_come(ended, 5) == turns_to_come(scenario, ended, 5)
+        assert due == TurnTable(scenario).next(ended) == tuple(by_definition(scenario, ended))
+        assert followed.upcoming(ended, 5) == TurnTable(scenario).upcoming(ended, 5)
         assert set(due) <= left
         phase = scenario.phase(due[0].phase)
         assert len({(t.phase, t.round) for t in due}) == 1
@@ -102,4 +101,4 @@ def test_a_run_resumed_anywhere_has_the_same_turns(run, data):
         ended |= {data.draw(st.sampled_from(due))}
         left -= ended
     assert left == set()
-    assert all(phase_has_ended(scenario, p.id, ended) for p in scenario.phases)
+    assert all(TurnTable(scenario).has_ended(p.id, ended) for p in scenario.phases)

@@ -12,18 +12,18 @@ import httpx2
 
 from fabric.errors import FabricError
 from fabric.turn.messages import Message, template_form
-from router.runs.own_speaker import FINAL_CODES, RETRYABLE_STATUSES
-from router.scenario.speaker import (
-    WAIT_S,
+from router.runs.in_process import FINAL_CODES, RETRYABLE_STATUSES
+from router.scenario.fabric_client import (
+    RETRY_WAIT_S,
+    AgentAnswer,
     AgentCopy,
     AskAgainError,
     Question,
-    SpokenAnswer,
+    RequestedCall,
     TurnFigures,
-    WantedCall,
-    edits_of_runs,
-    later_error,
     read_arguments,
+    run_operations,
+    temporary_error,
 )
 
 CHAT = "/v1/chat/completions"
@@ -31,13 +31,13 @@ COPY_S = 600.0
 
 
 @dataclass(frozen=True)
-class HttpSpeaker:
+class HttpFabricClient:
     """Client of a fabric as the tenant of an HTTP client's key."""
 
     http: httpx2.Client
     model: str
 
-    async def ask(self, question: Question) -> SpokenAnswer:
+    async def ask(self, question: Question) -> AgentAnswer:
         return await asyncio.to_thread(self._ask, question)
 
     async def fork(self, source: str, copy: str, to: str | None, op: str) -> AgentCopy:
@@ -49,16 +49,16 @@ class HttpSpeaker:
         body = {"directives": list(items), "operation": op}
         if not await self._call("POST", f"{agent}/directives", body, may_be_gone=True):
             message = f"no node has {agent}"
-            raise AskAgainError(message, WAIT_S)
+            raise AskAgainError(message, RETRY_WAIT_S)
 
-    async def edits(self, agent: str) -> frozenset[str] | None:
+    async def run_edits(self, agent: str) -> frozenset[str] | None:
         memory = await self._call("GET", f"{agent}/directives", may_be_gone=True)
         if not memory:
             return None
-        return frozenset(edits_of_runs(each["operation"] for each in memory["directives"]))
+        return frozenset(run_operations(each["operation"] for each in memory["directives"]))
 
-    async def take_back(self, agent: str) -> bool:
-        held = await self.edits(agent) or ()
+    async def undo_edits(self, agent: str) -> bool:
+        held = await self.run_edits(agent) or ()
         for operation in held:
             await self._call("DELETE", f"{agent}/directives/{operation}", may_be_gone=True)
         return bool(held)
@@ -96,7 +96,7 @@ class HttpSpeaker:
 
         return await asyncio.to_thread(call)
 
-    def _ask(self, question: Question) -> SpokenAnswer:
+    def _ask(self, question: Question) -> AgentAnswer:
         body, headers = chat_body(question, self.model), {"x-agent-id": question.agent}
         started_s = time.monotonic()
         with (
@@ -116,7 +116,7 @@ class HttpSpeaker:
             if line.startswith("data: ") and line != "data: [DONE]":
                 chunk = json.loads(line.removeprefix("data: "))
                 if chunk.get("error"):
-                    raise AskAgainError(chunk["error"]["message"], WAIT_S)
+                    raise AskAgainError(chunk["error"]["message"], RETRY_WAIT_S)
                 yield chunk
 
 
@@ -173,10 +173,10 @@ class _Answer:
                 )
             self.is_whole |= choice.get("finish_reason") is not None
 
-    def finished(self, headers: Mapping[str, str]) -> SpokenAnswer:
+    def finished(self, headers: Mapping[str, str]) -> AgentAnswer:
         if not self.is_whole:
             message = "the stream ended before the answer"
-            raise AskAgainError(message, WAIT_S)
+            raise AskAgainError(message, RETRY_WAIT_S)
         ended_s = time.monotonic()
         figures = TurnFigures(
             int(self.usage.get("prompt_tokens") or 0),
@@ -188,10 +188,10 @@ class _Answer:
             headers.get("x-macfabric-cache") or "",
         )
         calls = tuple(
-            WantedCall(name, read_arguments("".join(parts)), call_id)
+            RequestedCall(name, read_arguments("".join(parts)), call_id)
             for _, (call_id, name, *parts) in sorted(self.calls.items())
         )
-        return SpokenAnswer("".join(self.texts), calls, figures)
+        return AgentAnswer("".join(self.texts), calls, figures)
 
 
 def has_words(delta: Mapping[str, Any]) -> bool:
@@ -210,7 +210,7 @@ def _require_ok(response: httpx2.Response) -> None:
     if response.status_code not in RETRYABLE_STATUSES or code in FINAL_CODES:
         raise FabricError(message)
     asked = response.headers.get("retry-after") or ""
-    raise later_error(message, float(asked) if asked.isdecimal() else WAIT_S, code)
+    raise temporary_error(message, float(asked) if asked.isdecimal() else RETRY_WAIT_S, code)
 
 
 @contextmanager
@@ -218,4 +218,4 @@ def _broken_connections() -> Iterator[None]:
     try:
         yield
     except httpx2.TransportError as error:
-        raise AskAgainError(str(error) or type(error).__name__, WAIT_S) from None
+        raise AskAgainError(str(error) or type(error).__name__, RETRY_WAIT_S) from None

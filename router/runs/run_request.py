@@ -14,14 +14,14 @@ from router.limits import (
     SCENARIO_TEXT_CHARS_MAX,
     SCENARIO_VARIABLES_MAX,
 )
-from router.scenario.script import Script, shipped_script
+from router.scenario.source import ScenarioSource, shipped_source
 
 
 @dataclass(frozen=True, slots=True)
-class WantedRun:
-    """A request for a run, not yet looked into: its texts may be anything."""
+class RunRequest:
+    """Request for a run, whose scenario is not read yet."""
 
-    shipped: str | None  # exactly one of these two
+    shipped: str | None  # either this or `yaml` is set
     yaml: str | None
     files: dict[str, str]
     variables: dict[str, str]
@@ -31,22 +31,22 @@ class WantedRun:
     repeats: int
     is_compared: bool
 
-    def script(self) -> Script:
-        """Return what the scenario is read from; raise NotFoundError for no shipped one."""
+    def source(self) -> ScenarioSource:
+        """Return the scenario's source; raise NotFoundError for an unknown shipped name."""
         if self.shipped is not None:
-            return shipped_script(self.shipped, self.variables)
-        assert self.yaml is not None, "one of both is there"
-        return Script(self.yaml, self.files, self.variables)
+            return shipped_source(self.shipped, self.variables)
+        assert self.yaml is not None, "checked by parse_run_request"
+        return ScenarioSource(self.yaml, self.files, self.variables)
 
 
-def parse_wanted(body: dict[str, Any]) -> WantedRun:
-    """Check a body; raise RejectedError naming the first parameter that is wrong."""
+def parse_run_request(body: dict[str, Any]) -> RunRequest:
+    """Return a checked body; raise RejectedError naming the first invalid parameter."""
     fields = Fields(body)
     fields.allow_only("scenario", "yaml", "files", "set", "run", "as", "model", "repeat", "cold")
     shipped, yaml = fields.text("scenario"), fields.text("yaml", SCENARIO_BYTES_MAX)
     files = _texts(fields, "files", SCENARIO_FILES_MAX, SCENARIO_FILE_BYTES_MAX)
     variables = _texts(fields, "set", SCENARIO_VARIABLES_MAX, SCENARIO_TEXT_CHARS_MAX)
-    wanted = WantedRun(
+    request = RunRequest(
         shipped,
         yaml,
         files,
@@ -58,10 +58,10 @@ def parse_wanted(body: dict[str, Any]) -> WantedRun:
         fields.flag("cold"),
     )
     if (shipped is None) == (yaml is None):
-        refuse("scenario", "send either the name of a shipped scenario or a text as yaml")
+        refuse("scenario", "send either scenario, the name of a shipped one, or yaml")
     if files and yaml is None:
-        refuse("files", "they go with yaml: a shipped scenario has its own")
-    return wanted
+        refuse("files", "only allowed with yaml: a shipped scenario has its own files")
+    return request
 
 
 def _texts(fields: Fields, name: str, count_max: int, chars_max: int) -> dict[str, str]:

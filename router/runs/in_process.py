@@ -1,10 +1,10 @@
-"""The router's own turns as a run's speaker.
+"""Fabric client of runs that calls the router's services in the same process.
 
-In this process, and not over loopback: a run that goes on behind a restart has no request whose key
-it could send, and the router keeps digests of keys only. So it holds the tenant that it was asked
-by, and each question goes the way of a chat from its parsing on: the same checks, policies, bounds
-of answers, placement, and admission by nodes as this tenant's. What bounds requests before that
-(bodies, connections) has a bound of its own here: runs at once, and agents of a run at once.
+Runs do not call the router over loopback: a run resumed after a restart has no request with a key
+to send, and the router stores only digests of keys. The client acts for the tenant that started the
+run. A question becomes the request that a chat is parsed into, with the same policies, limits of
+answers, placement and admission. Runs, and the agents that a run asks at once, are limited in place
+of bodies and connections.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -17,8 +17,10 @@ from typing import Any, Final
 from fabric.control.directive_calls import DirectAgent, MemoryView, ReadMemory
 from fabric.edit_mode import EDIT_MODES
 from fabric.errors import FabricError, NotFoundError, RejectedError, RetryLaterError
-from fabric.ids import AgentId, OperationId, TenantId
+from fabric.ids import DEFAULT_TENANT, AgentId, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
+from fabric.ports import Clock
+from fabric.settings import RouterSettings
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -36,20 +38,21 @@ from router.api.turn_route import Desk, turn_of
 from router.http.errors import status_of
 from router.large_work import run_sized, weigh
 from router.prompt import chat_prompt
-from router.scenario.speaker import (
-    WAIT_S,
+from router.scenario.fabric_client import (
+    RETRY_WAIT_S,
+    AgentAnswer,
     AgentCopy,
     AskAgainError,
     Question,
-    SpokenAnswer,
+    RequestedCall,
     TurnFigures,
-    WantedCall,
-    edits_of_runs,
-    later_error,
     read_arguments,
+    run_operations,
+    temporary_error,
 )
 from router.services import Services
 from router.turns.answer import AnswerParts
+from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 
 _TEMPERATURE: Final = 1.0  # of agents that set none, as in the chat API
@@ -61,19 +64,19 @@ FINAL_CODES: Final = frozenset({"operation_undone", "agents_in_use"})  # conflic
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSpeaker:
-    """Asks as one tenant, with what the routes of chats and agents ask with."""
+class InProcessClient:
+    """Client that acts for one tenant, by the services of the chat and agent routes."""
 
     services: Services
     desk: Desk
     tenant: TenantId
     model: str
 
-    async def ask(self, question: Question) -> SpokenAnswer:
+    async def ask(self, question: Question) -> AgentAnswer:
         """Return an agent's answer."""
         began_s = self._now_s()
         size_bytes = weigh([list(question.messages), list(question.tools)])
-        with _repeatable():
+        with _retryable_errors():
             build = partial(turn_request, question, self.model)
             asked = await run_sized(self.tenant, size_bytes, build)
             _, turn = await turn_of(self.desk, self.tenant, asked)
@@ -85,30 +88,30 @@ class OwnSpeaker:
         finally:
             await opened.close()
 
-    async def _answer(self, opened: OpenTurn, began_s: float) -> SpokenAnswer:
+    async def _answer(self, opened: OpenTurn, began_s: float) -> AgentAnswer:
         first_s, parts = None, AnswerParts()
         async with aclosing(opened.parts()) as events:
             async for event in events:
-                says = isinstance(event, ToolCallPart | ToolCalls) or (
+                has_output = isinstance(event, ToolCallPart | ToolCalls) or (
                     isinstance(event, Delta) and event.text
                 )
-                if says and first_s is None:
+                if has_output and first_s is None:
                     first_s = self._now_s()
                 parts.add(event)
         whole, ended_s = parts.whole(), self._now_s()
-        calls = tuple(WantedCall(c.name, read_arguments(c.arguments), c.id) for c in whole.calls)
+        calls = tuple(RequestedCall(c.name, read_arguments(c.arguments), c.id) for c in whole.calls)
         figures = _figures(
             opened.admitted,
             whole.finished.completion_tokens,
             (first_s or ended_s) - began_s,
             ended_s - began_s,
         )
-        return SpokenAnswer(whole.text, calls, figures)
+        return AgentAnswer(whole.text, calls, figures)
 
     async def fork(
         self, source: AgentId, copy: AgentId, to: str | None, op: OperationId
     ) -> AgentCopy:
-        """Make an agent that begins with the memory of another."""
+        """Create an agent with the memory of another."""
         async with self._owner(source):
             receipt = await self.services.forks.fork((self.tenant, source), copy, to, op)
         return AgentCopy(receipt.target, receipt.bytes_sent)
@@ -116,7 +119,7 @@ class OwnSpeaker:
     async def direct(
         self, agent: AgentId, items: Sequence[Mapping[str, Any]], op: OperationId
     ) -> None:
-        """Edit an agent's memory from now on."""
+        """Add directives to an agent's memory."""
         now_s = self.services.fleet.clock.wall_s()
         async with self._owner(agent):
             added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
@@ -125,10 +128,10 @@ class OwnSpeaker:
                 require_held(await self.services.propagation.apply(call), op)
             except NotFoundError:
                 message = f"no node has {agent}"
-                raise AskAgainError(message, WAIT_S) from None
+                raise AskAgainError(message, RETRY_WAIT_S) from None
 
-    async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
-        """Return the operations of runs whose edits an agent holds; None where no node has it."""
+    async def run_edits(self, agent: AgentId) -> frozenset[OperationId] | None:
+        """Return the operations of runs among an agent's directives; None if no node has it."""
         key, fleet = (self.tenant, agent), self.services.fleet
         async with self._owner(agent):
             try:
@@ -136,11 +139,11 @@ class OwnSpeaker:
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
             except NotFoundError:
                 return None
-        return frozenset(edits_of_runs(each.operation for each in view.directives))
+        return frozenset(run_operations(each.operation for each in view.directives))
 
-    async def take_back(self, agent: AgentId) -> bool:
-        """Undo what runs have edited of an agent's memory; say whether there was anything."""
-        removed = tuple(await self.edits(agent) or ())
+    async def undo_edits(self, agent: AgentId) -> bool:
+        """Undo the directives of runs; return whether the agent had any."""
+        removed = tuple(await self.run_edits(agent) or ())
         if not removed:
             return False
         now_s = self.services.fleet.clock.wall_s()
@@ -157,27 +160,27 @@ class OwnSpeaker:
         return AgentCopy(receipt.target, receipt.bytes_sent)
 
     async def nodes(self) -> tuple[str, ...]:
-        """Name the nodes that take agents."""
+        """Return the names of the nodes that accept agents."""
         await self.services.fleet.discovery.wait_for_roster()
         return tuple(view.name for view in self.services.fleet.ready())
 
     async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
-        """Return the nodes where agents are now; those that are nowhere are left out."""
+        """Return the nodes that own agents; agents without an owner are left out."""
         fleet = self.services.fleet
         await self._meet()
         await fleet.membership.refresh(relist=True)
-        found = {agent: fleet.directory.owner((self.tenant, agent)) for agent in agents}
-        return {agent: str(owner.node) for agent, owner in found.items() if owner is not None}
+        owners = {agent: fleet.directory.owner((self.tenant, agent)) for agent in agents}
+        return {agent: str(owner.node) for agent, owner in owners.items() if owner is not None}
 
     async def prefetch(self, agent: AgentId) -> None:
-        """Bring an agent's memory where its next turn finds it at once."""
+        """Load an agent's memory for its next turn."""
         async with self._owner(agent):
             await self.services.prefetches.load((self.tenant, agent))
 
     async def erase(self, agent: AgentId) -> None:
-        """Remove an agent and its memory; one that nobody knows is gone already."""
+        """Erase an agent and its memory, if it exists."""
         await self._meet()
-        with _repeatable():
+        with _retryable_errors():
             try:
                 await self.services.erasures.erase(self.tenant, agent)
             except NotFoundError:
@@ -185,9 +188,9 @@ class OwnSpeaker:
 
     @asynccontextmanager
     async def _owner(self, agent: AgentId) -> AsyncIterator[None]:
-        """Run a block that asks an agent's owner, as the routes that name an agent do."""
+        """Run a block that calls an agent's owner, with the lost-owner handling of routes."""
         await self._meet()
-        with _repeatable():
+        with _retryable_errors():
             async with self.services.lost_owners.served((self.tenant, agent)):
                 yield
 
@@ -198,8 +201,42 @@ class OwnSpeaker:
         return self.services.fleet.clock.monotonic_s()
 
 
+@dataclass(frozen=True, slots=True)
+class InProcessHost:
+    """Host of runs in the router's own process."""
+
+    settings: RouterSettings
+    services: Services
+    desk: Desk
+
+    @property
+    def clock(self) -> Clock:
+        return self.services.fleet.clock
+
+    async def model(self, name: str | None) -> str:
+        """Return the resolved model name, by default the first that is served."""
+        models = ModelCheck(self.services.fleet)
+        if name is None:
+            served = await models.names()
+            if not served:
+                message = "no node is ready yet"
+                raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+            return served[0]
+        resolved = await self.desk.names.resolve(name)
+        await models.require(resolved)
+        return resolved
+
+    def client(self, tenant: TenantId, model: str) -> InProcessClient:
+        return InProcessClient(self.services, self.desk, tenant, model)
+
+    def is_known(self, tenant: TenantId) -> bool:
+        """Return whether the settings still admit this tenant."""
+        keyless = self.settings.loopback_without_key and tenant == DEFAULT_TENANT
+        return keyless or tenant in self.settings.api_keys
+
+
 def turn_request(question: Question, model: str) -> Asked:
-    """Return the checked request that a chat route would parse from a question's text."""
+    """Return the request that a chat route would parse from the same messages."""
     if len(question.messages) > MESSAGES_MAX:
         message = f"the prompt of {question.agent} has more than {MESSAGES_MAX:,} messages"
         raise RejectedError(message)
@@ -233,15 +270,15 @@ def _figures(
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
-    """Tell a run what the same call may do later."""
+def _retryable_errors() -> Iterator[None]:
+    """Raise AskAgainError for errors that the same call may not meet later."""
     try:
         yield
     except FabricError as error:
         if status_of(error) not in RETRYABLE_STATUSES or error.code in FINAL_CODES:
             raise
-        raise later_error(error.message, _wait_s(error), error.code) from None
+        raise temporary_error(error.message, _wait_s(error), error.code) from None
 
 
 def _wait_s(error: FabricError) -> float:
-    return error.retry_after_s if isinstance(error, RetryLaterError) else WAIT_S
+    return error.retry_after_s if isinstance(error, RetryLaterError) else RETRY_WAIT_S

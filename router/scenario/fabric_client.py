@@ -1,4 +1,4 @@
-"""What a run asks of a fabric, whichever way it reaches one."""
+"""Interface between a scenario run and the fabric that answers it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +10,13 @@ from fabric.ids import AgentId, OperationId
 from fabric.turn.messages import Message
 from router.scenario.scenario import TurnOptions
 
-WAIT_S: Final = 1.0  # before something is tried again of which the fabric does not say when
-RUN_EDITS: Final = "scn-"  # begins the operations of runs, so that they know their own
-OWNER_LOST: Final = "owner_lost"  # the code of a refusal that the agent's next turn ends
+RETRY_WAIT_S: Final = 1.0  # where the fabric names no time
+RUN_OPERATION_PREFIX: Final = "scn-"  # marks the operations of runs among an agent's directives
+OWNER_LOST: Final = "owner_lost"  # code of a refusal that the agent's next turn resolves
 
 
 class AskAgainError(FabricError):
-    """The fabric cannot answer now; the same asked again later does no harm."""
+    """A temporary refusal: the same call may be repeated safely."""
 
     code = "ask_again"
 
@@ -26,20 +26,20 @@ class AskAgainError(FabricError):
 
 
 class MemoryLostError(AskAgainError):
-    """The agent's node is lost without a current replica: its next turn begins it elsewhere."""
+    """Loss of an agent's node without a current replica: its next turn restarts it elsewhere."""
 
     code = "memory_lost"
 
 
-def later_error(message: str, wait_s: float, code: str | None) -> AskAgainError:
-    """Return the error for a refusal that may pass, by the fabric's code for it."""
+def temporary_error(message: str, wait_s: float, code: str | None) -> AskAgainError:
+    """Return the error for a temporary refusal with one of the fabric's codes."""
     kind = MemoryLostError if code == OWNER_LOST else AskAgainError
     return kind(message, wait_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One answer that is wanted of an agent."""
+    """Prompt of an agent's turn, with its tools and options."""
 
     agent: AgentId
     messages: tuple[Message, ...]
@@ -48,17 +48,17 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedCall:
-    """A tool that an answer calls; text in place of arguments that are no object."""
+class RequestedCall:
+    """Tool call of an answer; arguments that are not a JSON object stay text."""
 
     name: str
     arguments: dict[str, Any] | str
-    id: str = ""  # as the fabric has it: directives name a call's result by it
+    id: str = ""  # the fabric's: directives name a call's result by it
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """Cost of one answer; `ttft_s` is from the question to its first token."""
+    """Cost of one answer; `ttft_s` is the time from the question to the first token."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -66,15 +66,15 @@ class TurnFigures:
     ttft_s: float
     total_s: float
     node: str
-    cache: str  # the tier that its memory came from
+    cache: str  # tier that the cached prefix was read from
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenAnswer:
+class AgentAnswer:
     """Answer of an agent, as it was generated."""
 
     text: str
-    calls: tuple[WantedCall, ...]
+    calls: tuple[RequestedCall, ...]
     figures: TurnFigures
 
 
@@ -86,31 +86,31 @@ class AgentCopy:
     sent_bytes: int
 
 
-class ScenarioSpeaker(Protocol):
-    """Every call raises AskAgainError, or another FabricError that no repetition mends."""
+class FabricClient(Protocol):
+    """Calls that a run makes; each raises AskAgainError, or FabricError for a final refusal."""
 
-    async def ask(self, question: Question) -> SpokenAnswer:
+    async def ask(self, question: Question) -> AgentAnswer:
         """Return an agent's answer."""
         ...
 
     async def fork(
         self, source: AgentId, copy: AgentId, to: str | None, op: OperationId
     ) -> AgentCopy:
-        """Make an agent that begins with the memory of another; repeatable."""
+        """Create an agent with the memory of another; repeatable."""
         ...
 
     async def direct(
         self, agent: AgentId, items: Sequence[Mapping[str, Any]], op: OperationId
     ) -> None:
-        """Edit an agent's memory from now on; repeatable."""
+        """Add directives to an agent's memory; repeatable."""
         ...
 
-    async def edits(self, agent: AgentId) -> frozenset[OperationId] | None:
-        """Return the operations of runs whose edits an agent holds; None where no node has it."""
+    async def run_edits(self, agent: AgentId) -> frozenset[OperationId] | None:
+        """Return the operations of runs among an agent's directives; None if no node has it."""
         ...
 
-    async def take_back(self, agent: AgentId) -> bool:
-        """Undo what runs have edited of an agent's memory, if it is anywhere; say if any was."""
+    async def undo_edits(self, agent: AgentId) -> bool:
+        """Undo the directives of runs, if any node has the agent; return whether it had any."""
         ...
 
     async def move(self, agent: AgentId, to: str) -> AgentCopy:
@@ -118,26 +118,26 @@ class ScenarioSpeaker(Protocol):
         ...
 
     async def nodes(self) -> tuple[str, ...]:
-        """Name the nodes that take agents."""
+        """Return the names of the nodes that accept agents."""
         ...
 
     async def owners(self, agents: Sequence[AgentId]) -> dict[AgentId, str]:
-        """Return the nodes where agents are now; those that are nowhere are left out."""
+        """Return the nodes that own agents; agents without an owner are left out."""
         ...
 
     async def prefetch(self, agent: AgentId) -> None:
-        """Bring an agent's memory where its next turn finds it at once; it may be nowhere yet."""
+        """Load an agent's memory for its next turn, if it exists."""
         ...
 
     async def erase(self, agent: AgentId) -> None:
-        """Remove an agent and its memory; it may be nowhere."""
+        """Erase an agent and its memory, if it exists."""
         ...
 
 
-def edits_of_runs(operations: Iterable[str]) -> tuple[OperationId, ...]:
-    """Choose what runs have done among an agent's operations, each once."""
-    own = (each for each in dict.fromkeys(operations) if each.startswith(RUN_EDITS))
-    return tuple(map(OperationId, own))
+def run_operations(operations: Iterable[str]) -> tuple[OperationId, ...]:
+    """Return the distinct operations that runs have made, in order."""
+    distinct = (op for op in dict.fromkeys(operations) if op.startswith(RUN_OPERATION_PREFIX))
+    return tuple(map(OperationId, distinct))
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
@@ -150,4 +150,4 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)  # NaN and Infinity are not JSON: journals could not hold them
+    raise ValueError(name)  # NaN and Infinity are not JSON: journals could not store them

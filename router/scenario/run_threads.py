@@ -1,6 +1,6 @@
-"""Work of runs in threads: whoever shares the event loop is served meanwhile.
+"""Threads for the blocking work of runs: journals and long prompts.
 
-They have threads of their own: those of asyncio may all be waiting for agents' answers.
+The pool is separate from asyncio's default one, whose threads may all be waiting for answers.
 """
 
 import asyncio
@@ -14,6 +14,6 @@ _THREADS = 4
 _WORKERS = ThreadPoolExecutor(_THREADS, thread_name_prefix="scenario")
 
 
-async def beside(work: Callable[[], T]) -> T:
-    """Do work in a thread; it is done in any case, also where nobody waits for it any more."""
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run a function in a thread; it finishes even if its caller is cancelled."""
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
