@@ -147,6 +147,10 @@ CASES = {
         },
         "no circle",
     ),
+    "a scenario's reader imports its runs": (
+        {"router/scenario/reader.py": "import router.scenario.run"},
+        "router.scenario's modules",
+    ),
     "product code imports tests": ({"node/turn/x.py": "import tests"}, "nothing imports tests"),
 }
 

@@ -95,9 +95,7 @@ class ProgressBar:
         self._bar.stop()
 
 
-def start_bar(
-    label: str, total: int, *, completed: int = 0, counts_bytes: bool = False
-) -> ProgressBar:
+def start_bar(label: str, total: int, *, counts_bytes: bool = False) -> ProgressBar:
     """Show a bar on standard error until it is stopped."""
     from rich.console import Console
     from rich.progress import (
@@ -120,7 +118,7 @@ def start_bar(
         bar = Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                        console=Console(stderr=True))  # fmt: skip
     bar.start()
-    return ProgressBar(bar, bar.add_task(escape_line(label), total=total, completed=completed))
+    return ProgressBar(bar, bar.add_task(escape_line(label), total=total))
 
 
 def _write(stream: TextIO | None, text: str, *, flush: bool) -> None:

@@ -1,4 +1,4 @@
-"""The policies that come with the router, by their names."""
+"""Registry of the built-in policies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from router.policies.truncate_older_than import TruncateOlderThan
 
 @dataclass(frozen=True, slots=True)
 class KeepAll(EditPolicy):
-    """Changes nothing."""
+    """Policy without edits: its name lets a request turn policies off."""
 
     def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
         return messages
@@ -35,11 +35,11 @@ BUILT_IN: Final[Mapping[str, type[EditPolicy]]] = MappingProxyType(
 
 
 def create_built_in(use: str, options: Mapping[str, Any], where: str) -> EditPolicy:
-    """Make one of them; raise RejectedError that names a wrong option below `where`."""
+    """Return a built-in policy; raise RejectedError naming an invalid option below `where`."""
     try:
-        made: EditPolicy = from_plain(BUILT_IN[use], dict(options), where)
+        policy: EditPolicy = from_plain(BUILT_IN[use], dict(options), where)
     except RejectedError as error:
         at = where if error.param in (None, where) else error.param
         message = error.message if str(at).startswith(where) else f"{where}: {error.message}"
         raise RejectedError(message, code="invalid_policy", param=where) from None
-    return made
+    return policy

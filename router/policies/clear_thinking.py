@@ -1,4 +1,4 @@
-"""Clears the thoughts of all turns but the last ones that have some."""
+"""Edit of Anthropic's dialect that clears reasoning of all but the last turns."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from router.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class ClearThinking(CountedEdit):
-    """A turn is all that is answered between two messages of the user."""
+    """Clearing of reasoning; a turn is all answers between two user messages."""
 
     name: str
-    keep: int  # turns with thoughts, the present one among them
+    keep: int  # turns with reasoning, including the current one
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
         edited, count = await desk.run(prompt, lambda: self._cleared(prompt))
@@ -34,7 +34,7 @@ class ClearThinking(CountedEdit):
 
 
 def thinking_turns(messages: tuple[Message, ...]) -> list[int]:
-    """List where turns begin in which something was thought."""
+    """Return the first message index of each turn with reasoning."""
     starts = [0, *user_turns(messages)]
     ends = [*starts[1:], len(messages)]
     return [

@@ -1,4 +1,4 @@
-"""Clears what old calls of tools brought, and what they were asked with, if that is wished."""
+"""Edit of Anthropic's dialect that clears results of old tool calls, and optionally arguments."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ CLEARED: Final = "[This tool result was cleared.]"
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """Which calls are cleared."""
+    """Selection of the calls to clear."""
 
-    keep: int  # of the last ones, whatever their tools
-    exclude: Collection[str]  # tools whose calls stay
-    inputs: bool | Collection[str] = False  # whose arguments go, too
+    keep: int  # last calls that are kept, of any tool
+    exclude: Collection[str]  # tools whose calls are kept
+    inputs: bool | Collection[str] = False  # tools whose arguments are cleared, too
 
     def of(self, messages: Sequence[Message]) -> list[Exchange]:
-        """List what is cleared; results that no answer has followed yet are to be read first."""
+        """Return the calls to clear; results that the model has not read yet are kept."""
         answered = [each for each in exchanges_of(messages) if each.answered_at is not None]
         last = last_of(messages, MessageRole.ASSISTANT)
         old = answered[: max(0, len(answered) - self.keep)]
@@ -35,7 +35,7 @@ class Clearing:
         ]
 
     def clear(self, messages: Sequence[Message], chosen: Sequence[Exchange]) -> list[Message]:
-        """Return the messages, with these calls cleared."""
+        """Return the messages with some calls cleared."""
         edited = list(messages)
         for each in chosen:
             assert each.answered_at is not None, "only answered calls are chosen"
@@ -53,20 +53,20 @@ class Clearing:
         return self.inputs if isinstance(self.inputs, bool) else use.name in self.inputs
 
     def _is_cleared(self, each: Exchange, messages: Sequence[Message]) -> bool:
-        assert each.answered_at is not None, "only answered calls are looked at"
+        assert each.answered_at is not None, "only answered calls are checked"
         use, is_done = each.use(messages), "".join(messages[each.answered_at].texts) == CLEARED
         return is_done and not (self._clears_input(use) and use.arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses(CountedEdit):
-    """Clears once the prompt has more tokens, or more calls, than a threshold."""
+    """Clearing of calls once the prompt exceeds a number of tokens or calls."""
 
     name: str
     clearing: Clearing
-    tokens: int | None  # one of the two
+    tokens: int | None  # threshold; either this or `uses` is set
     uses: int | None
-    clear_at_least: int = 0  # tokens; fewer are not worth it
+    clear_at_least: int = 0  # tokens; smaller edits are discarded
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
         nothing = prompt, EditOutcome(self.name)

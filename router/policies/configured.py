@@ -1,4 +1,4 @@
-"""Policies as an operator lists them: built-in ones, and classes of modules of the operator's."""
+"""Policies of the settings: built-in ones, and classes from the operator's modules."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ _WHERE = "macfabric.router.policies"
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy by the name that requests and answers have for it."""
+    """Policy with its name in requests and answers."""
 
     name: str
     policy: EditPolicy
     by_default: bool = True
-    calls: ForeignCalls[Any] | None = field(default=None, repr=False)  # None: one of ours
+    calls: ForeignCalls[Any] | None = field(default=None, repr=False)  # None: built in
 
 
 def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPolicy]:
-    """Make all that are listed; raise RejectedError that says which cannot be, and why."""
+    """Yield the policies of the settings; raise RejectedError for an invalid one."""
     for at, each in enumerate(settings):
         where = f"{_WHERE}[{at}]"
         if ":" in each.use:
@@ -43,20 +43,22 @@ def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPol
 def _loaded(each: PolicySettings, where: str) -> EditPolicy:
     module, _, name = each.use.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        policy_class = getattr(import_module(module), name)
     except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
-        told = f"cannot import {each.use!r}: {type(error).__name__}: {error}"
-        _refuse(f"{where}.use", told)
-    if not (inspect.isclass(found) and issubclass(found, EditPolicy)):
-        _refuse(f"{where}.use", f"{each.use!r} is no subclass of router.policies.policy.EditPolicy")
-    if inspect.isabstract(found):
+        problem = f"cannot import {each.use!r}: {type(error).__name__}: {error}"
+        _refuse(f"{where}.use", problem)
+    if not (inspect.isclass(policy_class) and issubclass(policy_class, EditPolicy)):
+        _refuse(
+            f"{where}.use", f"{each.use!r} is not a subclass of router.policies.policy.EditPolicy"
+        )
+    if inspect.isabstract(policy_class):
         _refuse(f"{where}.use", f"{each.use!r} has no transform")
     try:
-        made: EditPolicy = found(**each.options)
+        policy: EditPolicy = policy_class(**each.options)
     except Exception as error:  # noqa: BLE001 - likewise
-        told = f"{each.use!r} does not take them: {type(error).__name__}: {error}"
-        _refuse(f"{where}.options", told)
-    return made
+        problem = f"{each.use!r} refuses them: {type(error).__name__}: {error}"
+        _refuse(f"{where}.options", problem)
+    return policy
 
 
 def _refuse(where: str, why: str) -> NoReturn:

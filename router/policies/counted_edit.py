@@ -1,4 +1,4 @@
-"""Edits that a dialect has of its own, which depend on how many tokens a prompt has."""
+"""Edits of single dialects that depend on the number of tokens of a prompt."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from router.prompt import Prompt
 
 T = TypeVar("T")
 
-# Of a prompt's spelling: what a template writes around and between messages, and tools in lines.
+# Bounds of what a chat template adds to a prompt: markup around messages, and indented tools.
 _TEMPLATE_BYTES: Final = 4_096
 _TEMPLATE_FACTOR: Final = 2
 
@@ -19,25 +19,25 @@ class PromptDesk(Protocol):
 
     @property
     def context_tokens_max(self) -> int | None:
-        """The model's shortest context on any node; None where none has told it."""
+        """The model's shortest context on any node; None if unknown."""
 
     async def count(self, prompt: Prompt) -> int:
-        """Return a prompt's tokens, by the model's own tokenizer."""
+        """Return a prompt's tokens by the model's tokenizer."""
 
     async def run(self, prompt: Prompt, work: Callable[[], T]) -> T:
-        """Do work on so long a prompt where it keeps nobody waiting."""
+        """Run work on a prompt, in a thread if it is long."""
 
 
 class CountedEdit(ABC):
-    """One edit of a dialect."""
+    """Base of these edits."""
 
     name: str
 
     @abstractmethod
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
-        """Return the prompt as the model is to read it, and what was done."""
+        """Return the edited prompt and the outcome."""
 
 
 def may_have(prompt: Prompt, tokens: int) -> bool:
-    """Say whether a prompt may have so many tokens: each is a byte at least."""
+    """Return whether a prompt may have so many tokens, as each has at least one byte."""
     return prompt.bytes_count * _TEMPLATE_FACTOR + _TEMPLATE_BYTES >= tokens

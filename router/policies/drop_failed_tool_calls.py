@@ -1,4 +1,4 @@
-"""Drops calls that failed once a later call of the same tool went well, with their results."""
+"""Policy that drops failed calls and their results once a later call of the tool succeeded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from router.policies.policy import EditPolicy, PolicyTurn
 
 @dataclass(frozen=True, slots=True)
 class DropFailedToolCalls(EditPolicy):
-    """What an answer said beside its failed calls stays, its thought about them goes with them."""
+    """Dropping of failed calls; an answer keeps its text and loses its reasoning about them."""
 
     def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
         dropped = _made_good(messages)

@@ -1,4 +1,4 @@
-"""Runs policies over conversations: one after the other, each on what the one before has left."""
+"""Application of policies to conversations, each to the result of the one before."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ _LOG = logging.getLogger("macfabric.router.policies")
 
 @dataclass(frozen=True, slots=True)
 class RequestedPolicy:
-    """One that a request names."""
+    """Policy that a request names."""
 
     name: str
     options: Mapping[str, Any] | None
-    param: str  # that names it
+    param: str  # the parameter that names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class EditedMessages:
 
 
 class Editing:
-    """All policies of one fabric."""
+    """Policies of a fabric and their application."""
 
     def __init__(self, settings: Sequence[PolicySettings] = ()) -> None:
         self._configured = {each.name: each for each in configured_policies(settings)}
 
     def chosen(self, wanted: Sequence[RequestedPolicy] | None) -> list[NamedPolicy]:
-        """Return the policies of a request; raise RejectedError for one that is not here."""
+        """Return the policies of a request; raise RejectedError for an unknown one."""
         if wanted is None:
             return [each for each in self._configured.values() if each.by_default]
         return [self._named(each) for each in wanted]
@@ -59,7 +59,7 @@ class Editing:
             return NamedPolicy(wanted.name, made)
         why = f"there is no policy {wanted.name[:NAME_CHARS_TOLD]!r} here"
         if found is not None:
-            why = "only the operator gives this policy options"
+            why = "only the operator may set options of this policy"
         message = f"Invalid '{wanted.param}': {why}; known are {', '.join(self._known())}."
         raise RejectedError(message, code="unknown_policy", param=wanted.param)
 
@@ -74,7 +74,7 @@ class Editing:
         model: str,
         policies: Sequence[NamedPolicy],
     ) -> EditedMessages:
-        """Return the messages as the policies leave them; one that fails leaves them alone."""
+        """Return the edited messages; a policy that fails leaves them unchanged."""
         answers = sum(message.role is MessageRole.ASSISTANT for message in messages)
         turn, left, outcomes = PolicyTurn(answers, model), tuple(messages), []
         for each in policies:
@@ -83,7 +83,9 @@ class Editing:
                 left, outcome = await run_sized(owner, size_bytes, work)
             else:
                 try:
-                    left, outcome = await each.calls.run(partial(_lent, each, left, turn))
+                    left, outcome = await each.calls.run(
+                        partial(_applied_to_copies, each, left, turn)
+                    )
                 except PolicyLateError as error:
                     outcome = EditOutcome(each.name, failure=str(error))
             if outcome.failure:
@@ -101,18 +103,20 @@ def _applied(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn
         return made, EditOutcome(named.name, edited_count(messages, made))
     except InvalidEditError as error:
         return messages, EditOutcome(named.name, failure=str(error))
-    except BaseException as error:  # noqa: BLE001 - whoever wrote it, the turn goes on
+    except BaseException as error:  # noqa: BLE001 - a faulty policy must not fail the turn
         return messages, EditOutcome(named.name, failure=f"raised {_name_of(error)}")
 
 
 def _name_of(error: BaseException) -> str:
-    """Return its class's name as a header may have it."""
+    """Return an error's class name in characters that headers allow."""
     name = type(error).__name__[:NAME_CHARS_TOLD]
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in name)
 
 
-def _lent(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn) -> Applied:
-    """Lend messages to a policy that may write to what is inside of them, and fail after all."""
+def _applied_to_copies(
+    named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn
+) -> Applied:
+    """Apply a foreign policy to copies, as it may modify messages and then fail."""
     made, outcome = _applied(named, tuple(map(_copied, messages)), turn)
     return (messages if outcome.failure else made), outcome
 

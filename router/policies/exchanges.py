@@ -1,4 +1,4 @@
-"""Which result belongs to which call, and where a conversation may be cut."""
+"""Tool calls paired with their results, and positions where a conversation may be cut."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ from fabric.turn.messages import Message, MessageRole, ToolUse
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call of a tool and its result, by the places of their messages."""
+    """Tool call and its result, by their messages' indexes."""
 
     asked_at: int
     use_at: int  # among the calls of that message
-    answered_at: int | None  # None: no result came
+    answered_at: int | None  # None: no result
 
     def use(self, messages: Sequence[Message]) -> ToolUse:
         return messages[self.asked_at].uses[self.use_at]
 
 
 def exchanges_of(messages: Sequence[Message]) -> list[Exchange]:
-    """List all calls in order; results follow their call before the next answer."""
+    """Return all calls in order; a result follows its call before the next answer."""
     found: list[Exchange] = []
     waiting = _Waiting()
     for at, message in enumerate(messages):
@@ -41,7 +41,7 @@ Place = tuple[int, int]
 
 
 class _Waiting:
-    """Calls of one answer whose results have not come yet: it may have thousands."""
+    """Index of an answer's calls without a result yet: there may be thousands."""
 
     def __init__(self) -> None:
         self.places: dict[Place, str | None] = {}  # and their ids
@@ -52,7 +52,7 @@ class _Waiting:
         self._by_id.setdefault(call_id, deque()).append(place)
 
     def take(self, result_of: str | None) -> Place | None:
-        """Find a result's call by its id; where either has none, the first that waits."""
+        """Return a result's call by its id; if either has no id, the first open one."""
         if result_of is None and self.places:
             result_of = next(iter(self.places.values()))
         known = self._by_id.get(result_of) or self._by_id.get(None)
@@ -64,7 +64,7 @@ class _Waiting:
 
 
 def unpaired(messages: Sequence[Message]) -> Counter[tuple[str, str | None]]:
-    """Count calls without a result and results without a call, by their ids."""
+    """Return the number of calls without a result and of results without a call, by id."""
     exchanges = exchanges_of(messages)
     answers = {each.answered_at for each in exchanges}
     alone: Counter[tuple[str, str | None]] = Counter(
@@ -79,17 +79,17 @@ def unpaired(messages: Sequence[Message]) -> Counter[tuple[str, str | None]]:
 
 
 def last_of(messages: Sequence[Message], role: MessageRole) -> int:
-    """Return where the last message of a role is, or -1."""
+    """Return the index of the last message of a role, or -1."""
     return next((at for at in reversed(range(len(messages))) if messages[at].role is role), -1)
 
 
 def user_turns(messages: Sequence[Message]) -> list[int]:
-    """List where turns begin: with each message of the user."""
+    """Return the indexes of user messages, with which turns begin."""
     return [at for at, message in enumerate(messages) if message.role is MessageRole.USER]
 
 
 def tool_turns(messages: Sequence[Message], start: int = 0) -> Iterator[int]:
-    """Yield where answers are that call tools, from `start` on."""
+    """Yield the indexes of answers with tool calls, from `start` on."""
     for at in range(start, len(messages)):
         if messages[at].role is MessageRole.ASSISTANT and messages[at].uses:
             yield at

@@ -1,7 +1,7 @@
-"""Calls of a policy that somebody else wrote: in threads of their own, and not waited for forever.
+"""Calls of operators' policies: in separate threads, with a timeout.
 
-A thread cannot be ended from outside. So one that is late is left alone, and until it ends the
-policy is not called again: otherwise each turn would leave one more behind.
+A thread cannot be stopped from outside. While a late one runs, its policy is not called again, or
+each turn would leave another running thread.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 class PolicyLateError(Exception):
-    """A policy has not ended in its time."""
+    """A policy exceeded its time limit, or is still running from an earlier turn."""
 
 
 class ForeignCalls(Generic[T]):
-    """Calls one policy."""
+    """Limited calls of one policy."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(POLICY_CALLS_MAX)
         self._late = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what comes of work that raises nothing; raise PolicyLateError if it is late."""
+        """Return the result of work that raises nothing; raise PolicyLateError if it is late."""
         if self._late:
             message = "is still busy with an earlier turn"
             raise PolicyLateError(message)
@@ -36,7 +36,7 @@ class ForeignCalls(Generic[T]):
         try:
             async with asyncio.timeout(POLICY_S):
                 await self._places.acquire()
-                ended = self._begun(work)
+                ended = self._start(work)
                 return await asyncio.shield(ended)
         except TimeoutError:
             if ended is not None:
@@ -45,20 +45,20 @@ class ForeignCalls(Generic[T]):
             message = f"took longer than {POLICY_S:g} s"
             raise PolicyLateError(message) from None
 
-    def _begun(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+    def _start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
         ended.add_done_callback(lambda _: self._places.release())
 
         def call() -> None:
-            told = partial(ended.set_exception, RuntimeError("no work"))
+            finish = partial(ended.set_exception, RuntimeError("no work"))
             try:
-                told = partial(ended.set_result, work())
+                finish = partial(ended.set_result, work())
             finally:
                 with suppress(RuntimeError):  # the router has stopped meanwhile
-                    loop.call_soon_threadsafe(told)
+                    loop.call_soon_threadsafe(finish)
 
-        # A daemon: one that never ends must not keep the router from stopping.
+        # A daemon thread: one that never ends must not keep the router from stopping.
         Thread(target=call, name="policy", daemon=True).start()
         return ended
 

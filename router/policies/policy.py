@@ -1,8 +1,8 @@
-"""What a policy is: a rewriting of what a conversation says, before a node reads it.
+"""Edit policies: they rewrite a conversation before a node reads it.
 
-The client goes on sending all of it, so a policy sees the same messages again in the next turn, and
-must do the same with them: what it returns is made of the messages and its own options alone. Else
-no turn would begin as the one before, and the agent's memory would be of no use.
+Clients keep sending the whole conversation, so a policy sees the same messages again in the next
+turn and must edit them in the same way: its result may depend on the messages and its options only.
+Otherwise prompts would no longer share a prefix with the agent's cache.
 """
 
 from abc import ABC, abstractmethod
@@ -14,12 +14,16 @@ from fabric.turn.messages import Message
 
 
 def in_strides(excess: int, stride: int) -> int:
-    """Return how many of so many are to go now: all, down to a multiple of the stride."""
+    """Return the excess rounded down to a multiple of the stride.
+
+    Cutting a little more each turn would invalidate the cache each turn. With a stride of 8, seven
+    turns of eight keep their prefix.
+    """
     return max(0, excess) // stride * stride
 
 
 def require_within(name: str, value: int, low: int, high: int | None) -> None:
-    """Raise RejectedError for a number out of its bounds."""
+    """Raise RejectedError for an option out of its bounds."""
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
         message = f"{name} must be {bounds}"
@@ -28,33 +32,33 @@ def require_within(name: str, value: int, low: int, high: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EditOutcome:
-    """Which edit, and how much."""
+    """Name and size of an edit."""
 
     name: str
-    count: int = 0  # messages changed or dropped; of a dialect's own edit, what it counts
-    cleared_tokens: int = 0  # by the model's tokenizer, where the dialect tells them
-    failure: str = ""  # why it was left out: words without any of the conversation's
+    count: int = 0  # of changed or dropped messages; a dialect's own edit may count calls or turns
+    cleared_tokens: int = 0  # if the dialect reports them
+    failure: str = ""  # why it was discarded, without text of the conversation
 
     def __str__(self) -> str:
-        """Spell it for a header."""
+        """Return the outcome as a header's value."""
         return f"{self.name}={f'failed ({self.failure})' if self.failure else self.count}"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTurn:
-    """Facts of a turn that a policy gets beside its messages."""
+    """Facts of a turn for policies, besides its messages."""
 
     number: int  # answers so far
     model: str
 
 
 class EditPolicy(ABC):
-    """Rewrites conversations.
+    """Base of policies.
 
-    The system prompt, the last message of the user and the last message of all must stay as they
-    are, and no call may be parted from its result; what breaks that is not used.
+    The system prompt, the user's last message and the last message of all must stay unchanged, and
+    a call must keep its result; an edit that violates this is discarded.
     """
 
     @abstractmethod
     def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
-        """Return what the model is to read: messages as they came, others in their place, fewer."""
+        """Return the messages for the model: the same, changed, or fewer."""

@@ -1,4 +1,4 @@
-"""Drops what the model thought in earlier turns; what it said stays."""
+"""Policy that drops the reasoning of earlier turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +11,15 @@ from router.policies.policy import EditPolicy, PolicyTurn, require_within
 
 @dataclass(frozen=True, slots=True)
 class StripThinking(EditPolicy):
-    """A turn is all from one message of the user to the next; the present one keeps its thoughts.
+    """Dropping of reasoning; the current turn, from the user's last message on, keeps it.
 
-    A thought that the client left out is not put back either.
+    Reasoning that the client left out is not restored either.
     """
 
-    keep: int = 0  # earlier turns that keep theirs
+    keep: int = 0  # number of earlier turns that keep theirs
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Raise RejectedError for invalid options."""
         require_within("keep", self.keep, 0, MESSAGES_MAX)
 
     def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
@@ -29,7 +29,7 @@ class StripThinking(EditPolicy):
 
 
 def without_thoughts(messages: Sequence[Message], end: int) -> list[Message]:
-    """Return messages, those in front of `end` without their thoughts."""
+    """Return messages without the reasoning of those before `end`."""
     end = min(end, len(messages) - 1)
     return [
         replace(message, reasoning=None, is_stripped=True)

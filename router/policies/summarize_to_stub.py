@@ -1,4 +1,4 @@
-"""Replaces what is old by a few words that say how much it was; nothing of it is told."""
+"""Policy that replaces old messages by a short note with their number and size."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from router.policies.exchanges import Exchange, exchanges_of, last_of, user_turn
 from router.policies.policy import EditPolicy, PolicyTurn, in_strides, require_within
 
 _OPENS: Final = "[Dropped here: "
-_ARGUMENT_CHARS: Final = 200  # of the call that stands for all; longer ones are left out
+_ARGUMENT_CHARS: Final = 200  # of the remaining call; longer arguments are dropped
 _NOUNS: Final = (
     (MessageRole.USER, "of the user"),
     (MessageRole.ASSISTANT, "answers"),
@@ -21,14 +21,14 @@ _NOUNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SummarizeToStub(EditPolicy):
-    """Whole turns in front of the last ones go, and old tool turns of a long present one."""
+    """Dropping of old turns, and of old tool turns within a long current turn."""
 
-    turns: int = 4  # in front of the present one that stay, each from a message of the user on
-    steps: int = 16  # tool turns of the present one that stay
-    every: int = 4  # by how many of either the cut moves
+    turns: int = 4  # turns before the current one that are kept
+    steps: int = 16  # tool turns of the current one that are kept
+    every: int = 4  # stride of either cut
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Raise RejectedError for invalid options."""
         for name in ("turns", "steps", "every"):
             require_within(name, getattr(self, name), 1, MESSAGES_MAX)
 
@@ -41,7 +41,7 @@ class SummarizeToStub(EditPolicy):
         if not cut:
             return messages
         kept, dropped = _parted(messages[: starts[cut]])
-        first = messages[starts[cut]]  # not the last of the user's: the present turn stays, too
+        first = messages[starts[cut]]  # never the last user message, as the current turn is kept
         headed = replace(first, texts=(f"{_stub(dropped)}\n\n", *first.texts))
         return [*kept, headed, *messages[starts[cut] + 1 :]]
 
@@ -67,7 +67,7 @@ class SummarizeToStub(EditPolicy):
 
 
 def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Part what an operator or developer said from what may go."""
+    """Return the system messages and the others."""
     kept = [each for each in messages if each.role is MessageRole.SYSTEM]
     return kept, [each for each in messages if each.role is not MessageRole.SYSTEM]
 
@@ -75,7 +75,7 @@ def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
 def _one_for_all(
     step: Exchange, messages: Sequence[Message], dropped: Sequence[Message]
 ) -> tuple[Message, Message]:
-    """Return one call with one result, in place of many: models go on as they see it done."""
+    """Return one call with one result in place of many: models imitate what they see."""
     assert step.answered_at is not None, "only answered calls are steps"
     use = step.use(messages)
     if len(_spelled(use)) > _ARGUMENT_CHARS:

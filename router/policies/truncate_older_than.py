@@ -1,4 +1,4 @@
-"""Cuts results of tools that are some tool turns old to their beginning and end."""
+"""Policy that cuts old tool results to their beginning and end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from router.policies.policy import EditPolicy, PolicyTurn, in_strides, require_w
 
 @dataclass(frozen=True, slots=True)
 class TruncateOlderThan(EditPolicy):
-    """A tool turn is an answer that calls tools, with their results; the last `n` stay whole."""
+    """Cutting of results; the last `n` tool turns, answers with calls and results, stay whole."""
 
     n: int = 2
-    max_chars: int = 200  # of a result that is cut, with the words that say so
-    tools: tuple[str, ...] = ()  # whose results; none named: all
-    every: int = 1  # tool turns by which the cut moves
+    max_chars: int = 200  # of a cut result, including the note about the cut
+    tools: tuple[str, ...] = ()  # tools whose results are cut; empty: all
+    every: int = 1  # stride of the cut, in tool turns
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Raise RejectedError for invalid options."""
         require_within("n", self.n, 1, MESSAGES_MAX)
         require_within("max_chars", self.max_chars, CUT_RESULT_CHARS_MIN, None)
         require_within("every", self.every, 1, MESSAGES_MAX)

@@ -22,10 +22,10 @@ from router.prompt import BYTES_PER_TOKEN, Prompt
 
 
 def oldest_first(messages: Sequence[Message]) -> list[range]:
-    """List what may go, the oldest first, each by its messages' places.
+    """Return the droppable units, the oldest first, as ranges of message indexes.
 
-    That is every turn of the user's but the last, and behind its message every answer with its
-    results but the last. Messages of the system in between stay.
+    These are the user's turns except the last, then the last turn's answers with their results
+    except the last. System messages in between are kept.
     """
     starts = user_turns(messages)
     first = next((at for at, m in enumerate(messages) if m.role is not MessageRole.SYSTEM), 0)
@@ -39,7 +39,7 @@ def oldest_first(messages: Sequence[Message]) -> list[range]:
 
 
 def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple[Message, ...]:
-    """Return the messages without these, but for the system's."""
+    """Return the messages without some units, except their system messages."""
     gone = {at for unit in units for at in unit}
     return tuple(
         message
@@ -55,13 +55,13 @@ _TOO_LONG: Final = "context_length_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class Truncation(CountedEdit):
-    """Drops whole turns, and behind the user's last message answers with their results."""
+    """Edit that drops whole turns, and answers with their results after the last user message."""
 
     name: str
-    answer_tokens: int  # that the client wants at most
+    answer_tokens: int  # the client's maximum
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
-        """Return a prompt that fits; the one that came where it does, or where none would."""
+        """Return a prompt that fits; the same one if it fits, or if none would."""
         nothing = prompt, EditOutcome(self.name)
         context = desk.context_tokens_max
         if context is None or not may_have(prompt, context):
@@ -79,21 +79,21 @@ class Truncation(CountedEdit):
 
 
 async def _longest(cuts: "_Cuts", total: int, limit: int, desk: PromptDesk) -> Prompt | None:
-    """Look for the smallest cut that is enough, from where it probably is."""
+    """Search for the smallest sufficient cut, starting from an estimate."""
     found: Prompt | None = None
-    low, high = 0, len(cuts.dropped)  # those in between were not tried yet
-    at = cuts.behind(0, total - limit, cuts.prompt, total)
+    low, high = 0, len(cuts.dropped)  # cuts in between are untried
+    at = cuts.after(0, total - limit, cuts.prompt, total)
     for _ in range(TRUNCATION_COUNTS_MAX):
         if low >= high:
             break
         at = min(max(at, low), high - 1)
-        tried = await desk.run(cuts.prompt, partial(cuts.prompt_behind, at))
+        tried = await desk.run(cuts.prompt, partial(cuts.prompt_after, at))
         count = await _count(tried, desk)
         if count <= limit:
             found, high, at = tried, at, at - 1
         else:
             low = at + 1
-            at = low if found else cuts.behind(cuts.dropped[at][1], count - limit, tried, count)
+            at = low if found else cuts.after(cuts.dropped[at][1], count - limit, tried, count)
     return found
 
 
@@ -103,7 +103,7 @@ class _Cuts:
 
     prompt: Prompt = field(repr=False)
     units: list[range]
-    dropped: list[tuple[int, int]]  # by each cut: how many of the units, and their bytes
+    dropped: list[tuple[int, int]]  # by cut: number of units and their bytes
 
     @classmethod
     def of(cls, prompt: Prompt, context_tokens: int) -> "_Cuts":
@@ -116,12 +116,12 @@ class _Cuts:
                 dropped.append((count, size_bytes))
         return cls(prompt, units, dropped)
 
-    def behind(self, dropped_bytes: int, over_tokens: int, prompt: Prompt, tokens: int) -> int:
-        """Guess the first cut that drops so many tokens more of what is left."""
+    def after(self, dropped_bytes: int, over_tokens: int, prompt: Prompt, tokens: int) -> int:
+        """Estimate the first cut that drops so many more tokens."""
         more = over_tokens * prompt.bytes_count // tokens
         return bisect_left(self.dropped, dropped_bytes + more, key=lambda each: each[1])
 
-    def prompt_behind(self, at: int) -> Prompt:
+    def prompt_after(self, at: int) -> Prompt:
         gone = self.units[: self.dropped[at][0]]
         return self.prompt.with_messages(without_oldest(self.prompt.messages or (), gone))
 
@@ -131,7 +131,7 @@ def _bytes_of(messages: Sequence[Message], unit: range) -> int:
 
 
 async def _count(prompt: Prompt, desk: PromptDesk) -> int:
-    """Count tokens; what is too long even for that counts as all that its bytes may be."""
+    """Return a prompt's tokens; one too long to be counted has at most one per byte."""
     try:
         return await desk.count(prompt)
     except RejectedError as error:

@@ -1,4 +1,4 @@
-"""What no policy may do to a conversation, and how much of it one has changed."""
+"""Validation of a policy's edits, and the number of messages that it changed."""
 
 import json
 from collections import Counter
@@ -12,17 +12,17 @@ from fabric.turn.messages import Message, MessageRole, template_form
 from router.large_work import weigh
 from router.policies.exchanges import last_of, unpaired
 
-_ALL: Final = 1 << 40  # bytes: no conversation's are left uncounted
+_ALL: Final = 1 << 40  # bytes: more than any conversation has
 
 
 class InvalidEditError(Exception):
-    """A policy returned no valid conversation, or another one than it was given."""
+    """Invalid result of a policy."""
 
 
 def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
-    """Return the messages that a policy made of others; raise InvalidEditError for wrong ones."""
+    """Return a policy's result as messages; raise InvalidEditError if it is invalid."""
     if not isinstance(after, (list, tuple)):
-        message = "returned no list"
+        message = "did not return a list"
         raise InvalidEditError(message)
     if not 0 < len(after) <= MESSAGES_MAX:
         message = f"returned {len(after)} messages"
@@ -36,7 +36,7 @@ def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
 
 
 def edited_count(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """Count messages that came and are not there any more as they came."""
+    """Return the number of messages that were changed or dropped."""
     come, left = {id(message) for message in before}, {id(message) for message in after}
     made = Counter(_key(message) for message in after if id(message) not in come)
     count = 0
@@ -44,7 +44,7 @@ def edited_count(before: Sequence[Message], after: Sequence[Message]) -> int:
         if id(message) in left:
             continue
         key = _key(message)
-        if made[key]:  # made anew, and the same
+        if made[key]:  # an equal copy
             made[key] -= 1
         else:
             count += 1
@@ -56,7 +56,7 @@ def _key(message: Message) -> bytes:
 
 
 def _rebuilt(message: Any) -> Message:
-    """Return a message of which every part has its type, and could be sent to a node."""
+    """Return a message whose parts all have their types and can be sent to a node."""
     try:
         if type(message) is Message:
             plain = to_plain(message)
@@ -65,7 +65,7 @@ def _rebuilt(message: Any) -> Message:
             return made
     except (RejectedError, TypeError, ValueError, RecursionError, AttributeError):
         pass
-    what = "returned what is no message"
+    what = "returned an item that is not a message"
     raise InvalidEditError(what)
 
 

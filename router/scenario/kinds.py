@@ -157,7 +157,7 @@ class NumberRange:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class EnumMember:
     """Member of an enumeration."""
 
     words: type[StrEnum]

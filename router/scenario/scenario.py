@@ -20,13 +20,13 @@ from router.limits import (
     SCENARIO_VARIABLES_MAX,
 )
 from router.scenario.kinds import (
+    EnumMember,
     IntegerRange,
     JsonObject,
     ListOf,
     MapOf,
     Nullable,
     NumberRange,
-    OneOf,
     OneOrMany,
     PlainText,
     Record,
@@ -101,7 +101,9 @@ class TurnOptions:
     temperature: float | None = scenario_field(
         _TEMPERATURE, _DESCRIPTION_OF_TEMPERATURE, default=None
     )
-    edits: KeptEdits | None = scenario_field(OneOf(KeptEdits), _DESCRIPTION_OF_EDITS, default=None)
+    edits: KeptEdits | None = scenario_field(
+        EnumMember(KeptEdits), _DESCRIPTION_OF_EDITS, default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Role:
         _SHOWN, "the name that others hear; its key by default", default=None
     )
     lifetime: Lifetime = scenario_field(
-        OneOf(Lifetime),
+        EnumMember(Lifetime),
         "permanent: its memory outlives runs; ephemeral: of one run",
         default=Lifetime.PERMANENT,
     )
@@ -142,7 +144,9 @@ class Role:
     temperature: float | None = scenario_field(
         _TEMPERATURE, _DESCRIPTION_OF_TEMPERATURE, default=None
     )
-    edits: KeptEdits | None = scenario_field(OneOf(KeptEdits), _DESCRIPTION_OF_EDITS, default=None)
+    edits: KeptEdits | None = scenario_field(
+        EnumMember(KeptEdits), _DESCRIPTION_OF_EDITS, default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ class MemoryEdit:
     )
     forget: str | None = scenario_field(_KEY, "the phase whose messages are removed", default=None)
     mode: EditMode = scenario_field(
-        OneOf(EditMode),
+        EnumMember(EditMode),
         "forget: recompute the cache after the edit; amortize: keep it",
         default=EditMode.FORGET,
     )
@@ -235,7 +239,7 @@ class Phase:
         IntegerRange(1, SCENARIO_ROUNDS_MAX), "number of turns of each speaker", default=1
     )
     order: TurnOrder = scenario_field(
-        OneOf(TurnOrder),
+        EnumMember(TurnOrder),
         "in_turn: each hears the earlier speakers; parallel: all speak at once in a round",
         default=TurnOrder.IN_TURN,
     )

@@ -43,7 +43,7 @@ class ScenarioSource:
 
 def shipped_source(name: str, variables: Mapping[str, str]) -> ScenarioSource:
     """Return a shipped scenario's source; raise NotFoundError for an unknown name."""
-    return file_source(_shipped_file(name), variables)
+    return file_source(shipped_file(name), variables)
 
 
 def file_source(path: Path, variables: Mapping[str, str]) -> ScenarioSource:
@@ -73,10 +73,11 @@ def shipped_names() -> tuple[str, ...]:
 
 def shipped_scenario(name: str) -> Scenario:
     """Read a shipped scenario; raise NotFoundError for an unknown name."""
-    return read_scenario_file(_shipped_file(name))
+    return read_scenario_file(shipped_file(name))
 
 
-def _shipped_file(name: str) -> Path:
+def shipped_file(name: str) -> Path:
+    """Return the path of a shipped scenario; raise NotFoundError for an unknown name."""
     names = shipped_names()
     if name not in names:
         message = f"'{shorten(name)}' is not a shipped scenario; {suggest(name, names)}"
