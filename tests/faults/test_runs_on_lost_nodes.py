@@ -115,7 +115,9 @@ def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     assert edited == ["kim", "sam"]
     forked = [event.agent for event in events if isinstance(event, AgentCopied) and event.source]
     assert forked == ["heir"]
-    put_off = [e for e in events if isinstance(e, Waited) and "edited once a node" in e.why]
+    put_off = [
+        e for e in events if isinstance(e, Waited) and "edited after its next answer" in e.why
+    ]
     assert all("sam" in each.what for each in put_off), "the replica takes the other one over"
     if run is run_over_http:  # in the router the run goes on while the node is killed
         assert len(put_off) == 1

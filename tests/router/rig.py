@@ -162,14 +162,14 @@ async def rig(
         if started:
             await fleet.membership.discover()
             await fleet.membership.refresh()
-        going_on = asyncio.create_task(app.state.runs.go_on())
+        resuming = asyncio.create_task(app.state.runs.resume_all())
         if tended:
             made.tending = asyncio.create_task(services.run())
         try:
             yield made
         finally:
             await made.close()
-            going_on.cancel()
+            resuming.cancel()
             await app.state.runs.close()
             await _stop(server, serving)
             if made.tending:

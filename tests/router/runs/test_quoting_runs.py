@@ -83,7 +83,7 @@ async def test_a_run_under_way_is_still_named(tmp_path):
 async def test_a_run_that_goes_on_meanwhile_is_not_called_removed(
     tmp_path, monkeypatch, by_erasure
 ):
-    forget = module.Runs._forget
+    forget = module.Runs._delete
 
     async def forget_late(runs, hosted):
         await begin(http)
@@ -99,7 +99,7 @@ async def test_a_run_that_goes_on_meanwhile_is_not_called_removed(
         await http.delete("/v1/scenarios/first")
         agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
         with monkeypatch.context() as patch:
-            patch.setattr(module.Runs, "_forget", forget_late)
+            patch.setattr(module.Runs, "_delete", forget_late)
             path = f"/v1/agents/{agent}?runs=true" if by_erasure else "/v1/scenarios/first"
             answer = (await http.delete(path)).json()
         shown = (await http.get("/v1/scenarios/first")).json()

@@ -23,25 +23,25 @@ async def test_old_events_go_and_who_missed_some_is_told_how_many(monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_MAX", 3)
     log = RunLog()
     for number in range(5):
-        log.tell("waited", {"number": number})
+        log.append("waited", {"number": number})
     log.close()
     missed, *rest = await frames_of(log)
     assert (missed["event"], json.loads(missed["data"])) == ("missed", {"count": 2})
     assert [json.loads(part["data"])["number"] for part in rest] == [2, 3, 4]
     monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_BYTES_MAX", 1)
-    log.tell("waited", {})
+    log.append("waited", {})
     assert [part["event"] for part in await frames_of(log)] == ["missed"]
 
 
 async def test_a_slow_follower_is_cut_and_can_go_on(monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_LAG_EVENTS_MAX", 4)
     log = RunLog()
-    log.tell("waited", {"number": 0})
+    log.append("waited", {"number": 0})
     frames = log.frames(None)
     await anext(frames)  # the first comment
     first = await anext(frames)
     for number in range(1, 7):  # while it reads nothing
-        log.tell("waited", {"number": number})
+        log.append("waited", {"number": number})
     async with asyncio.timeout(10):
         cut = (await anext(frames)).decode()
     with pytest.raises(StopAsyncIteration):

@@ -99,7 +99,7 @@ def test_calls_of_a_turn_are_its_callers_alone():
     next_one = prompt(scenario, said, TurnKey("room_a", 2, "marco"))
     assert shown(next_one[len(under_way) :])[0] == ("assistant", "done")
     assert next_one[: len(under_way)] == under_way
-    heard = history_after(scenario, said, "warden", "room_a").told
+    heard = history_after(scenario, said, "warden", "room_a").heard
     assert "secret" not in heard
     assert "hm" not in heard
 
@@ -113,7 +113,7 @@ def test_a_silent_agent_is_told_to_go_on():
 
 def test_prompts_ahead_of_their_time_are_refused():
     scenario = small()
-    with pytest.raises(MissingUtteranceError, match="lacks what was said by warden in round 1"):
+    with pytest.raises(MissingUtteranceError, match="has no utterance of warden in round 1"):
         prompt(scenario, {}, TurnKey("room_a", 1, "marco"))
 
 

@@ -40,7 +40,7 @@ def test_all_of_a_scenario_is_read():
 
 ONE = "phases: [{id: a, agents: [ann]}]\n"
 WRONG = [
-    ("scenario: s\n", "1:1: 'agents' is missing: who takes part"),
+    ("scenario: s\n", "1:1: 'agents' is missing: the agents that take part"),
     (HEAD + "phase: []\n", "3:1: phase: there is no such field; did you mean 'phases'?"),
     (PHASE + "    rounds: many\n", "6:13: phases[0].rounds: expected a whole number, got 'many'"),
     (PHASE + "    rounds: 0\n", "6:13: phases[0].rounds: must be between 1 and 100"),
@@ -61,7 +61,7 @@ WRONG = [
     ),
     (PHASE + "    opening: Hi ${a b}\n", "'${a b}' is not a placeholder; write ${variable} or"),
     (PHASE + "    opening: 'Hi ${x'\n", "'${x' is not closed; write $${ to mean ${"),
-    (PHASE + "    opening: '${one.messages[ann]}'\n", "can be told to one agent only"),
+    (PHASE + "    opening: '${one.messages[ann]}'\n", "quoted to one agent only"),
     (PHASE + "    prompts: {bob: x}\n", "'bob' does not hear this phase"),
     (
         PHASE + "    ask: {ann: [a, b]}\n",
@@ -71,7 +71,7 @@ WRONG = [
     (PHASE + "    expect: [{agent: bob, says: x}]\n", "'bob' does not speak in this phase"),
     (
         PHASE + "    expect: [{says: x}]\n",
-        "phases[0].expect[0]: 'agent' is missing: whom it is about",
+        "phases[0].expect[0]: 'agent' is missing",
     ),
     (PHASE + "    expect: [{agent: ann}]\n", "expected exactly one of says, never_says"),
     (
@@ -147,10 +147,10 @@ WRONG = [
     ("{<<: {a: 1}}\n", "merge keys ('<<') are not followed"),
     ("a: !!python/object:os.system x\n", "1:4: a: the tag"),
     ("a: !!str 5\n", "put text in quotes instead"),
-    ("{[a]: 1}\n", "a key is one word"),
+    ("{[a]: 1}\n", "a key must be text"),
     ("a: 1\n---\nb: 2\n", "a second document begins"),
-    ("{{x}}: 1\n", "quote a text that begins with { or ["),
-    ("a: {b: 1,\n\tc: 2}\nd\n\te: 1\n", "no tabs"),
+    ("{{x}}: 1\n", "quote text that begins with { or ["),
+    ("a: {b: 1,\n\tc: 2}\nd\n\te: 1\n", "not tabs"),
     ("%YAML 3.0\n---\na: 1\n", "leave out the line that begins with %YAML"),
     ("a: " + "[" * 20 + "]" * 20 + "\n", "levels; quote a text with brackets"),
     ("a: .inf\n", "1:4: .inf is not allowed; write a finite number"),
@@ -283,7 +283,7 @@ def test_any_damage_is_read_or_refused(data):
     try:
         read_scenario(raw, "s.yaml")
     except ScenarioError as error:
-        told = error.complaints
+        told = error.diagnostics
     lines = raw.count(b"\n") + 2
     assert all(1 <= c.line <= lines and c.column >= 1 for c in told)
 

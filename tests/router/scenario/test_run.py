@@ -81,7 +81,7 @@ async def test_the_journal_has_each_turn_before_anybody_is_told(tmp_path):
         if isinstance(event, AgentSpoke):
             seen.append(path.read_bytes().count(b'"event":"turn"'))
 
-    run._tell = tell
+    run._report = tell
     await run.run()
     journal.close()
     assert len(seen) == 6
@@ -178,17 +178,17 @@ async def test_what_was_said_twice_or_by_nobody_is_refused(tmp_path):
     events = []
     run = await perform(tmp_path / "r.jsonl", Script(), events=events)
     first = next(event for event in events if isinstance(event, AgentSpoke))
-    with pytest.raises(RejectedError, match="said twice"):
+    with pytest.raises(RejectedError, match="occurs twice"):
         RunState.of(run.scenario, [first, first])
     stranger = replace(first, utterance=replace(first.utterance, speaker="one"))
-    with pytest.raises(RejectedError, match="nobody who has a turn"):
+    with pytest.raises(RejectedError, match="is not a turn of it"):
         RunState.of(run.scenario, [stranger])
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path):
     path, head = tmp_path / "r.jsonl", JournalHead("r1", "crew", "d")
     first = RunJournal(path, head)
-    with pytest.raises(ConflictError, match="goes on there"):
+    with pytest.raises(ConflictError, match="in progress in another process"):
         RunJournal(path, head)
     first.close()
     RunJournal(path, head).close()

@@ -38,7 +38,7 @@ async def test_an_answer_without_the_edits_of_its_agent_is_dropped(tmp_path):
     assert len(set(given)) == 1, "the same directives, by the same operation"
     assert len(run.state.transcript) == 6
     waited = [event for event in events if isinstance(event, Waited)]
-    assert ["given again" in event.why for event in waited] == [True] * 2
+    assert ["added again" in event.why for event in waited] == [True] * 2
 
 
 async def test_an_agent_that_never_keeps_its_edits_ends_the_run(tmp_path):
@@ -87,7 +87,7 @@ async def test_edits_and_forks_that_the_fabric_keeps_refusing_do_not_end_a_run(t
     assert len(run.state.transcript) == 6
     waited = {(event.what, event.why) for event in events if isinstance(event, Waited)}
     assert any(
-        what == "forking lead (last on b) as one" and "computes" in why for what, why in waited
+        what == "forking lead (last on b) as one" and "prefills" in why for what, why in waited
     )
     assert any(what == "editing the memory of lead (last on b)" for what, _ in waited)
     assert [done[1] for done in script.done if done[0] == "direct"] == ["scn.crew.lead"]
@@ -134,7 +134,7 @@ async def test_a_directive_whose_agent_lost_its_node_is_given_after_its_next_ans
     given = [done for done in script.done if done[0] == "direct"]
     assert [done[1] for done in given] == ["scn.crew.lead"]
     assert script.count == 6 + 2, "the answer without the directive is dropped"
-    assert any("edited once a node has it" in why for why in whys(events))
+    assert any("edited after its next answer" in why for why in whys(events))
 
 
 async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
@@ -142,7 +142,7 @@ async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
     assert not [done for done in script.done if done[0] == "fork"]
-    assert any("one computes that memory anew" in why for why in whys(events))
+    assert any("one prefills its whole prompt" in why for why in whys(events))
 
 
 @pytest.mark.parametrize("held", [(), ("scn-of-an-earlier-run",)], ids=["unedited", "edited"])
@@ -159,7 +159,8 @@ async def test_earlier_edits_of_an_agent_that_lost_its_node_are_undone_after_its
         ("take back", "scn.crew.lead")
     ]
     assert script.count == 7 + len(held), "an answer with earlier edits is dropped"
-    assert len([why for why in whys(events) if "an earlier run: undone" in why]) == len(held)
+    undone = [why for why in whys(events) if "an earlier run: they were undone" in why]
+    assert len(undone) == len(held)
 
 
 async def test_a_run_that_goes_on_undoes_earlier_edits_of_agents_that_did_nothing_yet(tmp_path):
