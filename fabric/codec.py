@@ -47,6 +47,11 @@ def left_out() -> dict[str, bool]:
     return {_LEFT_OUT: True}
 
 
+def is_left_out(field: Field[Any]) -> bool:
+    """Return whether bytes lack the field where it is None."""
+    return _LEFT_OUT in field.metadata
+
+
 def wire_name(field: Field[Any]) -> str:
     """Return what a field is called in bytes."""
     name: str = field.metadata.get(_WIRE, field.name)
@@ -93,7 +98,7 @@ def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
 @cache
 def _optional_names(cls: type) -> frozenset[str]:
     """Name the fields that bytes lack where they are None."""
-    return frozenset(field.name for field in fields(cls) if _LEFT_OUT in field.metadata)
+    return frozenset(field.name for field in fields(cls) if is_left_out(field))
 
 
 def _names_in(value: Any) -> tuple[tuple[str, str], ...]:

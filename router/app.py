@@ -12,11 +12,10 @@ from fabric.edit_mode import EDIT_MODES, EXACT
 from fabric.ports import Clock
 from fabric.settings import RouterSettings
 from router.admin import description as of_admin
-from router.admin.agent_wishes import AgentWishesApi
+from router.admin.agent_settings import AgentSettingsApi
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
 from router.admin.directives import DirectivesApi
-from router.admin.drain import DrainApi
 from router.admin.events import EventsApi
 from router.admin.generate import GenerateApi
 from router.admin.health import HealthApi
@@ -27,18 +26,16 @@ from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
 from router.anthropic import description as of_anthropic
 from router.anthropic.count_tokens_api import COUNT_TOKENS_PATH, CountTokensApi
-from router.anthropic.errors import AnthropicErrors
+from router.anthropic.dialect import AnthropicErrors, AnthropicModels
 from router.anthropic.messages_adapter import MessagesAdapter
-from router.anthropic.models import AnthropicModels
 from router.api import openapi
 from router.api.adapter import ApiAdapter
 from router.api.description import ref
 from router.api.edit_stage import EditStage
 from router.api.model_names import ModelNames
 from router.api.models_api import ModelsApi
-from router.api.plain_errors import PlainErrors
-from router.api.presence import presence_routes
-from router.api.turn_route import Desk, turn_routes
+from router.api.probes import PlainErrors, probe_routes
+from router.api.turn_route import TurnServices, turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
@@ -47,11 +44,9 @@ from router.http.errors import ErrorBoundary, error_handlers
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
-from router.openai.absent_api import absent_routes
 from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
-from router.openai.errors import OpenAiErrors
-from router.openai.models import OpenAiModels
+from router.openai.dialect import OpenAiErrors, OpenAiModels
 from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
 from router.openai.responses.store import ResponseStore
@@ -88,45 +83,43 @@ def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
     ]
 
 
-def desk_of(settings: RouterSettings, services: Services) -> Desk:
+def turn_services_of(settings: RouterSettings, services: Services) -> TurnServices:
     """Return what all turns need."""
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None
     edits = EditStage(fleet, Editing(settings.policies), mode)
-    return Desk(services.turns, names, settings.completion_tokens_max, edits)
+    return TurnServices(services.turns, names, settings.completion_tokens_max, edits)
 
 
 def routes_of(
     services: Services,
-    desk: Desk,
+    turn_services: TurnServices,
     adapters: Sequence[ApiAdapter[Any]],
     stored: ResponseStore,
     runs: Runs,
 ) -> list[BaseRoute]:
     """Return the routes of all APIs."""
-    fleet, names, edits = services.fleet, desk.names, desk.edits
+    fleet, names, edits = services.fleet, turn_services.names, turn_services.edits
     snapshots = Snapshots(fleet, services.drains, services.moves)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.moves, services.erasures, runs).routes(),
         *DirectivesApi(fleet, services.propagation, fleet.clock).routes(),
-        *AgentWishesApi(fleet, services.propagation, fleet.clock).routes(),
+        *AgentSettingsApi(fleet, services.propagation, fleet.clock).routes(),
         *HibernationApi(Hibernations(fleet, services.moves)).routes(),
         *CopiesApi(services.forks, services.replicas, services.prefetches).routes(),
         *NodesApi(fleet, services.drains).routes(),
-        *DrainApi(fleet, services.drains).routes(),
-        *GenerateApi(fleet, desk, OpenAiErrors()).routes(),
+        *GenerateApi(fleet, turn_services, OpenAiErrors()).routes(),
         *EventsApi(fleet.events, snapshots, OpenAiErrors()).routes(),
     ]
     return [
         *HealthApi(fleet, services.turns.running).routes(),
-        *presence_routes(),
-        *turn_routes(adapters, desk),
+        *probe_routes(),
+        *turn_routes(adapters, turn_services),
         *CountTokensApi(fleet, names, edits).routes(),
         *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
         *StoredApi(stored).routes(),
         *RunsApi(runs, OpenAiErrors()).routes(),
-        *absent_routes(),
         *openapi.openapi_routes(described()),
         *waiting(named, fleet.discovery, services.lost_owners),
         *MetricsApi(fleet, services.telemetry).routes(),
@@ -143,14 +136,14 @@ def build_app(
     stored = ResponseStore(services.fleet.directory.floor)
     services.erasures.subscribe(stored.forget)
     adapters = adapters_of(services.fleet.clock, stored)
-    desk = desk_of(settings, services)
-    host = InProcessHost(settings, services, desk)
+    turn_services = turn_services_of(settings, services)
+    host = InProcessHost(settings, services, turn_services)
     runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
     dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(services, desk, adapters, stored, runs),
+        routes=routes_of(services, turn_services, adapters, stored, runs),
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),

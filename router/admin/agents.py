@@ -1,7 +1,7 @@
-"""GET, DELETE, pin and migrate for agents; each tenant sees its own."""
+"""Routes that list, show, erase, pin and migrate a tenant's own agents."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -9,30 +9,34 @@ from starlette.routing import Route
 
 from fabric.control.node_calls import PinAgent
 from fabric.ids import AgentId, TenantId
-from router.admin.views.agents import agent_row, erasure_row, pin_row
-from router.admin.views.moves import migration_row
+from router.admin.views.agents import PIN, agent_row, erasure_row
+from router.admin.views.moves import MIGRATION
 from router.fleet.fleet import Fleet
 from router.http.auth import agent_key, tenant_of
-from router.http.fields import Fields, query_flag, require_text
-from router.http.json_body import read_object
+from router.http.json_body import read_body
+from router.http.refusals import query_flag
+from router.http.schema import Flag, Text, only
 from router.moves.erasures import Erasures
 from router.moves.move_registry import MoveRegistry
 
+PIN_BODY: Final = only("pinned", Flag(), is_strict=True)
+MIGRATE_BODY: Final = only("to", Text(), is_strict=True)
+
 
 class QuotingRuns(Protocol):
-    """The stored runs of scenarios, whose journals quote the agents that took part."""
+    """Stored scenario runs, whose journals quote the agents that took part."""
 
     async def quoting(self, tenant: TenantId, agent: AgentId) -> Sequence[str]:
-        """Name the runs that quote an agent."""
+        """Return the names of the runs that quote an agent."""
         ...
 
     async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> Sequence[str]:
-        """Remove those that have ended; name them."""
+        """Remove the ones that have ended; return their names."""
         ...
 
 
 class AgentsApi:
-    """Agents as the nodes describe them at the moment of asking."""
+    """Agents as their nodes describe them now."""
 
     def __init__(
         self, fleet: Fleet, moves: MoveRegistry, erasures: Erasures, runs: QuotingRuns
@@ -52,7 +56,7 @@ class AgentsApi:
         ]
 
     async def index(self, request: Request) -> Response:
-        """List the tenant's agents, as far as the nodes have told theirs."""
+        """List the tenant's agents on all nodes that have reported theirs."""
         self._fleet.discovery.require_nodes()
         await self._fleet.membership.refresh(relist=True)
         tenant = tenant_of(request)
@@ -60,8 +64,8 @@ class AgentsApi:
         agents = [agent_row(self._fleet, (tenant, agent)) for agent in directory.agents(tenant)]
         unheard = list(self._fleet.membership.unreported())
         unmet = self._fleet.discovery.missing_count
-        told = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
-        return JSONResponse({"object": "list", "data": agents, **told})
+        reach = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
+        return JSONResponse({"object": "list", "data": agents, **reach})
 
     async def show(self, request: Request) -> Response:
         key = agent_key(request)
@@ -79,18 +83,13 @@ class AgentsApi:
         return JSONResponse(erasure_row(erasure, await self._runs.quoting(*key), removed))
 
     async def pin(self, request: Request) -> Response:
-        """Let an agent be evicted last, or, with `pinned` false, like any other."""
+        """Evict an agent last or, with `pinned` false, like any other."""
         key = agent_key(request)
-        fields = Fields(await read_object(request))
-        fields.allow_only("pinned")
-        fields.require("pinned")
-        pinned = fields.flag("pinned")
-        return JSONResponse(pin_row(await self._fleet.ask_owner(PinAgent(*key, pinned))))
+        pinned = await read_body(request, PIN_BODY)
+        return JSONResponse(PIN.row(await self._fleet.ask_owner(PinAgent(*key, pinned))))
 
     async def migrate(self, request: Request) -> Response:
-        """Move an agent to the node named by `to`; answers when it is committed."""
+        """Move an agent to the node `to`; answer once the move is committed."""
         tenant, agent = agent_key(request)
-        fields = Fields(await read_object(request))
-        fields.allow_only("to")
-        target = require_text(fields.require("to"), "to")
-        return JSONResponse(migration_row(await self._moves.migrate(tenant, agent, target)))
+        target = await read_body(request, MIGRATE_BODY)
+        return JSONResponse(MIGRATION.row(await self._moves.migrate(tenant, agent, target)))

@@ -1,22 +1,58 @@
-"""POST fork, replicate and prefetch: copies of an agent, and its KV cache where it is wanted."""
+"""Routes that fork, replicate and prefetch an agent."""
+
+from dataclasses import dataclass
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.ids import parse_agent_id, parse_operation_id
-from router.admin.views.moves import fork_row, prefetch_row, replica_row
+from fabric.control.node_calls import AgentView
+from fabric.ids import AgentId, OperationId
+from router.admin.views.moves import FORK, PREFETCH, REPLICA
+from router.admin.views.shape import Row
 from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key
-from router.http.fields import Fields, require_text
-from router.http.json_body import read_object
+from router.http.json_body import read_body
+from router.http.schema import (
+    AGENT_ID,
+    OPERATION_ID,
+    Flag,
+    ObjectOf,
+    Text,
+    only,
+    optional,
+    required,
+)
 from router.moves.forks import Forks
 from router.moves.prefetches import PrefetchRequests
 from router.moves.replicas import Replicas
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkBody:
+    """Body of POST /v1/agents/{agent}/fork."""
+
+    name: AgentId = required(AGENT_ID, "as")
+    to: str | None = optional(Text())
+    operation: OperationId | None = optional(OPERATION_ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateBody:
+    """Body of POST /v1/agents/{agent}/replicate."""
+
+    to: str = required(Text())
+    keep: bool = optional(Flag(), True)
+
+
+FORK_BODY: Final = ObjectOf(ForkBody, is_strict=True)
+REPLICATE_BODY: Final = ObjectOf(ReplicateBody, is_strict=True)
+PREFETCH_BODY: Final = only("to", Text(), None, is_strict=True)
+
+
 class CopiesApi:
-    """Verbs that never change the agent they are about."""
+    """Routes that copy an agent or load its cache, and never change it."""
 
     def __init__(self, forks: Forks, replicas: Replicas, prefetches: PrefetchRequests) -> None:
         self._forks = forks
@@ -32,40 +68,32 @@ class CopiesApi:
         ]
 
     async def fork(self, request: Request) -> Response:
-        """Make the agent named by `as`, with this one's context; answers when it is durable."""
+        """Create the agent `as` with this one's context; answer once it is durable."""
         key = agent_key(request)
-        fields = Fields(await read_object(request))
-        fields.allow_only("as", "to", "operation")
-        name = parse_agent_id(require_text(fields.require("as"), "as"))
-        operation = fields.text("operation")
-        receipt = await self._forks.fork(
-            key,
-            name,
-            fields.text("to"),
-            fresh_operation() if operation is None else parse_operation_id(operation),
-        )
-        return JSONResponse(fork_row(name, key[1], receipt))
+        body = await read_body(request, FORK_BODY)
+        operation = body.operation or fresh_operation()
+        receipt = await self._forks.fork(key, body.name, body.to, operation)
+        return JSONResponse(FORK.row(receipt, id=body.name, forked_from=key[1]))
 
     async def replicate(self, request: Request) -> Response:
-        """Copy the agent to the node named by `to`; with `keep` (default), after each turn, too."""
+        """Copy the agent to the node `to`; with `keep` (default), repeat it after every turn."""
         key = agent_key(request)
-        fields = Fields(await read_object(request))
-        fields.allow_only("to", "keep")
-        target = require_text(fields.require("to"), "to")
-        keep = True if fields.raw("keep") is None else fields.flag("keep")
-        receipt = await self._replicas.replicate(key, target, kept=keep)
-        return JSONResponse(replica_row(receipt))
+        body = await read_body(request, REPLICATE_BODY)
+        receipt = await self._replicas.replicate(key, body.to, kept=body.keep)
+        return JSONResponse(REPLICA.row(receipt))
 
     async def prefetch(self, request: Request) -> Response:
-        """Bring the agent into memory where it lives, or a copy of it to the node `to`."""
+        """Load the agent's cache into RAM on its node, or copy it to the node `to`."""
         key = agent_key(request)
-        fields = Fields(await read_object(request, may_be_absent=True))
-        fields.allow_only("to")
-        target = fields.text("to")
+        target = await read_body(request, PREFETCH_BODY, may_be_absent=True)
         if target is not None and not await self._prefetches.is_home(key, target):
-            return JSONResponse(replica_row(await self._prefetches.copy_to(key, target)))
-        return JSONResponse(prefetch_row(await self._prefetches.load(key)))
+            return JSONResponse(REPLICA.row(await self._prefetches.copy_to(key, target)))
+        return JSONResponse(_prefetch_row(await self._prefetches.load(key)))
 
     async def cancel(self, request: Request) -> Response:
-        """End a load under way; nothing to do is no error."""
-        return JSONResponse(prefetch_row(await self._prefetches.cancel(agent_key(request))))
+        """Cancel a load; without one, do nothing."""
+        return JSONResponse(_prefetch_row(await self._prefetches.cancel(agent_key(request))))
+
+
+def _prefetch_row(view: AgentView) -> Row:
+    return PREFETCH.row(view, tiers=view.tiers)

@@ -1,11 +1,18 @@
-"""The fabric's own routes as the OpenAPI document describes them: agents, nodes, operations."""
+"""OpenAPI descriptions of the fabric's own routes: agents, nodes, operations."""
 
 from typing import Final
 
 from router.admin import directives_description as directives
+from router.admin.agents import MIGRATE_BODY, PIN_BODY
+from router.admin.copies import FORK_BODY, PREFETCH_BODY, REPLICATE_BODY
 from router.admin.events import LAST_ID_HEADER
-from router.admin.generate_description import AGENT, GENERATE
+from router.admin.generate import GENERATE_BODY, PATH
+from router.admin.nodes import FLUSH_BODY
+from router.admin.views.agents import AGENT as AGENT_SHAPE
+from router.admin.views.agents import PIN
+from router.admin.views.moves import FORK, MIGRATION, PREFETCH, REPLICA, RESUMED
 from router.api.description import (
+    AGENT,
     AGENT_ID,
     EVENT,
     EVENTS,
@@ -14,82 +21,47 @@ from router.api.description import (
     JSON,
     NAMED,
     TENANTS,
+    TURN_HEADERS,
     WRITES,
     Described,
     Parameter,
-    Schema,
     answer,
     array,
-    body,
+    described_turn,
     integer,
     listing,
-    nullable,
-    number,
     one_of,
     ref,
     text,
 )
+from router.http.schema import Schema, nullable
+from router.http.turn_headers import AGENT_HEADER
 
+GENERATE_ROUTE: Final = described_turn(
+    PATH,
+    "agents",
+    "Appends a text or messages to the agent's context, and answers.",
+    whole=answer(
+        id=AGENT_ID,
+        object=one_of("agent.generation"),
+        node=text(),
+        text=text(),
+        reasoning=text(),
+        tool_calls=array(answer(id=text(), name=text(), arguments=text())),
+        epoch=integer(1),
+        finish_reason=one_of("stop", "length", "tool_calls"),
+        prompt_tokens=integer(),
+        cached_tokens=integer(),
+        completion_tokens=integer(),
+        durable=FLAG,
+    ),
+    body=GENERATE_BODY.schema(),
+    parameters=(AGENT, *(header for header in TURN_HEADERS if header.name != AGENT_HEADER)),
+)
 _FILE: Final = "application/octet-stream"
 _OPERATORS: Final = (*TENANTS, 404, 409)
-_BYTES: Final = answer(hot=integer(), disk=integer())
-_TIERS: Final = array(one_of("hot", "disk"))
-_COST: Final = {
-    "blocks_sent": integer(),
-    "blocks_reused": integer(),
-    "bytes_sent": integer(),
-    "seconds": number(),
-}
-_REPLICA: Final = answer(
-    id=AGENT_ID,
-    object=one_of("agent.replica"),
-    owner=text(),
-    node=text(),
-    epoch=integer(1),
-    revision=integer(),
-    tokens=integer(),
-    kept=FLAG,
-    **_COST,
-)
 SCHEMAS: Final[dict[str, Schema]] = {
-    "Agent": answer(
-        id=AGENT_ID,
-        object=one_of("agent"),
-        alias=text(),
-        owner=nullable(text()),
-        state=text(),
-        epoch=integer(),
-        group=nullable(text()),
-        revision=integer(),
-        tokens=integer(),
-        blocks=integer(),
-        bytes=_BYTES,
-        tiers=_TIERS,
-        durable=FLAG,
-        busy=FLAG,
-        created_s=nullable(number(None)),
-        used_s=nullable(number(None)),
-        last_match=nullable(
-            answer(kind=text(), cached_tokens=integer(), prompt_tokens=integer(), reason=text())
-        ),
-        replicas=array(text()),
-        erasing=array(text()),
-        copies=array(
-            answer(
-                node=text(),
-                epoch=integer(),
-                revision=integer(),
-                tokens=integer(),
-                current=FLAG,
-                kept=FLAG,
-                tiers=_TIERS,
-                bytes=_BYTES,
-            )
-        ),
-        pinned=FLAG,
-        pin_held=FLAG,
-        **directives.OF_AN_AGENT,
-    ),
+    "Agent": AGENT_SHAPE.schema(),
     "AgentDeleted": answer(
         id=AGENT_ID,
         object=one_of("agent.deleted"),
@@ -106,15 +78,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
         remembered=array(text()),
     ),
     **directives.SCHEMAS,
-    "AgentReplica": _REPLICA,
-    "AgentPrefetch": answer(
-        id=AGENT_ID,
-        object=one_of("agent.prefetch"),
-        node=text(),
-        tiers=_TIERS,
-        tokens=integer(),
-        bytes=_BYTES,
-    ),
+    "AgentReplica": REPLICA.schema(),
+    "AgentPrefetch": PREFETCH.schema(),
     "Drain": answer(
         node=text(),
         object=one_of("node.drain"),
@@ -126,7 +91,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
 }
 _NODE: Final = Parameter("node", "path", text(), "A node's name.")
 _RUNS: Final = Parameter(
-    "runs", "query", FLAG, "Ended runs of scenarios that it took part in, which quote it, go too."
+    "runs", "query", FLAG, "Also removes the ended scenario runs that quote it."
 )
 _SIGNING: Final = Parameter(
     "x-macfabric-signing-key", "header", text(pattern="^[0-9a-f]{64}$"), "For another fabric."
@@ -134,23 +99,23 @@ _SIGNING: Final = Parameter(
 
 
 def _verb(
-    verb: str, says: str, told: Schema, asked: Schema | None, *, needs_body: bool = True
+    verb: str, says: str, answered: Schema, body: Schema | None, *, needs_body: bool = True
 ) -> Described:
     return Described(
         "POST",
         f"/v1/agents/{{agent}}/{verb}",
         "agents",
         says,
-        {JSON: told},
+        {JSON: answered},
         WRITES,
-        body=asked,
+        body=body,
         needs_body=needs_body,
         parameters=(AGENT,),
     )
 
 
 _AGENTS: Final = (
-    GENERATE,
+    GENERATE_ROUTE,
     Described(
         "GET",
         "/v1/agents",
@@ -172,56 +137,41 @@ _AGENTS: Final = (
         "DELETE",
         "/v1/agents/{agent}",
         "agents",
-        "Erases it everywhere, with a receipt.",
+        "Erases it on every node, with a receipt.",
         {JSON: ref("AgentDeleted")},
         WRITES,
         parameters=(AGENT, _RUNS),
     ),
     _verb(
         "migrate",
-        "Moves the agent, also in the middle of an answer.",
-        answer(
-            id=AGENT_ID,
-            **{"from": text()},
-            to=text(),
-            epoch=integer(1),
-            pause_seconds=number(),
-            **_COST,
-        ),
-        body({"to": text()}),
+        "Moves the agent, even in the middle of an answer.",
+        MIGRATION.schema(),
+        MIGRATE_BODY.schema(),
     ),
     _verb(
         "fork",
         "Makes a new agent with this one's context.",
-        answer(
-            id=AGENT_ID,
-            object=one_of("agent.fork"),
-            forked_from=AGENT_ID,
-            node=text(),
-            epoch=integer(1),
-            tokens=integer(),
-            **_COST,
-        ),
-        body({"as": AGENT_ID}, to=text(), operation=text(pattern=directives.OPERATION)),
+        FORK.schema(),
+        FORK_BODY.schema(),
     ),
     _verb(
         "replicate",
-        "Copies it now and, with `keep`, after each turn.",
+        "Copies it now and, with `keep`, after every turn.",
         ref("AgentReplica"),
-        body({"to": text()}, keep=FLAG),
+        REPLICATE_BODY.schema(),
     ),
     _verb(
         "prefetch",
         "Loads it into RAM where it lives, or copies it to another node's disk.",
         {"anyOf": [ref("AgentPrefetch"), ref("AgentReplica")]},
-        body({}, to=text()),
+        PREFETCH_BODY.schema(),
         needs_body=False,
     ),
     Described(
         "DELETE",
         "/v1/agents/{agent}/prefetch",
         "agents",
-        "Ends a load under way.",
+        "Cancels a load.",
         {JSON: ref("AgentPrefetch")},
         WRITES,
         parameters=(AGENT,),
@@ -229,8 +179,8 @@ _AGENTS: Final = (
     _verb(
         "pin",
         "Makes it the last to be evicted.",
-        answer(id=AGENT_ID, object=one_of("agent.pin"), node=text(), pinned=FLAG, pin_held=FLAG),
-        body({"pinned": FLAG}),
+        PIN.schema(),
+        PIN_BODY.schema(),
     ),
     *directives.DESCRIBED,
     Described(
@@ -251,26 +201,14 @@ _AGENTS: Final = (
         "/v1/agents/{agent}/resume",
         "agents",
         "Brings an agent back from its file.",
-        {
-            JSON: answer(
-                id=AGENT_ID,
-                object=one_of("agent.resumed"),
-                node=text(),
-                epoch=integer(1),
-                tokens=integer(),
-                model=text(),
-                blocks_received=integer(),
-                blocks_reused=integer(),
-                bytes_received=integer(),
-            )
-        },
+        {JSON: RESUMED.schema()},
         WRITES,
         body={},
         body_type=_FILE,
         parameters=(
             AGENT,
-            Parameter("node", "query", text(), "Where to; else the router chooses."),
-            Parameter("replace", "query", FLAG, "An agent of that name goes."),
+            Parameter("node", "query", text(), "Target node; otherwise the router chooses."),
+            Parameter("replace", "query", FLAG, "Replaces an existing agent of that name."),
             _SIGNING,
         ),
     ),
@@ -280,7 +218,7 @@ _NODES: Final = (
         "GET",
         "/v1/nodes",
         "nodes",
-        "Nodes, and how drains go; details for operators only.",
+        "Nodes and the progress of drains; details for operators only.",
         {JSON: listing(ref("Node"))},
         TENANTS,
     ),
@@ -288,7 +226,7 @@ _NODES: Final = (
         "POST",
         "/v1/nodes/{node}/drain",
         "nodes",
-        "Moves all agents off; 202 while some are left.",
+        "Moves all agents off the node; 202 while some are left.",
         {JSON: ref("Drain")},
         _OPERATORS,
         parameters=(_NODE,),
@@ -299,7 +237,7 @@ _NODES: Final = (
         "POST",
         "/v1/nodes/{node}/undrain",
         "nodes",
-        "Lets the node take agents again.",
+        "Ends a drain: the node takes agents again.",
         {JSON: answer(node=text(), object=one_of("node.drain"), state=one_of("ready"))},
         _OPERATORS,
         parameters=(_NODE,),
@@ -312,7 +250,7 @@ _NODES: Final = (
         "Saves every agent; with `drop_hot` also drops their caches in RAM.",
         {JSON: answer(node=text(), detail=text())},
         (*_OPERATORS, 507),
-        body=body({}, drop_hot=FLAG),
+        body=FLUSH_BODY.schema(),
         needs_body=False,
         parameters=(_NODE,),
         key="operator",
@@ -340,10 +278,10 @@ DESCRIBED: Final = (
         "GET",
         "/v1/events",
         "fabric",
-        "What happens to agents, moves, nodes and links, as it happens.",
+        "Events of agents, moves, nodes and links.",
         {EVENTS: EVENT},
         TENANTS,
-        parameters=(Parameter(LAST_ID_HEADER, "header", text(), "Goes on behind that event."),),
+        parameters=(Parameter(LAST_ID_HEADER, "header", text(), "Continues after that event."),),
     ),
     Described(
         "GET",
@@ -356,5 +294,5 @@ DESCRIBED: Final = (
     ),
     _health("/health"),
     _health("/healthz"),
-    Described("HEAD", "/", "fabric", "Nothing: somebody is there.", {}, EVERYWHERE),
+    Described("HEAD", "/", "fabric", "Nothing: the router is there.", {}, EVERYWHERE),
 )

@@ -1,7 +1,8 @@
-"""Directives as clients write them: where in an agent's memory, and what is to stand there."""
+"""Directives as clients send them: a place in an agent's history, and its new text."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from fabric.control.node_calls import AgentView
 from fabric.edit_mode import DIRECTIVE_MODES, EditMode
@@ -13,6 +14,7 @@ from fabric.limits import (
     DIRECTED_ID_CHARS_MAX,
     DIRECTED_TEXT_CHARS_MAX,
     DIRECTIVE_BYTES_MAX,
+    DIRECTIVES_MAX,
     MESSAGES_MAX,
 )
 from fabric.record.directive import Directive
@@ -20,131 +22,186 @@ from fabric.record.message_parts import MessagePart, read_object
 from fabric.record.message_positions import message_digest
 from fabric.record.spans import WantedSpan
 from fabric.turn.messages import Message, MessageRole
-from router.http.fields import Fields, refuse, require_object, require_text
+from router.http.refusals import refuse, require_text, wrong_type
+from router.http.schema import (
+    ArrayOf,
+    Either,
+    Flag,
+    Integer,
+    ObjectOf,
+    Parsed,
+    Text,
+    WordIn,
+    optional,
+    param_path,
+    refuse_missing,
+    required,
+)
 
-_FORGET = "forget"  # what `exact` comes to, for one message
-_MODES = {**DIRECTIVE_MODES, _FORGET: EditMode.FORGET}
-_ROLES = (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
-_KINDS = ("tool_call_id", "message", "messages", "text", "start_token")
-_DETAILS = ("end_token", "start", "end", "every", "replacement", "mode", "part")
-_RESULT = "result"  # of a call; or its arguments
-_PARTS = (_RESULT, MessagePart.ARGUMENTS)
+_FORGET: Final = "forget"  # the same as `exact` for one message
+DIRECTIVE_MODE: Final = WordIn(dict(sorted({**DIRECTIVE_MODES, _FORGET: EditMode.FORGET}.items())))
+_ROLES: Final = {
+    role.value: role for role in (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
+}
+_RESULT: Final = "result"  # of a call; the other part is its arguments
+_PARTS: Final = (_RESULT, MessagePart.ARGUMENTS)
+CALL_ID: Final = Text(DIRECTED_ID_CHARS_MAX, 1)
+MESSAGE_NUMBER: Final = Integer(0, MESSAGES_MAX - 1)
+_TOKEN: Final = Integer(0, AGENT_TOKENS_MAX)
+_CHAR: Final = Integer(0, BODY_BYTES_MAX)
+
+
+def _replacement(value: Any, param: str) -> str:
+    text = require_text(value, param)
+    if len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_BYTES_MAX:
+        refuse(param, f"more than {DIRECTIVE_BYTES_MAX} bytes")
+    return text
+
+
+def _part(value: Any, param: str) -> str:
+    part = require_text(value, param)
+    return part if part in _PARTS else _refuse_part(param)
+
+
+def _refuse_part(param: str) -> NoReturn:
+    refuse(param, "of a tool_call_id: expected one of " + ", ".join(_PARTS))
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Who makes directives, when, and in which operation."""
+class DirectiveOrigin:
+    """Author, time and operation of directives."""
 
     operation: OperationId
     made_s: float
     made_by: str
 
 
-def parse_directive(item: object, param: str, made: Made) -> Directive | WantedSpan:
-    """Read one; what only its agent's record can place stays a wish."""
-    fields = Fields(require_object(item, param), f"{param}.")
-    fields.allow_only(*_KINDS, *_DETAILS)
-    mode = fields.text("mode") or _FORGET
-    if mode not in _MODES:
-        refuse(fields.param("mode"), "expected one of " + ", ".join(sorted(_MODES)))
-    text = fields.text("replacement")
-    if text is not None and len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_BYTES_MAX:
-        refuse(fields.param("replacement"), f"more than {DIRECTIVE_BYTES_MAX} bytes")
-    call_id = fields.text("tool_call_id", DIRECTED_ID_CHARS_MAX)
-    named = [kind for kind in _KINDS if fields.raw(kind) is not None]
-    part = fields.text("part")
-    if part is not None and (part not in _PARTS or named != ["tool_call_id"]):
-        refuse(fields.param("part"), "of a tool_call_id: expected one of " + ", ".join(_PARTS))
-    if named == ["tool_call_id"]:
-        of_arguments = MessagePart.ARGUMENTS if part == MessagePart.ARGUMENTS else None
-        if of_arguments and text and read_object(text) is None:
-            refuse(fields.param("replacement"), "arguments are an object, as JSON text")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentMessage:
+    """Message named by what it says."""
+
+    role: MessageRole = required(WordIn(_ROLES))
+    content: str = required(Text())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MessageRange:
+    """Messages by number, from the first to the last, inclusive."""
+
+    first: int = required(MESSAGE_NUMBER)
+    last: int = required(MESSAGE_NUMBER)
+    param: str = param_path()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveBody:
+    """One directive: where in an agent's memory, and what replaces it."""
+
+    tool_call_id: str | None = optional(CALL_ID)
+    message: _SentMessage | int | None = optional(
+        Either({dict: ObjectOf(_SentMessage), int: MESSAGE_NUMBER})
+    )
+    messages: _MessageRange | None = optional(ObjectOf(_MessageRange, is_strict=True))
+    text: str | None = optional(Text(DIRECTED_TEXT_CHARS_MAX, 1))
+    start_token: int | None = optional(_TOKEN)
+    end_token: int | None = optional(_TOKEN)
+    start: int | None = optional(_CHAR)
+    end: int | None = optional(_CHAR)
+    every: bool = optional(Flag(), False)
+    replacement: str | None = optional(
+        Parsed(_replacement, Text(DIRECTIVE_BYTES_MAX // 4).schema())
+    )
+    mode: EditMode = optional(DIRECTIVE_MODE, EditMode.FORGET)
+    part: str | None = optional(Parsed(_part, WordIn({part: part for part in _PARTS}).schema()))
+    param: str = param_path()
+
+    def placed(self, origin: DirectiveOrigin) -> Directive | WantedSpan:
+        """Return the directive, or a span where only the agent's record can place it."""
+        if self.part is not None and self.tool_call_id is None:
+            _refuse_part(f"{self.param}.part")
+        if self.tool_call_id is not None:
+            return self._of_call(origin)
+        if isinstance(self.message, _SentMessage):
+            return self._of_content(self.message, origin)
+        span = WantedSpan(
+            self.param, origin.operation, self.mode, self.replacement, origin.made_s, origin.made_by
+        )
+        if self.messages is not None:
+            if self.messages.last < self.messages.first:
+                refuse(f"{self.messages.param}.last", "it comes before the first")
+            return replace(span, first=self.messages.first, last=self.messages.last)
+        if self.text is not None:
+            return replace(span, first=self.message, text=self.text, is_every=self.every)
+        if self.message is not None:
+            return replace(span, first=self.message, chars=self._chars())
+        return replace(span, tokens=(self.start_token or 0, self.end_token or 0))
+
+    def _of_call(self, origin: DirectiveOrigin) -> Directive:
+        part = MessagePart.ARGUMENTS if self.part == MessagePart.ARGUMENTS else None
+        if part and self.replacement and read_object(self.replacement) is None:
+            refuse(f"{self.param}.replacement", "arguments are an object, as JSON text")
         return Directive(
-            made.operation, _MODES[mode], text or "", call_id, None, made.made_s,
-            made_by=made.made_by, part=of_arguments,
+            origin.operation, self.mode, self.replacement or "", self.tool_call_id, None,
+            origin.made_s, made_by=origin.made_by, part=part,
         )  # fmt: skip
-    if named == ["message"] and isinstance(fields.raw("message"), dict):
-        return _by_content(fields, made, _MODES[mode], text)
-    wanted = WantedSpan(param, made.operation, _MODES[mode], text, made.made_s, made.made_by)
-    return _placed(fields, named, wanted)
+
+    def _of_content(self, sent: _SentMessage, origin: DirectiveOrigin) -> Directive:
+        if self.text is not None:
+            wrong_type({}, f"{self.param}.message", "an integer")
+        span, replacement = self._chars(), self.replacement
+        if span is not None:
+            replacement = replacement or ""
+            if not 0 <= span[0] < span[1] <= len(sent.content):
+                refuse(f"{self.param}.end", f"the message has {len(sent.content)} characters")
+        digest = message_digest(Message(sent.role, (sent.content,)))
+        return Directive(
+            origin.operation, self.mode, replacement, None, digest, origin.made_s,
+            span=span, made_by=origin.made_by,
+        )  # fmt: skip
+
+    def _chars(self) -> tuple[int, int] | None:
+        if self.start is None and self.end is None:
+            return None
+        if self.end is None:
+            refuse_missing(f"{self.param}.end")
+        return self.start or 0, self.end
 
 
-def _by_content(fields: Fields, made: Made, mode: EditMode, text: str | None) -> Directive:
-    message = _message(Fields(fields.object("message") or {}, fields.param("message") + "."))
-    span = _chars(fields)
-    if span is not None:
-        text = text or ""
-        if not 0 <= span[0] < span[1] <= len(message.texts[0]):
-            refuse(fields.param("end"), f"the message has {len(message.texts[0])} characters")
-    return Directive(
-        made.operation, mode, text, None, message_digest(message), made.made_s,
-        span=span, made_by=made.made_by,
-    )  # fmt: skip
+DIRECTIVES: Final = ArrayOf(
+    ObjectOf(
+        DirectiveBody,
+        is_strict=True,
+        one_of=(
+            ("tool_call_id",),
+            ("message",),
+            ("messages",),
+            ("text",),
+            ("message", "text"),
+            ("start_token", "end_token"),
+        ),
+        hint="name either a tool_call_id, a message, messages, a text or a start_token",
+    ),
+    DIRECTIVES_MAX,
+    count_min=1,
+)
+Placed = tuple[tuple[Directive, ...], tuple[WantedSpan, ...]]
 
 
-def _placed(fields: Fields, named: list[str], wanted: WantedSpan) -> WantedSpan:
-    most = MESSAGES_MAX - 1
-    if named == ["messages"]:
-        part = Fields(fields.object("messages") or {}, fields.param("messages") + ".")
-        part.allow_only("first", "last")
-        part.require("first")
-        part.require("last")
-        first, last = part.integer("first", 0, most), part.integer("last", 0, most)
-        if first is not None and last is not None and last < first:
-            refuse(part.param("last"), "it comes before the first")
-        return replace(wanted, first=first, last=last)
-    if named == ["message"]:
-        return replace(wanted, first=fields.integer("message", 0, most), chars=_chars(fields))
-    if named in (["text"], ["message", "text"]):
-        sought = fields.text("text", DIRECTED_TEXT_CHARS_MAX)
-        if not sought:
-            refuse(fields.param("text"), "it is empty")
-        first = fields.integer("message", 0, most)
-        return replace(wanted, first=first, text=sought, is_every=fields.flag("every"))
-    if named == ["start_token"]:
-        fields.require("end_token")
-        start = fields.integer("start_token", 0, AGENT_TOKENS_MAX)
-        end = fields.integer("end_token", 0, AGENT_TOKENS_MAX)
-        return replace(wanted, tokens=(start or 0, end or 0))
-    return _refuse_kind(wanted.param)
-
-
-def _refuse_kind(param: str) -> NoReturn:
-    refuse(param, "name either a tool_call_id, a message, messages, a text or a start_token")
-
-
-def _chars(fields: Fields) -> tuple[int, int] | None:
-    if fields.raw("start") is None and fields.raw("end") is None:
-        return None
-    fields.require("end")
-    start = fields.integer("start", 0, BODY_BYTES_MAX)
-    return start or 0, fields.integer("end", 0, BODY_BYTES_MAX) or 0
-
-
-def _message(fields: Fields) -> Message:
-    role = require_text(fields.require("role"), fields.param("role"))
-    if role not in _ROLES:
-        refuse(fields.param("role"), "expected one of " + ", ".join(_ROLES))
-    return Message(
-        MessageRole(role), (require_text(fields.require("content"), fields.param("content")),)
+def place_directives(directives: Iterable[DirectiveBody], origin: DirectiveOrigin) -> Placed:
+    """Return those that are placed already, and those that the agent's record is to place."""
+    placed = [directive.placed(origin) for directive in directives]
+    return (
+        tuple(one for one in placed if isinstance(one, Directive)),
+        tuple(one for one in placed if isinstance(one, WantedSpan)),
     )
 
 
-def parse_directives(
-    items: list[Any], made: Made
-) -> tuple[tuple[Directive, ...], tuple[WantedSpan, ...]]:
-    """Read all of a request: what is placed already, and what its agent's record is to place."""
-    found = [parse_directive(item, f"directives[{at}]", made) for at, item in enumerate(items)]
-    directives = tuple(each for each in found if isinstance(each, Directive))
-    return directives, tuple(each for each in found if isinstance(each, WantedSpan))
-
-
 def require_held(view: AgentView, operation: OperationId) -> AgentView:
-    """Return what a node answered; raise ConflictError where it did not make the directives.
+    """Return a node's answer; raise ConflictError if it does not hold the directives.
 
-    A node never makes an undone operation again: the request may be a late copy of an old one.
+    A node never repeats an operation that was undone: the request may be a late copy of an old one.
     """
-    if all(each.operation != operation for each in view.directives or ()):
+    if all(directive.operation != operation for directive in view.directives or ()):
         message = (
             f"operation {operation} was undone earlier, so nothing was changed: "
             "send the directives with a new operation id"

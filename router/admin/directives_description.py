@@ -1,172 +1,36 @@
-"""The routes of directives, as the OpenAPI document has them."""
+"""OpenAPI descriptions of the routes of directives and of agents' settings."""
 
-from typing import Any, Final
+from typing import Final
 
-from fabric.limits import (
-    AGENT_TOKENS_MAX,
-    DECAY_S_MAX,
-    DIRECTED_ID_CHARS_MAX,
-    DIRECTED_TEXT_CHARS_MAX,
-    DIRECTIVE_BYTES_MAX,
-    DIRECTIVES_MAX,
-    MESSAGES_MAX,
-)
-from router.admin.generate_description import AGENT
+from router.admin.agent_settings import DECAY_BODY, EVICT_BODY, SHARE_BODY, SUPERSEDE_BODY
+from router.admin.directives import ADD_DIRECTIVES_BODY
+from router.admin.views.directives import AGENT_DIRECTIVES, AGENT_SETTINGS, MEMORY, REBUILD
 from router.api.description import (
-    AGENT_ID,
-    FLAG,
+    AGENT,
     JSON,
     NAMED,
     WRITES,
     Described,
     Parameter,
-    answer,
-    array,
-    body,
-    integer,
-    nullable,
-    number,
-    one_of,
     ref,
-    text,
-    with_rare,
 )
+from router.http.schema import OPERATION_ID, JsonKind, Schema
 
 _PATH: Final = "/v1/agents/{agent}/directives"
-OPERATION: Final = "^[A-Za-z0-9_-]{8,64}$"
-_MODE: Final = one_of("exact", "forget", "amortize")
-_REPLACEMENT: Final = text(maxLength=DIRECTIVE_BYTES_MAX // 4)
-_NUMBER: Final = integer(0, MESSAGES_MAX - 1)
-_TOKEN: Final = integer(0, AGENT_TOKENS_MAX)
-_CHARS: Final = {"start": integer(0), "end": integer(1)}
-_SAID: Final = body({"role": one_of("user", "assistant", "tool"), "content": text()})
-_SOUGHT: Final = text(minLength=1, maxLength=DIRECTED_TEXT_CHARS_MAX)
-
-
-def _place(required: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return body(required, replacement=nullable(_REPLACEMENT), mode=_MODE, **more)
-
-
-_DIRECTIVE: Final = {
-    "anyOf": [
-        body(
-            {"tool_call_id": text(minLength=1, maxLength=DIRECTED_ID_CHARS_MAX)},
-            replacement=_REPLACEMENT,
-            mode=_MODE,
-            part=one_of("result", "arguments"),
-        ),
-        _place({"message": _SAID}, **_CHARS),
-        _place({"message": _NUMBER}, **_CHARS),
-        _place({"messages": body({"first": _NUMBER, "last": _NUMBER})}),
-        _place({"text": _SOUGHT}, message=_NUMBER, every=FLAG),
-        _place({"start_token": _TOKEN, "end_token": _TOKEN}),
-    ]
-}
-_DIRECTIVES: Final = array(
-    answer(
-        operation=text(),
-        mode=one_of("forget", "amortize"),
-        replacement_chars=nullable(integer()),
-        result_of=nullable(text()),
-        made_s=number(),
-        is_applied=FLAG,
-        message=nullable(integer()),
-        start=nullable(integer()),
-        end=nullable(integer()),
-        part=nullable(one_of("arguments", "besides_text")),
-        dropped_chars=nullable(integer()),
-        dropped_digest=nullable(text()),
-        made_by=nullable(text()),
-        holds_for=array(one_of("chats", "generate")),
-        undone_s=nullable(number()),
-    )
-)
-_MESSAGES: Final = array(
-    answer(
-        number=integer(),
-        role=one_of("system", "user", "assistant", "tool"),
-        chars=integer(),
-        start_token=nullable(integer()),
-        end_token=nullable(integer()),
-        is_edited=FLAG,
-    )
-)
-_WISHES: Final = {
-    "rebuilds": FLAG,
-    "closed": FLAG,
-    "decays_after_s": nullable(number()),
-    "share": one_of("tenant", "agent"),
-}
-OF_AN_AGENT: Final[dict[str, dict[str, Any]]] = {
-    "amortized": FLAG,
-    "exact_tokens": nullable(integer()),
-    "edits": array(
-        with_rare(
-            answer(
-                made_s=number(),
-                start=integer(),
-                dropped_tokens=integer(),
-                inserted_tokens=integer(),
-                moved_tokens=integer(),
-                dropped_digest=text(),
-            ),
-            is_borrowed=FLAG,
-        )
-    ),
-    "directives": _DIRECTIVES,
-    **_WISHES,
-}
-SCHEMAS: Final[dict[str, dict[str, Any]]] = {
-    "AgentDirectives": answer(
-        id=AGENT_ID,
-        object=one_of("agent.directives"),
-        node=text(),
-        operation=nullable(text()),
-        directives=_DIRECTIVES,
-    ),
-    "AgentMemory": answer(
-        id=AGENT_ID,
-        object=one_of("agent.memory"),
-        node=text(),
-        tokens=integer(),
-        messages=_MESSAGES,
-        directives=_DIRECTIVES,
-        undone=_DIRECTIVES,
-    ),
-    "AgentWishes": answer(
-        id=AGENT_ID,
-        object=one_of("agent.wishes"),
-        node=text(),
-        tiers=array(text()),
-        pinned=FLAG,
-        **_WISHES,
-    ),
-    "AgentRebuild": answer(
-        id=AGENT_ID,
-        object=one_of("agent.rebuild"),
-        node=text(),
-        rebuilds=FLAG,
-        exact_tokens=nullable(integer()),
-    ),
-}
-_DECAYS: Final = body({}, after_s=number(0, DECAY_S_MAX))
-_SHARES: Final = body({"scope": one_of("tenant", "agent")})
-_EVICTS: Final = body({}, node=text(), **{"from": one_of("memory", "disk")})
-_MESSAGE: Final = {
-    "anyOf": [
-        body({"tool_call_id": text(minLength=1, maxLength=DIRECTED_ID_CHARS_MAX)}),
-        body({"message": _NUMBER}),
-    ]
+SCHEMAS: Final[dict[str, Schema]] = {
+    "AgentDirectives": AGENT_DIRECTIVES.schema(),
+    "AgentMemory": MEMORY.schema(),
+    "AgentWishes": AGENT_SETTINGS.schema(),
+    "AgentRebuild": REBUILD.schema(),
 }
 
 
-def _wish(
-    verb: str, does: str, asked: dict[str, Any] | None, shape: str = "AgentWishes"
-) -> Described:
+def _verb(verb: str, says: str, kind: JsonKind | None, shape: str = "AgentWishes") -> Described:
     path = f"/v1/agents/{{agent}}/{verb}"
     needs = verb in ("share", "supersede")
+    schema = None if kind is None else kind.schema()
     return Described(
-        "POST", path, "agents", does, {JSON: ref(shape)}, WRITES, body=asked,
+        "POST", path, "agents", says, {JSON: ref(shape)}, WRITES, body=schema,
         needs_body=needs, parameters=(AGENT,),
     )  # fmt: skip
 
@@ -176,7 +40,7 @@ DESCRIBED: Final = (
         "GET",
         _PATH,
         "agents",
-        "Lists the messages that can be named, the directives that hold, and those undone.",
+        "Lists the messages that directives can name, the active directives, and the undone ones.",
         {JSON: ref("AgentMemory")},
         NAMED,
         parameters=(AGENT,),
@@ -185,20 +49,17 @@ DESCRIBED: Final = (
         "POST",
         _PATH,
         "agents",
-        "Lets messages of its history read otherwise from now on, all or none.",
+        "Replaces messages of the agent's history from now on, all or none.",
         {JSON: ref("AgentDirectives")},
         WRITES,
-        body=body(
-            {"directives": array(_DIRECTIVE, DIRECTIVES_MAX, 1)},
-            operation=text(pattern=OPERATION),
-        ),
+        body=ADD_DIRECTIVES_BODY.schema(),
         parameters=(AGENT,),
     ),
     Described(
         "DELETE",
         _PATH,
         "agents",
-        "Takes all directives back.",
+        "Removes all directives.",
         {JSON: ref("AgentDirectives")},
         WRITES,
         parameters=(AGENT,),
@@ -207,41 +68,41 @@ DESCRIBED: Final = (
         "DELETE",
         f"{_PATH}/{{operation}}",
         "agents",
-        "Takes back what one operation said.",
+        "Removes the directives of one operation.",
         {JSON: ref("AgentDirectives")},
         WRITES,
-        parameters=(AGENT, Parameter("operation", "path", text(pattern=OPERATION), "Its name.")),
+        parameters=(AGENT, Parameter("operation", "path", OPERATION_ID.schema(), "Its name.")),
     ),
     Described(
         "POST",
         "/v1/agents/{agent}/rebuild",
         "agents",
-        "Lets its next turn compute anew what was kept behind edits.",
+        "Makes the next turn recompute what was kept after edits.",
         {JSON: ref("AgentRebuild")},
         WRITES,
         parameters=(AGENT,),
     ),
-    _wish("decay", "Lets it be evicted before others once it is idle for so long.", _DECAYS),
+    _verb("decay", "Evicts it before others once it has been idle for this long.", DECAY_BODY),
     Described(
         "DELETE",
         "/v1/agents/{agent}/decay",
         "agents",
-        "Lets it be worth again what it was.",
+        "Undoes a decay.",
         {JSON: ref("AgentWishes")},
         WRITES,
         parameters=(AGENT,),
     ),
-    _wish("close", "Lets go of its hot memory and its pin; it is evicted first.", None),
-    _wish("share", "Says whether other agents of the tenant may begin with its memory.", _SHARES),
-    _wish("evict", "Lets go of its hot memory, or of a copy on another node's disk.", _EVICTS),
-    _wish(
+    _verb("close", "Drops its hot cache and its pin; it is evicted first.", None),
+    _verb(
+        "share",
+        "Sets whether other agents of the tenant may reuse its cache.",
+        SHARE_BODY,
+    ),
+    _verb("evict", "Drops its hot cache, or a copy on another node's disk.", EVICT_BODY),
+    _verb(
         "supersede",
-        "Lets an earlier message give way to a word that names the later one.",
-        body(
-            {"earlier": _MESSAGE, "later": _MESSAGE},
-            mode=_MODE,
-            operation=text(pattern=OPERATION),
-        ),
+        "Replaces an earlier message by a reference to the later one.",
+        SUPERSEDE_BODY,
         "AgentDirectives",
     ),
 )

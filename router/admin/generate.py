@@ -1,9 +1,9 @@
-"""POST generate: more for an agent's memory, and its answer; nothing is sent a second time."""
+"""POST generate: appends to an agent's context and answers; no history is sent again."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,53 +24,139 @@ from fabric.turn.generation import (
     ToolCalls,
 )
 from fabric.turn.messages import Message, MessageRole
-from router.api.adapter import ApiAdapter, Asked
+from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
-from router.api.function_tools import parse_functions
-from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
-from router.api.template_options import template_options
-from router.api.tool_choice import parse_function_choice
-from router.api.turn_route import Desk, answer_turn
+from router.api.function_tools import FUNCTION_TOOLS, Function
+from router.api.sampling_fields import SEED, StopTexts, TopP
+from router.api.template_options import TEMPLATE_OPTIONS
+from router.api.tool_choice import TOOL_CHOICE, ToolChoice, function_choice
+from router.api.turn_route import TurnServices, answer_turn
 from router.fleet.fleet import Fleet
 from router.fleet.prompt_queries import continued_prompt
 from router.fresh_ids import fresh_name, fresh_operation
 from router.http.auth import agent_key
 from router.http.dialect import ErrorBody, ErrorDialect
-from router.http.fields import Fields, refuse, require_object, require_text
+from router.http.refusals import refuse
+from router.http.schema import (
+    AnyValue,
+    ArrayOf,
+    Flag,
+    Integer,
+    Number,
+    ObjectOf,
+    Tagged,
+    Text,
+    WordIn,
+    optional,
+    required,
+)
 from router.http.sse import COMMENT, frame
 from router.http.turn_headers import expected_next, priority_of
-from router.limits import MESSAGE_NAME_CHARS_MAX, STOP_STRINGS_MAX
+from router.limits import MESSAGE_NAME_CHARS_MAX
 from router.prompt import Prompt, chat_prompt, raw_prompt
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import AnswerEvent
 
-PATH = "/v1/agents/{agent}/generate"
-_FIELDS = (
-    "text", "messages", "model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream",
-    "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls", OWN_FIELD,
-)  # fmt: skip
+PATH: Final = "/v1/agents/{agent}/generate"
+_ROLES: Final = {
+    role.value: role
+    for role in (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    role: MessageRole = required(WordIn(_ROLES))
+    content: str = required(Text())
+
+    def message(self) -> Message:
+        return Message(self.role, (self.content,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ToolResult(_Message):
+    tool_call_id: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
+
+    def message(self) -> Message:
+        return Message(self.role, (self.content,), result_of=self.tool_call_id)
+
+
+_RECORDS: Final = {role: ObjectOf(_Message) for role in _ROLES} | {"tool": ObjectOf(_ToolResult)}
+_EXPECTED: Final = f"expected one of {', '.join(_ROLES)}"
+_MESSAGES: Final = ArrayOf(
+    Tagged(_RECORDS, _EXPECTED, "invalid_value", tag="role"), MESSAGES_MAX, count_min=1
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateBody:
+    """Body of POST /v1/agents/{agent}/generate."""
+
+    text: str | None = optional(Text(chars_min=1))
+    messages: list[_Message] | None = optional(_MESSAGES)
+    model: str = optional(Text(), "")
+    max_tokens: int = optional(Integer(1, COMPLETION_TOKENS_MAX), COMPLETION_TOKENS_MAX)
+    temperature: float = optional(Number(0.0, 2.0), 1.0)
+    top_p: float = optional(TopP(), 1.0)
+    seed: int | None = optional(SEED)
+    stop: tuple[str, ...] = optional(StopTexts(), ())
+    stream: bool = optional(Flag(), False)
+    chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
+    tools: list[Function] = optional(FUNCTION_TOOLS, ())
+    tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
+    parallel_tool_calls: bool = optional(Flag(), True)
+    own: Any = optional(AnyValue(), name=OWN_FIELD)  # read by `edits_of`, as in every dialect
+
+    def prompt(self) -> Prompt:
+        """Return the prompt; raise RejectedError unless it is either a text or messages."""
+        if (self.text is None) == (self.messages is None):
+            refuse("text", "send either text or messages")
+        reads_calls, calls = function_choice(
+            self.tool_choice, self.tools, parallel=self.parallel_tool_calls
+        )
+        if self.text is not None:
+            if self.tools:
+                refuse("tools", "they need messages: no calls are read after a text")
+            return raw_prompt(self.text)
+        messages = [message.message() for message in self.messages or ()]
+        shown = [{"type": "function", "function": function.sent} for function in self.tools]
+        prompt = chat_prompt(messages, shown or None, self.chat_template_kwargs)
+        return replace(prompt, reads_calls=reads_calls, calls=calls)
+
+    def sampling(self) -> Sampling:
+        """Return how to sample."""
+        return Sampling(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=self.stop,
+        )
+
+
+GENERATE_BODY: Final = ObjectOf(GenerateBody, is_strict=True)
 
 
 class GenerateApi:
-    """Turns of agents that are named, and need not be told what they know."""
+    """Turns of named agents, which keep their own history."""
 
-    def __init__(self, fleet: Fleet, desk: Desk, dialect: ErrorDialect) -> None:
+    def __init__(self, fleet: Fleet, services: TurnServices, dialect: ErrorDialect) -> None:
         self._fleet = fleet
-        self._desk = desk
+        self._services = services
         self._dialect = dialect
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/agents/{agent}/generate", self.generate, methods=["POST"])]
+        return [Route(PATH, self.generate, methods=["POST"])]
 
     async def generate(self, request: Request) -> Response:
-        """Answer whole, or as named events."""
+        """Answer at once, or as a stream of named events."""
         adapter = _Generate(agent_key(request)[1], self._fleet, self._dialect)
-        return await answer_turn(adapter, self._desk, request)
+        return await answer_turn(adapter, self._services, request)
 
 
 @dataclass(frozen=True, slots=True)
-class _Generate(ApiAdapter[Asked]):
-    """The agent-native dialect, for one agent."""
+class _Generate(ApiAdapter[ApiRequest]):
+    """Dialect of `generate`, for one agent."""
 
     agent: AgentId
     fleet: Fleet
@@ -82,34 +168,33 @@ class _Generate(ApiAdapter[Asked]):
     def error(self, error: FabricError) -> ErrorBody:
         return self.dialect.error(error)
 
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> Asked:
-        fields = Fields(body)
-        fields.allow_only(*_FIELDS)
-        return Asked(
-            model=fields.text("model") or "",
+    def parse(self, headers: Mapping[str, str], sent: dict[str, Any], /) -> ApiRequest:
+        body = GENERATE_BODY.read(sent)
+        return ApiRequest(
+            model=body.model,
             identity=Identity(IdentityKind.AGENT, self.agent),
-            prompt=_prompt(fields),
-            sampling=_sampling(fields),
-            stream=fields.flag("stream"),
+            prompt=body.prompt(),
+            sampling=body.sampling(),
+            stream=body.stream,
             priority=priority_of(headers, Priority.INTERACTIVE),
             prefetch=expected_next(headers),
             is_whole_conversation=False,
         )
 
-    async def recalled(self, tenant: TenantId, asked: Asked) -> Asked:
-        """Put what is asked behind what the agent remembers; a new agent gets it alone."""
-        turn = asked.turn(fresh_operation(), tenant)
-        found = await continued_prompt(self.fleet, turn)
-        if found is not None:
-            model, prompt = found
-            given = asked.prompt
+    async def with_history(self, tenant: TenantId, request: ApiRequest) -> ApiRequest:
+        """Append the request to the agent's context, if there is one."""
+        turn = request.turn(fresh_operation(), tenant)
+        continued = await continued_prompt(self.fleet, turn)
+        if continued is not None:
+            model, prompt = continued
+            given = request.prompt
             prompt = replace(
                 prompt, tools=given.tools, reads_calls=given.reads_calls, calls=given.calls
             )
-            return replace(asked, model=model, prompt=prompt)
-        return asked if asked.model else replace(asked, model=self._only_model())
+            return replace(request, model=model, prompt=prompt)
+        return request if request.model else replace(request, model=self._only_model())
 
-    def whole(self, asked: Asked, admitted: Admitted, answer: WholeAnswer) -> dict[str, Any]:
+    def whole(self, request: ApiRequest, admitted: Admitted, answer: WholeAnswer) -> dict[str, Any]:
         return {
             "id": admitted.agent,
             "object": "agent.generation",
@@ -121,7 +206,7 @@ class _Generate(ApiAdapter[Asked]):
         }
 
     async def frames(
-        self, asked: Asked, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
+        self, request: ApiRequest, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(events):
             async for event in events:
@@ -137,7 +222,7 @@ class _Generate(ApiAdapter[Asked]):
     def _only_model(self) -> str:
         models = self.fleet.models()
         if len(models) != 1:
-            refuse("model", "a new agent needs one of " + ", ".join(sorted(models)))
+            refuse("model", "name the model of a new agent: one of " + ", ".join(sorted(models)))
         return next(iter(models))
 
 
@@ -158,40 +243,3 @@ def _ended(admitted: Admitted, finished: Finished) -> dict[str, Any]:
         "completion_tokens": finished.completion_tokens,
         "durable": finished.durable,
     }
-
-
-def _prompt(fields: Fields) -> Prompt:
-    text, items = fields.text("text"), fields.items("messages", MESSAGES_MAX)
-    if (text is None) == (items is None):
-        refuse("text", "send either text or messages")
-    options, tools = template_options(fields), parse_functions(fields)
-    reads_calls, calls = parse_function_choice(fields, tools)
-    if text is not None:
-        if tools:
-            refuse("tools", "they are for messages: nothing is read of what follows a text")
-        return raw_prompt(text) if text else refuse("text", "it is empty")
-    if not items:
-        refuse("messages", "it is empty")
-    messages = [_message(item, f"messages[{i}]") for i, item in enumerate(items)]
-    prompt = chat_prompt(messages, tools or None, options)
-    return replace(prompt, reads_calls=reads_calls, calls=calls)
-
-
-def _message(item: object, param: str) -> Message:
-    fields = Fields(require_object(item, param), f"{param}.")
-    role = require_text(fields.require("role"), fields.param("role"))
-    if role not in ("system", "user", "assistant", "tool"):
-        refuse(fields.param("role"), "expected one of system, user, assistant, tool")
-    text = require_text(fields.require("content"), fields.param("content"))
-    result_of = fields.text("tool_call_id", MESSAGE_NAME_CHARS_MAX) if role == "tool" else None
-    return Message(MessageRole(role), (text,), result_of=result_of)
-
-
-def _sampling(fields: Fields) -> Sampling:
-    return Sampling(
-        max_tokens=fields.integer("max_tokens", 1, COMPLETION_TOKENS_MAX) or COMPLETION_TOKENS_MAX,
-        temperature=parse_temperature(fields, 2.0),
-        top_p=parse_top_p(fields),
-        seed=parse_seed(fields),
-        stop=stop_strings(fields.items("stop", STOP_STRINGS_MAX) or [], "stop"),
-    )

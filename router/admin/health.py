@@ -1,4 +1,4 @@
-"""GET /healthz, also called /health: without a key; strangers learn the status only."""
+"""GET /healthz and /health, without a key: only operators see more than the status."""
 
 from http import HTTPStatus
 
@@ -13,7 +13,7 @@ from router.turns.running_turns import RunningTurns
 
 
 class HealthApi:
-    """Is anybody there, and does everybody remember?"""
+    """Whether the router serves turns, and the state of its nodes."""
 
     def __init__(self, fleet: Fleet, turns: RunningTurns) -> None:
         self._fleet = fleet
@@ -26,7 +26,7 @@ class HealthApi:
         ]
 
     async def check(self, request: Request) -> Response:
-        """Answer 200 while turns are taken; only operators read more than the status."""
+        """Answer 200 while turns are accepted; show details to operators only."""
         row = health_row(self._fleet, caller_of(request))
         if self._turns.is_refusing:
             row["status"] = DRAINING

@@ -1,4 +1,4 @@
-"""POST hibernate and resume: one agent as one signed file, streamed both ways."""
+"""Routes that export and import an agent as one signed file, streamed both ways."""
 
 from collections.abc import AsyncIterator
 
@@ -24,16 +24,16 @@ from fabric.record.hibernation_file import (
     peek_header,
     require_sound,
 )
-from router.admin.views.moves import resumed_row
+from router.admin.views.moves import RESUMED
 from router.http.auth import agent_key
-from router.http.fields import query_flag
+from router.http.refusals import query_flag
 from router.moves.hibernations import PASS_BYTES, Hibernations, ResumeOptions, Upload
 
 _PASSED_ON = ("content-length", EPOCH_HEADER, REVISION_HEADER)
 
 
 class HibernationApi:
-    """Files of the tenant's own agents."""
+    """Export and import of the tenant's own agents."""
 
     def __init__(self, hibernations: Hibernations) -> None:
         self._hibernations = hibernations
@@ -45,7 +45,7 @@ class HibernationApi:
         ]
 
     async def hibernate(self, request: Request) -> Response:
-        """Answer with the agent's file; the agent stays."""
+        """Stream the agent's file; the agent stays."""
         signing_key = _hex(request, SIGNING_KEY_HEADER, SIGNING_KEY_BYTES, SIGNING_KEY_BYTES)
         salt = _hex(request, SALT_HEADER, 0, SALT_BYTES_MAX) or b""
         node, answer = await self._hibernations.hibernate(agent_key(request), signing_key, salt)
@@ -54,7 +54,7 @@ class HibernationApi:
         return StreamingResponse(_body(answer), headers=headers, media_type=MEDIA_TYPE)
 
     async def resume(self, request: Request) -> Response:
-        """Take the body in as an agent's file; answers when the agent is owned and durable."""
+        """Import the body as an agent's file; answer once the agent is owned and durable."""
         query = request.query_params
         wanted = ResumeOptions(
             key=agent_key(request),
@@ -65,11 +65,11 @@ class HibernationApi:
         rest = request.stream()
         header, lead = await _header(rest)
         resumed = await self._hibernations.resume(wanted, header, Upload(lead, rest))
-        return JSONResponse(resumed_row(resumed, header.model))
+        return JSONResponse(RESUMED.row(resumed, model=header.model))
 
 
 async def _header(rest: AsyncIterator[bytes]) -> tuple[HibernationHeader, bytes]:
-    """Read a body as far as its file's header; return that and what was read."""
+    """Read a body up to the end of its file's header; return the header and the bytes read."""
     lead = b""
     async for part in rest:
         lead += part
@@ -82,14 +82,14 @@ async def _header(rest: AsyncIterator[bytes]) -> tuple[HibernationHeader, bytes]
 
 
 async def _body(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    # Closing also ends the node's side, if the client goes away early.
+    # Closing also ends the node's side if the client disconnects early.
     async with answer:
         async for part in answer.content.iter_chunked(PASS_BYTES):
             yield part
 
 
 def _hex(request: Request, name: str, bytes_min: int, bytes_max: int) -> bytes | None:
-    """Read a header of hexadecimal bytes; absent is None. Its value is never repeated."""
+    """Return a hexadecimal header's bytes, or None; errors never repeat its value."""
     text = request.headers.get(name)
     if text is None:
         return None

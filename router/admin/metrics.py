@@ -11,7 +11,7 @@ from router.telemetry import Telemetry
 
 
 class MetricsApi:
-    """Serves the router's metrics."""
+    """Metrics of the router."""
 
     def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
         self._fleet = fleet
@@ -21,7 +21,7 @@ class MetricsApi:
         return [Route("/metrics", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Render all metrics: they add up what all tenants do."""
+        """Render all metrics, which are sums over all tenants."""
         require_operator(request)
         body = self._telemetry.exposition(self._fleet.membership)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""Routes whose requests wait until what their path names can be known, and reached."""
+"""Routes whose requests wait until the node or agent in their path can be known and reached."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -10,12 +10,12 @@ from router.fleet.node_discovery import NodeDiscovery
 from router.http.auth import agent_key
 from router.moves.lost_owners import LostOwners
 
-NODES = "/v1/nodes"  # shows who is there now, and who is joining
+NODES = "/v1/nodes"  # shows the nodes that have joined or are joining
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-# These need no answer of the agent's owner: a view of what is known, an erasure on every node, a
-# file that replaces what there is.
+# These need no answer from the agent's owner: a view of what is known, an erasure on every node, a
+# file that replaces the agent.
 _OWNERLESS = frozenset(
     {("GET", "/v1/agents/{agent}"), ("DELETE", "/v1/agents/{agent}")}
     | {("POST", "/v1/agents/{agent}/resume")}
@@ -25,9 +25,9 @@ _OWNERLESS = frozenset(
 def waiting(
     routes: Sequence[Route], discovery: NodeDiscovery, lost_owners: LostOwners
 ) -> list[Route]:
-    """Let requests of these routes wait for the nodes that a new router has not met.
+    """Make requests of these routes wait for nodes that a new router has not met.
 
-    Those that an agent's owner must answer are served by a replica where the owner is lost.
+    If the agent's owner is lost, a replica takes over before the request is answered.
     """
     for route in routes:
         route.app = request_response(_met(route.endpoint, route.path, discovery, lost_owners))

@@ -1,14 +1,29 @@
-"""`context_management` of a request: what is cleared of its conversation, and how that is told.
+"""`context_management` of a request: what to clear from its conversation, and the report of that.
 
-Clients go on sending all of it; what they ask to be cleared is cleared again in each turn.
+Clients keep sending the whole conversation; each turn clears it again.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fabric.limits import MESSAGES_MAX
 from router.anthropic.content import Notes
-from router.http.fields import Fields, refuse, require_object, require_text
+from router.http.schema import (
+    ArrayOf,
+    Either,
+    Flag,
+    Integer,
+    Mapped,
+    ObjectOf,
+    Tagged,
+    Text,
+    WordIn,
+    constant,
+    only,
+    optional,
+    param_path,
+)
 from router.limits import CONTEXT_EDITS_MAX, EDIT_VALUE_MAX, TOOLS_MAX
 from router.policies.clear_thinking import ClearThinking
 from router.policies.clear_tool_uses import Clearing, ClearToolUses
@@ -21,97 +36,101 @@ _COUNTS: Final[Mapping[str, str]] = {
     _TOOL_USES: "cleared_tool_uses",
     _THINKING: "cleared_thinking_turns",
 }
-_TRIGGER_TOKENS: Final = 100_000  # where nothing is said, as Anthropic documents it
+_TRIGGER_TOKENS: Final = 100_000  # the defaults are those that Anthropic documents
 _KEPT_USES: Final = 3
 _KEPT_TURNS: Final = 1
+_ALL: Final = "all"
+_NAMES: Final = ArrayOf(Text(), TOOLS_MAX, names_items=False)
 
 
-def parse_context_management(fields: Fields, notes: Notes) -> tuple[CountedEdit, ...] | None:
-    """Read the edits; None where the field is absent. What is not known is ignored, and told."""
-    given = fields.object("context_management")
-    if given is None:
-        return None
-    inner = Fields(given, fields.param("context_management."))
-    edits: list[CountedEdit] = []
-    for at, item in enumerate(inner.items("edits", CONTEXT_EDITS_MAX) or []):
-        param = f"{inner.param('edits')}[{at}]"
-        edit = Fields(require_object(item, param), f"{param}.")
-        kind = require_text(edit.require("type"), edit.param("type"))
-        if kind == _TOOL_USES:
-            edits.append(_tool_uses(edit))
-        elif kind == _THINKING:
-            edits.append(ClearThinking(_THINKING, _turns_kept(edit)))
-        else:
-            notes.ignore(param)
-    return tuple(edits)
+def _amount(low: int, **units: Any) -> Tagged:
+    """Return the kind of an amount in one of the units, each with a conversion of its number."""
+    number = Integer(low, EDIT_VALUE_MAX)
+    known = {unit: Mapped(only("value", number), make) for unit, make in units.items()}
+    return Tagged(known, f"expected one of {', '.join(units)}", "invalid_value")
 
 
-def told(outcomes: Sequence[EditOutcome]) -> dict[str, Any]:
-    """Spell what was done, of all edits that have done something."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trigger:
+    """Size of a conversation from which on it is edited; one field is set."""
+
+    tokens: int | None = None
+    uses: int | None = None
+
+
+_TRIGGER: Final = _amount(
+    1, input_tokens=lambda n: _Trigger(tokens=n), tool_uses=lambda n: _Trigger(uses=n)
+)
+_TURNS: Final = _amount(1, thinking_turns=int)
+_KEPT: Final = Either(
+    {
+        str: WordIn({_ALL: MESSAGES_MAX}),
+        dict: replace(_TURNS, kinds={**_TURNS.kinds, _ALL: constant(MESSAGES_MAX)}),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClearToolUses:
+    trigger: _Trigger = optional(_TRIGGER, _Trigger(tokens=_TRIGGER_TOKENS))
+    keep: int = optional(_amount(0, tool_uses=int), _KEPT_USES)
+    clear_at_least: int = optional(_amount(0, input_tokens=int), 0)
+    exclude_tools: list[str] = optional(_NAMES, ())
+    clear_tool_inputs: bool | list[str] = optional(Either({list: _NAMES, bool: Flag()}), False)
+
+    def counted_edit(self) -> CountedEdit:
+        inputs = self.clear_tool_inputs
+        clearing = Clearing(
+            keep=self.keep,
+            exclude=frozenset(self.exclude_tools),
+            inputs=inputs if isinstance(inputs, bool) else frozenset(inputs),
+        )
+        trigger, least = self.trigger, self.clear_at_least
+        return ClearToolUses(
+            _TOOL_USES, clearing, trigger.tokens, trigger.uses, clear_at_least=least
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClearThinking:
+    keep: int = optional(_KEPT, _KEPT_TURNS)
+
+    def counted_edit(self) -> CountedEdit:
+        return ClearThinking(_THINKING, self.keep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnknownEdit:
+    """Edit of a type that this server ignores."""
+
+    param: str = param_path()
+
+
+_EDIT: Final = Tagged(
+    {_TOOL_USES: ObjectOf(_ClearToolUses), _THINKING: ObjectOf(_ClearThinking)},
+    other=ObjectOf(_UnknownEdit),
+)
+AnyEdit = _ClearToolUses | _ClearThinking | _UnknownEdit
+CONTEXT_MANAGEMENT: Final = only("edits", ArrayOf(_EDIT, CONTEXT_EDITS_MAX), ())
+
+
+def counted_edits(edits: Sequence[AnyEdit], notes: Notes) -> tuple[CountedEdit, ...]:
+    """Return the edits to perform, and note those that are ignored."""
+    for edit in edits:
+        if isinstance(edit, _UnknownEdit):
+            notes.ignore(edit.param)
+    return tuple(edit.counted_edit() for edit in edits if not isinstance(edit, _UnknownEdit))
+
+
+def report(outcomes: Sequence[EditOutcome]) -> dict[str, Any]:
+    """Return what was cleared, by each edit that cleared something."""
     applied = [
         {
-            "type": each.name,
-            _COUNTS[each.name]: each.count,
-            "cleared_input_tokens": each.cleared_tokens,
+            "type": outcome.name,
+            _COUNTS[outcome.name]: outcome.count,
+            "cleared_input_tokens": outcome.cleared_tokens,
         }
-        for each in outcomes
-        if each.name in _COUNTS and each.count
+        for outcome in outcomes
+        if outcome.name in _COUNTS and outcome.count
     ]
     return {"applied_edits": applied}
-
-
-def _tool_uses(edit: Fields) -> ClearToolUses:
-    kind, threshold = _valued(edit, "trigger", ("input_tokens", "tool_uses"), 1) or (
-        "input_tokens",
-        _TRIGGER_TOKENS,
-    )
-    kept = _valued(edit, "keep", ("tool_uses",), 0)
-    least = _valued(edit, "clear_at_least", ("input_tokens",), 0)
-    clearing = Clearing(
-        keep=_KEPT_USES if kept is None else kept[1],
-        exclude=_names(edit, "exclude_tools"),
-        inputs=_inputs(edit),
-    )
-    is_tokens = kind == "input_tokens"
-    return ClearToolUses(
-        _TOOL_USES,
-        clearing,
-        tokens=threshold if is_tokens else None,
-        uses=None if is_tokens else threshold,
-        clear_at_least=0 if least is None else least[1],
-    )
-
-
-def _inputs(edit: Fields) -> bool | frozenset[str]:
-    """Read whether arguments go, too: of all calls, or of those of some tools."""
-    if isinstance(edit.raw("clear_tool_inputs"), list):
-        return _names(edit, "clear_tool_inputs")
-    return edit.flag("clear_tool_inputs")
-
-
-def _turns_kept(edit: Fields) -> int:
-    keep = edit.raw("keep")
-    if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
-        return MESSAGES_MAX
-    kept = _valued(edit, "keep", ("thinking_turns",), 1)
-    return _KEPT_TURNS if kept is None else kept[1]
-
-
-def _valued(fields: Fields, name: str, kinds: Sequence[str], low: int) -> tuple[str, int] | None:
-    """Read an amount of something."""
-    given = fields.object(name)
-    if given is None:
-        return None
-    inner = Fields(given, fields.param(f"{name}."))
-    kind = require_text(inner.require("type"), inner.param("type"))
-    if kind not in kinds:
-        refuse(inner.param("type"), f"expected one of {', '.join(kinds)}")
-    inner.require("value")
-    value = inner.integer("value", low, EDIT_VALUE_MAX)
-    assert value is not None, "required"
-    return kind, value
-
-
-def _names(fields: Fields, name: str) -> frozenset[str]:
-    items = fields.items(name, TOOLS_MAX) or []
-    return frozenset(require_text(item, fields.param(name)) for item in items)

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: what a prompt would be charged, by the model's own tokenizer."""
+"""POST /v1/messages/count_tokens: the tokens of a prompt, by the model's own tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,12 @@ from starlette.routing import Route
 
 from fabric.hosting.http_server import unless_disconnected
 from router.anthropic.content import Notes
-from router.anthropic.request import AskedPrompt, parse_prompt
-from router.api.edit_fields import WantedEdits, edits_of
-from router.api.edit_stage import EditStage, OnePromptDesk, edit_headers
+from router.anthropic.request import PROMPT_BODY, RequestedPrompt, requested_prompt
+from router.api.edit_fields import EditOptions, edits_of
+from router.api.edit_stage import EditStage, PromptWorker, edit_headers
 from router.api.model_names import ModelNames
 from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
-from router.http.fields import Fields
 from router.http.json_body import read_parsed
 from router.turns.model_check import ModelCheck
 
@@ -25,15 +24,16 @@ COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _CountRequest:
     """A checked request."""
 
-    said: AskedPrompt
-    edits: WantedEdits
+    model: str
+    requested: RequestedPrompt
+    edits: EditOptions
 
 
 class CountTokensApi:
-    """Counts what would be sent; nothing is computed."""
+    """Token counts of prompts, without a prefill."""
 
     def __init__(self, fleet: Fleet, names: ModelNames, edits: EditStage) -> None:
         self._fleet = fleet
@@ -45,23 +45,27 @@ class CountTokensApi:
         return [Route("/v1/messages/count_tokens", self.count, methods=["POST"])]
 
     async def count(self, request: Request) -> Response:
-        """Count the prompt as it is edited, and where the request edits it also as it came."""
-        asked = await read_parsed(request, partial(_parse, request.headers))
-        said, tenant = asked.said, tenant_of(request)
-        model = await self._names.resolve(said.model)
+        """Count the prompt as edited and, if the request edits it, also as sent."""
+        parsed = await read_parsed(request, partial(_parse, request.headers))
+        requested, tenant = parsed.requested, tenant_of(request)
+        model = await self._names.resolve(parsed.model)
         await self._models.require(model)
-        work = self._edits.edited_prompt(tenant, said.prompt, model, asked.edits, said.edits or ())
-        made = await unless_disconnected(request.receive, work)
-        desk = OnePromptDesk(self._fleet, tenant, model)
-        tokens = original = await unless_disconnected(request.receive, desk.count(made.prompt))
-        told: dict[str, Any] = {"input_tokens": tokens}
-        if said.edits is not None:
-            if made.prompt is not said.prompt:
-                original = await unless_disconnected(request.receive, desk.count(said.prompt))
-            told["context_management"] = {"original_input_tokens": original}
-        return JSONResponse(told, headers=edit_headers(made.outcomes))
+        work = self._edits.edited_prompt(
+            tenant, requested.prompt, model, parsed.edits, requested.edits or ()
+        )
+        edited = await unless_disconnected(request.receive, work)
+        worker = PromptWorker(self._fleet, tenant, model)
+        tokens = original = await unless_disconnected(request.receive, worker.count(edited.prompt))
+        counts: dict[str, Any] = {"input_tokens": tokens}
+        if requested.edits is not None:
+            if edited.prompt is not requested.prompt:
+                original = await unless_disconnected(
+                    request.receive, worker.count(requested.prompt)
+                )
+            counts["context_management"] = {"original_input_tokens": original}
+        return JSONResponse(counts, headers=edit_headers(edited.outcomes))
 
 
-def _parse(headers: Mapping[str, str], body: dict[str, Any]) -> _Asked:
-    fields = Fields(body)
-    return _Asked(parse_prompt(fields, Notes()), edits_of(headers, fields))
+def _parse(headers: Mapping[str, str], sent: dict[str, Any]) -> _CountRequest:
+    body = PROMPT_BODY.read(sent)
+    return _CountRequest(body.model, requested_prompt(body, Notes()), edits_of(headers, sent))

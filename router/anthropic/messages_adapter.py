@@ -1,6 +1,6 @@
 """POST /v1/messages, streaming and not."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
-from router.anthropic.errors import AnthropicErrors
+from router.anthropic.dialect import AnthropicErrors
 from router.anthropic.request import AnthropicRequest, parse_request
 from router.anthropic.shape import (
     MessageShape,
@@ -29,25 +29,23 @@ from router.turns.open_turn import AnswerEvent
 
 
 class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
-    """Messages as Anthropic spells them."""
+    """Dialect of POST /v1/messages."""
 
     path = "/v1/messages"
     streams_calls = True
     idle = named({"type": "ping"})
-
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> AnthropicRequest:
-        return parse_request(headers, body)
+    parse = staticmethod(parse_request)
 
     def whole(
-        self, asked: AnthropicRequest, admitted: Admitted, answer: WholeAnswer
+        self, request: AnthropicRequest, admitted: Admitted, answer: WholeAnswer
     ) -> dict[str, Any]:
-        shape = MessageShape(asked, admitted)
-        if asked.only_warms:
+        shape = MessageShape(request, admitted)
+        if request.only_warms:
             return shape.message([], Finished(FinishReason.LENGTH, 0))
         content = []
-        if answer.reasoning and asked.shows_thoughts:
+        if answer.reasoning and request.shows_thoughts:
             content.append(thinking_block(answer.reasoning))
-        # A block of blanks alone is refused where it is sent back.
+        # Clients send blocks back, and a block of blanks alone is refused.
         if answer.text.strip() or not answer.calls:
             content.append(text_block(answer.text))
         content += [tool_use_block(call, arguments_of(call)) for call in answer.calls]
@@ -55,28 +53,28 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
 
     async def frames(
         self,
-        asked: AnthropicRequest,
+        request: AnthropicRequest,
         admitted: Admitted,
         events: AsyncGenerator[AnswerEvent | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
-        shape = MessageShape(asked, admitted)
-        blocks = BlockStream(shows_thoughts=asked.shows_thoughts)
+        shape = MessageShape(request, admitted)
+        blocks = BlockStream(shows_thoughts=request.shows_thoughts)
         async with aclosing(events):
             yield named({"type": "message_start", "message": shape.message([], None)})
             yield self.idle
             async for event in events:
                 if isinstance(event, Delta):
-                    for each in blocks.say(event):
-                        yield each
+                    for piece in blocks.say(event):
+                        yield piece
                 elif isinstance(event, ToolCallPart):
-                    for each in blocks.part(event):
-                        yield each
+                    for piece in blocks.part(event):
+                        yield piece
                 elif isinstance(event, ToolCalls):
-                    for each in chain.from_iterable(map(blocks.call, event.calls)):
-                        yield each
+                    for piece in chain.from_iterable(map(blocks.call, event.calls)):
+                        yield piece
                 else:
-                    for each in blocks.end():
-                        yield each
+                    for piece in blocks.end():
+                        yield piece
                     ended = {"delta": shape.ending(event), "usage": shape.usage(event)}
                     managed = shape.management(event)
                     yield named({"type": "message_delta", **ended, **managed})

@@ -1,4 +1,4 @@
-"""A streamed answer of Anthropic's: blocks are opened, filled and closed one after the other."""
+"""StreamParts answers in Anthropic's dialect: blocks are opened, filled and closed in turn."""
 
 import json
 from collections.abc import Iterator
@@ -10,25 +10,25 @@ from router.http.sse import frame
 
 
 class BlockStream:
-    """Turns deltas and calls into the events of content blocks."""
+    """Events of content blocks, from deltas and calls."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         self._shows_thoughts = shows_thoughts
-        self._told: set[str] = set()  # calls that came in parts, by their ids
+        self._streamed_ids: set[str] = set()  # of calls that came in parts
         self._index = -1
         self._open: str | None = None
-        self._blank = ""  # in front of a text that may not come
+        self._blank = ""  # leading blanks, until text follows
         self._thoughts: list[str] = []  # of the open block
 
     def say(self, delta: Delta) -> Iterator[bytes]:
-        """Frame a piece of text or thought."""
+        """Frame a piece of text or reasoning."""
         if delta.reasoning:
             if self._shows_thoughts:
                 yield from self._think(delta.text)
             return
         text = self._blank + delta.text
         if self._open != "text" and not text.strip():
-            self._blank = text  # an empty block is refused where it is sent back
+            self._blank = text  # clients send blocks back, and an empty one is refused
             return
         self._blank = ""
         if self._open != "text":
@@ -45,17 +45,17 @@ class BlockStream:
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def part(self, part: ToolCallPart) -> Iterator[bytes]:
-        """Frame more of a call that is being written."""
+        """Frame a piece of a call."""
         if part.name:
-            self._told.add(part.id)
+            self._streamed_ids.add(part.id)
             block = tool_use_block(ToolCall(part.name, "", part.id), {})
             yield from self._begin("tool_use", block)
-        if part.arguments and part.id in self._told:
+        if part.arguments and part.id in self._streamed_ids:
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
     def call(self, call: ToolCall) -> Iterator[bytes]:
-        """Frame one call, unless it came in parts."""
-        if call.id in self._told:
+        """Frame a whole call, unless it came in parts."""
+        if call.id in self._streamed_ids:
             yield from self.close()
             return
         arguments = arguments_of(call)
@@ -65,13 +65,13 @@ class BlockStream:
         yield from self.close()
 
     def end(self) -> Iterator[bytes]:
-        """Close the last block; an answer without any has an empty one."""
+        """Close the last block; send an empty one if there was none."""
         if self._index < 0:
             yield from self._begin("text", text_block(""))
         yield from self.close()
 
     def close(self) -> Iterator[bytes]:
-        """Close the open block, if there is one."""
+        """Close the open block, if any."""
         self._blank = ""
         if self._open is None:
             return
@@ -93,5 +93,5 @@ class BlockStream:
 
 
 def named(event: dict[str, Any]) -> bytes:
-    """Frame an event, which goes by its type."""
+    """Frame an event under the name of its type."""
     return frame(event, event["type"])

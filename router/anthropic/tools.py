@@ -1,65 +1,91 @@
 """Anthropic's tools and tool_choice, as chat templates expect tools."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fabric.turn.call_choice import CallChoice
-from router.anthropic.content import Notes, note_cache_control
-from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.anthropic.content import CACHE_CONTROL, Notes
+from router.http.refusals import refuse, require_text, unsupported
+from router.http.schema import (
+    AnyObject,
+    ArrayOf,
+    Flag,
+    ObjectOf,
+    Parsed,
+    Text,
+    optional,
+    refuse_missing,
+    required,
+    words,
+)
 from router.limits import TOOLS_MAX
 
-_CHOICES: Final = ("auto", "any", "tool", "none")
 
-
-def parse_tools(fields: Fields, notes: Notes) -> list[Any]:
-    """Check `tools` and spell them as functions."""
-    found = []
-    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
-        param = f"{fields.param('tools')}[{index}]"
-        found.append(_tool(Fields(require_object(item, param), f"{param}."), notes))
-    return found
-
-
-def _tool(fields: Fields, notes: Notes) -> dict[str, Any]:
-    kind = fields.text("type")
-    if kind not in (None, "custom"):
+def _tool_type(value: Any, param: str) -> str:
+    kind = require_text(value, param)
+    if kind != "custom":
         why = f"{kind[:64]!r} runs at Anthropic; define a tool of your own with an input_schema"
-        unsupported(fields.param("type"), why)
-    name = require_text(fields.require("name"), fields.param("name"))
-    if not name:
-        refuse(fields.param("name"), "it is empty")
-    note_cache_control(fields, notes)
-    fields.flag("strict")
-    function: dict[str, Any] = {"name": name}
-    description = fields.text("description")
-    if description is not None:
-        function["description"] = description
-    schema = require_object(fields.require("input_schema"), fields.param("input_schema"))
-    function["parameters"] = schema
-    return {"type": "function", "function": function}
+        unsupported(param, why)
+    return kind
 
 
-def parse_choice(fields: Fields, tools: list[Any]) -> tuple[bool, CallChoice]:
-    """Say whether calls are read, and which of `tools` may or must come, and how often."""
-    names = [tool["function"]["name"] for tool in tools]
-    given = zip(names, fields.raw("tools") or (), strict=True)
-    strict = tuple(name for name, tool in given if tool.get("strict"))
-    choice = fields.object("tool_choice")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """Declaration of a tool."""
+
+    type: str | None = optional(Parsed(_tool_type, words("custom").schema()))
+    name: str = required(Text(chars_min=1))
+    cache_s: float | None = optional(CACHE_CONTROL, name="cache_control")
+    strict: bool = optional(Flag(), False)
+    description: str | None = optional(Text())
+    input_schema: dict[str, Any] = required(AnyObject())
+
+    def function(self) -> dict[str, Any]:
+        """Return the tool as templates get it."""
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+TOOLS: Final = ArrayOf(ObjectOf(Tool), TOOLS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Which tools an answer calls."""
+
+    type: str = required(words("auto", "any", "tool", "none"))
+    disable_parallel_tool_use: bool = optional(Flag(), False)
+    name: str | None = optional(Text())
+
+
+TOOL_CHOICE: Final = ObjectOf(ToolChoice)
+
+
+def functions_of(tools: Sequence[Tool], notes: Notes) -> list[Any]:
+    """Return tools as templates get them."""
+    for tool in tools:
+        notes.retain(tool.cache_s)
+    return [tool.function() for tool in tools]
+
+
+def call_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> tuple[bool, CallChoice]:
+    """Return whether calls are read, and which of `tools` may or must be called."""
+    strict = tuple(tool.name for tool in tools if tool.strict)
     if choice is None:
         return True, CallChoice(strict=strict)
-    inner = Fields(choice, fields.param("tool_choice."))
-    kind = require_text(inner.require("type"), inner.param("type"))
-    if kind not in _CHOICES:
-        refuse(inner.param("type"), f"expected one of {', '.join(_CHOICES)}")
-    takes_one = inner.flag("disable_parallel_tool_use")
-    if kind == "none":
+    takes_one = choice.disable_parallel_tool_use
+    if choice.type == "none":
         return False, CallChoice()
-    if kind == "auto":
+    if choice.type == "auto":
         return True, CallChoice(strict=strict, takes_one=takes_one)
-    if not names:
-        refuse(inner.param("type"), "it is only allowed with tools")
-    if kind == "any":
+    if not tools:
+        refuse("tool_choice.type", "it is only allowed with tools")
+    if choice.type == "any":
         return True, CallChoice(True, (), strict, takes_one)
-    name = require_text(inner.require("name"), inner.param("name"))
-    if name not in names:
-        refuse(inner.param("name"), f"there is no tool {name[:64]!r} in 'tools'")
-    return True, CallChoice(True, (name,), strict, takes_one)
+    if choice.name is None:
+        refuse_missing("tool_choice.name")
+    if all(tool.name != choice.name for tool in tools):
+        refuse("tool_choice.name", f"there is no tool {choice.name[:64]!r} in 'tools'")
+    return True, CallChoice(True, (choice.name,), strict, takes_one)

@@ -1,1 +1,1 @@
-"""The seam between dialects and turns: what an adapter does, and one route for all of them."""
+"""Interface between dialects and turns: adapters, and one route for all of them."""

@@ -1,4 +1,4 @@
-"""What one API's adapter does: its requests become turns, and turns become its answers."""
+"""Adapters of the APIs: they turn requests into turns, and turns into answers."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Admitted, Identity, Priority, Sampling, ToolCallPart
-from router.api.edit_fields import AS_CONFIGURED, WantedEdits
+from router.api.edit_fields import AS_CONFIGURED, EditOptions
 from router.http.dialect import ErrorDialect
 from router.policies.counted_edit import CountedEdit
 from router.policies.policy import EditOutcome
@@ -18,17 +18,17 @@ from router.turns.open_turn import AnswerEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Which answers a request wants, where it is more than one."""
+class AnswerBatch:
+    """Prompts and answer counts of a request for several answers."""
 
     prompts: tuple[Prompt, ...]
-    count: int  # of answers to each
-    shown: int  # of those, the most probable
+    count: int  # answers to each prompt
+    shown: int  # answers returned of those, the most probable ones
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked request; a dialect adds what its answers depend on."""
+class ApiRequest:
+    """Checked request; a dialect adds what its answers depend on."""
 
     model: str
     identity: Identity
@@ -36,12 +36,16 @@ class Asked:
     sampling: Sampling
     stream: bool
     priority: Priority
-    prefetch: tuple[AgentId, ...]  # whose turns are expected next
-    retain_s: float = field(default=0.0, kw_only=True)  # in which the client will come back
-    ignored: tuple[str, ...] = field(default=(), kw_only=True)  # what has no effect here
-    several: Several | None = field(default=None, kw_only=True)
-    edits: WantedEdits = field(default=AS_CONFIGURED, kw_only=True)
-    own_edits: tuple[CountedEdit, ...] = field(default=(), kw_only=True)  # of the dialect
+    prefetch: tuple[AgentId, ...]  # agents whose turns are expected next
+    retain_s: float = field(default=0.0, kw_only=True)  # how long the client expects to come back
+    ignored: tuple[str, ...] = field(
+        default=(), kw_only=True
+    )  # fields without effect on this server
+    batch: AnswerBatch | None = field(default=None, kw_only=True)
+    edits: EditOptions = field(default=AS_CONFIGURED, kw_only=True)
+    own_edits: tuple[CountedEdit, ...] = field(
+        default=(), kw_only=True
+    )  # of the dialect's own fields
     is_whole_conversation: bool = field(default=True, kw_only=True)  # False: nothing to edit
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
 
@@ -59,55 +63,55 @@ class Asked:
         )
 
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=ApiRequest)
 NumberedParts = AsyncGenerator[tuple[int, AnswerEvent | ToolCallPart], None]
 
 
 class ApiAdapter(ErrorDialect, Protocol[A]):
-    """One route's dialect, both ways; `error` says in it what went wrong."""
+    """Dialect of one route: its requests, answers and errors."""
 
     path: str
-    streams_calls: bool  # its frames are made of calls while they are written, too
-    idle: bytes  # a frame that means nothing, for while nothing is said
+    streams_calls: bool  # its frames stream calls while they are generated
+    idle: bytes  # a keep-alive frame
 
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> A:
+    def parse(self, headers: Mapping[str, str], sent: dict[str, Any], /) -> A:
         """Check a request; raise RejectedError naming the first parameter that is wrong."""
 
-    async def recalled(self, tenant: TenantId, asked: A) -> A:
-        """Complete a request by what was said before; in most dialects it brings all of it."""
-        return asked
+    async def with_history(self, tenant: TenantId, request: A) -> A:
+        """Return the request with its earlier messages; in most dialects it has them."""
+        return request
 
-    def whole(self, asked: A, admitted: Admitted, answer: WholeAnswer) -> Any:
-        """Spell a finished answer as JSON."""
-
-    def frames(
-        self, asked: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """Spell an answer as it comes, in frames of `router.http.sse`."""
-
-
-class SeveralAdapter(ApiAdapter[A], Protocol[A]):
-    """A dialect in which one request may want several answers; each prompt is admitted once."""
-
-    def whole(self, asked: A, admitted: Admitted, answer: WholeAnswer) -> Any:
-        """Spell the only one."""
-        return self.all_whole(asked, [admitted], [answer])
+    def whole(self, request: A, admitted: Admitted, answer: WholeAnswer) -> Any:
+        """Return a finished answer as JSON."""
 
     def frames(
-        self, asked: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
+        self, request: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Spell the only one as it comes."""
-        return self.all_frames(asked, lambda: [admitted], _numbered(events))
+        """Yield an answer as it is generated, in frames of `router.http.sse`."""
+
+
+class BatchAdapter(ApiAdapter[A], Protocol[A]):
+    """Dialect in which a request may ask for several answers; each prompt is admitted once."""
+
+    def whole(self, request: A, admitted: Admitted, answer: WholeAnswer) -> Any:
+        """Return the only answer as JSON."""
+        return self.all_whole(request, [admitted], [answer])
+
+    def frames(
+        self, request: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the only answer as it is generated."""
+        return self.all_frames(request, lambda: [admitted], _numbered(events))
 
     def all_whole(
-        self, asked: A, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
+        self, request: A, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> Any:
-        """Spell finished answers as JSON."""
+        """Return finished answers as JSON."""
 
     def all_frames(
-        self, asked: A, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
+        self, request: A, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
     ) -> AsyncGenerator[bytes, None]:
-        """Spell answers as they come; `admitted` lists all once they have ended."""
+        """Yield answers as they are generated; `admitted` lists all once they have ended."""
 
 
 async def _numbered(events: AsyncGenerator[AnswerEvent | ToolCallPart, None]) -> NumberedParts:

@@ -1,27 +1,53 @@
-"""The JSON schema that an answer must fit, as newer dialects name it."""
+"""The format of an answer, as newer dialects declare it."""
 
-from fabric.codec import dump_json
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 from fabric.errors import RejectedError
-from fabric.turn.output_format import OutputFormat, OutputKind
-from router.http.fields import Fields, refuse, require_object, require_text
+from fabric.turn.output_format import OutputFormat, OutputKind, schema_format
+from router.http.schema import (
+    AnyObject,
+    Flag,
+    Mapped,
+    ObjectOf,
+    Tagged,
+    Text,
+    constant,
+    optional,
+    param_path,
+    required,
+)
 
 
-def answer_format(form: Fields, *, strict_by_default: bool) -> OutputFormat | None:
-    """Read a format: text, any object, or a schema; raise RejectedError for another."""
-    kind = require_text(form.require("type"), form.param("type"))
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return OutputFormat(OutputKind.JSON_OBJECT)
-    if kind != "json_schema":
-        refuse(form.param("type"), "expected text, json_object or json_schema")
-    schema = require_object(form.require("schema"), form.param("schema"))
-    is_strict = strict_by_default if form.raw("strict") is None else form.flag("strict")
-    made = OutputFormat(OutputKind.JSON_SCHEMA, dump_json(schema).decode(), is_strict)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SchemaFormat:
+    name: str | None = optional(Text())
+    schema: dict[str, Any] = required(AnyObject())
+    strict: bool | None = optional(Flag())
+    param: str = param_path()
+
+
+def answer_format(*, is_strict: bool) -> Tagged:
+    """Return the kind of a format, with `is_strict` as its default."""
+    return Tagged(
+        {
+            "text": constant(None),
+            "json_object": constant(OutputFormat(OutputKind.JSON_OBJECT)),
+            "json_schema": Mapped(ObjectOf(_SchemaFormat), partial(_checked, is_strict)),
+        },
+        "expected text, json_object or json_schema",
+        "invalid_value",
+    )
+
+
+def _checked(is_strict: bool, form: _SchemaFormat) -> OutputFormat:  # noqa: FBT001 - bound above
+    is_strict = is_strict if form.strict is None else form.strict
+    output = schema_format(form.schema, is_strict=is_strict)
     try:
-        made.check()
+        output.check()
     except RejectedError as error:
-        param = form.param("schema")
+        param = f"{form.param}.schema"
         message = f"Invalid '{param}': {error.message}"
         raise RejectedError(message, code=error.code, param=param) from None
-    return made
+    return output

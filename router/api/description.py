@@ -1,39 +1,38 @@
-"""How routes are described in the OpenAPI document: schemas, parameters and answers, in short.
+"""Building blocks of the OpenAPI document: schemas, parameters, routes.
 
-Each room describes its own routes; `router.api.openapi` puts them together, and tests hold every
-description to what the routes read and answer.
+Each room describes its own routes; `router.api.openapi` combines them. Bodies are described by the
+declarations that read them; tests hold answers to their descriptions.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from fabric.edit_mode import EDIT_MODES
-from fabric.limits import POLICIES_MAX, POLICY_NAME_CHARS_MAX
 from fabric.turn.generation import MatchKind
-from router.api.edit_fields import EDITS_HEADER, OWN_FIELD, POLICIES_HEADER
+from router.api.edit_fields import ANY_BODY, EDITS_HEADER, POLICIES_HEADER
+from router.http import schema
+from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER, PREFETCH_HEADER, PRIORITY_HEADER
 
-Schema: TypeAlias = dict[str, Any]
-
-# Of any route, and what bounds requests before one is reached.
+# Statuses of every route, including those of the middleware.
 EVERYWHERE: Final = (400, 401, 408, 413, 414, 429, 431, 500, 503, 529)
-TENANTS: Final = (*EVERYWHERE, 403)  # an operator's key alone is none of these
+TENANTS: Final = (*EVERYWHERE, 403)  # 403: an operator's key alone does not do
 NAMED: Final = (*TENANTS, 404)
 WRITES: Final = (*NAMED, 409, 507)
 MEANINGS: Final = {
-    400: "The request is wrong: repeating it cannot help.",
-    401: "No key where one is needed, or an unknown one.",
-    403: "The key allows something else.",
-    404: "There is none, and every node has answered.",
-    408: "Headers or body come too slowly.",
-    409: "It contradicts the present state.",
-    413: "A body, or its number of values, is over its limit.",
+    400: "The request is invalid; do not repeat it.",
+    401: "The API key is missing or unknown.",
+    403: "The key does not allow this.",
+    404: "Not found on any node.",
+    408: "Headers or body arrive too slowly.",
+    409: "It conflicts with the present state.",
+    413: "The body, or its number of values, is over the limit.",
     414: "The URL is too long.",
-    429: "A bounded queue is full; `Retry-After` says when to come again.",
+    429: "A queue is full; retry after `Retry-After`.",
     431: "The headers are too large, or too many.",
     500: "The server failed on this request.",
-    503: "Come again after `Retry-After`.",
+    503: "Unavailable for now; retry after `Retry-After`.",
     507: "No node has room.",
     529: "503 in Anthropic's dialect.",
 }
@@ -42,17 +41,17 @@ EVENTS: Final = "text/event-stream"
 
 
 def text(**more: Any) -> Schema:
-    """Describe a string."""
+    """Return the schema of a string."""
     return {"type": "string", **more}
 
 
 def integer(low: int | None = 0, high: int | None = None) -> Schema:
-    """Describe an integer."""
+    """Return the schema of an integer."""
     return _bounded("integer", low, high)
 
 
 def number(low: float | None = 0, high: float | None = None) -> Schema:
-    """Describe a number."""
+    """Return the schema of a number."""
     return _bounded("number", low, high)
 
 
@@ -62,36 +61,26 @@ def _bounded(kind: str, low: float | None, high: float | None) -> Schema:
 
 
 def one_of(*values: str) -> Schema:
-    """Describe a word of a few."""
+    """Return the schema of one of the words."""
     return {"type": "string", "enum": list(values)}
 
 
 def array(items: Schema, count_max: int | None = None, count_min: int | None = None) -> Schema:
-    """Describe a list."""
+    """Return the schema of an array."""
     bounds = {"maxItems": count_max, "minItems": count_min}
-    told = {name: value for name, value in bounds.items() if value is not None}
-    return {"type": "array", "items": items, **told}
-
-
-def either(*schemas: Schema) -> Schema:
-    """Describe what may be of several kinds."""
-    return {"anyOf": list(schemas)}
-
-
-def nullable(schema: Schema) -> Schema:
-    """Describe what may be null, too."""
-    return either(schema, {"type": "null"})
+    given = {name: value for name, value in bounds.items() if value is not None}
+    return {"type": "array", "items": items, **given}
 
 
 def ref(name: str) -> Schema:
-    """Name a schema among the components."""
+    """Return a reference to a schema of the components."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 FLAG: Final[Schema] = {"type": "boolean"}
 ANYTHING: Final[Schema] = {}
 OBJECT: Final[Schema] = {"type": "object"}
-# Of a stream: `data` is JSON, or `[DONE]` behind the last of OpenAI's.
+# Event of a stream: `data` is JSON, or `[DONE]` after the last of OpenAI's.
 EVENT: Final[Schema] = {
     "type": "object",
     "properties": {"data": text(), "event": text(), "id": text()},
@@ -100,12 +89,12 @@ EVENT: Final[Schema] = {
 
 
 def answer(**properties: Schema) -> Schema:
-    """Describe an object of ours, which has all of these, and may come to have more."""
+    """Return the schema of an answer that has all of these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def with_rare(schema: Schema, **properties: Schema) -> Schema:
-    """Add what only some of such answers have."""
+    """Return the schema with properties that only some answers have."""
     return {**schema, "properties": {**schema["properties"], **properties}}
 
 
@@ -120,20 +109,20 @@ def body(required: Mapping[str, Schema], **optional: Schema) -> Schema:
 
 
 def listing(items: Schema, **more: Schema) -> Schema:
-    """Describe a list as OpenAI's clients expect it."""
+    """Return the schema of a list in OpenAI's form."""
     return answer(object=one_of("list"), data=array(items), **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A part of the path, the query or the headers."""
+    """Parameter in the path, the query or the headers."""
 
     name: str
     place: str
     schema: Schema
     says: str
 
-    def told(self) -> Schema:
+    def as_openapi(self) -> Schema:
         return {
             "name": self.name,
             "in": self.place,
@@ -143,20 +132,20 @@ class Parameter:
         }
 
 
-AGENT_ID: Final = text(pattern="^[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,127}$")
+AGENT_ID: Final = schema.AGENT_ID.schema()
+AGENT: Final = Parameter("agent", "path", AGENT_ID, "The tenant's own agent.")
 EDIT_HEADERS: Final = (
     Parameter(
         EDITS_HEADER,
         "header",
         one_of(*EDIT_MODES),
-        "What becomes of the agent's memory behind what was dropped or replaced in its middle: "
-        "computed again, or kept.",
+        "How the agent's cache after an edit is treated: recomputed, or kept.",
     ),
     Parameter(
         POLICIES_HEADER,
         "header",
         text(),
-        "Names of the policies that edit the conversation, in order, instead of the operator's.",
+        "Policies that edit the conversation, in order, instead of the operator's.",
     ),
 )
 TURN_HEADERS: Final = (
@@ -165,12 +154,17 @@ TURN_HEADERS: Final = (
         PRIORITY_HEADER,
         "header",
         one_of("interactive", "background"),
-        "Who goes first where not everybody can.",
+        "Priority of the turn while slots are short.",
     ),
-    Parameter(PREFETCH_HEADER, "header", text(), "Up to four agents whose turns come next."),
+    Parameter(
+        PREFETCH_HEADER,
+        "header",
+        text(),
+        "Up to four agents whose turns come next, to load their caches.",
+    ),
     *EDIT_HEADERS,
 )
-# Of every answer to a turn.
+# Headers of every answer to a turn.
 TURN_ANSWER_HEADERS: Final = {
     "x-macfabric-agent": AGENT_ID,
     "x-macfabric-node": text(),
@@ -182,7 +176,7 @@ TURN_ANSWER_HEADERS: Final = {
 }
 
 
-# Of those where there is something to say.
+# Headers of some answers.
 EDIT_ANSWER_HEADERS: Final = {POLICIES_HEADER: text()}
 TURN_RARE_HEADERS: Final = {
     **EDIT_ANSWER_HEADERS,
@@ -194,7 +188,7 @@ TURN_RARE_HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One operation of one route."""
+    """OpenAPI operation: one method of one route."""
 
     method: str
     path: str
@@ -208,14 +202,14 @@ class Described:
     parameters: Sequence[Parameter] = ()
     headers: Mapping[str, Schema] = field(default_factory=dict)  # of the answer
     rare_headers: Mapping[str, Schema] = field(default_factory=dict)  # of some answers
-    statuses: Sequence[int] = (200,)  # that `answers` come with
-    error: str = "Error"  # how they are spelled
+    statuses: Sequence[int] = (200,)  # of a successful answer
+    error: str = "Error"  # schema of the errors
     key: str = "tenant"  # "tenant", "operator" or "none"
     detail: str = ""
     x_codes: Mapping[int, str] = field(default_factory=dict)  # other meanings of a status
 
-    def told(self) -> Schema:
-        """Spell it as OpenAPI does."""
+    def as_openapi(self) -> Schema:
+        """Return the operation as OpenAPI has it."""
         operation: Schema = {
             "tags": [self.tag],
             "summary": self.says,
@@ -226,7 +220,7 @@ class Described:
         if self.detail:
             operation["description"] = self.detail
         if self.parameters:
-            operation["parameters"] = [parameter.told() for parameter in self.parameters]
+            operation["parameters"] = [parameter.as_openapi() for parameter in self.parameters]
         if self.body is not None:
             content = {self.body_type: {"schema": self.body}}
             operation["requestBody"] = {"required": self.needs_body, "content": content}
@@ -234,16 +228,16 @@ class Described:
 
     def _good(self) -> Schema:
         content = {media: {"schema": schema} for media, schema in self.answers.items()}
-        told: Schema = {"description": self.says}
+        answer: Schema = {"description": self.says}
         if content:
-            told["content"] = content
+            answer["content"] = content
         headers = {
             name: {"schema": schema, "required": name in self.headers}
             for name, schema in (*self.headers.items(), *self.rare_headers.items())
         }
         if headers:
-            told["headers"] = headers
-        return {str(status): told for status in self.statuses}
+            answer["headers"] = headers
+        return {str(status): answer for status in self.statuses}
 
     def _bad(self) -> Schema:
         return {
@@ -256,17 +250,9 @@ class Described:
         }
 
 
-_POLICY: Final = text(maxLength=POLICY_NAME_CHARS_MAX)
-_OWN: Final = body(
-    {},
-    edits=one_of(*EDIT_MODES),
-    policies=array(either(_POLICY, body({"name": _POLICY}, options=OBJECT)), POLICIES_MAX),
-)
-
-
 def with_own(schema: Schema) -> Schema:
-    """Add the field of ours that every dialect's body may have."""
-    return {**schema, "properties": {**schema["properties"], OWN_FIELD: nullable(_OWN)}}
+    """Return the schema of a body with the `macfabric` field, which every dialect takes."""
+    return {**schema, "properties": {**schema["properties"], **ANY_BODY.schema()["properties"]}}
 
 
 def described_turn(
@@ -280,7 +266,7 @@ def described_turn(
     errors: Sequence[int] = WRITES,
     error: str = "Error",
 ) -> Described:
-    """Describe a route that answers a turn, whole or as its events come."""
+    """Return the operation of a route that answers a turn, whole or streamed."""
     return Described(
         "POST",
         path,

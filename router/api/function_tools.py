@@ -1,29 +1,35 @@
 """Functions among a request's tools, as most APIs have them."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.http.schema import (
+    AnyObject,
+    ArrayOf,
+    Flag,
+    ObjectOf,
+    Tagged,
+    Text,
+    as_sent,
+    only,
+    optional,
+    required,
+)
 from router.limits import TOOLS_MAX
 
 
-def parse_functions(fields: Fields) -> list[dict[str, Any]]:
-    """Check `tools`, all of which are functions."""
-    tools = []
-    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
-        tool = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
-        if require_text(tool.require("type"), tool.param("type")) != "function":
-            unsupported(tool.param("type"), "only functions are supported")
-        tools.append(checked_function(tool))
-    return tools
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """Declaration of a function; templates get it as it was sent."""
+
+    name: str = required(Text(chars_min=1))
+    description: str | None = optional(Text())
+    parameters: dict[str, Any] | None = optional(AnyObject())
+    strict: bool = optional(Flag(), False)
+    sent: dict[str, Any] = as_sent()
 
 
-def checked_function(tool: Fields) -> dict[str, Any]:
-    """Check one; return it as templates get it."""
-    function = require_object(tool.require("function"), tool.param("function"))
-    inner = Fields(function, tool.param("function."))
-    if not require_text(inner.require("name"), inner.param("name")):
-        refuse(inner.param("name"), "it is empty")
-    inner.text("description")
-    inner.object("parameters")
-    inner.flag("strict")
-    return {"type": "function", "function": function}
+FUNCTION_TOOL: Final = only("function", ObjectOf(Function))
+FUNCTION_TOOLS: Final = ArrayOf(
+    Tagged({"function": FUNCTION_TOOL}, "only functions are supported"), TOOLS_MAX
+)

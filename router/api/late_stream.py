@@ -1,8 +1,8 @@
-"""A stream whose turn waits for a node that has not joined, before its headers can be known.
+"""Streams that start while their turn still waits for a node to join.
 
-admitted soon     headers say which node answers, and how much it reused
-still waiting     the stream begins without those headers, and comments name the awaited nodes;
-                  once the turn is admitted, comments have the headers
+admitted soon     headers name the node that answers, and how much it reused
+still waiting     the stream starts without those headers, and comments name the awaited nodes;
+                  once the turn is admitted, comments repeat the headers
 """
 
 import asyncio
@@ -20,8 +20,8 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """The response parts of a turn that a node has admitted."""
+class StreamParts:
+    """Response of a turn that a node has admitted."""
 
     frames: AsyncGenerator[bytes, None]
     headers: Mapping[str, str]
@@ -30,17 +30,17 @@ class Streamed:
 
 
 @dataclass(slots=True)
-class Opening(Generic[T]):
-    """A turn on its way to a node."""
+class PendingTurn(Generic[T]):
+    """Turn on its way to a node, and its stream."""
 
     work: Coroutine[Any, Any, T]
     waiting: AwaitedNodes
-    streamed: Callable[[T], Streamed]
+    streamed: Callable[[T], StreamParts]
     _task: asyncio.Task[T] | None = field(default=None, init=False)
-    _made: Streamed | None = field(default=None, init=False)
+    _parts: StreamParts | None = field(default=None, init=False)
 
-    async def soon(self) -> Streamed | None:
-        """Return the admitted turn's stream, or None where its client would wait in silence."""
+    async def soon(self) -> StreamParts | None:
+        """Return the stream once the turn is admitted, or None if that has to wait for a node."""
         self._task = asyncio.create_task(self.work)
         patience_s = STREAM_SILENCE_S
         try:
@@ -54,30 +54,30 @@ class Opening(Generic[T]):
         return self._stream(self._task.result())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Say what the turn waits for, and how it was admitted; then yield its frames."""
-        assert self._task is not None, "it was begun"
+        """Yield comments until the turn is admitted, and then its frames."""
+        assert self._task is not None, "started"
         yield f": {self.progress()}\n\n".encode()
-        made = self._stream(await asyncio.shield(self._task))
-        yield _comments(made.headers)
-        async with aclosing(made.frames) as frames:
+        parts = self._stream(await asyncio.shield(self._task))
+        yield _comments(parts.headers)
+        async with aclosing(parts.frames) as frames:
             async for frame in frames:
                 yield frame
 
     def progress(self) -> object:
-        """Return how far the turn is: what it waits for, or how much of its prompt is computed."""
-        return self._made.progress() if self._made is not None else self.waiting
+        """Return the turn's progress: what it waits for, or how much of its prompt is computed."""
+        return self._parts.progress() if self._parts is not None else self.waiting
 
     async def close(self) -> None:
-        """Cancel the turn, wherever it is by now."""
-        assert self._task is not None, "it was begun"
+        """Cancel the turn in whatever state it is."""
+        assert self._task is not None, "started"
         self._task.cancel()
         with suppress(asyncio.CancelledError, FabricError):
-            made = self._made or self._stream(await self._task)
-            await made.close()
+            parts = self._parts or self._stream(await self._task)
+            await parts.close()
 
-    def _stream(self, opened: T) -> Streamed:
-        self._made = self.streamed(opened)
-        return self._made
+    def _stream(self, opened: T) -> StreamParts:
+        self._parts = self.streamed(opened)
+        return self._parts
 
 
 def _comments(headers: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""GET /v1/models: what the nodes serve, and aliases of it, as the client's dialect lists them."""
+"""GET /v1/models: the models and their aliases, in the client's dialect."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,17 +13,17 @@ from router.turns.model_check import ModelCheck
 
 
 class ModelsDialect(Protocol):
-    """Spelling of models in one API dialect."""
+    """Format of models in one dialect."""
 
     def model(self, name: str, created_s: int) -> dict[str, Any]:
-        """Spell one model."""
+        """Return one model as JSON."""
 
     def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        """Spell all of them."""
+        """Return all models as JSON."""
 
 
 class ModelsApi:
-    """Models by name; a header of a dialect's clients asks for its shape."""
+    """Models by name; a header of the client selects the dialect."""
 
     def __init__(
         self,
@@ -57,5 +57,5 @@ class ModelsApi:
         return JSONResponse(self._dialect(request).model(name, self._created_s))
 
     def _dialect(self, request: Request) -> ModelsDialect:
-        found = (d for name, d in self._by_header.items() if name in request.headers)
-        return next(found, self._default)
+        known = (d for name, d in self._by_header.items() if name in request.headers)
+        return next(known, self._default)

@@ -1,4 +1,4 @@
-"""GET /openapi.json: what every route reads and answers, for programs that make clients of it."""
+"""GET /openapi.json: requests and answers of every route, for generators of clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,12 +9,14 @@ from starlette.routing import Route
 
 from fabric import __version__
 from fabric.keys.api_keys import OPERATOR_HEADER
-from router.api.description import EVERYWHERE, JSON, OBJECT, Described, Schema, answer, text
+from router.api.description import EVERYWHERE, JSON, OBJECT, Described, answer, text
+from router.http.schema import Schema
 
 PATH: Final = "/openapi.json"
 _SAYS: Final = (
-    "OpenAI's and Anthropic's APIs, and the fabric's own for agents and nodes. Unknown fields of "
-    "requests are ignored, and null is the same as absent. HEAD is answered wherever GET is. "
+    "OpenAI's and Anthropic's APIs, and the fabric's own for agents and nodes. Unknown fields are "
+    "ignored by the first two and refused by the fabric's own; null is the same as absent. HEAD is "
+    "answered wherever GET is. "
     "Errors have Anthropic's shape below /v1/messages and wherever a request has an "
     "`anthropic-version`; what is 503 elsewhere is 529 there."
 )
@@ -34,10 +36,10 @@ DESCRIBED: Final = Described(
 
 
 def document(operations: Sequence[Described], schemas: Mapping[str, Schema]) -> dict[str, Any]:
-    """Put the descriptions together."""
+    """Return the OpenAPI document of the operations."""
     paths: dict[str, Any] = {}
-    for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = each.told()
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = operation.as_openapi()
     return {
         "openapi": "3.1.0",
         "info": {"title": "macfabric", "version": __version__, "description": _SAYS},
@@ -46,10 +48,10 @@ def document(operations: Sequence[Described], schemas: Mapping[str, Schema]) -> 
     }
 
 
-def openapi_routes(told: Mapping[str, Any]) -> list[Route]:
-    """Answer with the document."""
+def openapi_routes(document: Mapping[str, Any]) -> list[Route]:
+    """Return the route of the document."""
 
     async def show(_request: Request) -> Response:
-        return JSONResponse(told)
+        return JSONResponse(document)
 
     return [Route("/openapi.json", show, methods=["GET"])]

@@ -1,35 +1,49 @@
-"""Fields that say in every dialect how tokens are chosen, and where an answer ends."""
+"""Sampling fields that every dialect has, and where an answer stops."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from router.http.fields import Fields, refuse, require_text
-from router.limits import STOP_STRING_CHARS_MAX
+from router.http.refusals import refuse, require_text
+from router.http.schema import AnyValue, ArrayOf, Integer, Number, Schema, Text, either
+from router.limits import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
 
-_SEED_MIN, _SEED_MAX = -(1 << 63), (1 << 64) - 1
-_TOP_P_MIN: Final = 1e-6  # clients may send 0, which keeps the likeliest token alone
-
-
-def parse_temperature(fields: Fields, most: float) -> float:
-    """Read the temperature, which is 1 where nothing is said."""
-    value = fields.number("temperature", 0.0, most)
-    return 1.0 if value is None else value
+SEED: Final = Integer(-(1 << 63), (1 << 64) - 1)
+_TOP_P_MIN: Final = 1e-6
+_STRINGS: Final = ArrayOf(Text(STOP_STRING_CHARS_MAX, 1), STOP_STRINGS_MAX)
+_ANY_STRINGS: Final = ArrayOf(AnyValue(), STOP_STRINGS_MAX)
 
 
-def parse_top_p(fields: Fields) -> float:
-    """Read the mass of tokens to choose from."""
-    value = fields.number("top_p", 0.0, 1.0)
-    return 1.0 if value is None else max(_TOP_P_MIN, value)
+@dataclass(frozen=True, slots=True)
+class TopP(Number):
+    """Probability mass to sample from; 0 keeps the most probable token."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def read(self, value: Any, param: str) -> float:
+        return max(_TOP_P_MIN, Number.read(self, value, param))
 
 
-def parse_seed(fields: Fields) -> int | None:
-    """Read a seed."""
-    return fields.integer("seed", _SEED_MIN, _SEED_MAX)
+@dataclass(frozen=True, slots=True)
+class StopTexts:
+    """Strings that end an answer."""
 
+    takes_text: bool = False  # OpenAI's form: also one string, and empty ones are ignored
 
-def stop_strings(items: Iterable[Any], param: str) -> tuple[str, ...]:
-    """Check what ends an answer."""
-    texts = tuple(require_text(item, param) for item in items)
-    if not all(1 <= len(text) <= STOP_STRING_CHARS_MAX for text in texts):
-        refuse(param, f"each has between 1 and {STOP_STRING_CHARS_MAX} characters")
-    return texts
+    def read(self, value: Any, param: str) -> tuple[str, ...]:
+        if self.takes_text:
+            value = [value] if isinstance(value, str) else value
+        items = _ANY_STRINGS.read(value, param)
+        texts = tuple(require_text(item, param) for item in items if not self._is_unset(item))
+        if not all(1 <= len(text) <= STOP_STRING_CHARS_MAX for text in texts):
+            refuse(param, f"each must have between 1 and {STOP_STRING_CHARS_MAX} characters")
+        return texts
+
+    def _is_unset(self, item: Any) -> bool:
+        return self.takes_text and item == ""
+
+    def schema(self) -> Schema:
+        if not self.takes_text:
+            return _STRINGS.schema()
+        text = Text(STOP_STRING_CHARS_MAX)
+        return either(text.schema(), ArrayOf(text, STOP_STRINGS_MAX).schema())

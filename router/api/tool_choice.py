@@ -1,89 +1,114 @@
-"""Which tools an answer calls, as OpenAI's APIs have it: in objects of their own, or flat."""
+"""The choice of tools in OpenAI's APIs: in nested objects, or flat."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.text_rules import ToolText
-from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.api.function_tools import Function
+from router.http.refusals import refuse
+from router.http.schema import (
+    ArrayOf,
+    Either,
+    Nested,
+    ObjectOf,
+    Tagged,
+    Text,
+    only,
+    optional,
+    param_path,
+    refuse_missing,
+    required,
+    words,
+)
 from router.limits import TOOLS_MAX
 
-_CALLED: Final = ("function", "custom")
+_NAME: Final = only("name", Text())
 
 
-def parse_tool_choice(
-    fields: Fields,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedTool:
+    """Tool named by the choice; chats nest the name."""
+
+    type: str = required(words("function", "custom"))
+    function: str | None = optional(_NAME)
+    custom: str | None = optional(_NAME)
+    name: str | None = optional(Text())
+    namespace: str | None = optional(Text())
+    param: str = param_path()
+
+    def known_name(self, names: Collection[str]) -> str:
+        """Return the tool's name; raise RejectedError if it is not one of these."""
+        nested = self.function if self.type == "function" else self.custom
+        name = self.name if nested is None else nested
+        param = f"{self.param}.name" if nested is None else f"{self.param}.{self.type}.name"
+        if name is None:
+            refuse_missing(param)
+        full = name if self.namespace is None else f"{self.namespace}__{name}"
+        if full not in names:
+            refuse(param, f"there is no tool {name[:64]!r} in 'tools'")
+        return full
+
+
+_RECORD: Final = ObjectOf(_NamedTool)
+_NAMED: Final = Tagged({"function": _RECORD, "custom": _RECORD}, "{} is not run here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AllowedTools:
+    """Tools that may be called, or one of which must be."""
+
+    mode: str = required(words("auto", "required", expected="auto or required"))
+    tools: list[_NamedTool] = required(ArrayOf(_NAMED, TOOLS_MAX, 1))
+
+
+_WORDS: Final = words("auto", "none", "required", expected="none, auto, required or an object")
+_OBJECT: Final = Tagged(
+    {
+        "function": _RECORD,
+        "custom": _RECORD,
+        "allowed_tools": Nested("allowed_tools", ObjectOf(_AllowedTools)),
+    },
+    "{} is not run here",
+)
+TOOL_CHOICE: Final = Either({dict: _OBJECT, str: _WORDS}, _WORDS.expected, "invalid_value")
+ToolChoice = str | _NamedTool | _AllowedTools
+
+
+def call_choice(
+    choice: ToolChoice | None,
     names: Collection[str],
+    *,
+    parallel: bool,
     strict: tuple[str, ...] = (),
     texts: tuple[ToolText, ...] = (),
 ) -> tuple[bool, CallChoice]:
-    """Say whether calls are read, and which may or must come; `names` are those of the tools."""
-    reads_calls, choice = _parsed(fields, names, strict)
-    return reads_calls, replace(choice, texts=texts) if reads_calls else choice
-
-
-def _parsed(
-    fields: Fields, names: Collection[str], strict: tuple[str, ...]
-) -> tuple[bool, CallChoice]:
-    choice = fields.raw("tool_choice")
-    parallel = fields.raw("parallel_tool_calls")
-    takes_one = parallel is not None and not fields.flag("parallel_tool_calls")
+    """Return whether calls are read, and which of the tools `names` may or must be called."""
+    takes_one = not parallel
     if choice == "none":
         return False, CallChoice()
-    if choice in (None, "auto"):
-        return True, CallChoice(strict=strict, takes_one=takes_one)
-    if choice == "required":
-        _require_some(fields, names)
-        return True, CallChoice(True, (), strict, takes_one)
-    if not isinstance(choice, dict):
-        refuse(fields.param("tool_choice"), "expected none, auto, required or an object")
-    inner = Fields(choice, fields.param("tool_choice."))
-    kind = require_text(inner.require("type"), inner.param("type"))
-    if kind == "allowed_tools":
-        must_call, allowed = _allowed(inner, names)
-        return True, CallChoice(must_call, allowed, strict, takes_one)
-    return True, CallChoice(True, (_named(inner, kind, names),), strict, takes_one=True)
+    if isinstance(choice, _NamedTool):
+        name = choice.known_name(names)
+        return True, CallChoice(True, (name,), strict, takes_one=True, texts=texts)
+    if isinstance(choice, _AllowedTools):
+        allowed = tuple(dict.fromkeys(tool.known_name(names) for tool in choice.tools))
+        must_call = choice.mode == "required"
+        return True, CallChoice(must_call, allowed, strict, takes_one, texts)
+    if choice == "required" and not names:
+        refuse("tool_choice", "it is only allowed with tools")
+    return True, CallChoice(choice == "required", (), strict, takes_one, texts)
 
 
-def parse_function_choice(
-    fields: Fields, tools: Collection[Mapping[str, Any]], texts: tuple[ToolText, ...] = ()
+def function_choice(
+    choice: ToolChoice | None,
+    functions: Iterable[Function],
+    *,
+    parallel: bool,
 ) -> tuple[bool, CallChoice]:
-    """Do so for tools that are functions."""
-    functions = [tool["function"] for tool in tools]
-    strict = tuple(each["name"] for each in functions if each.get("strict"))
-    return parse_tool_choice(fields, {each["name"] for each in functions}, strict, texts)
-
-
-def _allowed(fields: Fields, names: Collection[str]) -> tuple[bool, tuple[str, ...]]:
-    form = fields.object("allowed_tools")
-    inner = fields if form is None else Fields(form, fields.param("allowed_tools."))
-    mode = require_text(inner.require("mode"), inner.param("mode"))
-    if mode not in ("auto", "required"):
-        refuse(inner.param("mode"), "expected auto or required")
-    param = inner.param("tools")
-    found: dict[str, None] = {}
-    for index, item in enumerate(inner.items("tools", TOOLS_MAX) or []):
-        each = Fields(require_object(item, f"{param}[{index}]"), f"{param}[{index}].")
-        found[_named(each, require_text(each.require("type"), each.param("type")), names)] = None
-    if not found:
-        refuse(param, "it is empty")
-    return mode == "required", tuple(found)
-
-
-def _named(fields: Fields, kind: str, names: Collection[str]) -> str:
-    if kind not in _CALLED:
-        unsupported(fields.param("type"), f"{kind[:64]!r} is not run here")
-    form = fields.object(kind)
-    inner = fields if form is None else Fields(form, fields.param(f"{kind}."))
-    name = require_text(inner.require("name"), inner.param("name"))
-    namespace = fields.text("namespace")
-    full = name if namespace is None else f"{namespace}__{name}"
-    if full not in names:
-        refuse(inner.param("name"), f"there is no tool {name[:64]!r} in 'tools'")
-    return full
-
-
-def _require_some(fields: Fields, names: Collection[Any]) -> None:
-    if not names:
-        refuse(fields.param("tool_choice"), "it is only allowed with tools")
+    """Return the choice among functions."""
+    known = list(functions)
+    strict = tuple(function.name for function in known if function.strict)
+    return call_choice(
+        choice, {function.name for function in known}, parallel=parallel, strict=strict
+    )

@@ -1,4 +1,4 @@
-"""One route for every dialect: a request is parsed, opened as a turn, and answered."""
+"""The route of all dialects: parse a request, open its turn, answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from starlette.routing import Route
 from fabric.hosting.http_server import unless_disconnected
 from fabric.ids import TenantId
 from fabric.turn.generation import Admitted
-from router.api.adapter import ApiAdapter, Asked, SeveralAdapter
+from router.api.adapter import ApiAdapter, ApiRequest, BatchAdapter
 from router.api.edit_fields import edits_of
 from router.api.edit_stage import EditStage, edit_headers
-from router.api.late_stream import Opening, Streamed
+from router.api.late_stream import PendingTurn, StreamParts
 from router.api.model_names import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
-from router.http.fields import Fields, refuse
 from router.http.json_body import read_parsed
+from router.http.refusals import refuse
 from router.http.sse import EventStream
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
@@ -31,12 +31,12 @@ from router.turns.turns import Turns
 
 IGNORED_HEADER: Final = "x-macfabric-ignored"
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=ApiRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """Services that answer the requests of all dialects."""
+class TurnServices:
+    """Services that all routes of turns use."""
 
     turns: Turns
     names: ModelNames
@@ -44,103 +44,113 @@ class Desk:
     edits: EditStage
 
 
-def turn_routes(adapters: Sequence[ApiAdapter[Any]], desk: Desk) -> list[Route]:
-    """Make a route of each adapter."""
+def turn_routes(adapters: Sequence[ApiAdapter[Any]], services: TurnServices) -> list[Route]:
+    """Return the routes of the adapters."""
     return [
-        Route(adapter.path, partial(answer_turn, adapter, desk), methods=["POST"])
+        Route(adapter.path, partial(answer_turn, adapter, services), methods=["POST"])
         for adapter in adapters
     ]
 
 
-async def answer_turn(adapter: ApiAdapter[Any], desk: Desk, request: Request) -> Response:
-    """Answer one request, whole or as its events come."""
-    parsed = await read_parsed(request, partial(parsed_request, adapter, request.headers))
+async def answer_turn(
+    adapter: ApiAdapter[Any], services: TurnServices, request: Request
+) -> Response:
+    """Answer one request, whole or streamed."""
+    sent = await read_parsed(request, partial(parsed_request, adapter, request.headers))
     tenant = tenant_of(request)
-    asked: Asked = await adapter.recalled(tenant, parsed)
-    asked, turn = await unless_disconnected(request.receive, turn_of(desk, tenant, asked))
-    if asked.several is not None:
-        return await _answer_several(
-            cast("SeveralAdapter[Any]", adapter), desk.turns, request, asked, turn
+    parsed: ApiRequest = await adapter.with_history(tenant, sent)
+    parsed, turn = await unless_disconnected(request.receive, turn_of(services, tenant, parsed))
+    if parsed.batch is not None:
+        return await _answer_batch(
+            cast("BatchAdapter[Any]", adapter), services.turns, request, parsed, turn
         )
     waiting = AwaitedNodes()
-    opening = desk.turns.open(turn, waiting)
-    if asked.stream:
+    opening = services.turns.open(turn, waiting)
+    if parsed.stream:
 
-        def streamed(opened: OpenTurn) -> Streamed:
+        def streamed(opened: OpenTurn) -> StreamParts:
             events = opened.parts() if adapter.streams_calls else opened.events()
-            frames = adapter.frames(asked, opened.admitted, cast("Any", events))
-            headers = _headers(asked, opened.admitted)
-            return Streamed(frames, headers, opened.close, lambda: opened.progress)
+            frames = adapter.frames(parsed, opened.admitted, cast("Any", events))
+            headers = _headers(parsed, opened.admitted)
+            return StreamParts(frames, headers, opened.close, lambda: opened.progress)
 
-        return await _stream(adapter, request, asked, Opening(opening, waiting, streamed))
+        return await _stream(adapter, request, parsed, PendingTurn(opening, waiting, streamed))
     opened = await unless_disconnected(request.receive, opening)
-    headers = _headers(asked, opened.admitted)
+    headers = _headers(parsed, opened.admitted)
     try:
         answer = await unless_disconnected(request.receive, gather(opened))
     finally:
         await opened.close()
-    return JSONResponse(adapter.whole(asked, opened.admitted, answer), headers=headers)
+    return JSONResponse(adapter.whole(parsed, opened.admitted, answer), headers=headers)
 
 
-async def turn_of(desk: Desk, tenant: TenantId, asked: A) -> tuple[A, TurnRequest]:
-    """Turn a request into the turn that is asked of nodes, in the operator's bounds, edited."""
-    limit = min(asked.sampling.max_tokens, desk.completion_tokens_max)
-    asked = replace(asked, sampling=replace(asked.sampling, max_tokens=limit))
-    model = await desk.names.resolve(asked.model)
-    asked = await desk.edits.edited(tenant, asked, model)
-    turn = asked.turn(fresh_operation(), tenant)
-    return asked, replace(turn, model=model, edits=desk.edits.mode(asked.edits))
+async def turn_of(services: TurnServices, tenant: TenantId, parsed: A) -> tuple[A, TurnRequest]:
+    """Return the request, edited and within the operator's limits, and its turn."""
+    limit = min(parsed.sampling.max_tokens, services.completion_tokens_max)
+    parsed = replace(parsed, sampling=replace(parsed.sampling, max_tokens=limit))
+    model = await services.names.resolve(parsed.model)
+    parsed = await services.edits.edited(tenant, parsed, model)
+    turn = parsed.turn(fresh_operation(), tenant)
+    return parsed, replace(turn, model=model, edits=services.edits.mode(parsed.edits))
 
 
-def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], body: dict[str, Any]) -> A:
-    """Check a request, and what may be said in every dialect."""
-    asked, edits = adapter.parse(headers, body), edits_of(headers, Fields(body))
-    if edits.policies and not asked.is_whole_conversation:
-        refuse(edits.policies[0].param, "this route brings no conversation that could be edited")
-    return replace(asked, edits=edits)
+def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dict[str, Any]) -> A:
+    """Parse a request of any dialect, and the edits that it asks for."""
+    parsed, edits = adapter.parse(headers, sent), edits_of(headers, sent)
+    if edits.policies and not parsed.is_whole_conversation:
+        refuse(edits.policies[0].param, "this route has no conversation to edit")
+    return replace(parsed, edits=edits)
 
 
-async def _answer_several(
-    adapter: SeveralAdapter[Any], turns: Turns, request: Request, asked: Asked, turn: TurnRequest
+async def _answer_batch(
+    adapter: BatchAdapter[Any],
+    turns: Turns,
+    request: Request,
+    parsed: ApiRequest,
+    turn: TurnRequest,
 ) -> Response:
-    """Answer with several choices, which are told side by side."""
-    several = asked.several
-    assert several is not None, "asked for"
-    if several.count > several.shown and turn.sampling.logprobs is None:  # the best are chosen
+    """Answer with several choices, streamed in parallel."""
+    batch = parsed.batch
+    assert batch is not None, "checked by the caller"
+    if batch.count > batch.shown and turn.sampling.logprobs is None:  # to choose the best ones
         turn = replace(turn, sampling=replace(turn.sampling, logprobs=0))
-    each = [replace(turn, prompt=prompt, operation=fresh_operation()) for prompt in several.prompts]
-    fan = FanOut(turns, each, several.count)
+    copies = [replace(turn, prompt=prompt, operation=fresh_operation()) for prompt in batch.prompts]
+    fan = FanOut(turns, copies, batch.count)
     waiting = AwaitedNodes()
-    if asked.stream:
+    if parsed.stream:
 
-        def streamed(admitted: Admitted) -> Streamed:
-            frames = adapter.all_frames(asked, lambda: fan.admitted, fan.parts())
-            headers = _headers(asked, admitted)
-            return Streamed(frames, headers, fan.close, lambda: fan.progress)
+        def streamed(admitted: Admitted) -> StreamParts:
+            frames = adapter.all_frames(parsed, lambda: fan.admitted, fan.parts())
+            headers = _headers(parsed, admitted)
+            return StreamParts(frames, headers, fan.close, lambda: fan.progress)
 
-        return await _stream(adapter, request, asked, Opening(fan.open(waiting), waiting, streamed))
-    headers = _headers(asked, await unless_disconnected(request.receive, fan.open()))
+        return await _stream(
+            adapter, request, parsed, PendingTurn(fan.open(waiting), waiting, streamed)
+        )
+    headers = _headers(parsed, await unless_disconnected(request.receive, fan.open()))
     try:
         answers = await unless_disconnected(request.receive, fan.gather())
     finally:
         await fan.close()
-    return JSONResponse(adapter.all_whole(asked, fan.admitted, answers), headers=headers)
+    return JSONResponse(adapter.all_whole(parsed, fan.admitted, answers), headers=headers)
 
 
 async def _stream(
-    adapter: ApiAdapter[Any], request: Request, asked: Asked, opening: Opening[Any]
+    adapter: ApiAdapter[Any], request: Request, parsed: ApiRequest, opening: PendingTurn[Any]
 ) -> Response:
-    """Stream a turn once it is admitted, or begin earlier where it waits for a node to join."""
-    made = await unless_disconnected(request.receive, opening.soon())
-    if made is None:
-        headers = _headers(asked)
-        made = Streamed(opening.frames(), headers, opening.close, opening.progress)
-    return EventStream(made.frames, made.headers, made.close, adapter, adapter.idle, made.progress)
+    """Stream a turn once it is admitted, or earlier if that has to wait for a node."""
+    parts = await unless_disconnected(request.receive, opening.soon())
+    if parts is None:
+        headers = _headers(parsed)
+        parts = StreamParts(opening.frames(), headers, opening.close, opening.progress)
+    return EventStream(
+        parts.frames, parts.headers, parts.close, adapter, adapter.idle, parts.progress
+    )
 
 
-def _headers(asked: Asked, admitted: Admitted | None = None) -> dict[str, str]:
+def _headers(parsed: ApiRequest, admitted: Admitted | None = None) -> dict[str, str]:
     headers = cache_headers(admitted) if admitted is not None else {}
-    headers |= edit_headers(asked.outcomes)
-    if asked.ignored:
-        headers[IGNORED_HEADER] = ", ".join(asked.ignored)
+    headers |= edit_headers(parsed.outcomes)
+    if parsed.ignored:
+        headers[IGNORED_HEADER] = ", ".join(parsed.ignored)
     return headers

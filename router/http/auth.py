@@ -1,7 +1,7 @@
-"""Who may ask: tenants by their keys, operators by theirs, local programs where allowed.
+"""Authentication: tenants and operators by their keys, local programs where allowed.
 
-Operators are apart from tenants: their keys open what concerns everybody (drains, flushes,
-metrics, a node's details) and no tenant's context. One request may carry both.
+An operator's key opens what concerns all tenants (drains, flushes, metrics, a node's details) and
+no tenant's context. One request may carry both keys.
 """
 
 from dataclasses import dataclass
@@ -30,37 +30,37 @@ class Principal:
 
     @property
     def owner(self) -> str:
-        """Whose places and bytes the request takes; no tenant's name has a space."""
+        """Account that the request's slots and bytes count against; no tenant has a space."""
         return self.tenant or (f"operator {self.operator}" if self.operator else "a stranger")
 
 
 def caller_of(request: Request) -> Principal:
-    """Return whom the request was let in for."""
+    """Return the authenticated caller of a request."""
     caller: Principal = request.scope[_SCOPE]
     return caller
 
 
 def owner_of(scope: Scope) -> str:
-    """Return whose places and bytes a request takes."""
+    """Return the account that a request's slots and bytes count against."""
     return str(scope[_SCOPE].owner)
 
 
 def tenant_of(request: Request) -> TenantId:
-    """Return the tenant that the request was let in for; raise ForbiddenError for none."""
+    """Return the caller's tenant; raise ForbiddenError if it has none."""
     tenant = caller_of(request).tenant
     if tenant is None:
-        message = "this key is an operator's and no tenant's: send a tenant's API key as well"
+        message = "this is an operator's key, not a tenant's: send a tenant's API key as well"
         raise ForbiddenError(message, code="tenant_required")
     return tenant
 
 
 def agent_key(request: Request) -> AgentKey:
-    """Return the caller's own agent that the path names."""
+    """Return the key of the agent in the path, of the caller's tenant."""
     return tenant_of(request), parse_agent_id(request.path_params["agent"])
 
 
 def require_operator(request: Request) -> None:
-    """Raise ForbiddenError unless an operator asks."""
+    """Raise ForbiddenError unless the caller is an operator."""
     if caller_of(request).operator is None:
         message = (
             "this concerns all tenants, so it takes an operator's key (router.operator_keys): "
@@ -71,7 +71,7 @@ def require_operator(request: Request) -> None:
 
 
 class Auth:
-    """Turns keys into callers and refuses everybody else before anything is read."""
+    """Middleware that resolves keys to callers, and refuses others before the body is read."""
 
     def __init__(self, app: ASGIApp, settings: RouterSettings) -> None:
         self._app = app
@@ -83,7 +83,7 @@ class Auth:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in with its caller, or raise UnauthorizedError."""
+        """Run the inner application with the caller, or raise UnauthorizedError."""
         if scope["type"] == "http":
             try:
                 scope[_SCOPE] = caller = self._caller(scope)
@@ -93,7 +93,7 @@ class Auth:
                     raise
                 scope[_SCOPE] = Principal()
         elif scope["type"] == "websocket":
-            message = "there are no websockets here"
+            message = "websockets are not supported"
             raise FabricError(message)
         await self._app(scope, receive, send)
 
@@ -106,8 +106,8 @@ class Auth:
             if tenant is not None:
                 return Principal(TenantId(tenant), operator)
             operator = operator or name_of(given, self._operators)
-            # Where no key is configured, one that a client library insists on sending means
-            # nothing.
+            # Without configured keys, a key that a client library insists on sending is
+            # ignored.
             if operator is None and self._tenants:
                 raise _unknown()
         why = self._why_keyed(scope, headers)

@@ -1,8 +1,8 @@
-"""Bounds requests and their bodies by what arrives, and by how fast; Content-Length may lie.
+"""Limits of requests: their number, and the size and pace of bodies as they arrive.
 
-A prompt that fits no node's context is refused before it is held, by the length of its body. Each
-tenant has a share of what all may hold. An agent's file passes through to a node without being
-held, and has limits of its own.
+Content-Length is not trusted. A prompt that fits no node's context is refused by the length of its
+body, before it is buffered. Each tenant has a share of the buffers. An agent's file is streamed
+through to a node, with limits of its own.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
 
 @dataclass(slots=True)
 class _Gauge:
-    """Measures one body as it comes."""
+    """Size of one body as it arrives."""
 
     limit_bytes: int
-    text_bytes_max: int | None = None  # of a prompt that fits a context
+    text_bytes_max: int | None = None  # of the longest prompt that fits a context
     read_bytes: int = 0
-    escaped_bytes: int = 0  # of those, at most so many are no text
+    escaped_bytes: int = 0  # upper bound of those that are escapes and not text
 
     def declare(self, size_bytes: int) -> None:
-        """Raise RejectedError if a body of so many bytes is too long, whatever is in it."""
+        """Raise RejectedError if a body of this size is too long whatever it contains."""
         if size_bytes > self.limit_bytes:
             message = f"the body is over the limit of {self.limit_bytes} bytes"
             raise TooLargeError(message)
@@ -58,11 +58,11 @@ class _Gauge:
             self._require_fitting((size_bytes - PROMPT_FRAME_BYTES) // PROMPT_ESCAPES)
 
     def feed(self, part: bytes) -> None:
-        """Count one more part; raise RejectedError once it is too long."""
+        """Count one more part; raise RejectedError once the body is too long."""
         self.read_bytes += len(part)
         self.declare(self.read_bytes)
         if self.text_bytes_max is not None:
-            # Rather more than there are: a backslash may itself be escaped, and stand before a "u".
+            # An upper bound: an escaped backslash may precede a "u".
             long_count = part.count(b"\\u")
             self.escaped_bytes += part.count(b"\\") + (PROMPT_ESCAPES - 2) * long_count
             self._require_fitting(self.read_bytes - self.escaped_bytes - PROMPT_FRAME_BYTES)
@@ -79,7 +79,7 @@ class _Gauge:
 
 
 class BodyLimit:
-    """Counts requests and bodies by tenant while they are served."""
+    """Middleware that limits requests and bodies by tenant."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class BodyLimit:
         prompt_bytes_max: Callable[[], int],
         call_bytes_max: Mapping[str, int] = _NO_CALLS,
     ) -> None:
-        """Take from whoever knows the nodes how many bytes of text the longest context holds.
+        """Use `prompt_bytes_max` for the text that the longest context of any node holds.
 
-        `call_bytes_max` has other limits than the common one, of single paths.
+        `call_bytes_max` has limits of single paths, instead of the common one.
         """
         self._app = app
         self._prompt_paths = prompt_paths
@@ -101,7 +101,7 @@ class BodyLimit:
         self._held = FairShare[str](BODIES_BYTES_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the inner application on a counted body."""
+        """Run the inner application on a limited body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -128,7 +128,7 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal arriving_bytes, held_bytes, is_whole
-            if is_whole:  # all that can come is that the client leaves
+            if is_whole:  # only a disconnect can follow
                 return await receive()
             message = await _paced(receive, pace)
             if message["type"] != "http.request":

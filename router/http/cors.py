@@ -1,4 +1,4 @@
-"""Web pages of listed origins may ask from browsers; for all others nothing changes.
+"""CORS for web pages of listed origins; nothing changes for all others.
 
 Keys travel in headers that a page sets itself, so no credentials of a browser are ever allowed.
 """
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.limits import PREFLIGHT_KEPT_S
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
-# What a page's program may read of an answer, beside its body.
+# Headers that a page's script may read, besides the body.
 EXPOSED: Final = (
     "retry-after",
     "request-id",
@@ -34,7 +34,7 @@ EXPOSED: Final = (
 
 
 class Cors:
-    """Answers browsers' questions before any key is asked for, which they send without one."""
+    """Middleware that answers preflight requests before authentication: they carry no key."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app
@@ -50,6 +50,6 @@ class Cors:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the inner application; a listed origin is told that it may read the answer."""
+        """Run the inner application; add CORS headers for a listed origin."""
         listed = scope["type"] == "http" and Headers(scope=scope).get("origin") in self._origins
         await (self._listed if listed else self._app)(scope, receive, send)

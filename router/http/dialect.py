@@ -1,4 +1,4 @@
-"""How an API tells what went wrong, also where no route was reached: by path, or by a header."""
+"""Error formats of the APIs, chosen by path or header, so that they apply without a route too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class ErrorBody:
 
 
 class ErrorDialect(Protocol):
-    """Spells errors as one API's clients expect them."""
+    """Error format of one API."""
 
     def error(self, error: FabricError) -> ErrorBody:
-        """Spell an error; `router.http.errors.status_of` is its status."""
+        """Return an error's body; its status is `router.http.errors.status_of` unless set."""
 
 
 class Dialects:
-    """Whose clients ask: by what the path begins with, by a header of theirs, or the default."""
+    """Error formats by prefix of the path, then by a header of the client, then the default."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Dialects:
         self._by_header = by_header
 
     def of(self, scope: Scope) -> ErrorDialect:
-        """Return the dialect for a request, whose path may lead nowhere."""
+        """Return the error format for a request, whose path may have no route."""
         path, headers = scope["path"], Headers(scope=scope)
         for prefix, dialect in self._by_prefix.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 return dialect
-        found = (dialect for name, dialect in self._by_header.items() if name in headers)
-        return next(found, self._default)
+        known = (dialect for name, dialect in self._by_header.items() if name in headers)
+        return next(known, self._default)

@@ -1,4 +1,4 @@
-"""Every error in the dialect of its path, whatever went wrong, and wherever."""
+"""Errors of any kind, answered in the dialect of their path."""
 
 import asyncio
 import logging
@@ -28,26 +28,26 @@ _HTTP_CODES = {
 
 
 def status_of(error: FabricError) -> int:
-    """Return the status for clients, who cannot ask another node themselves."""
+    """Return the status for clients, which cannot ask another node themselves."""
     if isinstance(error, RetryElsewhereError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return int(error.status)
 
 
 def error_response(error: FabricError, dialect: ErrorDialect) -> JSONResponse:
-    """Answer with an error, and with the time to wait where waiting helps."""
+    """Return the response for an error, with `Retry-After` where waiting helps."""
     headers = {}
     wait_s = _RETRY_AFTER_S if isinstance(error, RetryElsewhereError) else None
     if isinstance(error, RetryLaterError):
         wait_s = error.retry_after_s
     if wait_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
-    told = dialect.error(error)
-    return JSONResponse(told.body, told.status or status_of(error), headers)
+    answer = dialect.error(error)
+    return JSONResponse(answer.body, answer.status or status_of(error), headers)
 
 
 def unknown_error(error: Exception) -> FabricError:
-    """Stand in for an exception nobody expected; its text may hold a prompt, so it is dropped."""
+    """Return the error for an unexpected exception, without its text: that may hold a prompt."""
     trace, where = error.__traceback__, "?"
     while trace is not None:
         where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
@@ -58,7 +58,7 @@ def unknown_error(error: Exception) -> FabricError:
 
 
 def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler]:
-    """Answer what was raised on purpose, and what Starlette refuses: paths and methods."""
+    """Return handlers for our own errors and for Starlette's: unknown paths and methods."""
 
     async def on_fabric_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FabricError), "registered for FabricError alone"
@@ -67,8 +67,8 @@ def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for HTTPException alone"
         refused = _refused(error, request)
-        told = dialects.of(request.scope).error(refused)
-        return JSONResponse(told.body, told.status or refused.status, error.headers)
+        answer = dialects.of(request.scope).error(refused)
+        return JSONResponse(answer.body, answer.status or refused.status, error.headers)
 
     return {FabricError: on_fabric_error, HTTPException: on_http_error}
 
@@ -84,7 +84,7 @@ def _refused(error: HTTPException, request: Request) -> FabricError:
 
 
 def _hint(request: Request) -> str:
-    """Say where else to look: clients of other servers, and of other base URLs, come here, too."""
+    """Suggest the right path to clients of other servers or with another base URL."""
     meant = f"/v1{request.url.path}"
     if any(getattr(route, "path", None) == meant for route in request.app.routes):
         return f"; it is {meant} here: let the client's base URL end with /v1"
@@ -92,14 +92,14 @@ def _hint(request: Request) -> str:
 
 
 class ErrorBoundary:
-    """Outermost layer: names the request, and answers whatever the others let through."""
+    """Outermost middleware: sets the request id, and answers any exception of the others."""
 
     def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
         self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the inner application; nothing leaves here."""
+        """Run the inner application; no exception leaves it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -119,12 +119,12 @@ class ErrorBoundary:
             await self._app(scope, receive, named)
         except ClientDisconnect:
             return
-        except asyncio.CancelledError:  # only a server that stops does that
+        except asyncio.CancelledError:  # the server is stopping
             if not has_started:
                 message = "the router is stopping"
                 stopping = RetryLaterError(message, code="stopping")
                 await error_response(stopping, dialect)(scope, receive, named)
-        except Exception as error:  # noqa: BLE001 - the last place where one can be answered
+        except Exception as error:  # noqa: BLE001 - the last place that can answer it
             known = error if isinstance(error, FabricError) else unknown_error(error)
             if not has_started:
                 await error_response(known, dialect)(scope, receive, named)

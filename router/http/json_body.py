@@ -1,4 +1,4 @@
-"""The JSON object in a request's body, checked for what no later code should meet."""
+"""The JSON object in a request's body, bounded and free of invalid text."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable
@@ -12,28 +12,31 @@ from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
 from fabric.limits import JSON_ITEMS_MAX
 from router.http.auth import owner_of
-from router.http.fields import kind_of
+from router.http.refusals import kind_of
+from router.http.schema import Mapped, ObjectOf
 from router.large_work import run_sized
 
 T = TypeVar("T")
 
 
 async def read_parsed(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `parse` makes of the body's object; raise RejectedError for anything else."""
+    """Return what `parse` makes of the body's object; raise RejectedError if it is invalid."""
     texts, size_bytes = await _read(request)
     return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, parse))
 
 
-async def read_object(request: Request, *, may_be_absent: bool = False) -> dict[str, Any]:
-    """Return the body's object; an absent one, where it may be, is empty."""
+async def read_body(
+    request: Request, kind: ObjectOf[Any] | Mapped, *, may_be_absent: bool = False
+) -> Any:
+    """Return the body as its kind reads it; an absent one, if it may be, is an empty object."""
     texts, size_bytes = await _read(request)
     if may_be_absent and not size_bytes:
-        return {}
-    return await run_sized(owner_of(request.scope), size_bytes, partial(_object, texts))
+        return kind.read({})
+    return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, kind.read))
 
 
 async def _read(request: Request) -> tuple[list[str], int]:
-    """Collect the body; what is no text, or would take too much memory, is refused as it comes."""
+    """Collect the body; refuse invalid text and too many values as they arrive."""
     texts: list[str] = []
     size_bytes, count = 0, ItemCount(JSON_ITEMS_MAX)
     decoder = getincrementaldecoder("utf-8")()
@@ -57,14 +60,14 @@ def _parsed(texts: list[str], parse: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _object(texts: list[str]) -> dict[str, Any]:
-    """Build the object; it and the text are held, as were the text and its parts."""
+    """Return the object; the parts are freed first, so that only it and the text are held."""
     text = "".join(texts)
     texts.clear()
-    body = parse_json(text, items_max=len(text))  # they were counted as they came
+    body = parse_json(text, items_max=len(text))  # they were counted as they arrived
     if not isinstance(body, dict):
         message = f"the body must be a JSON object, not {kind_of(body)}"
         raise RejectedError(message, code="invalid_json")
-    # Only an escape can bring in half a surrogate pair, which no tokenizer takes.
+    # Only an escape can hold half a surrogate pair, which no tokenizer accepts.
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates(body)
     return body

@@ -1,4 +1,4 @@
-"""Whether a program on this machine asks: not a web page through its browser, nor a proxy.
+"""Requests of programs on this machine, as opposed to web pages in its browsers and proxies.
 
 A page elsewhere sends its origin, or its browser says `Sec-Fetch-Site: cross-site`; one that
 rebinds DNS to us sends its own host. What any other page can send without these, a body of
@@ -18,8 +18,8 @@ _HOST = re.compile(
 )
 _ORIGIN_SCHEMES = ("http://", "https://")
 _OWN_SITES = frozenset({"same-origin", "none"})
-# A proxy names the client that it speaks for, or what that asked, in a header of this kind. There
-# is no complete list: each vendor has names of its own.
+# Headers in which proxies name their client or its request. The list cannot be complete: vendors
+# add their own.
 _PROXY_HEADER = re.compile(
     r"via|cdn-loop|x-scheme|x-nginx-proxy|(?:.*-)?forwarded(?:-.*)?|(?:x-original|x-envoy)-.*"
     r"|(?:.*-)?(?:client|real|connecting|remote|source|user|socket)-?(?:ip|ipv6|addr|address)"
@@ -32,11 +32,11 @@ _PROXY_HEADER = re.compile(
 class LocalPeers:
     """Hosts and origins that count as local, beside requests to a loopback name."""
 
-    hosts: frozenset[str] = frozenset()  # further names of this machine, as containers know it
-    origins: frozenset[str] = frozenset()  # of pages that may do what local programs do
+    hosts: frozenset[str] = frozenset()  # further names of this machine, as containers use
+    origins: frozenset[str] = frozenset()  # of pages that may do what local programs may
 
     def why_foreign(self, scope: Scope, headers: Headers) -> str | None:
-        """Say what keeps a request from going without a key, and which setting would; or None."""
+        """Return why a request needs a key, and the setting that changes that, or None."""
         client = scope.get("client") or None
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if client is None or not _is_loopback(client[0]):
@@ -64,8 +64,8 @@ def _allow(host: str) -> str:
 
 def _named(host: str) -> str | None:
     """Return a Host header's name or address, without its port."""
-    found = _HOST.fullmatch(host)
-    return (found["v4"] or found["v6"] or found["name"]) if found else None
+    match = _HOST.fullmatch(host)
+    return (match["v4"] or match["v6"] or match["name"]) if match else None
 
 
 def _is_origin_of(origin: str, host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Server-sent events: frames, and a response that closes its source however it ends."""
+"""Server-sent events: frames, and a response that closes its source whenever it ends."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ COMMENT: Final = b": keep-alive\n\n"
 
 
 def frame(value: Any, event: str | None = None, number: str | None = None) -> bytes:
-    """Encode one event, named or not; escaped, so that half a surrogate pair stays valid JSON.
+    """Encode one event; escaped, so that half a surrogate pair stays valid JSON.
 
-    A client that connects again says the `number` of the last one that it has seen.
+    A client that reconnects sends the `number` of the last event that it has seen.
     """
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     seen = b"" if number is None else b"id: " + number.encode() + b"\n"
@@ -29,7 +29,7 @@ def frame(value: Any, event: str | None = None, number: str | None = None) -> by
 
 
 def idle_frame(idle: bytes, progress: object) -> bytes:
-    """Tell how far the work is in a comment, which clients' parsers leave out."""
+    """Return an idle frame with the progress as a comment, which clients' parsers skip."""
     if progress is None:
         return idle
     comment = f": {progress}\n".encode()
@@ -39,24 +39,24 @@ def idle_frame(idle: bytes, progress: object) -> bytes:
 async def guarded(
     frames: AsyncGenerator[bytes, None], dialect: ErrorDialect
 ) -> AsyncGenerator[bytes, None]:
-    """Pass frames on; an error becomes the last one, since the status is long sent."""
+    """Yield frames; an error becomes the last one, since the status has been sent."""
 
     def last(error: FabricError) -> bytes:
-        told = dialect.error(error)
-        return frame(told.body, told.event)
+        answer = dialect.error(error)
+        return frame(answer.body, answer.event)
 
     async with aclosing(frames):
         try:
-            async for each in frames:
-                yield each
+            async for piece in frames:
+                yield piece
         except FabricError as error:
             yield last(error)
-        except Exception as error:  # noqa: BLE001 - the client must be told in any case
+        except Exception as error:  # noqa: BLE001 - the client must learn of any error
             yield last(unknown_error(error))
 
 
 class EventStream(StreamingResponse):
-    """Streams frames; when the client goes, the source is closed at once, not by the collector."""
+    """Response of frames that closes their source at once when the client disconnects."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EventStream(StreamingResponse):
         idle: bytes = COMMENT,
         progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """Send `idle` whenever nothing else was sent for a while, and how far the work is."""
+        """Send `idle` and the progress whenever nothing else was sent for a while."""
         self._idle = lambda: idle_frame(idle, progress())
         self._frames = guarded(frames, dialect)
         self._close = close
@@ -78,10 +78,10 @@ class EventStream(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all frames, or as many as the client waits for."""
+        """Send all frames, until the client disconnects."""
 
         async def send_on(message: Message) -> None:
-            if is_closing(scope):  # what is written now would only be complained about
+            if is_closing(scope):  # a write now would only log an error
                 await asyncio.sleep(0)
             else:
                 await send(message)
@@ -92,12 +92,12 @@ class EventStream(StreamingResponse):
         finally:
             silence.end()
             await self._frames.aclose()
-            # A generator that was never started has nothing to close by itself.
+            # A generator that was never started does not close its source.
             await self._close()
 
 
 class _Silence:
-    """Breaks a stream's silences, so that neither clients nor proxies take it for dead."""
+    """Keep-alive of a stream: sends idle frames, so that no client or proxy gives up on it."""
 
     def __init__(self, send: Send, idle: Callable[[], bytes]) -> None:
         self._send = send
@@ -109,7 +109,7 @@ class _Silence:
         self._has_ended = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; the watch begins with the first and ends with the last."""
+        """Send a message; the keep-alive starts with the first and ends with the last."""
         self._last_s = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(STREAM_SILENCE_S, self._look)
@@ -118,14 +118,14 @@ class _Silence:
         await self._send(message)
 
     def end(self) -> None:
-        """Say nothing any more."""
+        """Stop sending idle frames."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
         left_s = self._last_s + STREAM_SILENCE_S - self._loop.time()
-        # A reader that takes nothing needs no second word; it is dropped elsewhere.
+        # A client that reads nothing gets no second idle frame; it is dropped elsewhere.
         if left_s <= 0 and (self._breaking is None or self._breaking.done()):
             self._breaking = self._loop.create_task(self._say())
         self._timer = self._loop.call_later(max(left_s, 0) or STREAM_SILENCE_S, self._look)

@@ -1,10 +1,10 @@
-"""What headers say of a turn: who speaks, how urgent it is, and whose turn is expected next."""
+"""Headers of a turn: its agent, its priority, and the agents whose turns come next."""
 
 from collections.abc import Mapping, Sequence
 
 from fabric.ids import AgentId, agent_id_from_key, parse_agent_id
 from fabric.turn.generation import Identity, IdentityKind, Priority
-from router.http.fields import refuse
+from router.http.refusals import refuse
 from router.limits import PREFETCH_HINTS_MAX
 
 AGENT_HEADER = "x-agent-id"
@@ -13,9 +13,9 @@ PRIORITY_HEADER = "x-macfabric-priority"
 
 
 def identify(headers: Mapping[str, str], keys: Sequence[str | None]) -> Identity:
-    """Return the strongest identity: the header's, then that of the first key which is one.
+    """Return the strongest identity: the header's agent, then the first key that is set.
 
-    `keys` are what the dialect's clients put in place of an agent id, strongest first.
+    `keys` are the fields that the dialect's clients use for an agent, strongest first.
     """
     named = headers.get(AGENT_HEADER)
     if named is not None:
@@ -26,11 +26,11 @@ def identify(headers: Mapping[str, str], keys: Sequence[str | None]) -> Identity
     return Identity(IdentityKind.CONTENT)
 
 
-def priority_of(headers: Mapping[str, str], said: Priority) -> Priority:
-    """Read the priority; the header outranks what was said otherwise."""
+def priority_of(headers: Mapping[str, str], default: Priority) -> Priority:
+    """Return the priority of the header, or the body's."""
     named = headers.get(PRIORITY_HEADER)
     if named is None:
-        return said
+        return default
     try:
         return Priority(named.strip().lower())
     except ValueError:
@@ -38,7 +38,7 @@ def priority_of(headers: Mapping[str, str], said: Priority) -> Priority:
 
 
 def expected_next(headers: Mapping[str, str]) -> tuple[AgentId, ...]:
-    """Read ids of agents to load meanwhile; raise RejectedError for what is none, or too many."""
+    """Return the agents to prefetch; raise RejectedError for invalid ids or too many."""
     named = headers.get(PREFETCH_HEADER, "")
     agents = tuple(dict.fromkeys(part.strip() for part in named.split(",") if part.strip()))
     if len(agents) > PREFETCH_HINTS_MAX:

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, streaming and not."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -16,58 +16,56 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
-from router.api.adapter import NumberedParts, SeveralAdapter
+from router.api.adapter import BatchAdapter, NumberedParts
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.chat_request import ChatRequest, parse_chat
 from router.openai.custom_tools import custom_text
-from router.openai.errors import OpenAiErrors
-from router.openai.logprobs import logprob_form
-from router.openai.shape import Shape
+from router.openai.dialect import OpenAiErrors
+from router.openai.shape import Shape, logprob_form
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import AnswerEvent
 
 
-class ChatAdapter(OpenAiErrors, SeveralAdapter[ChatRequest]):
-    """Chat completions as OpenAI spells them."""
+class ChatAdapter(OpenAiErrors, BatchAdapter[ChatRequest]):
+    """Dialect of POST /v1/chat/completions."""
 
     path = "/v1/chat/completions"
     idle = COMMENT
+    parse = staticmethod(parse_chat)
     streams_calls = True
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
-        return parse_chat(headers, body)
-
     def all_whole(
-        self, asked: ChatRequest, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
+        self, request: ChatRequest, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        return self._shape(asked, admitted[0]).completion(admitted, answers)
+        return self._shape(request, admitted[0]).completion(admitted, answers)
 
     async def all_frames(
-        self, asked: ChatRequest, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
+        self, request: ChatRequest, admitted: Callable[[], Sequence[Admitted]], parts: NumberedParts
     ) -> AsyncGenerator[bytes, None]:
-        shape = self._shape(asked, admitted()[0])
-        custom = asked.custom_tools
+        shape = self._shape(request, admitted()[0])
+        custom = request.custom_tools
         choices: defaultdict[int, _ChoiceStream] = defaultdict(lambda: _ChoiceStream(custom))
         async with aclosing(parts):
             async for index, event in parts:
-                for told in choices[index].told(event):
-                    yield frame(shape.chunk(index, told))
-        shape.reasoning_tokens = sum(each.reasoning_tokens for each in choices.values())
-        for each in shape.ending(admitted(), (each.tokens_count for each in choices.values())):
-            yield each
+                for change in choices[index].changes(event):
+                    yield frame(shape.chunk(index, change))
+        shape.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices.values())
+        counts = (choice.tokens_count for choice in choices.values())
+        for last in shape.ending(admitted(), counts):
+            yield last
 
-    def _shape(self, asked: ChatRequest, admitted: Admitted) -> "_ChatShape":
+    def _shape(self, request: ChatRequest, admitted: Admitted) -> "_ChatShape":
         name, created_s = fresh_name("chatcmpl-"), int(self._clock.wall_s())
-        return _ChatShape(asked, admitted, name, "chat.completion.chunk", created_s)
+        return _ChatShape(request, admitted, name, "chat.completion.chunk", created_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Changes of a choice in one chunk."""
+class _Change:
+    """Change of a choice, sent as one chunk."""
 
     delta: dict[str, Any]
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -75,7 +73,7 @@ class _Told:
 
 
 class _ChoiceStream:
-    """One choice as it comes."""
+    """One choice while it is generated."""
 
     def __init__(self, custom_tools: frozenset[str]) -> None:
         self._calls = _CallStream(custom_tools)
@@ -83,32 +81,32 @@ class _ChoiceStream:
         self.reasoning_tokens = 0
         self.tokens_count = 0
 
-    def told(self, event: AnswerEvent | ToolCallPart) -> Iterator[_Told]:
+    def changes(self, event: AnswerEvent | ToolCallPart) -> Iterator[_Change]:
         if not self._has_begun:
-            # Not before the first token: clients time it by their first chunk.
+            # Sent with the first token: clients measure TTFT by their first chunk.
             self._has_begun = True
-            yield _Told({"role": "assistant", "content": ""})
+            yield _Change({"role": "assistant", "content": ""})
         if isinstance(event, Delta):
             if event.reasoning:
                 self.reasoning_tokens = event.index + 1
             if event.text or event.logprobs:
                 name = "reasoning_content" if event.reasoning else "content"
-                yield _Told({name: event.text}, event.logprobs)
+                yield _Change({name: event.text}, event.logprobs)
         elif isinstance(event, ToolCallPart):
             for part in self._calls.part(event):
-                yield _Told({"tool_calls": [part]})
+                yield _Change({"tool_calls": [part]})
         elif isinstance(event, ToolCalls):
             for indexed in self._calls.whole(event):
-                yield _Told({"tool_calls": [indexed]})
+                yield _Change({"tool_calls": [indexed]})
         else:
             self.tokens_count = event.completion_tokens
-            yield _Told({}, finished=event)
+            yield _Change({}, finished=event)
 
 
 class _CallStream:
-    """Numbers calls as they begin, and tells those in whole that were not told in parts.
+    """Chunks of calls, numbered as they begin.
 
-    Those of custom tools are: their text stands within what is being written.
+    Calls of custom tools are sent whole: their text is within the arguments.
     """
 
     def __init__(self, custom_tools: frozenset[str]) -> None:
@@ -133,7 +131,7 @@ class _CallStream:
 
 
 class _ChatShape(Shape[ChatRequest]):
-    """The choices of a chat's answer."""
+    """Whole and streamed choices of a chat."""
 
     reasoning_tokens = 0
 
@@ -159,7 +157,7 @@ class _ChatShape(Shape[ChatRequest]):
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            custom = self.asked.custom_tools
+            custom = self.request.custom_tools
             message["tool_calls"] = [_call(call, custom) for call in answer.calls]
         return {
             "index": index,
@@ -169,21 +167,21 @@ class _ChatShape(Shape[ChatRequest]):
             **_broken(answer.finished),
         }
 
-    def chunk(self, index: int, told: _Told) -> dict[str, Any]:
+    def chunk(self, index: int, change: _Change) -> dict[str, Any]:
         choice = {
             "index": index,
-            "delta": told.delta,
-            "logprobs": self._logprobs(told.logprobs),
-            "finish_reason": told.finished.reason.value if told.finished is not None else None,
-            **(_broken(told.finished) if told.finished is not None else {}),
+            "delta": change.delta,
+            "logprobs": self._logprobs(change.logprobs),
+            "finish_reason": change.finished.reason.value if change.finished is not None else None,
+            **(_broken(change.finished) if change.finished is not None else {}),
         }
         chunk: dict[str, Any] = {**self.head, "choices": [choice]}
-        if self.asked.include_usage:
+        if self.request.include_usage:
             chunk["usage"] = None
         return chunk
 
     def _logprobs(self, tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        if tokens is None or self.asked.sampling.logprobs is None:
+        if tokens is None or self.request.sampling.logprobs is None:
             return None
         return {"content": [logprob_form(token) for token in tokens], "refusal": None}
 
@@ -197,6 +195,6 @@ def _call(call: ToolCall, custom_tools: frozenset[str]) -> dict[str, Any]:
 
 
 def _broken(finished: Finished) -> dict[str, Any]:
-    """Say, in a field of our own, that the text has calls that were cut or malformed."""
+    """Return a field that counts calls which were cut or malformed."""
     count = finished.broken_calls
     return {"macfabric": {"broken_tool_calls": count}} if count else {}

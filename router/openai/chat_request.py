@@ -2,151 +2,184 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.json_items import ItemCount
+from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.text_rules import ToolText
-from router.api.adapter import Several
-from router.api.begun_answer import is_begun, refuse_format, without_empty
-from router.api.billing_line import ignored_lines, without_billing_lines
-from router.api.function_tools import checked_function
-from router.api.template_options import template_options, with_effort
-from router.api.tool_choice import parse_function_choice
-from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.api.adapter import AnswerBatch
+from router.api.conversation import (
+    ignored_lines,
+    is_begun,
+    refuse_format,
+    without_billing_lines,
+    without_empty,
+)
+from router.api.function_tools import FUNCTION_TOOL, Function
+from router.api.template_options import TEMPLATE_OPTIONS, with_effort
+from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
+from router.http.refusals import refuse
+from router.http.schema import (
+    ArrayOf,
+    Flag,
+    Integer,
+    ObjectOf,
+    Tagged,
+    Text,
+    Unsupported,
+    only,
+    optional,
+    required,
+)
 from router.http.turn_headers import expected_next
 from router.limits import TOOLS_MAX, TOP_LOGPROBS_MAX
-from router.openai.chat_messages import parse_messages
-from router.openai.custom_tools import custom_function
+from router.openai.chat_messages import MESSAGES, ChatMessage
+from router.openai.custom_tools import CustomTool
 from router.openai.request import (
+    COUNT,
+    STREAM_OPTIONS,
     OpenAiRequest,
-    parse_count,
-    parse_identity,
-    parse_priority,
-    parse_retention_s,
-    parse_stream,
+    require_stream,
 )
-from router.openai.sampling import parse_sampling, tokens_limit
+from router.openai.sampling import SamplingBody, TokenLimit
 from router.prompt import chat_prompt
+
+_TOOL: Final = Tagged(
+    {"function": FUNCTION_TOOL, "custom": only("custom", ObjectOf(CustomTool))},
+    "functions and custom tools are called",
+)
+_OLD_CALLS: Final = Unsupported("use tools and tool_choice")
+_TEXT_ONLY: Final = "this server answers with text only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatBody(SamplingBody):
+    """Body of POST /v1/chat/completions."""
+
+    model: str = required(Text())
+    messages: list[ChatMessage] = required(MESSAGES)
+    tools: list[Function | CustomTool] = optional(ArrayOf(_TOOL, TOOLS_MAX), ())
+    tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
+    parallel_tool_calls: bool = optional(Flag(), True)
+    best_of: Any = optional(Unsupported("chats have n", (1,), Integer(1, 1).schema()))
+    functions: Any = optional(_OLD_CALLS)
+    function_call: Any = optional(_OLD_CALLS)
+    modalities: Any = optional(Unsupported(_TEXT_ONLY, (["text"],)))
+    audio: Any = optional(Unsupported(_TEXT_ONLY))
+    n: int = optional(COUNT, 1)
+    stream: bool = optional(Flag(), False)
+    include_usage: bool | None = optional(STREAM_OPTIONS, name="stream_options")
+    max_completion_tokens: int | None = optional(TokenLimit())
+    max_tokens: int | None = optional(TokenLimit())
+    logprobs: bool = optional(Flag(), False)
+    top_logprobs: int | None = optional(Integer(0, TOP_LOGPROBS_MAX))
+    continue_final_message: bool = optional(Flag(), False)
+    add_generation_prompt: bool | None = optional(Flag())
+    chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
+    reasoning_effort: str | None = optional(Text(32))
+
+    def logprobs_count(self) -> int | None:
+        """Return how many alternatives each token is sent with; None: no log probabilities."""
+        if self.top_logprobs is not None and not self.logprobs:
+            refuse("top_logprobs", "it needs logprobs to be true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+CHAT_BODY: Final = ObjectOf(ChatBody)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest(OpenAiRequest):
-    """A checked chat."""
+    """Checked request for a chat."""
 
-    custom_tools: frozenset[str]  # of its tools, those that take a text
+    custom_tools: frozenset[str]  # names of its tools that take a text
 
 
-def parse_chat(headers: Mapping[str, str], body: dict[str, Any]) -> ChatRequest:
+@dataclass(frozen=True, slots=True)
+class _ChatTools:
+    """Tools of a chat."""
+
+    functions: list[Any]  # as templates get them
+    strict: tuple[str, ...]
+    custom: frozenset[str]
+    texts: tuple[ToolText, ...]
+
+
+def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
     """Check a chat body; raise RejectedError naming the first parameter that is wrong."""
-    fields = Fields(body)
-    model = require_text(fields.require("model"), "model")
-    messages = parse_messages(fields)
-    tools, custom, texts = _tools(fields)
-    reads_calls, calls = parse_function_choice(fields, tools or [], texts)
-    _refuse_unsupported(fields)
-    count = parse_count(fields, "n") or 1
-    stream, include_usage = parse_stream(fields)
-    limit = tokens_limit(fields, "max_completion_tokens") or tokens_limit(fields, "max_tokens")
-    sampling = parse_sampling(
-        fields, max_tokens=limit or COMPLETION_TOKENS_MAX, logprobs=_logprobs(fields)
+    body = CHAT_BODY.read(sent)
+    argument_items = ItemCount(JSON_ITEMS_MAX)  # of arguments, which are JSON in strings
+    messages = [message.message(argument_items) for message in body.messages]
+    tools = _tools(body.tools, sent.get("tools") or ())
+    reads_calls, calls = call_choice(
+        body.tool_choice,
+        {tool["function"]["name"] for tool in tools.functions},
+        parallel=body.parallel_tool_calls,
+        strict=tools.strict,
+        texts=tools.texts,
     )
-    continues = _continues(fields, messages)
+    require_stream(body.include_usage, stream=body.stream)
+    limit = body.max_completion_tokens or body.max_tokens or COMPLETION_TOKENS_MAX
+    sampling = body.sampling(max_tokens=limit, logprobs=body.logprobs_count())
+    continues = _continues(body, messages)
     if continues:
         refuse_format(sampling, "response_format", calls)
         messages = without_empty(messages, "messages")
         continues = is_begun(messages, "messages")
-    prompt = replace(
-        chat_prompt(
-            without_billing_lines(messages), tools, _template_options(fields), continues=continues
-        ),
-        reads_calls=reads_calls,
-        calls=calls,
+    prompt = chat_prompt(
+        without_billing_lines(messages),
+        tools.functions or None,
+        with_effort(body.chat_template_kwargs, body.reasoning_effort),
+        continues=continues,
     )
+    prompt = replace(prompt, reads_calls=reads_calls, calls=calls)
     return ChatRequest(
-        model=model,
-        identity=parse_identity(headers, fields),
+        model=body.model,
+        identity=body.identity(headers),
         prompt=prompt,
         sampling=sampling,
-        stream=stream,
-        include_usage=include_usage,
-        priority=parse_priority(headers, fields),
-        retain_s=parse_retention_s(fields),
+        stream=body.stream,
+        include_usage=bool(body.include_usage),
+        priority=body.priority(headers),
+        retain_s=body.retain_s,
         prefetch=expected_next(headers),
         ignored=ignored_lines(messages),
-        several=Several((prompt,), count, count) if count > 1 else None,
-        custom_tools=custom,
+        batch=AnswerBatch((prompt,), body.n, body.n) if body.n > 1 else None,
+        custom_tools=tools.custom,
     )
 
 
-def _continues(fields: Fields, messages: Sequence[Message]) -> bool:
-    """Say whether the last message is to be gone on with: OpenAI's own API answers it."""
+def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
+    """Return whether to continue the last message instead of answering it."""
     named, opens = "continue_final_message", "add_generation_prompt"
-    is_asked = fields.flag(named)
-    if is_asked and fields.flag(opens):
-        refuse(named, f"{opens} asks for a message of its own")
-    last = Fields(fields.raw("messages")[-1], f"messages[{len(messages) - 1}].")
-    wishes = {
-        named: is_asked,
-        opens: fields.raw(opens) is False,
-        last.param("prefix"): last.flag("prefix"),
+    if body.continue_final_message and body.add_generation_prompt:
+        refuse(named, f"{opens} asks for a new message")
+    reasons = {
+        named: body.continue_final_message,
+        opens: body.add_generation_prompt is False,
+        f"messages[{len(messages) - 1}].prefix": body.messages[-1].prefix,
     }
-    wish = next((name for name, holds in wishes.items() if holds), None)
-    if wish is not None and messages[-1].role is not MessageRole.ASSISTANT:
-        refuse(wish, "the last message is no answer that could be continued")
-    return wish is not None
+    reason = next((param for param, holds in reasons.items() if holds), None)
+    if reason is not None and messages[-1].role is not MessageRole.ASSISTANT:
+        refuse(reason, "the last message is not an answer that can be continued")
+    return reason is not None
 
 
-def _logprobs(fields: Fields) -> int | None:
-    alternatives = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
-    if fields.flag("logprobs"):
-        return alternatives or 0
-    if alternatives is not None:
-        refuse("top_logprobs", "it needs logprobs to be true")
-    return None
-
-
-def _tools(fields: Fields) -> tuple[list[Any] | None, frozenset[str], tuple[ToolText, ...]]:
-    """Return the tools as templates get them, which are custom ones, and rules of their texts."""
-    tools, custom, texts = [], set(), []
-    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
-        tool = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
-        kind = require_text(tool.require("type"), tool.param("type"))
-        if kind == "custom":
-            form = require_object(tool.require(kind), tool.param(kind))
-            inner = Fields(form, tool.param("custom."))
-            name = require_text(inner.require("name"), inner.param("name"))
-            if not name:
-                refuse(inner.param("name"), "it is empty")
-            custom.add(name)
-            made = custom_function(inner)
-            bound = {"strict": True} if made.is_strict else {}
-            if made.rules:
-                texts.append(ToolText(name, made.rules))
-            tools.append({"type": "function", "function": {"name": name, **made.spelled, **bound}})
-        elif kind == "function":
-            checked_function(tool)
-            tools.append(item)
-        else:
-            unsupported(tool.param("type"), "functions and custom tools are called")
-    return tools or None, frozenset(custom), tuple(texts)
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    if fields.raw("best_of") not in (None, 1):
-        unsupported("best_of", "chats have n")
-    for name in ("functions", "function_call"):
-        if fields.raw(name) is not None:
-            unsupported(name, "use tools and tool_choice")
-    modalities = fields.raw("modalities")
-    if modalities not in (None, ["text"]) or fields.raw("audio") is not None:
-        name = "audio" if modalities in (None, ["text"]) else "modalities"
-        unsupported(name, "this server answers with text only")
-
-
-def _template_options(fields: Fields) -> dict[str, Any]:
-    options = template_options(fields)
-    effort = fields.text("reasoning_effort", 32)
-    if effort is not None:
-        with_effort(options, effort)
-    return options
+def _tools(tools: Sequence[Function | CustomTool], sent: Sequence[Any]) -> _ChatTools:
+    functions, strict, custom, texts = [], [], set(), []
+    for tool, tool_sent in zip(tools, sent, strict=True):
+        if isinstance(tool, Function):
+            functions.append(tool_sent)
+            strict += [tool.name] if tool.strict else []
+            continue
+        name, function = tool.name, tool.function()
+        custom.add(name)
+        if function.rules:
+            texts.append(ToolText(name, function.rules))
+        declaration: dict[str, Any] = {"name": name, **function.declaration}
+        if function.is_strict:
+            strict.append(name)
+            declaration["strict"] = True
+        functions.append({"type": "function", "function": declaration})
+    return _ChatTools(functions, tuple(strict), frozenset(custom), tuple(texts))

@@ -1,7 +1,7 @@
 """POST /v1/completions, streaming and not."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,88 +13,86 @@ from fabric.turn.generation import (
     FinishReason,
     TokenLogprob,
 )
-from router.api.adapter import NumberedParts, SeveralAdapter
+from router.api.adapter import BatchAdapter, NumberedParts
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.completion_request import CompletionRequest, parse_completion
-from router.openai.errors import OpenAiErrors
+from router.openai.dialect import OpenAiErrors
 from router.openai.shape import Shape
 from router.turns.answer import WholeAnswer
 
 
-class CompletionAdapter(OpenAiErrors, SeveralAdapter[CompletionRequest]):
-    """Raw completions as OpenAI spells them."""
+class CompletionAdapter(OpenAiErrors, BatchAdapter[CompletionRequest]):
+    """Dialect of POST /v1/completions."""
 
     path = "/v1/completions"
     idle = COMMENT
+    parse = staticmethod(parse_completion)
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
-        return parse_completion(headers, body)
-
     def all_whole(
         self,
-        asked: CompletionRequest,
+        request: CompletionRequest,
         admitted: Sequence[Admitted],
         answers: Sequence[WholeAnswer],
     ) -> dict[str, Any]:
-        shape = self._shape(asked, admitted[0])
+        shape = self._shape(request, admitted[0])
         choices = [
-            shape.choice(index, answer) for index, answer in enumerate(shown(asked, answers))
+            shape.choice(index, answer) for index, answer in enumerate(shown(request, answers))
         ]
         counts = (shape.tokens_of(answer.finished) for answer in answers)
         return {**shape.head, "choices": choices, "usage": shape.usage(admitted, counts)}
 
     async def all_frames(
         self,
-        asked: CompletionRequest,
+        request: CompletionRequest,
         admitted: Callable[[], Sequence[Admitted]],
         parts: NumberedParts,
     ) -> AsyncGenerator[bytes, None]:
-        shape, counts = self._shape(asked, admitted()[0]), []
+        shape, counts = self._shape(request, admitted()[0]), []
         async with aclosing(parts):
             async for index, event in parts:
-                if isinstance(event, Delta) and (event.is_echo or not asked.only_reads):
+                if isinstance(event, Delta) and (event.is_echo or not request.only_reads):
                     yield frame(shape.chunk(index, event.text, event.logprobs))
                 elif isinstance(event, Finished):
                     yield frame(shape.chunk(index, "", (), shape.reason_of(event)))
                     counts.append(shape.tokens_of(event))
-        for each in shape.ending(admitted(), counts):
-            yield each
+        for last in shape.ending(admitted(), counts):
+            yield last
 
-    def _shape(self, asked: CompletionRequest, admitted: Admitted) -> "_TextShape":
+    def _shape(self, request: CompletionRequest, admitted: Admitted) -> "_TextShape":
         name, created_s = fresh_name("cmpl-"), int(self._clock.wall_s())
-        return _TextShape(asked, admitted, name, "text_completion", created_s)
+        return _TextShape(request, admitted, name, "text_completion", created_s)
 
 
-def shown(asked: CompletionRequest, answers: Sequence[WholeAnswer]) -> Iterable[WholeAnswer]:
-    """Choose the most probable answers to each prompt, where more were made than are wanted."""
-    several = asked.several
-    if several is None:
+def shown(request: CompletionRequest, answers: Sequence[WholeAnswer]) -> Iterable[WholeAnswer]:
+    """Return the most probable answers to each prompt, if more were generated than are shown."""
+    batch = request.batch
+    if batch is None:
         return answers
-    found: list[WholeAnswer] = []
-    for start in range(0, len(answers), several.count):
-        made = answers[start : start + several.count]
-        if several.shown < several.count:
-            made = sorted(made, key=lambda answer: answer.mean_logprob, reverse=True)
-        found += made[: several.shown]
-    return found
+    best: list[WholeAnswer] = []
+    for start in range(0, len(answers), batch.count):
+        group = answers[start : start + batch.count]
+        if batch.shown < batch.count:
+            group = sorted(group, key=lambda answer: answer.mean_logprob, reverse=True)
+        best += group[: batch.shown]
+    return best
 
 
 class _TextShape(Shape[CompletionRequest]):
-    """The choices of a completion; offsets count on from chunk to chunk."""
+    """Choices of a completion, with offsets that continue from chunk to chunk."""
 
     def __init__(
-        self, asked: CompletionRequest, admitted: Admitted, name: str, kind: str, created_s: int
+        self, request: CompletionRequest, admitted: Admitted, name: str, kind: str, created_s: int
     ) -> None:
-        super().__init__(asked, admitted, name, kind, created_s)
+        super().__init__(request, admitted, name, kind, created_s)
         self._chars_count: defaultdict[int, int] = defaultdict(int)
 
     def choice(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         text, logprobs = answer.echo, answer.echo_logprobs
-        if not self.asked.only_reads:
+        if not self.request.only_reads:
             text, logprobs = text + answer.reasoning + answer.text, logprobs + answer.logprobs
         return self._choice(index, text, logprobs, self.reason_of(answer.finished))
 
@@ -108,10 +106,10 @@ class _TextShape(Shape[CompletionRequest]):
         return {**self.head, "choices": [self._choice(index, text, tokens, finish_reason)]}
 
     def reason_of(self, finished: Finished) -> str:
-        return (FinishReason.LENGTH if self.asked.only_reads else finished.reason).value
+        return (FinishReason.LENGTH if self.request.only_reads else finished.reason).value
 
     def tokens_of(self, finished: Finished) -> int:
-        return 0 if self.asked.only_reads else finished.completion_tokens
+        return 0 if self.request.only_reads else finished.completion_tokens
 
     def _choice(
         self,
@@ -128,7 +126,7 @@ class _TextShape(Shape[CompletionRequest]):
         }
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.sampling.logprobs is None:
+        if self.request.sampling.logprobs is None:
             return None
         offsets = []
         for token in tokens:
@@ -143,7 +141,7 @@ class _TextShape(Shape[CompletionRequest]):
 
 
 def _likeliest(token: TokenLogprob) -> dict[str, float] | None:
-    """List the alternatives, and the token itself, as OpenAI does; a prompt's first has none."""
+    """Return a token and its alternatives, as OpenAI does; None for a prompt's first token."""
     if token.logprob is None:
         return None
     return {**dict(token.alternatives), token.token: token.logprob}

@@ -5,108 +5,134 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fabric.turn.generation import IdentityKind
-from router.api.adapter import Several
-from router.http.fields import Fields, refuse, require_text, unsupported
+from router.api.adapter import AnswerBatch
+from router.http.refusals import refuse, require_text
+from router.http.schema import (
+    Flag,
+    Integer,
+    ObjectOf,
+    Parsed,
+    Text,
+    Unsupported,
+    either,
+    optional,
+    required,
+)
 from router.http.turn_headers import expected_next
 from router.limits import ANSWERS_MAX, PROMPTS_MAX, TOKEN_ID_MAX, TOP_LOGPROBS_MAX
 from router.openai.request import (
+    COUNT,
+    STREAM_OPTIONS,
     OpenAiRequest,
-    parse_count,
-    parse_identity,
-    parse_priority,
-    parse_retention_s,
-    parse_stream,
+    require_stream,
 )
-from router.openai.sampling import parse_sampling, tokens_limit
+from router.openai.sampling import SamplingBody, TokenLimit
 from router.prompt import Prompt, raw_prompt, tokens_prompt
 
 TOKENS_DEFAULT: Final = 16  # what OpenAI documents for this route, unlike for chat
 
 
+def _prompts(value: Any, param: str) -> list[Prompt]:
+    """Read one prompt or several, as texts or as lists of tokens."""
+    if not isinstance(value, list):
+        return [_text(value, param)]
+    if not value:
+        refuse(param, "it is empty")
+    if not isinstance(value[0], (str, list)):
+        return [_tokens(value, param)]
+    if len(value) > PROMPTS_MAX:
+        refuse(param, f"more than {PROMPTS_MAX} prompts")
+    return [
+        _tokens(item, f"{param}[{index}]")
+        if isinstance(item, list)
+        else _text(item, f"{param}[{index}]")
+        for index, item in enumerate(value)
+    ]
+
+
+def _text(value: Any, param: str) -> Prompt:
+    text = require_text(value, param)
+    return raw_prompt(text) if text else refuse(param, "it is empty")
+
+
+def _tokens(ids: list[Any], param: str) -> Prompt:
+    if not ids:
+        refuse(param, "it is empty")
+    for token in ids:
+        if type(token) is not int or not 0 <= token <= TOKEN_ID_MAX:
+            refuse(param, "expected token ids", "invalid_type")
+    return tokens_prompt(ids)
+
+
+_TEXT: Final = Text(chars_min=1).schema()
+_IDS: Final = {"type": "array", "items": Integer(0, TOKEN_ID_MAX).schema(), "minItems": 1}
+_ONE: Final = either(_TEXT, _IDS)
+_PROMPTS: Final = {"type": "array", "items": _ONE, "maxItems": PROMPTS_MAX, "minItems": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionBody(SamplingBody):
+    """Body of POST /v1/completions."""
+
+    model: str = required(Text())
+    prompt: list[Prompt] = required(Parsed(_prompts, either(_TEXT, _IDS, _PROMPTS)))
+    echo: bool = optional(Flag(), False)
+    suffix: Any = optional(Unsupported("this server only continues prompts", ("",)))
+    stream: bool = optional(Flag(), False)
+    include_usage: bool | None = optional(STREAM_OPTIONS, name="stream_options")
+    max_tokens: int | None = optional(TokenLimit(low=0))
+    logprobs: int | None = optional(Integer(0, TOP_LOGPROBS_MAX))
+    n: int = optional(COUNT, 1)
+    best_of: int | None = optional(COUNT)
+
+
+COMPLETION_BODY: Final = ObjectOf(CompletionBody)
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionRequest(OpenAiRequest):
-    """A checked request for completions."""
+    """Checked request for completions."""
 
-    only_reads: bool  # nothing is to be said
+    only_reads: bool  # the prompt is computed, and nothing is generated
 
 
-def parse_completion(headers: Mapping[str, str], body: dict[str, Any]) -> CompletionRequest:
+def parse_completion(headers: Mapping[str, str], sent: dict[str, Any]) -> CompletionRequest:
     """Check a completion body; raise RejectedError naming the first wrong parameter."""
-    fields = Fields(body)
-    model = require_text(fields.require("model"), "model")
-    echo = fields.flag("echo")
-    prompts = [replace(prompt, echo=echo) for prompt in _prompts(fields)]
-    if fields.raw("suffix") not in (None, ""):
-        unsupported("suffix", "this server only continues prompts")
-    stream, include_usage = parse_stream(fields)
-    only_reads = fields.raw("max_tokens") == 0
-    sampling = parse_sampling(
-        fields,
-        max_tokens=1 if only_reads else tokens_limit(fields, "max_tokens") or TOKENS_DEFAULT,
-        logprobs=fields.integer("logprobs", 0, TOP_LOGPROBS_MAX),
-    )
-    identity = parse_identity(headers, fields)
-    if identity.kind is IdentityKind.AGENT and (echo or len(prompts) > 1):
-        name = "echo" if echo else "prompt"
-        refuse(name, "an agent (X-Agent-ID) has one prompt, and remembers it")
+    body = COMPLETION_BODY.read(sent)
+    prompts = [replace(prompt, echo=body.echo) for prompt in body.prompt]
+    require_stream(body.include_usage, stream=body.stream)
+    only_reads = body.max_tokens == 0
+    identity = body.identity(headers)
+    if identity.kind is IdentityKind.AGENT and (body.echo or len(prompts) > 1):
+        name = "echo" if body.echo else "prompt"
+        refuse(name, "an agent (X-Agent-ID) has one prompt, which it keeps")
     return CompletionRequest(
-        model=model,
+        model=body.model,
         identity=identity,
         prompt=prompts[0],
-        sampling=sampling,
-        stream=stream,
-        include_usage=include_usage,
-        priority=parse_priority(headers, fields),
-        retain_s=parse_retention_s(fields),
+        sampling=body.sampling(
+            max_tokens=1 if only_reads else body.max_tokens or TOKENS_DEFAULT,
+            logprobs=body.logprobs,
+        ),
+        stream=body.stream,
+        include_usage=bool(body.include_usage),
+        priority=body.priority(headers),
+        retain_s=body.retain_s,
         prefetch=expected_next(headers),
-        several=_several(fields, prompts, stream=stream),
+        batch=_batch(body, prompts),
         only_reads=only_reads,
         is_whole_conversation=False,
     )
 
 
-def _several(fields: Fields, prompts: Sequence[Prompt], *, stream: bool) -> Several | None:
-    """Read how many answers are wanted; raise RejectedError where they are too many."""
-    shown = parse_count(fields, "n") or 1
-    count = parse_count(fields, "best_of") or shown
+def _batch(body: CompletionBody, prompts: Sequence[Prompt]) -> AnswerBatch | None:
+    """Return the answer counts, if more than one is wanted; raise RejectedError for too many."""
+    shown = body.n
+    count = body.best_of or shown
     if count < shown:
         refuse("best_of", f"must be at least n, which is {shown}")
-    if stream and count > shown:
-        refuse("best_of", "the best are known only at the end: leave out stream")
+    if body.stream and count > shown:
+        refuse("best_of", "the best answers are known only at the end: leave out stream")
     if count * len(prompts) > ANSWERS_MAX:
         refuse("prompt", f"more than {ANSWERS_MAX} answers to all prompts")
-    return Several(tuple(prompts), count, shown) if count * len(prompts) > 1 else None
-
-
-def _prompts(fields: Fields) -> list[Prompt]:
-    """Read a text, several, a list of tokens, or several of those."""
-    given = fields.require("prompt")
-    if not isinstance(given, list):
-        return [_text(require_text(given, "prompt"))]
-    if not given:
-        refuse("prompt", "it is empty")
-    if not isinstance(given[0], (str, list)):
-        return [_tokens(given, "prompt")]
-    if len(given) > PROMPTS_MAX:
-        refuse("prompt", f"more than {PROMPTS_MAX} prompts")
-    return [
-        _tokens(each, f"prompt[{at}]")
-        if isinstance(each, list)
-        else _text(require_text(each, f"prompt[{at}]"), f"prompt[{at}]")
-        for at, each in enumerate(given)
-    ]
-
-
-def _text(text: str, param: str = "prompt") -> Prompt:
-    if not text:
-        refuse(param, "it is empty")
-    return raw_prompt(text)
-
-
-def _tokens(given: list[Any], param: str) -> Prompt:
-    if not given:
-        refuse(param, "it is empty")
-    for each in given:
-        if type(each) is not int or not 0 <= each <= TOKEN_ID_MAX:
-            refuse(param, "expected token ids", "invalid_type")
-    return tokens_prompt(given)
+    return AnswerBatch(tuple(prompts), count, shown) if count * len(prompts) > 1 else None

@@ -1,104 +1,126 @@
-"""Custom tools: they take a text, where functions take arguments; a model sees functions with one.
+"""Custom tools, which take a text; a model sees them as functions with one argument.
 
-A text that follows a grammar has it as the pattern of that argument, so that it is enforced as a
-strict function's are, in each format of calls. Where it can be none, as its rules come round or it
-is too long, nodes are told its rules, beside the function.
+A grammar of the text becomes the pattern of that argument, so that it is enforced as a strict
+function's arguments are, in each format of calls. A grammar that is recursive or too long for a
+pattern is sent to nodes as rules, beside the function.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.limits import PATTERN_CHARS_MAX
 from fabric.turn.generation import ToolCall
-from router.http.fields import Fields, refuse, require_text
+from router.http.refusals import refuse
+from router.http.schema import (
+    Nested,
+    ObjectOf,
+    Tagged,
+    Text,
+    constant,
+    optional,
+    param_path,
+    required,
+    words,
+)
 from router.openai.lark_pattern import NoPatternError, lark_pattern, lark_rules, regex_rules
 
 CUSTOM_INPUT: Final = "input"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolGrammar:
+    """Grammar that the text of a custom tool follows."""
+
+    definition: str = required(Text())
+    syntax: str = required(words("lark", "regex", expected="lark or regex"))
+    param: str = param_path()
+
+    @property
+    def description(self) -> str:
+        """The grammar as part of the tool's description."""
+        return f"The input follows this {self.syntax} grammar:\n{self.definition}"
+
+    def enforced(self) -> tuple[str, str]:
+        """Return the grammar as a pattern or as rules; the other one is empty."""
+        is_lark, definition = self.syntax == "lark", self.definition
+        try:
+            pattern = lark_pattern(definition) if is_lark else _unanchored(definition)
+        except NoPatternError:
+            pattern = ""
+        except ValueError as error:
+            self._refuse(error)
+        else:
+            pattern = f"^(?:{pattern})$"
+        if pattern and len(pattern) <= PATTERN_CHARS_MAX:
+            return pattern, ""
+        try:
+            return "", lark_rules(definition) if is_lark else regex_rules(_unanchored(definition))
+        except ValueError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: ValueError) -> NoReturn:
+        refuse(f"{self.param}.definition", str(error), "invalid_grammar")
+
+
+# Chats nest the grammar; responses have it flat.
+_FORMAT: Final = Tagged(
+    {"text": constant(None), "grammar": Nested("grammar", ObjectOf(ToolGrammar))},
+    "expected text or grammar",
+    "invalid_value",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomTool:
+    """Declaration of a custom tool."""
+
+    name: str = required(Text(chars_min=1))
+    description: str | None = optional(Text())
+    grammar: ToolGrammar | None = optional(_FORMAT, name="format")
+
+    def function(self) -> "CustomFunction":
+        """Return the function that a model sees in the tool's place."""
+        description, text, rules = self.description, {"type": "string"}, ""
+        if self.grammar is not None:
+            pattern, rules = self.grammar.enforced()
+            rule = (
+                f"The input follows this {self.grammar.syntax} grammar:\n{self.grammar.definition}"
+            )
+            description = rule if description is None else f"{description}\n\n{rule}"
+            text |= {"pattern": pattern} if pattern else {}
+        parameters = {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: text},
+            "required": [CUSTOM_INPUT],
+        }
+        described = {} if description is None else {"description": description}
+        declaration = {**described, "parameters": parameters}
+        return CustomFunction(declaration, self.grammar is not None, rules)
+
+
 @dataclass(frozen=True, slots=True)
 class CustomFunction:
-    """A custom tool as a function: description and parameters, and what its text has to follow."""
+    """Function in place of a custom tool: description and parameters, and the text's rules."""
 
-    spelled: dict[str, Any]
-    is_strict: bool = False
-    rules: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Grammar:
-    """How the model is told of it, and the pattern that it comes to, or its rules."""
-
-    told: str
-    pattern: str = ""
-    rules: str = ""
-
-
-def custom_function(fields: Fields) -> CustomFunction:
-    """Spell a custom tool as a function."""
-    description, text = fields.text("description"), {"type": "string"}
-    grammar = _grammar(fields)
-    if grammar is not None:
-        told = grammar.told
-        description = told if description is None else f"{description}\n\n{told}"
-        text |= {"pattern": grammar.pattern} if grammar.pattern else {}
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: text},
-        "required": [CUSTOM_INPUT],
-    }
-    told_of = {} if description is None else {"description": description}
-    rules = grammar.rules if grammar is not None else ""
-    return CustomFunction({**told_of, "parameters": parameters}, grammar is not None, rules)
+    declaration: dict[str, Any]
+    is_strict: bool
+    rules: str
 
 
 def custom_text(call: ToolCall) -> str:
-    """Return the text in the one argument of a custom tool's call, or whatever the model wrote."""
+    """Return the text of a custom tool's call; the raw arguments if they are malformed."""
     try:
-        found = parse_json(call.arguments)
+        arguments = parse_json(call.arguments)
     except RejectedError:
         return call.arguments
-    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    text = arguments.get(CUSTOM_INPUT) if isinstance(arguments, dict) else None
     return text if isinstance(text, str) else call.arguments
 
 
-def _grammar(fields: Fields) -> _Grammar | None:
-    form = fields.object("format")
-    if form is None:
-        return None
-    inner = Fields(form, fields.param("format."))
-    kind = require_text(inner.require("type"), inner.param("type"))
-    if kind == "text":
-        return None
-    if kind != "grammar":
-        refuse(inner.param("type"), "expected text or grammar")
-    nested = inner.object("grammar")  # as chats have it
-    inner = inner if nested is None else Fields(nested, inner.param("grammar."))
-    definition = require_text(inner.require("definition"), inner.param("definition"))
-    syntax = require_text(inner.require("syntax"), inner.param("syntax"))
-    if syntax not in ("lark", "regex"):
-        refuse(inner.param("syntax"), "expected lark or regex")
-    told = f"The input follows this {syntax} grammar:\n{definition}"
-    try:
-        pattern = lark_pattern(definition) if syntax == "lark" else _unanchored(definition)
-        pattern = f"^(?:{pattern})$"
-    except NoPatternError:
-        pattern = ""
-    except ValueError as error:
-        refuse(inner.param("definition"), str(error), "invalid_grammar")
-    if pattern and len(pattern) <= PATTERN_CHARS_MAX:
-        return _Grammar(told, pattern)
-    try:
-        rules = lark_rules(definition) if syntax == "lark" else regex_rules(_unanchored(definition))
-    except ValueError as error:
-        refuse(inner.param("definition"), str(error), "invalid_grammar")
-    return _Grammar(told, rules=rules)
-
-
 def _unanchored(pattern: str) -> str:
-    """Leave out the anchors around an expression: it is of the whole text in any case."""
+    """Return an expression without the anchors around it: it matches the whole text anyway."""
     pattern = pattern.removeprefix("^")
     escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
     return pattern[:-1] if pattern.endswith("$") and escapes % 2 == 0 else pattern

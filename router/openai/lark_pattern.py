@@ -1,7 +1,7 @@
-"""A grammar in Lark's notation as one regular expression, or as rules where they come round.
+"""A grammar in Lark's notation as one regular expression or, if it is recursive, as rules.
 
-A custom tool's text stands within its call, in JSON or between tags, where every family of models
-spells it otherwise: what a regular expression says of it holds in each.
+A custom tool's text is part of its call, in JSON or between tags, depending on the family of
+models: a regular expression can be enforced in each of these formats.
 """
 
 import ast
@@ -50,16 +50,16 @@ _COMMON: Final = {
     "WS": r"[ \t\f\r\n]+",
     "WS_INLINE": r"[ \t]+",
 }
-_Made = Callable[[], str]
+_Expansion = Callable[[], str]
 _NOTHING: Final = '""'
 
 
 class NoPatternError(ValueError):
-    """A grammar that is one, and comes to no regular expression that is short enough."""
+    """Valid grammar without a regular expression, or without one that is short enough."""
 
 
 def lark_pattern(definition: str) -> str:
-    """Return the expression of the whole text; raise ValueError with the reason for none."""
+    """Return the expression of the whole text; raise ValueError if there is none."""
     _check_size(definition)
     try:
         return _Grammar(_tokens(definition)).pattern()
@@ -69,7 +69,7 @@ def lark_pattern(definition: str) -> str:
 
 
 def regex_rules(regex: str) -> str:
-    """Return rules of one expression; raise ValueError where it is too long."""
+    """Return the rules of one expression; raise ValueError if it is too long."""
     _check_size(regex)
     return f"{START}: {regex_part(regex) if regex else _NOTHING}"
 
@@ -81,7 +81,7 @@ def _check_size(definition: str) -> None:
 
 
 def lark_rules(definition: str) -> str:
-    """Return the rules of the whole text; raise ValueError with the reason for none."""
+    """Return the rules of the whole text; raise ValueError if there are none."""
     _check_size(definition)
     try:
         return _Grammar(_tokens(definition), as_rules=True).rules()
@@ -94,37 +94,37 @@ def _tokens(definition: str) -> list[tuple[str, str]]:
     tokens = []
     at = 0
     while at < len(definition):
-        found = _TOKEN.match(definition, at)
-        if found is None:
+        match = _TOKEN.match(definition, at)
+        if match is None:
             line = definition.count("\n", 0, at) + 1
-            message = f"line {line} of the grammar is not understood"
+            message = f"line {line} of the grammar cannot be parsed"
             raise ValueError(message)
-        if found.lastgroup != "skip":
-            tokens.append((found.lastgroup or "", found[0]))
-        at = found.end()
+        if match.lastgroup != "skip":
+            tokens.append((match.lastgroup or "", match[0]))
+        at = match.end()
     return tokens
 
 
 @dataclass(slots=True)
 class _Grammar:
-    """Reads definitions, and puts them into each other."""
+    """Parser of a grammar, and its expansion into one expression or into rules."""
 
     tokens: list[tuple[str, str]]
     as_rules: bool = False
     _at: int = 0
-    _rules: dict[str, _Made] = field(default_factory=dict)
-    _ignored: list[_Made] = field(default_factory=list)
-    _made: dict[str, str] = field(default_factory=dict)
-    _making: list[str] = field(default_factory=list)
+    _rules: dict[str, _Expansion] = field(default_factory=dict)
+    _ignored: list[_Expansion] = field(default_factory=list)
+    _expanded: dict[str, str] = field(default_factory=dict)
+    _expanding: list[str] = field(default_factory=list)
     _numbers: dict[str, str] = field(default_factory=dict)
-    _is_terminal: bool = False  # what is read belongs to one: nothing is ignored within it
+    _is_terminal: bool = False  # the current definition is a terminal: nothing is ignored within it
 
     def pattern(self) -> str:
         self._read()
         return self._named("start")
 
     def rules(self) -> str:
-        """Spell each rule that the first one leads to."""
+        """Return all rules that the first one refers to."""
         self._read()
         self._referred("start")
         lines: list[str] = []
@@ -139,7 +139,7 @@ class _Grammar:
         return "\n".join(lines)
 
     def _referred(self, name: str) -> str:
-        """Number a rule as it is met."""
+        """Return the number of a rule, in the order of use."""
         if name not in self._rules:
             message = f"the grammar has no rule {name[:64]!r}"
             raise ValueError(message)
@@ -173,15 +173,15 @@ class _Grammar:
     def _next(self) -> str:
         return self.tokens[self._at][1] if self._at < len(self.tokens) else ""
 
-    def _goes_on(self) -> bool:
+    def _has_item(self) -> bool:
         kind = self.tokens[self._at][0] if self._at < len(self.tokens) else "end"
         return kind in ("text", "regex", "name") or self._next() in ("(", "[")
 
     def _wrong(self, text: str) -> ValueError:
-        return ValueError(f"the grammar is not understood at {text[:64]!r}")
+        return ValueError(f"the grammar cannot be parsed at {text[:64]!r}")
 
     def _import(self) -> None:
-        """Take what Lark itself defines."""
+        """Read an import of Lark's own definitions."""
         path = [self._take()[1]]
         while self._next() == ".":
             self._at += 1
@@ -201,7 +201,7 @@ class _Grammar:
                 raise ValueError(message)
             self._rules[alias or name] = partial(str, _COMMON[name])
 
-    def _either(self) -> _Made:
+    def _either(self) -> _Expansion:
         if self._next() == "|":
             self._at += 1
         parts = [self._row()]
@@ -211,16 +211,16 @@ class _Grammar:
         opening = self._opening
         return lambda: f"{opening}{'|'.join(part() for part in parts)})"
 
-    def _row(self) -> _Made:
-        parts: list[_Made] = []
-        while self._goes_on():
+    def _row(self) -> _Expansion:
+        parts: list[_Expansion] = []
+        while self._has_item():
             parts.append(self._repeated())
         if self._next() == "->":
             self._at += 2
         between, nothing = (" ", _NOTHING) if self._spells_rules else ("", "")
         return lambda: between.join(part() for part in parts) or nothing
 
-    def _repeated(self) -> _Made:
+    def _repeated(self) -> _Expansion:
         part, opening = self._one(), self._opening
         if self._next() in ("?", "*", "+"):
             sign = self._take()[1]
@@ -249,11 +249,11 @@ class _Grammar:
             counts += "," if kind == "sign" else text
             self._at += 1
         if not counts or (is_braced and self._take()[1] != "}"):
-            message = "the grammar has a template, or a count that is none"
+            message = "the grammar has a template or an invalid count"
             raise ValueError(message)
         return counts
 
-    def _one(self) -> _Made:
+    def _one(self) -> _Expansion:
         kind, text = self._take()
         if text in ("(", "["):
             inner, opening = self._either(), self._opening
@@ -265,7 +265,7 @@ class _Grammar:
             return lambda: self._referred(text) if self.as_rules else self._named(text)
         return self._leaf(kind, text)
 
-    def _leaf(self, kind: str, text: str) -> _Made:
+    def _leaf(self, kind: str, text: str) -> _Expansion:
         is_terminal, spells_rules = self._is_terminal, self._spells_rules
         if kind == "text" and self._next() == "..":
             self._at += 1
@@ -278,50 +278,50 @@ class _Grammar:
         elif kind == "regex":
             text = _regex(text)
 
-        def made() -> str:
+        def expanded() -> str:
             spelled = self._named(text) if kind == "name" else text
             whole = spelled if is_terminal else f"{spelled}{self._between()}"
             if not spells_rules:
                 return whole
             return regex_part(whole) if whole else _NOTHING
 
-        return made
+        return expanded
 
     def _between(self) -> str:
         if not self._ignored:
             return ""
-        return f"(?:{'|'.join(each() for each in self._ignored)})*"
+        return f"(?:{'|'.join(expand() for expand in self._ignored)})*"
 
     def _named(self, name: str) -> str:
-        if name in self._made:
-            return self._made[name]
+        if name in self._expanded:
+            return self._expanded[name]
         if name not in self._rules:
             message = f"the grammar has no rule {name[:64]!r}"
             raise ValueError(message)
-        if name in self._making:
-            message = f"the rule {name[:64]!r} comes round to itself"
+        if name in self._expanding:
+            message = f"the rule {name[:64]!r} refers to itself"
             raise NoPatternError(message)
-        self._making.append(name)
-        made = self._rules[name]()
-        self._making.pop()
-        if len(made) > PATTERN_CHARS_MAX:
+        self._expanding.append(name)
+        expansion = self._rules[name]()
+        self._expanding.pop()
+        if len(expansion) > PATTERN_CHARS_MAX:
             message = (
                 f"as one expression {name[:64]!r} has more than {PATTERN_CHARS_MAX} characters"
             )
             raise NoPatternError(message)
-        self._made[name] = made
-        return made
+        self._expanded[name] = expansion
+        return expansion
 
 
 def _literal(text: str) -> str:
     try:
-        found = ast.literal_eval(text)
+        literal = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        found = None
-    if not isinstance(found, str):
-        message = f"the grammar is not understood at {text[:64]!r}"
+        literal = None
+    if not isinstance(literal, str):
+        message = f"the grammar cannot be parsed at {text[:64]!r}"
         raise ValueError(message)  # noqa: TRY004 - of a client's text
-    return found
+    return literal
 
 
 def _regex(text: str) -> str:

@@ -1,69 +1,134 @@
-"""How to choose tokens, as OpenAI spells it, with the common extensions for local models."""
+"""Sampling fields of OpenAI's APIs, with the common extensions for local models."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.generation import Sampling
-from router.api.sampling_fields import parse_seed, parse_temperature, parse_top_p, stop_strings
-from router.http.fields import Fields, refuse
-from router.limits import LOGIT_BIAS_MAX, STOP_STRINGS_MAX, TOKEN_DIGITS_MAX
-from router.openai.response_format import parse_output_format
+from fabric.turn.output_format import OutputFormat
+from router.api.sampling_fields import SEED, StopTexts, TopP
+from router.http.refusals import refuse, require_object
+from router.http.schema import Flag, Integer, Number, Parsed, Schema, either, optional
+from router.limits import LOGIT_BIAS_MAX, TOKEN_DIGITS_MAX
+from router.openai.request import IdentityBody
+from router.openai.response_format import (
+    CHOICE_FORMAT,
+    GRAMMAR_FORMAT,
+    JSON_FORMAT,
+    JSON_OBJECT_FORMAT,
+    REGEX_FORMAT,
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    StructuredOutputs,
+)
 
-_BIAS_MAX = 100.0
-
-
-def parse_sampling(fields: Fields, *, max_tokens: int, logprobs: int | None) -> Sampling:
-    """Read the sampling fields; `max_tokens` and `logprobs` differ between the two APIs."""
-    top_k = fields.integer("top_k", -1, 1 << 31) or 0
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=parse_temperature(fields, 2.0),
-        top_p=parse_top_p(fields),
-        top_k=max(0, top_k),  # -1 turns it off elsewhere, too
-        min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
-        seed=parse_seed(fields),
-        stop=_stop(fields),
-        logprobs=logprobs,
-        logit_bias=_logit_bias(fields),
-        repetition_penalty=_or(fields.number("repetition_penalty", 0.01, 10.0), 1.0),
-        frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
-        presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
-        ignore_eos=fields.flag("ignore_eos"),
-        output=parse_output_format(fields),
-    )
+_BIAS: Final = Number(-100.0, 100.0)
+_PENALTY: Final = Number(-2.0, 2.0)
 
 
-def tokens_limit(fields: Fields, name: str) -> int | None:
-    """Read one of the spellings of max_tokens; other servers' clients say -1 for no limit."""
-    value = fields.raw(name)
-    if value == -1 and isinstance(value, int):
-        return COMPLETION_TOKENS_MAX
-    return fields.integer(name, 1, COMPLETION_TOKENS_MAX)
+@dataclass(frozen=True, slots=True)
+class TokenLimit:
+    """Limit of tokens; -1, which other servers' clients send, means no limit."""
+
+    low: int = 1
+
+    def read(self, value: Any, param: str) -> int:
+        if value == -1 and isinstance(value, int):
+            return COMPLETION_TOKENS_MAX
+        return Integer(self.low, COMPLETION_TOKENS_MAX).read(value, param)
+
+    def schema(self) -> Schema:
+        limit = Integer(self.low, COMPLETION_TOKENS_MAX)
+        return either(Integer(-1, -1).schema(), limit.schema())
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    value: Any = fields.raw("stop")
-    param = fields.param("stop")
-    if value is None:
-        return ()
-    items = [value] if isinstance(value, str) else fields.items("stop", STOP_STRINGS_MAX)
-    # Forms that were left empty say nothing.
-    return stop_strings([item for item in items or [] if item != ""], param)
-
-
-def _logit_bias(fields: Fields) -> dict[str, float]:
-    bias = fields.object("logit_bias") or {}
-    param = fields.param("logit_bias")
+def _logit_bias(value: Any, param: str) -> dict[str, float]:
+    bias = require_object(value, param)
     if len(bias) > LOGIT_BIAS_MAX:
         refuse(param, f"more than {LOGIT_BIAS_MAX} entries")
-    entries = Fields(bias, f"{param}.")
     values: dict[str, float] = {}
-    for token in bias:
+    for token, number in bias.items():
         if not (token.isascii() and token.isdigit() and len(token) <= TOKEN_DIGITS_MAX):
-            refuse(param, "its keys are token ids")
-        values[token] = _or(entries.number(token, -_BIAS_MAX, _BIAS_MAX), 0.0)
+            refuse(param, "its keys must be token ids")
+        values[token] = 0.0 if number is None else _BIAS.read(number, f"{param}.{token}")
     return values
+
+
+_LOGIT_BIAS: Final = Parsed(
+    _logit_bias,
+    {
+        "type": "object",
+        "maxProperties": LOGIT_BIAS_MAX,
+        "propertyNames": {"pattern": f"^[0-9]{{1,{TOKEN_DIGITS_MAX}}}$"},
+        "additionalProperties": _BIAS.schema(),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBody(IdentityBody):
+    """Fields of chats, completions and responses alike."""
+
+    temperature: float = optional(Number(0.0, 2.0), 1.0)
+    top_p: float = optional(TopP(), 1.0)
+    top_k: int = optional(Integer(-1, 1 << 31), 0)
+    min_p: float = optional(Number(0.0, 1.0), 0.0)
+    seed: int | None = optional(SEED)
+    stop: tuple[str, ...] = optional(StopTexts(takes_text=True), ())
+    logit_bias: dict[str, float] | None = optional(_LOGIT_BIAS)
+    repetition_penalty: float = optional(Number(0.01, 10.0), 1.0)
+    frequency_penalty: float = optional(_PENALTY, 0.0)
+    presence_penalty: float = optional(_PENALTY, 0.0)
+    ignore_eos: bool = optional(Flag(), False)
+    response_format: OutputFormat | None = optional(RESPONSE_FORMAT)
+    structured_outputs: StructuredOutputs = optional(STRUCTURED_OUTPUTS, StructuredOutputs())
+    guided_json: OutputFormat | None = optional(JSON_FORMAT)
+    guided_json_object: OutputFormat | None = optional(JSON_OBJECT_FORMAT)
+    guided_choice: OutputFormat | None = optional(CHOICE_FORMAT)
+    guided_regex: OutputFormat | None = optional(REGEX_FORMAT)
+    guided_grammar: OutputFormat | None = optional(GRAMMAR_FORMAT)
+
+    def sampling(self, *, max_tokens: int, logprobs: int | None) -> Sampling:
+        """Return how to sample; `max_tokens` and `logprobs` differ between the APIs."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),  # -1 turns it off, as in other servers
+            min_p=self.min_p,
+            seed=self.seed,
+            stop=self.stop,
+            logprobs=logprobs,
+            logit_bias=self.logit_bias or {},
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            ignore_eos=self.ignore_eos,
+            output=self._output(),
+        )
+
+    def _output(self) -> OutputFormat | None:
+        """Return the one format that the request names; raise RejectedError if it names two."""
+        outputs = self.structured_outputs
+        named = {
+            "response_format": self.response_format,
+            "guided_json": self.guided_json,
+            "structured_outputs.json": outputs.json,
+            "guided_json_object": self.guided_json_object,
+            "structured_outputs.json_object": outputs.json_object,
+            "guided_choice": self.guided_choice,
+            "structured_outputs.choice": outputs.choice,
+            "guided_regex": self.guided_regex,
+            "structured_outputs.regex": outputs.regex,
+            "guided_grammar": self.guided_grammar,
+            "structured_outputs.grammar": outputs.grammar,
+        }
+        params = [param for param, output in named.items() if output is not None]
+        if not params:
+            return None
+        if len(params) > 1:
+            refuse(params[1], "the answer has a format already")
+        output = named[params[0]]
+        assert output is not None, "selected"
+        output.check()
+        return output

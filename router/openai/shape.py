@@ -1,9 +1,9 @@
-"""What all parts of one answer share, whole or streamed, and how a stream ends."""
+"""Parts of whole and streamed answers in OpenAI's dialect, and the end of a stream."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from fabric.turn.generation import Admitted
+from fabric.turn.generation import Admitted, TokenLogprob
 from router.http.sse import frame
 from router.openai.request import OpenAiRequest
 
@@ -14,40 +14,53 @@ R = TypeVar("R", bound=OpenAiRequest)
 
 
 class Shape(Generic[R]):
-    """The request, its admission, and the head of each of its chunks."""
+    """Head of an answer's chunks, and its usage."""
 
-    reasoning_tokens: int | None = None  # None: the route knows no thoughts
+    reasoning_tokens: int | None = None  # None: the route has no reasoning
 
-    def __init__(self, asked: R, admitted: Admitted, name: str, kind: str, created_s: int) -> None:
-        self.asked = asked
+    def __init__(
+        self, request: R, admitted: Admitted, name: str, kind: str, created_s: int
+    ) -> None:
+        self.request = request
         self.head = {
             "id": name,
             "object": kind,
             "created": created_s,
-            "model": asked.model,
+            "model": request.model,
             "system_fingerprint": admitted.system or None,
         }
 
     def usage(self, admitted: Sequence[Admitted], answer_tokens: Iterable[int]) -> dict[str, Any]:
-        """Count tokens: each prompt's once, with those that were not computed again."""
+        """Return token counts; a prompt counts once for all of its answers."""
         more: dict[str, Any] = {}
         if self.reasoning_tokens is not None:
             more["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        prompt_tokens = sum(each.prompt_tokens for each in admitted)
+        prompt_tokens = sum(turn.prompt_tokens for turn in admitted)
         completion_tokens = sum(answer_tokens)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {
-                "cached_tokens": sum(each.cached_tokens for each in admitted)
+                "cached_tokens": sum(turn.cached_tokens for turn in admitted)
             },
             **more,
         }
 
     def ending(self, admitted: Sequence[Admitted], answer_tokens: Iterable[int]) -> Iterator[bytes]:
-        """Frame what follows the last chunk: the usage, where asked for, and the end."""
-        if self.asked.include_usage:
+        """Yield the frames after the last chunk: the usage, if requested, and the end."""
+        if self.request.include_usage:
             usage = self.usage(admitted, answer_tokens)
             yield frame({**self.head, "choices": [], "usage": usage})
         yield DONE
+
+
+def logprob_form(token: TokenLogprob) -> dict[str, Any]:
+    """Return the log probability of a token, with its alternatives."""
+    alternatives = [_alone(*alternative) for alternative in token.alternatives]
+    return {**_alone(token.token, token.logprob), "top_logprobs": alternatives}
+
+
+def _alone(token: str, logprob: float | None) -> dict[str, Any]:
+    spelled = list(token.encode("utf-8", "surrogatepass"))
+    return {"token": token, "logprob": logprob, "bytes": spelled}

@@ -13,28 +13,20 @@ from router.api.description import (
     WRITES,
     Described,
     Parameter,
-    Schema,
     answer,
     array,
-    body,
     integer,
     listing,
-    nullable,
     number,
     one_of,
     ref,
     text,
     with_rare,
 )
-from router.limits import (
-    SCENARIO_BYTES_MAX,
-    SCENARIO_FILES_MAX,
-    SCENARIO_KEY_CHARS_MAX,
-    SCENARIO_REPEATS_MAX,
-    SCENARIO_VARIABLES_MAX,
-)
+from router.http.schema import Schema, nullable
 from router.runs.routes import LAST_ID_HEADER, PATH
 from router.runs.run_record import RunStatus
+from router.runs.run_request import RUN_BODY
 
 _SHORT: Final = {
     "id": text(),
@@ -90,8 +82,6 @@ SCHEMAS: Final[dict[str, Schema]] = {
         ),
     ),
 }
-_TEXTS: Final[Schema] = {"type": "object", "additionalProperties": text()}
-_NAME: Final = text(pattern=rf"^[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}$")
 _RUN: Final = Parameter("run", "path", text(), "A run's id.")
 DESCRIBED: Final = (
     Described(
@@ -101,18 +91,7 @@ DESCRIBED: Final = (
         "Starts or resumes a run; 200 if a run of this name has ended.",
         {JSON: ref("ScenarioRun")},
         WRITES,
-        body=body(
-            {},
-            scenario=text(),
-            yaml=text(maxLength=SCENARIO_BYTES_MAX),
-            files=_TEXTS | {"maxProperties": SCENARIO_FILES_MAX},
-            set=_TEXTS | {"maxProperties": SCENARIO_VARIABLES_MAX},
-            run=_NAME,
-            model=text(),
-            cold=FLAG,
-            repeat=integer(1, SCENARIO_REPEATS_MAX),
-            **{"as": _NAME},
-        ),
+        body=RUN_BODY.schema(),
         statuses=(200, 202),
         headers={"location": text()},
         detail="Send either `scenario`, the name of a shipped one, or `yaml` with the `files` that "

@@ -31,10 +31,15 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
-from router.admin.directive_fields import Made, parse_directives, require_held
-from router.api.adapter import Asked
-from router.api.edit_fields import WantedEdits
-from router.api.turn_route import Desk, turn_of
+from router.admin.directive_fields import (
+    DIRECTIVES,
+    DirectiveOrigin,
+    place_directives,
+    require_held,
+)
+from router.api.adapter import ApiRequest
+from router.api.edit_fields import EditOptions
+from router.api.turn_route import TurnServices, turn_of
 from router.http.errors import status_of
 from router.large_work import run_sized, weigh
 from router.prompt import chat_prompt
@@ -68,7 +73,7 @@ class InProcessClient:
     """Client that acts for one tenant, by the services of the chat and agent routes."""
 
     services: Services
-    desk: Desk
+    turn_services: TurnServices
     tenant: TenantId
     model: str
 
@@ -79,8 +84,8 @@ class InProcessClient:
         with _retryable_errors():
             build = partial(turn_request, question, self.model)
             asked = await run_sized(self.tenant, size_bytes, build)
-            _, turn = await turn_of(self.desk, self.tenant, asked)
-            opened = await self.desk.turns.open(turn)
+            _, turn = await turn_of(self.turn_services, self.tenant, asked)
+            opened = await self.turn_services.turns.open(turn)
         try:
             return await self._answer(opened, began_s)
         except FabricError as error:  # it broke off
@@ -122,7 +127,8 @@ class InProcessClient:
         """Add directives to an agent's memory."""
         now_s = self.services.fleet.clock.wall_s()
         async with self._owner(agent):
-            added, spans = parse_directives(list(items), Made(op, now_s, self.tenant))
+            directives = DIRECTIVES.read(list(items), "directives")
+            added, spans = place_directives(directives, DirectiveOrigin(op, now_s, self.tenant))
             call = DirectAgent(self.tenant, agent, added=added, spans=spans, now_s=now_s)
             try:
                 require_held(await self.services.propagation.apply(call), op)
@@ -207,7 +213,7 @@ class InProcessHost:
 
     settings: RouterSettings
     services: Services
-    desk: Desk
+    turn_services: TurnServices
 
     @property
     def clock(self) -> Clock:
@@ -222,12 +228,12 @@ class InProcessHost:
                 message = "no node is ready yet"
                 raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
             return served[0]
-        resolved = await self.desk.names.resolve(name)
+        resolved = await self.turn_services.names.resolve(name)
         await models.require(resolved)
         return resolved
 
     def client(self, tenant: TenantId, model: str) -> InProcessClient:
-        return InProcessClient(self.services, self.desk, tenant, model)
+        return InProcessClient(self.services, self.turn_services, tenant, model)
 
     def is_known(self, tenant: TenantId) -> bool:
         """Return whether the settings still admit this tenant."""
@@ -235,7 +241,7 @@ class InProcessHost:
         return keyless or tenant in self.settings.api_keys
 
 
-def turn_request(question: Question, model: str) -> Asked:
+def turn_request(question: Question, model: str) -> ApiRequest:
     """Return the request that a chat route would parse from the same messages."""
     if len(question.messages) > MESSAGES_MAX:
         message = f"the prompt of {question.agent} has more than {MESSAGES_MAX:,} messages"
@@ -243,7 +249,7 @@ def turn_request(question: Question, model: str) -> Asked:
     options = question.options
     max_tokens = COMPLETION_TOKENS_MAX if options.max_tokens is None else options.max_tokens
     temperature = _TEMPERATURE if options.temperature is None else options.temperature
-    return Asked(
+    return ApiRequest(
         model=model,
         identity=Identity(IdentityKind.AGENT, question.agent),
         prompt=chat_prompt(question.messages, [dict(tool) for tool in question.tools] or None),
@@ -251,7 +257,7 @@ def turn_request(question: Question, model: str) -> Asked:
         stream=True,
         priority=Priority.INTERACTIVE,
         prefetch=(),
-        edits=WantedEdits(None if options.edits is None else EDIT_MODES[options.edits.value]),
+        edits=EditOptions(None if options.edits is None else EDIT_MODES[options.edits.value]),
     )
 
 

@@ -8,8 +8,8 @@ from starlette.routing import Route
 
 from router.http.auth import tenant_of
 from router.http.dialect import ErrorDialect
-from router.http.fields import query_flag
 from router.http.json_body import read_parsed
+from router.http.refusals import query_flag
 from router.http.sse import EventStream
 from router.runs.hosted_run import HostedRun
 from router.runs.run_request import parse_run_request

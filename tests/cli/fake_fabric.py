@@ -43,7 +43,6 @@ AGENT = {
     "blocks": 8,
     "bytes": {"hot": 1048576, "disk": 524288},
     "tiers": ["hot", "disk"],
-    "pins": [],
     "last_match": {
         "kind": "extend",
         "cached_tokens": 2040,

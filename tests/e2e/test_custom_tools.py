@@ -112,7 +112,7 @@ def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
     ("syntax", "definition", "reason"),
     [
         ("lark", 'start: "(" start ")" | /(?=a)b/', "looks around"),
-        ("lark", 'start: A start | "1"\nA: "(" A', "comes round to itself"),
+        ("lark", 'start: A start | "1"\nA: "(" A', "refers to itself"),
         ("lark", 'start: "1" start', "no text comes to the end"),
         ("lark", 'start: "(', "line 1 of the grammar"),
         ("regex", "(a", "cannot be enforced"),

@@ -45,7 +45,7 @@ async def test_agents_are_shown_as_they_are_now():
     assert shown["bytes"] == {"hot": 17, "disk": 17}
     assert shown["last_match"]["kind"] == "none"
     assert shown["busy"] is False
-    assert (shown["pins"], shown["directives"], shown["replicas"]) == ([], [], [])
+    assert (shown["directives"], shown["replicas"]) == ([], [])
     assert flushed.json() == {"node": node, "detail": "durable"}
     assert cooled["tiers"] == ["disk"]
     assert missing.status_code == 404

@@ -6,7 +6,7 @@ import json
 from starlette.requests import Request
 
 from fabric.errors import RejectedError
-from router.admin.agent_wishes import AgentWishesApi
+from router.admin.agent_settings import AgentSettingsApi
 from router.admin.directives import DirectivesApi
 from router.http.auth import Principal
 from tests.sim.asking import Asking
@@ -57,7 +57,7 @@ class Api:
 
 
 async def _called(services, key, verb, body, path):
-    kind = DirectivesApi if hasattr(DirectivesApi, verb) else AgentWishesApi
+    kind = DirectivesApi if hasattr(DirectivesApi, verb) else AgentSettingsApi
     api = kind(services.fleet, services.propagation, services.fleet.clock)
     response = await getattr(api, verb)(_request(key, body, path))
     return json.loads(response.body)

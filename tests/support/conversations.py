@@ -2,16 +2,17 @@
 
 from fabric.codec import dump_json, from_plain, parse_json
 from fabric.ids import OperationId, TenantId
-from fabric.limits import TURN_ITEMS_MAX
+from fabric.json_items import ItemCount
+from fabric.limits import JSON_ITEMS_MAX, TURN_ITEMS_MAX
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import template_form
-from router.http.fields import Fields
-from router.openai.chat_messages import parse_messages
+from router.openai.chat_messages import MESSAGES
 
 
 def said(messages):
     """Read messages as the API does."""
-    return tuple(parse_messages(Fields({"messages": messages})))
+    argument_items = ItemCount(JSON_ITEMS_MAX)
+    return tuple(m.message(argument_items) for m in MESSAGES.read(messages, "messages"))
 
 
 def as_templates_get_it(prompt):

@@ -1,1 +1,1 @@
-"""What the fabric's own API shows, as JSON: one function per thing, for routes and for events."""
+"""JSON of the fabric's own API, for routes and events alike."""

@@ -1,18 +1,65 @@
-"""An agent, its copies and what became of it, as JSON."""
+"""Agents, their copies and receipts of erasures, as JSON."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from fabric.codec import to_plain
-from fabric.control.node_calls import AgentView
+from fabric.control.node_calls import AgentView, TierBytes
 from fabric.ids import AgentKey
 from fabric.record.manifest import OwnerState
-from router.admin.views.directives import wished
-from router.admin.views.row import Row
+from router.admin.views.directives import SETTINGS_TYPES, settings_row
+from router.admin.views.shape import AnswerShape, Row
+from router.api.description import array, one_of, text
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.erasures import Erasure
 
-ERASING = "erasing"  # nobody is served with it; a node that was not reached has bytes of it yet
+ERASING = "erasing"  # not served any more; a node that was not reached still has its bytes
+
+
+_TIERS: Final = array(one_of("hot", "disk"))
+_COPY: Final = AnswerShape(
+    AgentView,
+    None,
+    "revision",
+    "tokens",
+    "kept",
+    "bytes",
+    beside={"node": str, "epoch": int, "current": bool, "tiers": _TIERS},
+)
+AGENT: Final = AnswerShape(
+    AgentView,
+    "agent",
+    "revision",
+    "tokens",
+    "blocks",
+    "bytes",
+    "durable",
+    "last_match",
+    "pinned",
+    "pin_held",
+    "exact_tokens",
+    "edits",
+    "directives",
+    id="agent",
+    beside={
+        "alias": str,  # as logs call it
+        "owner": str | None,
+        "state": str,
+        "epoch": int,
+        "group": str | None,
+        "busy": bool,
+        "tiers": _TIERS,
+        "created_s": float | None,
+        "used_s": float | None,
+        "replicas": array(text()),
+        "erasing": array(text()),
+        "copies": array(_COPY.schema()),
+        "amortized": bool,
+        **SETTINGS_TYPES,
+    },
+)
+PIN: Final = AnswerShape(AgentView, "agent.pin", "node", "pinned", "pin_held", id="agent")
 
 
 def agent_row(fleet: Fleet, key: AgentKey) -> Row:
@@ -21,71 +68,50 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
     owner = directory.owner(key)
     holdings = directory.holdings(key)
     chosen: Holding = owner or max(holdings, key=lambda holding: holding.epoch)
-    view = chosen.view
-    living, erasing = directory.living(key), directory.erasing(key)
-    replicas = [h.node for h in living if h.state is OwnerState.REPLICA]
-    return {
-        "id": key[1],
-        "object": "agent",
-        "alias": fleet.alias(key),  # as logs call it
-        "owner": owner.node if owner else None,
-        "state": chosen.state.value if living else ERASING,
-        "epoch": chosen.epoch,
-        "group": chosen.group,
-        "revision": view.revision if view else 0,
-        "tokens": view.tokens if view else 0,
-        "blocks": view.blocks if view else 0,
-        "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
-        "tiers": list(view.tiers) if view else [],
-        "durable": view.durable if view else False,
-        "busy": view.busy if view else True,
-        "created_s": view.created_s if view else None,
-        "used_s": view.used_s if view else None,
-        "last_match": to_plain(view.last_match) if view else None,
-        "replicas": replicas,
-        "erasing": list(erasing),
-        "copies": [_copy_row(holding, owner) for holding in living if holding.node in replicas],
-        "pinned": view.pinned if view else False,
-        "pin_held": view.pin_held if view else False,
-        "pins": [],
-        "amortized": view is not None and view.exact_tokens is not None,
-        "exact_tokens": view.exact_tokens if view else None,
-        "edits": to_plain(view.edits) if view else [],
-        "directives": to_plain(view.directives) if view else [],
-        **wished(view),
-    }
+    known, view = chosen.view, _view(key, chosen)
+    living = directory.living(key)
+    replicas = [holding for holding in living if holding.state is OwnerState.REPLICA]
+    return AGENT.row(
+        view,
+        alias=fleet.alias(key),
+        owner=owner.node if owner else None,
+        state=chosen.state.value if living else ERASING,
+        epoch=chosen.epoch,
+        group=chosen.group,
+        busy=view.busy,
+        tiers=view.tiers,
+        created_s=known.created_s if known else None,
+        used_s=known.used_s if known else None,
+        replicas=[holding.node for holding in replicas],
+        erasing=directory.erasing(key),
+        copies=[_copy_row(key, holding, owner) for holding in replicas],
+        amortized=view.exact_tokens is not None,
+        **settings_row(view),
+    )
 
 
-def _copy_row(holding: Holding, owner: Holding | None) -> Row:
-    view = holding.view
-    return {
-        "node": holding.node,
-        "epoch": holding.epoch,
-        "revision": view.revision if view else 0,
-        "tokens": view.tokens if view else 0,
-        "current": owner is not None and holding.is_current(owner),
-        "kept": view.kept if view else False,
-        "tiers": list(view.tiers) if view else [],
-        "bytes": to_plain(view.bytes) if view else {"hot": 0, "disk": 0},
-    }
+def _copy_row(key: AgentKey, holding: Holding, owner: Holding | None) -> Row:
+    view = _view(key, holding)
+    is_current = owner is not None and holding.is_current(owner)
+    return _COPY.row(
+        view, node=holding.node, epoch=holding.epoch, current=is_current, tiers=view.tiers
+    )
 
 
-def pin_row(view: AgentView) -> Row:
-    """Show whether an agent's pin counts, by its owner's answer."""
-    return {
-        "id": view.agent,
-        "object": "agent.pin",
-        "node": view.node,
-        "pinned": view.pinned,
-        "pin_held": view.pin_held,
-    }
+def _view(key: AgentKey, holding: Holding) -> AgentView:
+    """Return a node's description of an agent, or an empty one until the node has sent it."""
+    unseen = AgentView(
+        *key, None, holding.node, holding.state, holding.epoch, revision=0, tokens=0, blocks=0,
+        bytes=TierBytes(0, 0), tiers=(), busy=True, created_s=0.0, used_s=0.0,
+    )  # fmt: skip
+    return holding.view or unseen
 
 
 def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Sequence[str]) -> Row:
-    """Show what was removed where, whose disk remembers that, and which runs still quote it."""
+    """Show what was removed, which disks hold tombstones, and which runs still quote the agent."""
     receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
     for receipt in receipts:
-        del receipt["tombstone"]  # the nodes' own business
+        del receipt["tombstone"]  # internal to the nodes
     others = [receipt["other_models"] for receipt in receipts]
     blocks_removed = sum(item["blocks_removed"] for item in receipts)
     bytes_removed = sum(item["bytes_removed"] for item in receipts)
@@ -102,6 +128,6 @@ def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Seq
         "quoting_runs": list(quoting_runs),
         "removed_runs": list(removed_runs),
         "unreachable": list(erasure.unreachable),
-        # Whose disk holds that it was erased, and so tells whoever was away.
+        # Nodes with a tombstone on disk, which they pass on to nodes that were away.
         "remembered": [r.node for r in erasure.receipts if r.tombstone is not None],
     }

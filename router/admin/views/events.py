@@ -1,4 +1,4 @@
-"""The fleet's events as JSON, and the snapshot that a follower's picture of it begins with."""
+"""The fleet's events as JSON, and the snapshot with which a stream of them starts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,7 +10,7 @@ from fabric.ids import AgentKey
 from router.admin.views.agents import agent_row
 from router.admin.views.health import health_row
 from router.admin.views.nodes import node_rows
-from router.admin.views.row import Row
+from router.admin.views.shape import Row
 from router.events.bus import Published
 from router.events.fleet_event import FleetEvent
 from router.fleet.fleet import Fleet
@@ -19,12 +19,12 @@ from router.limits import FLEET_SNAPSHOT_AGENTS_MAX
 from router.moves.drains import Drains
 from router.moves.move_registry import MoveRegistry
 
-AGENTS_AT_ONCE = 50  # shown between two looks at what else is to be done: a millisecond's work
+AGENTS_AT_ONCE = 50  # rendered before other tasks run: a millisecond's work
 _NAMES = {"source": "from", "target": "to"}
 
 
 def event_row(published: Published, caller: Principal) -> Row:
-    """Show one event, and when it happened."""
+    """Show one event and its time."""
     return {"at_s": round(published.at_s, 3)} | _plain(published.event, caller)
 
 
@@ -40,22 +40,22 @@ def _plain(event: FleetEvent, caller: Principal) -> Row:
 
 
 def _agent_name(key: AgentKey, caller: Principal) -> Row:
-    """Name an agent; to operators with its tenant, since they see those of all."""
+    """Name an agent; for operators, who see all tenants, with its tenant."""
     return {"id": key[1]} if caller.operator is None else {"tenant": key[0], "id": key[1]}
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Shows all that a caller may see of the fleet."""
+    """Snapshots of the fleet, as much as a caller may see."""
 
     fleet: Fleet
     drains: Drains
     moves: MoveRegistry
 
     async def show(self, caller: Principal) -> Row:
-        """Show health, nodes, moves and agents; of those, no more than the ones used last.
+        """Show health, nodes, moves and the most recently used agents.
 
-        It takes a moment, in which others are served: events of that moment come behind it.
+        Other tasks run meanwhile; their events follow the snapshot.
         """
         keys = [key for key in self.fleet.directory.all_keys() if _sees(caller, key)]
         used: list[tuple[float, AgentKey]] = []
@@ -86,7 +86,7 @@ class Snapshots:
 
 
 async def _in_parts(keys: Sequence[AgentKey]) -> AsyncIterator[Sequence[AgentKey]]:
-    """Give what can be looked at before others are served."""
+    """Yield parts of the keys, letting other tasks run after each."""
     for begin in range(0, len(keys), AGENTS_AT_ONCE):
         yield keys[begin : begin + AGENTS_AT_ONCE]
         await asyncio.sleep(0)

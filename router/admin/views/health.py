@@ -1,21 +1,21 @@
-"""How the fabric is, as JSON: everybody learns the status, operators what it comes from."""
+"""The fabric's health as JSON: the status for everyone, its reasons for operators."""
 
 from collections.abc import Sequence
 
 from fabric import __version__
 from fabric.codec import to_plain
-from router.admin.views.row import Row
+from router.admin.views.shape import Row
 from router.fleet.fleet import Fleet
 from router.fleet.membership import LeaseState, Member
 from router.http.auth import Principal
 
 DOWN = "unavailable"
-DRAINING = "draining"  # the router stops: running turns end, new ones are refused
-PARTIAL = "partial"  # some nodes, and their agents, are not there yet
+DRAINING = "draining"  # the router is stopping: running turns end, new ones are refused
+PARTIAL = "partial"  # some nodes, and their agents, have not joined yet
 
 
 def health_row(fleet: Fleet, caller: Principal) -> Row:
-    """Show whether the fabric serves, and what it lacks."""
+    """Show whether the fabric serves, and which nodes are missing."""
     nodes = [_node_row(fleet, member) for member in fleet.membership.members]
     row: Row = {"status": _status(fleet, nodes)}
     if caller.operator is not None:
@@ -36,7 +36,7 @@ def _status(fleet: Fleet, nodes: Sequence[Row]) -> str:
 
 
 def _is_joining(member: Member) -> bool:
-    """Say whether a node has not reported its agents since the router started."""
+    """Return whether a node has yet to report its agents since the router started."""
     return member.listed is None
 
 

@@ -1,20 +1,30 @@
-"""The nodes and their drains as JSON: in full for operators, to tenants what is their own."""
+"""Nodes and their drains as JSON: in full for operators, a tenant's own part for tenants."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from fabric.codec import to_plain
-from fabric.control.node_calls import AgentView
+from fabric.control.node_calls import AgentView, NodeView
 from fabric.ids import NodeName, TenantId
-from router.admin.views.row import Row
+from router.admin.views.shape import AnswerShape, Row
+from router.api.description import OBJECT
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.http.auth import Principal
 from router.limits import DRAIN_STUCK_MAX
 from router.moves.drains import Drains
 
+_NODE: Final = AnswerShape(
+    NodeView, None, "host", "pid", "model", "fingerprint", "context_tokens_max",
+    "prompt_bytes_max", "agents", "tokens", "bytes", "free", "thermal_state", "bytes_per_token",
+    "addresses", "links", "incarnation", "active", "waiting", "queue_s", "prefill_tokens_per_s",
+    "decode_tokens_per_s", "self_test", "degraded", "evicted_agents", "reuse", "scrubbed_bytes",
+    "damaged_blocks",
+    beside={"name": str, "state": str, "health": str, "memory": OBJECT, "epoch": int},
+)  # fmt: skip
+
 
 def node_rows(fleet: Fleet, drains: Drains, caller: Principal) -> list[Row]:
-    """Show all nodes, lost ones included; to tenants without what others have there."""
+    """Show all nodes, including lost ones; tenants do not see what others have there."""
     members = fleet.membership.members
     if caller.operator is not None:
         rows = [_whole_row(fleet, member) for member in members]
@@ -25,7 +35,7 @@ def node_rows(fleet: Fleet, drains: Drains, caller: Principal) -> list[Row]:
 
 
 def drain_row(drains: Drains, node: NodeName, caller: Principal) -> Row | None:
-    """Show a node's drain: the names of a tenant's own agents, and for operators the counts."""
+    """Show a node's drain: a tenant's own stuck agents, and counts for operators."""
     drain = drains.find(node)
     if drain is None:
         return None
@@ -51,7 +61,7 @@ def drain_row(drains: Drains, node: NodeName, caller: Principal) -> Row | None:
 
 
 def _held(fleet: Fleet, tenant: TenantId) -> dict[NodeName, list[AgentView]]:
-    """Return what a tenant's agents have on each node."""
+    """Return a tenant's agents by node."""
     directory, held = fleet.directory, dict[NodeName, list[AgentView]]()
     for agent in directory.agents(tenant):
         for holding in directory.holdings((tenant, agent)):
@@ -72,10 +82,10 @@ def _tenant_row(fleet: Fleet, member: Member, own: Sequence[AgentView]) -> Row:
         "context_tokens_max": view.context_tokens_max,
         "prompt_bytes_max": view.prompt_bytes_max,
         "agents": len(own),
-        "tokens": sum(each.tokens for each in own),
+        "tokens": sum(agent.tokens for agent in own),
         "bytes": {
-            "hot": sum(each.bytes.hot for each in own),
-            "disk": sum(each.bytes.disk for each in own),
+            "hot": sum(agent.bytes.hot for agent in own),
+            "disk": sum(agent.bytes.disk for agent in own),
         },
     }
 
@@ -85,44 +95,19 @@ def _whole_row(fleet: Fleet, member: Member) -> Row:
     state = fleet.membership.state_of(member)
     if view is None:
         return {"name": member.name, "state": state} | failure
-    return {
-        "name": member.name,
-        "host": view.host,
-        "pid": view.pid,
-        "state": state,
-        "health": fleet.membership.health(member.name).value,
-        **failure,
-        "model": view.model,
-        "fingerprint": view.fingerprint,
-        "context_tokens_max": view.context_tokens_max,
-        "prompt_bytes_max": view.prompt_bytes_max,
-        "agents": view.agents,
-        "tokens": view.tokens,
-        "bytes": to_plain(view.bytes),
-        "free": to_plain(view.free),
-        "memory": {
-            "pressure": view.memory_pressure,
-            "hot_limit_bytes": view.hot_limit_bytes,
-            "hot_total_bytes": view.hot_total_bytes,
-        },
-        "thermal_state": view.thermal_state,
-        "bytes_per_token": view.bytes_per_token,
-        "addresses": to_plain(view.addresses),
-        "links": to_plain(view.links),
-        "epoch": fleet.directory.epoch_of(member.name),
-        "incarnation": view.incarnation,
-        "active": view.active,
-        "waiting": view.waiting,
-        "queue_s": view.queue_s,
-        "prefill_tokens_per_s": view.prefill_tokens_per_s,
-        "decode_tokens_per_s": view.decode_tokens_per_s,
-        "self_test": to_plain(view.self_test),
-        "degraded": view.degraded,
-        "evicted_agents": view.evicted_agents,
-        "reuse": view.reuse,
-        "scrubbed_bytes": view.scrubbed_bytes,
-        "damaged_blocks": view.damaged_blocks,
+    memory = {
+        "pressure": view.memory_pressure,
+        "hot_limit_bytes": view.hot_limit_bytes,
+        "hot_total_bytes": view.hot_total_bytes,
     }
+    return failure | _NODE.row(
+        view,
+        name=member.name,
+        state=state,
+        health=fleet.membership.health(member.name).value,
+        memory=memory,
+        epoch=fleet.directory.epoch_of(member.name),
+    )
 
 
 def _failure(fleet: Fleet, member: Member) -> Row:

@@ -1,1 +1,1 @@
-"""OpenAI's Responses: requests, items, streams of events, and what is stored of them."""
+"""OpenAI's Responses API: requests, items, streams of events, stored responses."""

@@ -1,6 +1,6 @@
-"""POST /v1/responses, streaming and not; with what was said before, where it is stored."""
+"""POST /v1/responses, streaming and not, with the stored messages that a request continues."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -23,11 +23,10 @@ from fabric.turn.generation import (
 from fabric.turn.messages import Message
 from router.api.adapter import ApiAdapter
 from router.fresh_ids import fresh_name
-from router.http.fields import Fields
 from router.http.sse import COMMENT
 from router.large_work import run_sized, weigh
-from router.openai.errors import OpenAiErrors
-from router.openai.responses.items import conversation, parse_item
+from router.openai.dialect import OpenAiErrors
+from router.openai.responses.items import answered_message, conversation
 from router.openai.responses.request import (
     ResponsesRequest,
     parse_responses,
@@ -41,62 +40,62 @@ from router.turns.open_turn import AnswerEvent
 
 
 class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
-    """Responses as OpenAI spells them."""
+    """Dialect of POST /v1/responses."""
 
     path = "/v1/responses"
     streams_calls = True
     idle = COMMENT
+    parse = staticmethod(parse_responses)
 
     def __init__(self, clock: Clock, store: ResponseStore) -> None:
         self._clock = clock
         self._store = store
 
-    def parse(self, headers: Mapping[str, str], body: dict[str, Any]) -> ResponsesRequest:
-        return parse_responses(headers, body)
-
-    async def recalled(self, tenant: TenantId, asked: ResponsesRequest) -> ResponsesRequest:
-        asked = replace(asked, tenant=tenant)
-        if asked.is_whole:
-            return asked
-        before, identity = self._before(tenant, asked)
+    async def with_history(self, tenant: TenantId, request: ResponsesRequest) -> ResponsesRequest:
+        request = replace(request, tenant=tenant)
+        if request.is_whole:
+            return request
+        before, identity = self._before(tenant, request)
         entries = tuple(
             entry if isinstance(entry, Message) else self._item(tenant, entry.id, entry.param)
-            for entry in asked.entries
+            for entry in request.entries
         )
-        asked = replace(asked, before=before, entries=entries, identity=identity)
+        request = replace(request, before=before, entries=entries, identity=identity)
         size_bytes = weigh([before, entries], BODY_BYTES_MAX)
-        if size_bytes > BODY_BYTES_MAX:  # a short name may stand for much, again and again
-            message = f"with what it names, the input is over {BODY_BYTES_MAX} bytes"
+        if size_bytes > BODY_BYTES_MAX:  # short names may refer to long items, repeatedly
+            message = f"with the items that it names, the input is over {BODY_BYTES_MAX} bytes"
             raise TooLargeError(message, param="input")
-        return await run_sized(tenant, size_bytes, partial(with_prompt, asked))
+        return await run_sized(tenant, size_bytes, partial(with_prompt, request))
 
     def _before(
-        self, tenant: TenantId, asked: ResponsesRequest
+        self, tenant: TenantId, request: ResponsesRequest
     ) -> tuple[tuple[Message, ...], Identity]:
-        """Find what is continued, and by whom: the agent itself goes on only once from a place."""
-        if asked.previous is None:
-            return (), asked.identity
-        stored = self._store.get(tenant, asked.previous)
+        """Return the messages to continue, and the agent, which continues a response only once."""
+        if request.previous is None:
+            return (), request.identity
+        stored = self._store.get(tenant, request.previous)
         if stored is None:
-            message = f"Previous response with id '{asked.previous[:100]}' not found."
+            message = f"Previous response with id '{request.previous[:100]}' not found."
             param = "previous_response_id"
             raise RejectedError(message, code="previous_response_not_found", param=param)
-        identity = asked.identity
-        if not asked.is_named and not stored.is_continued:
+        identity = request.identity
+        if not request.is_named and not stored.is_continued:
             identity = Identity(IdentityKind.AGENT, stored.agent)
         return stored.messages, identity
 
     def _item(self, tenant: TenantId, name: str, param: str) -> Message:
-        found = self._store.item(tenant, name)
-        if found is None:
-            message = f"Item with id '{name[:100]}' not found: it was not stored, or not for long."
+        message_of = self._store.item(tenant, name)
+        if message_of is None:
+            message = (
+                f"Item with id '{name[:100]}' not found: it was not stored, or has been dropped."
+            )
             raise RejectedError(message, code="item_not_found", param=param)
-        return found
+        return message_of
 
     def whole(
-        self, asked: ResponsesRequest, admitted: Admitted, answer: WholeAnswer
+        self, request: ResponsesRequest, admitted: Admitted, answer: WholeAnswer
     ) -> dict[str, Any]:
-        shape = self._shape(asked, admitted)
+        shape = self._shape(request, admitted)
         output: list[Any] = []
         is_cut = answer.finished.reason is FinishReason.LENGTH
         if answer.reasoning:
@@ -112,19 +111,19 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
 
     async def frames(
         self,
-        asked: ResponsesRequest,
+        request: ResponsesRequest,
         admitted: Admitted,
         events: AsyncGenerator[AnswerEvent | ToolCallPart, None],
     ) -> AsyncGenerator[bytes, None]:
-        shape = self._shape(asked, admitted)
+        shape = self._shape(request, admitted)
         items = ItemStream(shape)
         async with aclosing(events):
             yield items.event("response.created", response=shape.begun())
             yield items.event("response.in_progress", response=shape.begun())
             try:
                 async for event in events:
-                    for each in self._framed(shape, items, event):
-                        yield each
+                    for piece in self._framed(shape, items, event):
+                        yield piece
             except FabricError as error:
                 failed = shape.failed(items.output, error)
                 yield items.event("response.failed", response=failed)
@@ -137,7 +136,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         if isinstance(event, ToolCallPart):
             return list(items.part(event))
         if isinstance(event, ToolCalls):
-            return [each for call in event.calls for each in items.call(call)]
+            return [piece for call in event.calls for piece in items.call(call)]
         is_cut = event.reason is FinishReason.LENGTH
         frames = list(items.end(is_cut=is_cut))
         response = shape.ended(items.output, event, items.reasoning_tokens)
@@ -146,32 +145,26 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         return [*frames, items.event(kind, response=response)]
 
     def _keep(self, shape: ResponseShape, response: dict[str, Any]) -> None:
-        asked, admitted = shape.asked, shape.admitted
-        if not asked.keeps or asked.tenant is None:
+        request, admitted = shape.request, shape.admitted
+        if not request.keeps or request.tenant is None:
             return
-        read = {item["id"]: _read(item) for item in response["output"]}
-        said = conversation(None, [*asked.said(), *read.values()])
+        argument_items = ItemCount(JSON_ITEMS_MAX)
+        read = {item["id"]: answered_message(item, argument_items) for item in response["output"]}
+        messages = conversation(None, [*request.messages(), *read.values()])
         stored = StoredResponse(
             body=response,
-            given=asked.given,
-            messages=tuple(said),
+            given=request.given,
+            messages=tuple(messages),
             items=read,
             agent=admitted.agent,
             epoch=admitted.epoch,
         )
-        self._store.put(asked.tenant, stored)
+        self._store.put(request.tenant, stored)
 
-    def _shape(self, asked: ResponsesRequest, admitted: Admitted) -> ResponseShape:
-        """Begin an answer, which is now the continuation of the one before."""
-        if asked.previous is not None and asked.tenant is not None:
-            stored = self._store.get(asked.tenant, asked.previous)
+    def _shape(self, request: ResponsesRequest, admitted: Admitted) -> ResponseShape:
+        """Start an answer; the response that it continues is now marked so."""
+        if request.previous is not None and request.tenant is not None:
+            stored = self._store.get(request.tenant, request.previous)
             if stored is not None:
                 stored.is_continued = True
-        return ResponseShape(asked, admitted, int(self._clock.wall_s()))
-
-
-def _read(item: dict[str, Any]) -> Message:
-    """Read an item of an answer as it would be read if it were sent back."""
-    message = parse_item(Fields(item), ItemCount(JSON_ITEMS_MAX))
-    assert isinstance(message, Message), "answers hold no references"
-    return message
+        return ResponseShape(request, admitted, int(self._clock.wall_s()))

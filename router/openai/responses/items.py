@@ -1,42 +1,53 @@
-"""Input items of the Responses API, each checked; what they say becomes messages."""
+"""Input items of the Responses API, each of which becomes a message."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
-from fabric.limits import JSON_ITEMS_MAX, MESSAGES_MAX
+from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from router.api.joined_messages import JoinedMessages
-from router.http.fields import Fields, refuse, require_object, require_text
+from router.api.conversation import JoinedMessages
+from router.http.refusals import refuse
+from router.http.schema import (
+    ArrayOf,
+    Either,
+    Mapped,
+    ObjectOf,
+    Parsed,
+    Tagged,
+    Text,
+    WordIn,
+    only,
+    optional,
+    param_path,
+    required,
+)
 from router.limits import MESSAGE_NAME_CHARS_MAX
 from router.openai.custom_tools import CUSTOM_INPUT
 from router.openai.responses.tools import template_name
 
-_ROLES: Final = {
-    "system": MessageRole.SYSTEM,
-    "developer": MessageRole.SYSTEM,
-    "user": MessageRole.USER,
-    "assistant": MessageRole.ASSISTANT,
-}
-_TEXTS: Final = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "reasoning_text": "text",
-    "summary_text": "text",
-    "refusal": "refusal",
-}
+_ROLES: Final = WordIn(
+    {
+        "system": MessageRole.SYSTEM,
+        "developer": MessageRole.SYSTEM,
+        "user": MessageRole.USER,
+        "assistant": MessageRole.ASSISTANT,
+    },
+    code="unsupported_value",
+)
+_NAME: Final = Text(MESSAGE_NAME_CHARS_MAX)
 _BETWEEN: Final = "\n\n"
 _CARRIED: Final = b"macfabric:"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An item that was answered, or sent, before: by its id."""
+    """An earlier item, named by its id."""
 
     id: str
     param: str
@@ -45,119 +56,153 @@ class Reference:
 Entry = Message | Reference
 
 
-def parse_input(fields: Fields) -> list[Entry]:
-    """Check `input`: a text of the user's, or items."""
-    given = fields.require("input")
+_TEXT: Final = only("text", Text())
+_TEXT_TYPES: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_PART: Final = Tagged(
+    {**dict.fromkeys(_TEXT_TYPES, _TEXT), "refusal": only("refusal", Text())},
+    "only text is read here",
+    "unsupported_content",
+)
+# One string, or parts.
+_CONTENT: Final = Mapped(
+    Either({str: Text(), list: ArrayOf(_PART, MESSAGES_MAX)}, "a string or an array of parts"),
+    lambda content: (content,) if isinstance(content, str) else tuple(content),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MessageItem:
+    role: MessageRole = required(_ROLES)
+    content: tuple[str, ...] = required(_CONTENT)
+
+    def entry(self, _argument_items: ItemCount) -> Entry:
+        return Message(self.role, self.content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reasoning:
+    content: tuple[str, ...] = optional(_CONTENT, ())
+    encrypted_content: str = optional(Text(), "")
+    summary: Any = optional(Parsed(lambda value, _param: value, _CONTENT.schema()))
+    param: str = param_path()
+
+    def entry(self, _argument_items: ItemCount) -> Entry:
+        """Return the reasoning: whole, or as `carried` encoded it, or at least its summary."""
+        thought = "".join(self.content) or _uncarried(self.encrypted_content)
+        if not thought and self.summary is not None:
+            thought = "\n".join(_CONTENT.read(self.summary, f"{self.param}.summary"))
+        return Message(MessageRole.ASSISTANT, (), reasoning=thought or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    call_id: str = required(_NAME)
+    name: str = required(_NAME)
+    namespace: str | None = optional(_NAME)
+
+    def answer(self, arguments: dict[str, Any] | str) -> Message:
+        name = template_name(self.name, self.namespace or None)
+        return Message(MessageRole.ASSISTANT, (), uses=(ToolUse(name, arguments, self.call_id),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FunctionCall(_Call):
+    arguments: str = required(Text())
+
+    def entry(self, argument_items: ItemCount) -> Entry:
+        argument_items.feed_whole(self.arguments)
+        try:
+            arguments: Any = parse_json(self.arguments) if self.arguments else {}
+        except RejectedError:
+            arguments = None  # the model's own broken JSON must not stop the conversation
+        return self.answer(arguments if isinstance(arguments, dict) else self.arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CustomCall(_Call):
+    input: str = required(Text())
+
+    def entry(self, _argument_items: ItemCount) -> Entry:
+        return self.answer({CUSTOM_INPUT: self.input})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CallOutput:
+    call_id: str = required(_NAME)
+    output: tuple[str, ...] = required(_CONTENT)
+
+    def entry(self, _argument_items: ItemCount) -> Entry:
+        text = "".join(self.output)
+        return Message(MessageRole.TOOL, (text,), result_of=self.call_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReferenceItem:
+    id: str = required(_NAME)
+    param: str = param_path()
+
+    def entry(self, _argument_items: ItemCount) -> Entry:
+        return Reference(self.id, f"{self.param}.id")
+
+
+InputItem = _MessageItem | _Reasoning | _FunctionCall | _CustomCall | _CallOutput | _ReferenceItem
+
+
+_OUTPUT: Final = ObjectOf(_CallOutput)
+_ITEM: Final = Tagged(
+    {
+        "message": ObjectOf(_MessageItem),
+        "reasoning": ObjectOf(_Reasoning),
+        "function_call": ObjectOf(_FunctionCall),
+        "custom_tool_call": ObjectOf(_CustomCall),
+        "function_call_output": _OUTPUT,
+        "custom_tool_call_output": _OUTPUT,
+        "item_reference": ObjectOf(_ReferenceItem),
+    },
+    "items of {} are not taken here; messages, reasoning, and calls of functions and custom tools "
+    "with their outputs are",
+    "unsupported_content",
+    default="message",
+)
+INPUT: Final = Either({str: Text(), list: ArrayOf(_ITEM, MESSAGES_MAX)})
+
+
+def entries_of(given: str | Sequence[InputItem], argument_items: ItemCount) -> tuple[Entry, ...]:
+    """Return the entries of an input: one text of the user, or items."""
     if isinstance(given, str):
-        return [Message(MessageRole.USER, (given,))]
-    items = fields.items("input", MESSAGES_MAX)
-    inner = ItemCount(JSON_ITEMS_MAX)  # of arguments, which are JSON in strings
-    return [
-        parse_item(Fields(require_object(item, f"input[{index}]"), f"input[{index}]."), inner)
-        for index, item in enumerate(items or [])
-    ]
+        return (Message(MessageRole.USER, (given,)),)
+    return tuple(item.entry(argument_items) for item in given)
 
 
-def parse_item(fields: Fields, inner: ItemCount) -> Entry:
-    """Read one item; a message needs no type."""
-    kind = fields.text("type") or "message"
-    if kind == "message":
-        return _message(fields)
-    if kind == "reasoning":
-        return Message(MessageRole.ASSISTANT, (), reasoning=_thought(fields))
-    if kind in ("function_call", "custom_tool_call"):
-        return Message(MessageRole.ASSISTANT, (), uses=(_call(kind, fields, inner),))
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        call_id = _short(fields, "call_id")
-        fields.require("output")
-        return Message(MessageRole.TOOL, ("".join(_parts(fields, "output")),), result_of=call_id)
-    if kind == "item_reference":
-        return Reference(_short(fields, "id"), fields.param("id"))
-    message = (
-        f"Unsupported '{fields.param('type')}': items of {kind[:64]!r} are not taken here; "
-        "messages, reasoning, and calls of functions and custom tools with their outputs are."
-    )
-    raise RejectedError(message, code="unsupported_content", param=fields.param("type"))
+def answered_message(item: dict[str, Any], argument_items: ItemCount) -> Message:
+    """Return an item of an answer as the message it becomes when a client sends it back."""
+    message = _ITEM.read(item, "output").entry(argument_items)
+    assert isinstance(message, Message), "answers hold no references"
+    return message
 
 
-def conversation(instructions: str | None, entries: list[Message]) -> list[Message]:
-    """Put a conversation together; its neighbours of one role become one message."""
-    said = JoinedMessages(_BETWEEN)
+def conversation(instructions: str | None, entries: Sequence[Message]) -> list[Message]:
+    """Return a conversation in which neighbouring messages of one role are one message."""
+    joined = JoinedMessages(_BETWEEN)
     if instructions:
-        said.add(Message(MessageRole.SYSTEM, (instructions,)))
+        joined.add(Message(MessageRole.SYSTEM, (instructions,)))
     for message in entries:
-        said.add(message)
-    if not said.messages:
+        joined.add(message)
+    if not joined.messages:
         refuse("input", "it is empty")
-    return said.messages
+    return joined.messages
 
 
 def carried(thought: str) -> str:
-    """Put a thought where clients keep what they send back unread."""
+    """Encode a thought for a field that clients send back unread."""
     return urlsafe_b64encode(_CARRIED + thought.encode("utf-8", "replace")).decode()
 
 
-def _message(fields: Fields) -> Message:
-    role = _ROLES.get(require_text(fields.require("role"), fields.param("role")))
-    if role is None:
-        known = ", ".join(_ROLES)
-        refuse(fields.param("role"), f"expected one of {known}", "unsupported_value")
-    fields.require("content")
-    return Message(role, tuple(_parts(fields, "content")))
-
-
-def _parts(fields: Fields, name: str) -> list[str]:
-    content, param = fields.raw(name), fields.param(name)
-    if isinstance(content, str):
-        return [content]
-    if content is not None and not isinstance(content, list):
-        refuse(param, "expected a string or an array of parts", "invalid_type")
-    texts = []
-    for index, item in enumerate(fields.items(name, MESSAGES_MAX) or []):
-        part = Fields(require_object(item, f"{param}[{index}]"), f"{param}[{index}].")
-        kind = require_text(part.require("type"), part.param("type"))
-        if kind not in _TEXTS:
-            message = f"Unsupported '{part.param('type')}': only text is read here."
-            raise RejectedError(message, code="unsupported_content", param=part.param("type"))
-        text = _TEXTS[kind]
-        texts.append(require_text(part.require(text), part.param(text)))
-    return texts
-
-
-def _thought(fields: Fields) -> str | None:
-    """Read a thought: as it was, or as it was carried, or at least its summary."""
-    whole = "".join(_parts(fields, "content"))
-    sealed = fields.text("encrypted_content")
-    return whole or _uncarried(sealed or "") or "\n".join(_parts(fields, "summary")) or None
-
-
 def _uncarried(sealed: str) -> str:
-    """Return the thought that was carried; empty for what others have sealed."""
+    """Return a thought that `carried` encoded; empty for another server's."""
     try:
         raw = urlsafe_b64decode(sealed)
     except (BinasciiError, ValueError):
         return ""
     thought = raw.removeprefix(_CARRIED) if raw.startswith(_CARRIED) else b""
     return thought.decode("utf-8", "replace")
-
-
-def _call(kind: str, fields: Fields, inner: ItemCount) -> ToolUse:
-    call_id, name = _short(fields, "call_id"), _short(fields, "name")
-    name = template_name(name, fields.text("namespace", MESSAGE_NAME_CHARS_MAX) or None)
-    if kind == "custom_tool_call":
-        text = require_text(fields.require("input"), fields.param("input"))
-        return ToolUse(name, {CUSTOM_INPUT: text}, call_id)
-    spelled = require_text(fields.require("arguments"), fields.param("arguments"))
-    inner.feed_whole(spelled)
-    try:
-        arguments: Any = parse_json(spelled) if spelled else {}
-    except RejectedError:
-        arguments = spelled  # the model's own broken JSON must not stop the conversation
-    return ToolUse(name, arguments if isinstance(arguments, dict) else spelled, call_id)
-
-
-def _short(fields: Fields, name: str) -> str:
-    text = require_text(fields.require(name), fields.param(name))
-    if len(text) > MESSAGE_NAME_CHARS_MAX:
-        refuse(fields.param(name), f"longer than {MESSAGE_NAME_CHARS_MAX} characters")
-    return text

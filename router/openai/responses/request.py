@@ -6,29 +6,50 @@ from math import isfinite
 from typing import Any, Final
 
 from fabric.ids import TenantId
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.json_items import ItemCount
+from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
 from fabric.turn.call_choice import CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.output_format import OutputFormat
-from router.api.adapter import Asked
+from router.api.adapter import ApiRequest
 from router.api.answer_format import answer_format
-from router.api.billing_line import ignored_lines, without_billing_lines
-from router.api.template_options import template_options, with_effort
-from router.api.tool_choice import parse_tool_choice
-from router.http.fields import Fields, refuse, require_text, unsupported
+from router.api.conversation import ignored_lines, without_billing_lines
+from router.api.template_options import TEMPLATE_OPTIONS, with_effort
+from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
+from router.http.refusals import refuse, unsupported
+from router.http.schema import (
+    AnyObject,
+    AnyValue,
+    ArrayOf,
+    Flag,
+    Integer,
+    ObjectOf,
+    Text,
+    Unsupported,
+    as_sent,
+    only,
+    optional,
+    required,
+    words,
+)
 from router.http.turn_headers import AGENT_HEADER, expected_next
 from router.limits import INCLUDED_MAX, MESSAGE_NAME_CHARS_MAX, TOP_LOGPROBS_MAX
-from router.openai.request import parse_identity, parse_priority, parse_retention_s
-from router.openai.responses.items import Entry, Reference, conversation, parse_input
-from router.openai.responses.tools import Tools, parse_tools
-from router.openai.sampling import parse_sampling, tokens_limit
-from router.policies.counted_edit import CountedEdit
+from router.openai.responses.items import (
+    INPUT,
+    Entry,
+    InputItem,
+    Reference,
+    conversation,
+    entries_of,
+)
+from router.openai.responses.tools import TOOLS, AnyTool, Tools, tools_of
+from router.openai.sampling import SamplingBody, TokenLimit
 from router.policies.truncation import Truncation
 from router.prompt import Prompt, chat_prompt
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
-_ELSEWHERE: Final = ("conversation", "prompt")  # kept at OpenAI
+_ELSEWHERE: Final = Unsupported("it is kept at OpenAI; send the input itself")
 _WITHOUT_EFFECT: Final = ("context_management", "max_tool_calls", "moderation")
 _ECHOED: Final = (
     "metadata",
@@ -41,96 +62,141 @@ _ECHOED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesRequest(Asked):
-    """A checked request, and what its answer and the next request depend on."""
+class ResponsesRequest(ApiRequest):
+    """Checked request, and what its answer and the next request depend on."""
 
     instructions: str | None
     entries: tuple[Entry, ...]
-    given: list[Any] = field(repr=False)  # the input's items, as they came
+    given: list[Any] = field(repr=False)  # the input's items, as sent
     tools: Tools
     options: dict[str, Any] = field(repr=False)  # for the template
     previous: str | None
-    is_named: bool  # by a header, which outranks whose answer is continued
+    is_named: bool  # by a header, which outranks the agent of the continued response
     reads_calls: bool
     calls: CallChoice
     keeps: bool
     carries_thoughts: bool
-    echoed: dict[str, Any] = field(repr=False)  # in the answer, as clients expect
+    echoed: dict[str, Any] = field(repr=False)  # fields that the answer repeats
     tenant: TenantId | None = None
-    before: tuple[Message, ...] = ()  # what was said up to the previous answer
+    before: tuple[Message, ...] = ()  # messages up to the end of the previous answer
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that is said is in the request itself."""
+        """Whether the request holds the whole conversation."""
         return self.previous is None and not any(isinstance(e, Reference) for e in self.entries)
 
-    def said(self) -> list[Message]:
-        """List what is said, in order; no reference may be left."""
-        return [*self.before, *(each for each in self.entries if isinstance(each, Message))]
+    def messages(self) -> list[Message]:
+        """Return the conversation, in order; references must be resolved."""
+        return [*self.before, *(entry for entry in self.entries if isinstance(entry, Message))]
 
     def full_prompt(self) -> Prompt:
-        """Make the prompt of all that is said."""
-        said = without_billing_lines(conversation(self.instructions, self.said()))
-        prompt = chat_prompt(said, self.tools.functions or None, self.options)
+        """Return the prompt of the whole conversation."""
+        messages = without_billing_lines(conversation(self.instructions, self.messages()))
+        prompt = chat_prompt(messages, self.tools.functions or None, self.options)
         return replace(prompt, reads_calls=self.reads_calls, calls=self.calls)
 
 
-def parse_responses(headers: Mapping[str, str], body: dict[str, Any]) -> ResponsesRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reasoning:
+    summary: str | None = optional(Text())
+    effort: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
+
+
+_TEXT: Final = only("format", answer_format(is_strict=False), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesBody(SamplingBody):
+    """Body of POST /v1/responses."""
+
+    model: str = required(Text())
+    input: str | list[InputItem] = required(INPUT)
+    tools: list[AnyTool] | None = optional(TOOLS)
+    tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
+    parallel_tool_calls: bool = optional(Flag(), True)
+    background: bool = optional(Flag(), False)
+    conversation: Any = optional(_ELSEWHERE)
+    prompt: Any = optional(_ELSEWHERE)
+    truncation: str = optional(words("auto", "disabled", expected="auto or disabled"), "disabled")
+    stream_options: Any = optional(AnyObject())
+    include: list[str] | None = optional(ArrayOf(Text(), INCLUDED_MAX, names_items=False))
+    chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
+    reasoning: _Reasoning = optional(ObjectOf(_Reasoning), _Reasoning())
+    max_output_tokens: int | None = optional(TokenLimit())
+    top_logprobs: int = optional(Integer(0, TOP_LOGPROBS_MAX), 0)
+    text: OutputFormat | None = optional(_TEXT)
+    stream: bool = optional(Flag(), False)
+    instructions: str | None = optional(Text())
+    previous_response_id: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
+    store: bool = optional(Flag(), True)
+    safety_identifier: Any = optional(AnyValue())
+    context_management: Any = optional(AnyValue())
+    max_tool_calls: Any = optional(AnyValue())
+    moderation: Any = optional(AnyValue())
+    sent: dict[str, Any] = as_sent()
+
+
+RESPONSES_BODY: Final = ObjectOf(ResponsesBody)
+
+
+def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> ResponsesRequest:
     """Check a body; raise RejectedError naming the first parameter that is wrong."""
-    fields = Fields(body)
-    model = require_text(fields.require("model"), "model")
-    entries = parse_input(fields)
-    tools = parse_tools(fields)
-    reads_calls, calls = parse_tool_choice(fields, tools.names, tools.strict, tools.texts)
-    _refuse_unsupported(fields)
-    included, options = _included(fields), template_options(fields)
-    effort = _effort(fields)
-    if effort is not None:
-        with_effort(options, effort)
-    limit = tokens_limit(fields, "max_output_tokens") or COMPLETION_TOKENS_MAX
-    alternatives = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
-    logprobs = (alternatives or 0) if _LOGPROBS in included else None
-    given = body["input"]
-    asked = ResponsesRequest(
-        model=model,
-        identity=parse_identity(headers, fields),
+    body = RESPONSES_BODY.read(sent)
+    argument_items = ItemCount(JSON_ITEMS_MAX)  # of arguments, which are JSON in strings
+    tools = tools_of(body.tools or [], sent.get("tools") or [])
+    reads_calls, calls = call_choice(
+        body.tool_choice,
+        tools.names,
+        parallel=body.parallel_tool_calls,
+        strict=tools.strict,
+        texts=tools.texts,
+    )
+    if body.background:
+        unsupported("background", "responses are returned or streamed, not run in the background")
+    ignored = tuple(name for name in _WITHOUT_EFFECT if sent.get(name) is not None)
+    included = body.include or ()
+    limit = body.max_output_tokens or COMPLETION_TOKENS_MAX
+    sampling = body.sampling(
+        max_tokens=limit, logprobs=body.top_logprobs if _LOGPROBS in included else None
+    )
+    request = ResponsesRequest(
+        model=body.model,
+        identity=body.identity(headers),
         prompt=Prompt(),
-        sampling=replace(
-            parse_sampling(fields, max_tokens=limit, logprobs=logprobs), output=_format(fields)
-        ),
-        stream=fields.flag("stream"),
-        priority=parse_priority(headers, fields),
-        retain_s=parse_retention_s(fields),
+        sampling=replace(sampling, output=body.text),
+        stream=body.stream,
+        priority=body.priority(headers),
+        retain_s=body.retain_s,
         prefetch=expected_next(headers),
-        instructions=fields.text("instructions"),
-        entries=tuple(entries),
-        given=given if isinstance(given, list) else [_user_item(given)],
+        instructions=body.instructions,
+        entries=entries_of(body.input, argument_items),
+        given=[_user_item(body.input)] if isinstance(body.input, str) else sent["input"],
         tools=tools,
-        options=options,
-        previous=fields.text("previous_response_id", MESSAGE_NAME_CHARS_MAX),
+        options=with_effort(body.chat_template_kwargs, body.reasoning.effort),
+        previous=body.previous_response_id,
         is_named=AGENT_HEADER in headers,
         reads_calls=reads_calls,
         calls=calls,
-        keeps=fields.raw("store") is None or fields.flag("store"),
+        keeps=body.store,
         carries_thoughts=_SEALED in included,
-        echoed={name: fields.raw(name) for name in _ECHOED} | _echoed(fields, tools, limit),
-        ignored=tools.hosted + _ignored(fields),
-        own_edits=_truncation(fields, limit),
+        echoed=_echoed(body, tools),
+        ignored=tools.hosted + ignored,
+        own_edits=(Truncation("truncation", limit),) if body.truncation == "auto" else (),
     )
     for name in ("input", "metadata", "reasoning", "text", "tools"):
-        _require_finite(body.get(name), name)
-    head = Message(MessageRole.SYSTEM, (asked.instructions or "",))
-    asked = replace(asked, ignored=asked.ignored + ignored_lines([head, *asked.said()]))
-    return with_prompt(asked) if asked.is_whole else asked
+        _require_finite(sent.get(name), name)
+    head = Message(MessageRole.SYSTEM, (request.instructions or "",))
+    request = replace(request, ignored=request.ignored + ignored_lines([head, *request.messages()]))
+    return with_prompt(request) if request.is_whole else request
 
 
-def with_prompt(asked: ResponsesRequest) -> ResponsesRequest:
-    """Complete a request of which all is known."""
-    return replace(asked, prompt=asked.full_prompt())
+def with_prompt(request: ResponsesRequest) -> ResponsesRequest:
+    """Return a request whose conversation is complete with its prompt."""
+    return replace(request, prompt=request.full_prompt())
 
 
 def _require_finite(value: Any, param: str) -> None:
-    """Refuse numbers such as 1e999: what is sent back must be JSON."""
+    """Refuse numbers such as 1e999: the response repeats them, and must be JSON."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -147,57 +213,21 @@ def _user_item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [part]}
 
 
-def _included(fields: Fields) -> list[str]:
-    items = fields.items("include", INCLUDED_MAX) or []
-    return [require_text(item, "include") for item in items]
-
-
-def _effort(fields: Fields) -> str | None:
-    reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
-    reasoning.text("summary")
-    return reasoning.text("effort", MESSAGE_NAME_CHARS_MAX)
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    if fields.flag("background"):
-        unsupported("background", "answers are waited for, or streamed")
-    for name in _ELSEWHERE:
-        if fields.raw(name) is not None:
-            unsupported(name, "it is kept at OpenAI; send the input itself")
-    if fields.raw("truncation") not in (None, "auto", "disabled"):
-        refuse("truncation", "expected auto or disabled")
-    fields.object("stream_options")
-
-
-def _format(fields: Fields) -> OutputFormat | None:
-    form = Fields(fields.object("text") or {}, "text.").object("format")
-    if form is None:
-        return None
-    return answer_format(Fields(form, "text.format."), strict_by_default=False)
-
-
-def _ignored(fields: Fields) -> tuple[str, ...]:
-    return tuple(name for name in _WITHOUT_EFFECT if fields.raw(name) is not None)
-
-
-def _truncation(fields: Fields, answer_tokens: int) -> tuple[CountedEdit, ...]:
-    is_wanted = fields.raw("truncation") == "auto"
-    return (Truncation("truncation", answer_tokens),) if is_wanted else ()
-
-
-def _echoed(fields: Fields, tools: Tools, limit: int) -> dict[str, Any]:
-    return {
-        "instructions": fields.raw("instructions"),
-        "max_output_tokens": limit if fields.raw("max_output_tokens") is not None else None,
-        "metadata": fields.raw("metadata") or {},
-        "parallel_tool_calls": fields.raw("parallel_tool_calls") is not False,
-        "previous_response_id": fields.raw("previous_response_id"),
-        "reasoning": {"effort": None, "summary": None, **(fields.raw("reasoning") or {})},
-        "service_tier": fields.raw("service_tier") or "default",
-        "store": fields.raw("store") is not False,
-        "text": {"format": {"type": "text"}, **(fields.raw("text") or {})},
-        "tool_choice": fields.raw("tool_choice") or "auto",
+def _echoed(body: ResponsesBody, tools: Tools) -> dict[str, Any]:
+    """Return the fields that a response repeats, as clients expect."""
+    sent = body.sent
+    return {name: sent.get(name) for name in _ECHOED} | {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": sent.get("metadata") or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None, **(sent.get("reasoning") or {})},
+        "service_tier": sent.get("service_tier") or "default",
+        "store": body.store,
+        "text": {"format": {"type": "text"}, **(sent.get("text") or {})},
+        "tool_choice": sent.get("tool_choice") or "auto",
         "tools": tools.given,
-        "top_logprobs": fields.raw("top_logprobs") or 0,
-        "truncation": fields.raw("truncation") or "disabled",
+        "top_logprobs": body.top_logprobs,
+        "truncation": body.truncation,
     }

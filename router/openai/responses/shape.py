@@ -1,4 +1,4 @@
-"""What whole and streamed answers of the Responses API share: response, items, counts."""
+"""Parts of whole and streamed answers of the Responses API: response, items, usage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,26 +7,26 @@ from fabric.errors import FabricError
 from fabric.turn.generation import Admitted, Finished, FinishReason, TokenLogprob, ToolCall
 from router.fresh_ids import fresh_name
 from router.openai.custom_tools import custom_text
-from router.openai.logprobs import logprob_form
 from router.openai.responses.items import carried
 from router.openai.responses.request import ResponsesRequest
+from router.openai.shape import logprob_form
 
 
 class ResponseShape:
-    """One answer's response."""
+    """Response of one answer."""
 
-    def __init__(self, asked: ResponsesRequest, admitted: Admitted, created_s: int) -> None:
-        self.asked = asked
+    def __init__(self, request: ResponsesRequest, admitted: Admitted, created_s: int) -> None:
+        self.request = request
         self.admitted = admitted
         self.name = fresh_name("resp_")
         self._created_s = created_s
 
     def begun(self) -> dict[str, Any]:
-        """Spell a response that is under way."""
+        """Return a response in progress."""
         return self._response("in_progress", [])
 
     def ended(self, output: list[Any], finished: Finished, reasoning_tokens: int) -> dict[str, Any]:
-        """Spell a response that has ended well, or where its tokens did."""
+        """Return a completed response, or one cut at its token limit."""
         is_cut = finished.reason is FinishReason.LENGTH
         response = self._response("incomplete" if is_cut else "completed", output)
         if is_cut:
@@ -34,22 +34,22 @@ class ResponseShape:
         return {**response, "usage": self._usage(finished, reasoning_tokens)}
 
     def failed(self, output: list[Any], error: FabricError) -> dict[str, Any]:
-        """Spell a response that broke off."""
-        told = {"code": error.code, "message": error.message}
-        return {**self._response("failed", output), "error": told}
+        """Return a response that failed."""
+        body = {"code": error.code, "message": error.message}
+        return {**self._response("failed", output), "error": body}
 
     def reasoning(self, name: str, thought: str) -> dict[str, Any]:
-        """Spell a thought as an item."""
+        """Return an item of reasoning."""
         content = [{"type": "reasoning_text", "text": thought}]
         item = {"id": name, "type": "reasoning", "summary": [], "content": content}
-        if self.asked.carries_thoughts:
+        if self.request.carries_thoughts:
             item["encrypted_content"] = carried(thought)
         return item
 
     def message(
         self, name: str, text: str, logprobs: Sequence[TokenLogprob], status: str
     ) -> dict[str, Any]:
-        """Spell a text as an item."""
+        """Return an item of text."""
         content = [self.text_part(text, logprobs)]
         return {
             "id": name,
@@ -60,19 +60,20 @@ class ResponseShape:
         }
 
     def text_part(self, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Spell a text as part of a message."""
-        told = self.logprobs(logprobs)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
+        """Return a text as part of a message."""
+        probabilities = self.logprobs(logprobs)
+        part = {"type": "output_text", "text": text, "annotations": []}
+        return {**part, "logprobs": probabilities}
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        """Spell log probabilities, where they were asked for."""
-        if self.asked.sampling.logprobs is None:
+        """Return log probabilities, if requested."""
+        if self.request.sampling.logprobs is None:
             return []
         return [logprob_form(token) for token in tokens]
 
     def call(self, call: ToolCall) -> dict[str, Any]:
-        """Spell a call as an item, by the name that the client has for its tool."""
-        tool = self.asked.tools.name_of(call)
+        """Return an item of a call, with the client's name of its tool."""
+        tool = self.request.tools.name_of(call)
         kind, argument = "function_call", {"arguments": call.arguments}
         if tool.is_custom:
             kind, argument = "custom_tool_call", {"input": custom_text(call)}
@@ -97,9 +98,9 @@ class ResponseShape:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "model": self.asked.model,
+            "model": self.request.model,
             "output": output,
-            **self.asked.echoed,
+            **self.request.echoed,
             "usage": None,
         }
 

@@ -1,4 +1,4 @@
-"""Responses that may be asked for again or continued, in the router's memory, for a while.
+"""Stored responses, which clients may fetch or continue, in the router's RAM.
 
 They hold what was said in clear text, as long as there is room: the oldest of the tenant with most
 go first. An erased agent's go with it. A restart of the router forgets all.
@@ -16,15 +16,15 @@ from router.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
 
 @dataclass(slots=True, eq=False)
 class StoredResponse:
-    """One answer with all that was said before it."""
+    """Stored response with its whole conversation."""
 
-    body: dict[str, Any] = field(repr=False)  # as it was answered
+    body: dict[str, Any] = field(repr=False)  # as sent to the client
     given: list[Any] = field(repr=False)  # the items of its request
-    messages: tuple[Message, ...] = field(repr=False)  # the answer's at the end
+    messages: tuple[Message, ...] = field(repr=False)  # ends with the answer
     items: dict[str, Message] = field(repr=False)  # of the answer, by their ids
     agent: AgentId
     epoch: int
-    is_continued: bool = False  # the agent has gone on from here
+    is_continued: bool = False  # the agent has continued it
     size_bytes: int = 0
 
     @property
@@ -33,10 +33,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Stored responses of all tenants, who see their own alone."""
+    """Stored responses by tenant."""
 
     def __init__(self, erased_epoch: Callable[[AgentKey], int]) -> None:
-        """Learn from `erased_epoch` up to which epoch an agent was erased."""
+        """Use `erased_epoch` for the epoch up to which an agent was erased."""
         self._erased_epoch = erased_epoch
         self._by_tenant: dict[TenantId, dict[str, StoredResponse]] = {}
         self._items: dict[tuple[TenantId, str], Message] = {}
@@ -44,29 +44,29 @@ class ResponseStore:
         self._count = 0
 
     def put(self, tenant: TenantId, stored: StoredResponse) -> None:
-        """Keep a response, and drop old ones where there is no more room."""
+        """Store a response; drop old ones to make room."""
         if stored.epoch <= self._erased_epoch((tenant, stored.agent)):
             return
-        told = [stored.body, stored.given, stored.messages]
-        stored.size_bytes = weigh(told, RESPONSES_BYTES_MAX)
+        parts = [stored.body, stored.given, stored.messages]
+        stored.size_bytes = weigh(parts, RESPONSES_BYTES_MAX)
         self._by_tenant.setdefault(tenant, {})[stored.name] = stored
         self._items |= {(tenant, name): message for name, message in stored.items.items()}
         self._sizes[tenant] = self._sizes.get(tenant, 0) + stored.size_bytes
         self._count += 1
         while self._count > RESPONSES_STORED_MAX or sum(self._sizes.values()) > RESPONSES_BYTES_MAX:
-            largest = max(self._sizes, key=lambda each: self._sizes[each])
+            largest = max(self._sizes, key=lambda tenant: self._sizes[tenant])
             self.delete(largest, next(iter(self._by_tenant[largest])))
 
     def get(self, tenant: TenantId, name: str) -> StoredResponse | None:
-        """Return one of the tenant's own."""
+        """Return a response of the tenant, or None."""
         return self._by_tenant.get(tenant, {}).get(name)
 
     def item(self, tenant: TenantId, name: str) -> Message | None:
-        """Return what an item of an answer said."""
+        """Return the message of an answer's item, or None."""
         return self._items.get((tenant, name))
 
     def delete(self, tenant: TenantId, name: str) -> bool:
-        """Forget one; say whether there was one."""
+        """Delete a response; return whether it was stored."""
         stored = self._by_tenant.get(tenant, {}).pop(name, None)
         if stored is None:
             return False
@@ -79,7 +79,7 @@ class ResponseStore:
         return True
 
     def forget(self, key: AgentKey) -> None:
-        """Forget all that an agent answered."""
+        """Delete all responses of an agent."""
         tenant, agent = key
         own = self._by_tenant.get(tenant, {})
         for name in [name for name, stored in own.items() if stored.agent == agent]:

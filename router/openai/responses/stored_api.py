@@ -6,12 +6,12 @@ from starlette.routing import Route
 
 from fabric.errors import NotFoundError
 from router.http.auth import tenant_of
-from router.http.fields import unsupported
+from router.http.refusals import unsupported
 from router.openai.responses.store import ResponseStore, StoredResponse
 
 
 class StoredApi:
-    """Serves stored responses and their inputs, as long as they are kept."""
+    """Stored responses and their inputs, as long as they are kept."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class StoredApi:
 
     async def show(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() != "false":
-            unsupported("stream", "what is stored has ended: ask for it whole")
+            unsupported("stream", "a stored response is complete: fetch it whole")
         return JSONResponse(self._stored(request).body)
 
     async def delete(self, request: Request) -> Response:
@@ -47,6 +47,6 @@ class StoredApi:
         name = request.path_params["response"]
         stored = self._store.get(tenant_of(request), name)
         if stored is None:
-            message = f"Response with id '{name[:100]}' not found: not stored, or not for so long."
+            message = f"Response with id '{name[:100]}' not found: not stored, or dropped since."
             raise NotFoundError(message, code="response_not_found")
         return stored

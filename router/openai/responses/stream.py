@@ -1,4 +1,4 @@
-"""A streamed response: item after item is added, filled and done, and every event numbered."""
+"""StreamParts responses: items are added, filled and completed in turn, in numbered events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from router.openai.responses.shape import ResponseShape
 
 @dataclass(slots=True)
 class _Open:
-    """The item that is being filled."""
+    """Item that is being filled."""
 
     kind: str
     name: str
@@ -22,10 +22,10 @@ class _Open:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """The call that is being written."""
+    """Call that is being generated."""
 
     id: str
-    key: str  # of what it says
+    key: str  # of its text in the item
     item: dict[str, Any]
     texts: list[str] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class _OpenCall:
 
 
 class ItemStream:
-    """Turns deltas and calls into events; `output` has the items that are done."""
+    """Events of items, from deltas and calls; `output` has the completed items."""
 
     def __init__(self, shape: ResponseShape) -> None:
         self.output: list[Any] = []
@@ -43,18 +43,18 @@ class ItemStream:
         self._shape = shape
         self._count = 0
         self._open: _Open | None = None
-        self._told: set[str] = set()  # calls, by their ids
-        self._blank = ""  # in front of a text that may not come
+        self._streamed_ids: set[str] = set()  # of calls that came in parts
+        self._blank = ""  # leading blanks, until text follows
         self._call: _OpenCall | None = None
 
     def event(self, kind: str, **more: Any) -> bytes:
-        """Frame an event, numbered."""
-        told = {"type": kind, "sequence_number": self._count, **more}
+        """Frame an event with its number."""
+        event = {"type": kind, "sequence_number": self._count, **more}
         self._count += 1
-        return frame(told, kind)
+        return frame(event, kind)
 
     def say(self, delta: Delta) -> Iterator[bytes]:
-        """Frame a piece of text or thought."""
+        """Frame a piece of text or reasoning."""
         if delta.reasoning:
             self.reasoning_tokens = delta.index + 1
             if delta.text:
@@ -63,25 +63,25 @@ class ItemStream:
         text = self._blank + delta.text
         is_open = self._open is not None and self._open.kind == "message"
         if not is_open and not text.strip() and not delta.logprobs:
-            self._blank = text  # no item of blanks alone
+            self._blank = text  # blanks alone are no item
             return
         yield from self._fill("message", text, delta.logprobs)
 
     def part(self, part: ToolCallPart) -> Iterator[bytes]:
-        """Frame more of a call that is being written; a custom tool's comes whole."""
+        """Frame a piece of a call; a custom tool's call is sent whole."""
         if part.name:
             call = ToolCall(part.name, "", part.id)
-            if self._shape.asked.tools.name_of(call).is_custom:
+            if self._shape.request.tools.name_of(call).is_custom:
                 return
-            self._told.add(part.id)
+            self._streamed_ids.add(part.id)
             yield from self._begin_call(call)
         if self._call is not None and self._call.id == part.id and part.arguments:
             yield self._argue(self._call, part.arguments)
 
     def call(self, call: ToolCall) -> Iterator[bytes]:
-        """Frame the rest of a call, or all of it."""
+        """Frame the rest of a call, or a whole one."""
         if self._call is None or self._call.id != call.id:
-            if call.id and call.id in self._told:
+            if call.id and call.id in self._streamed_ids:
                 return
             yield from self._begin_call(call)
             assert self._call is not None, "just begun"
@@ -104,22 +104,22 @@ class ItemStream:
     def _end_call(self, status: str) -> Iterator[bytes]:
         assert self._call is not None, "one is open"
         call, self._call = self._call, None
-        told = {call.key: "".join(call.texts)}
+        text = {call.key: "".join(call.texts)}
         where = {"item_id": call.item["id"], "output_index": len(self.output)}
-        yield self.event(f"response.{call.kind}.done", **where, **told)
-        yield self._done({**call.item, **told, "status": status})
+        yield self.event(f"response.{call.kind}.done", **where, **text)
+        yield self._done({**call.item, **text, "status": status})
 
     def end(self, *, is_cut: bool) -> Iterator[bytes]:
-        """Close the last item; an answer without a text or call has an empty one."""
+        """Close the last item; add an empty one if there was no text or call."""
         has_some = any(item["type"] != "reasoning" for item in self.output)
         if not has_some and (self._open is None or self._open.kind != "message"):
             yield from self._begin("message")
         yield from self.close(is_cut=is_cut)
 
     def close(self, *, is_cut: bool = False) -> Iterator[bytes]:
-        """Close the open item, if there is one."""
+        """Close the open item, if any."""
         self._blank = ""
-        if self._call is not None:  # it was cut, or is none after all
+        if self._call is not None:  # it was cut, or turned out to be no call
             yield from self._end_call("incomplete")
         if self._open is None:
             return
@@ -149,8 +149,10 @@ class ItemStream:
         if kind == "reasoning":
             yield self.event("response.reasoning_text.delta", **where, delta=text)
         else:
-            told = self._shape.logprobs(logprobs)
-            yield self.event("response.output_text.delta", **where, delta=text, logprobs=told)
+            probabilities = self._shape.logprobs(logprobs)
+            yield self.event(
+                "response.output_text.delta", **where, delta=text, logprobs=probabilities
+            )
 
     def _begin(self, kind: str) -> Iterator[bytes]:
         yield from self.close()

@@ -1,6 +1,6 @@
 """Tools of the Responses API, as chat templates expect them, and how their calls are named back.
 
-Tools of a namespace get its name in front of theirs.
+Tools of a namespace get its name as a prefix.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,12 +9,24 @@ from typing import Any, Final
 
 from fabric.turn.generation import ToolCall
 from fabric.turn.text_rules import ToolText
-from router.http.fields import Fields, refuse, require_object, require_text, unsupported
+from router.http.refusals import refuse, require_object
+from router.http.schema import (
+    AnyObject,
+    ArrayOf,
+    Flag,
+    ObjectOf,
+    Schema,
+    Tagged,
+    Text,
+    either,
+    optional,
+    required,
+)
 from router.limits import TOOLS_MAX
-from router.openai.custom_tools import custom_function
+from router.openai.custom_tools import CustomTool
 
 _SEPARATOR: Final = "__"
-# Run by OpenAI and offered by every coding agent: the model is not told of them.
+# Run by OpenAI and offered by every coding agent: the model does not see them.
 _HOSTED: Final = ("web_search", "image_generation", "tool_search")
 
 
@@ -26,12 +38,12 @@ class ToolName:
     namespace: str | None = None
     is_custom: bool = False
     is_strict: bool = False
-    rules: str = ""  # of the text that it takes, where they come round
+    rules: str = ""  # of the text that it takes, if they are recursive
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """All of one request: as given, as templates get them, and by the name they get there."""
+    """Tools of one request: as sent, as templates get them, and by their names in templates."""
 
     given: list[Any] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
@@ -41,74 +53,113 @@ class Tools:
 
     @property
     def texts(self) -> tuple[ToolText, ...]:
-        """What the texts of custom tools have to follow."""
+        """Rules of the texts that custom tools take."""
         return tuple(ToolText(key, name.rules) for key, name in self.names.items() if name.rules)
 
     def name_of(self, call: ToolCall) -> ToolName:
-        """Return what the client calls the tool that a model called."""
+        """Return the client's name of the tool that a model called."""
         return self.names.get(call.name, ToolName(call.name))
 
 
 def template_name(name: str, namespace: str | None) -> str:
-    """Name a tool as a template does."""
+    """Return a tool's name in templates."""
     return name if namespace is None else f"{namespace}{_SEPARATOR}{name}"
 
 
-def parse_tools(fields: Fields) -> Tools:
-    """Check `tools`."""
-    given = fields.items("tools", TOOLS_MAX) or []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Function:
+    name: str = required(Text(chars_min=1))
+    description: str | None = optional(Text())
+    parameters: dict[str, Any] | None = optional(AnyObject())
+    strict: bool = optional(Flag(), False)
+
+    def named(self, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
+        declaration = {"description": self.description, "parameters": self.parameters}
+        given = {key: value for key, value in declaration.items() if value is not None}
+        return ToolName(self.name, namespace, False, self.strict), given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Custom(CustomTool):
+    def named(self, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
+        function = self.function()
+        name = ToolName(self.name, namespace, True, function.is_strict, function.rules)
+        return name, function.declaration
+
+
+_REFUSAL: Final = "{} is not run here; functions and custom tools are"
+_OWN: Final[dict[str, ObjectOf[Any]]] = {
+    "function": ObjectOf(_Function),
+    "custom": ObjectOf(_Custom),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Namespace:
+    name: str = required(Text(chars_min=1))
+    description: str | None = optional(Text())
+    tools: list[_Function | _Custom] | None = optional(ArrayOf(Tagged(_OWN, _REFUSAL), TOOLS_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosted:
+    """A tool that OpenAI runs."""
+
+    type: str
+
+
+_TOOL: Final = Tagged({**_OWN, "namespace": ObjectOf(_Namespace)}, _REFUSAL)
+AnyTool = _Function | _Custom | _Namespace | _Hosted
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyTool:
+    """A tool that the model may call, or one that OpenAI runs, by the beginning of its type."""
+
+    def read(self, value: Any, param: str) -> AnyTool:
+        kind = require_object(value, param).get("type")
+        if isinstance(kind, str) and kind.startswith(_HOSTED):
+            return _Hosted(kind)
+        tool: AnyTool = _TOOL.read(value, param)
+        return tool
+
+    def schema(self) -> Schema:
+        kind = {"type": "string", "pattern": f"^({'|'.join(_HOSTED)})"}
+        hosted = {"type": "object", "properties": {"type": kind}, "required": ["type"]}
+        return either(_TOOL.schema(), hosted)
+
+
+TOOLS: Final = ArrayOf(_AnyTool(), TOOLS_MAX)
+
+
+def tools_of(tools: list[AnyTool], given: list[Any]) -> Tools:
+    """Return a request's tools; `given` are the same as they were sent."""
     functions: list[Any] = []
     names: dict[str, ToolName] = {}
     hosted: dict[str, None] = {}
-    for index, item in enumerate(given):
-        inner = Fields(require_object(item, f"tools[{index}]"), f"tools[{index}].")
-        kind = require_text(inner.require("type"), inner.param("type"))
-        if kind.startswith(_HOSTED):
-            hosted[_headed(kind)] = None
+    for tool in tools:
+        if isinstance(tool, _Hosted):
+            hosted[_header_text(tool.type)] = None
             continue
-        for name, function in _tools(kind, inner):
+        for name, declaration in _named(tool):
             key = template_name(name.name, name.namespace)
             names[key] = name
-            functions.append({"type": "function", "function": {"name": key, **function}})
+            functions.append({"type": "function", "function": {"name": key, **declaration}})
     if len(functions) > TOOLS_MAX:
         refuse("tools", f"more than {TOOLS_MAX} items in all namespaces")
     strict = tuple(key for key, name in names.items() if name.is_strict)
     return Tools(given, functions, names, strict, tuple(hosted))
 
 
-def _headed(kind: str) -> str:
-    """Return a client's word as a header of the answer may have it."""
+def _named(
+    tool: _Function | _Custom | _Namespace,
+) -> Iterator[tuple[ToolName, dict[str, Any]]]:
+    if isinstance(tool, _Namespace):
+        yield from (inner.named(tool.name) for inner in tool.tools or ())
+    else:
+        yield tool.named(None)
+
+
+def _header_text(kind: str) -> str:
+    """Return a client's word as a header of the answer can carry it."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in kind[:64])
-
-
-def _tools(kind: str, fields: Fields) -> Iterator[tuple[ToolName, dict[str, Any]]]:
-    if kind != "namespace":
-        yield _tool(kind, fields, None)
-        return
-    namespace = _name(fields)
-    fields.text("description")
-    param = fields.param("tools")
-    for index, item in enumerate(fields.items("tools", TOOLS_MAX) or []):
-        inner = Fields(require_object(item, f"{param}[{index}]"), f"{param}[{index}].")
-        inner_kind = require_text(inner.require("type"), inner.param("type"))
-        yield _tool(inner_kind, inner, namespace)
-
-
-def _tool(kind: str, fields: Fields, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
-    if kind not in ("function", "custom"):
-        why = f"{kind[:64]!r} is not run here; functions and custom tools are"
-        unsupported(fields.param("type"), why)
-    name = _name(fields)
-    if kind == "custom":
-        made = custom_function(fields)
-        return ToolName(name, namespace, True, made.is_strict, made.rules), made.spelled
-    said = {"description": fields.text("description"), "parameters": fields.object("parameters")}
-    spelled = {key: value for key, value in said.items() if value is not None}
-    return ToolName(name, namespace, False, fields.flag("strict")), spelled
-
-
-def _name(fields: Fields) -> str:
-    name = require_text(fields.require("name"), fields.param("name"))
-    if not name:
-        refuse(fields.param("name"), "it is empty")
-    return name

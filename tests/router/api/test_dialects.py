@@ -4,6 +4,7 @@ It is what a new API has to bring, and all of it: the rest of the router is the 
 """
 
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,9 +21,9 @@ from fabric.turn.generation import (
     Priority,
     Sampling,
 )
-from router.api.adapter import ApiAdapter, Asked
+from router.api.adapter import ApiAdapter, ApiRequest
 from router.http.dialect import ErrorBody
-from router.http.fields import Fields, require_text
+from router.http.schema import Flag, ObjectOf, Text, optional, required
 from router.http.sse import COMMENT, frame
 from router.prompt import raw_prompt
 from tests.router.fake_node import MODEL
@@ -34,19 +35,26 @@ TALE = {"model": MODEL, "begin": "once upon"}
 STOPPED = (Delta(0, "on"), Delta(1, "ce"), Finished(FinishReason.STOP, 2, stop_string=" upon"))
 
 
-class Tales(ApiAdapter[Asked]):
+@dataclass(frozen=True, kw_only=True)
+class TaleBody:
+    model: str = required(Text())
+    begin: str = required(Text())
+    stream: bool = optional(Flag(), False)
+
+
+class Tales(ApiAdapter[ApiRequest]):
     path = PATH
     idle = COMMENT
     streams_calls = False
 
-    def parse(self, headers, body):
-        fields = Fields(body)
-        return Asked(
-            model=require_text(fields.require("model"), "model"),
+    def parse(self, headers, sent, /):
+        body = ObjectOf(TaleBody).read(sent)
+        return ApiRequest(
+            model=body.model,
             identity=Identity(IdentityKind.CONTENT),
-            prompt=raw_prompt(require_text(fields.require("begin"), "begin")),
+            prompt=raw_prompt(body.begin),
             sampling=Sampling(),
-            stream=fields.flag("stream"),
+            stream=body.stream,
             priority=Priority.BACKGROUND,
             prefetch=(),
         )

@@ -10,40 +10,8 @@ from collections.abc import Iterator
 import pytest
 from jsonschema import Draft202012Validator
 
-from router.http.fields import Fields
-from tests.router.fake_node import MODEL
 from tests.router.rig import rig
 from tests.support.documented import DOCUMENT, template, wrong_with
-
-MESSAGES = [{"role": "user", "content": "hello"}]
-# Enough of each body that its parser comes to its end.
-ASKED = {
-    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES},
-    "/v1/completions": {"model": MODEL, "prompt": "hello"},
-    "/v1/responses": {"model": MODEL, "input": "hello", "store": False},
-    "/v1/messages": {"model": MODEL, "max_tokens": 4, "messages": MESSAGES},
-    "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
-    "/v1/agents/{agent}/generate": {"messages": MESSAGES},
-    "/v1/agents/{agent}/migrate": {"to": "node-a"},
-    "/v1/agents/{agent}/fork": {"as": "ivan"},
-    "/v1/agents/{agent}/replicate": {"to": "node-a"},
-    "/v1/agents/{agent}/prefetch": {},
-    "/v1/agents/{agent}/pin": {"pinned": True},
-    "/v1/agents/{agent}/decay": {},
-    "/v1/agents/{agent}/evict": {"from": "disk", "node": "node-b"},
-    "/v1/agents/{agent}/share": {"scope": "agent"},
-    "/v1/agents/{agent}/supersede": {"earlier": {"message": 1}, "later": {"message": 2}},
-    "/v1/agents/{agent}/directives": {"directives": [{"tool_call_id": "call_1"}]},
-    "/v1/nodes/{node}/flush": {},
-    "/v1/scenarios": {"scenario": "none"},
-}
-
-
-def bodies() -> Iterator[tuple[str, dict]]:
-    for path, methods in DOCUMENT["paths"].items():
-        asked = methods.get("post", {}).get("requestBody")
-        if asked and "application/json" in asked["content"]:
-            yield path, asked["content"]["application/json"]["schema"]
 
 
 def schemas(value) -> Iterator[dict]:
@@ -91,27 +59,6 @@ def test_every_operation_has_a_name_of_its_own_and_its_path_parameters():
     for path, operation in operations:
         placed = [p["name"] for p in operation.get("parameters", []) if p["in"] == "path"]
         assert sorted(placed) == sorted(re.findall(r"\{(\w+)\}", path)), path
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("path", "schema"), list(bodies()))
-async def test_it_names_every_parameter_that_is_read_and_no_other(
-    path, schema, monkeypatch, tmp_path
-):
-    read = set()
-    for method in (Fields.raw, Fields.require):
-
-        def watched(self, name, *, method=method):
-            read.add(self.param(name))
-            return method(self, name)
-
-        monkeypatch.setattr(Fields, method.__name__, watched)
-    asked = path.replace("{agent}", "mira").replace("{node}", "node-a").replace("{run}", "mine")
-    async with rig("a", runs_dir=tmp_path) as made:
-        answer = await made.http().post(asked, json=ASKED[path])
-
-    assert answer.status_code in (200, 404), answer.text
-    assert {name for name in read if re.fullmatch(r"\w+", name)} == set(schema["properties"])
 
 
 @pytest.mark.anyio

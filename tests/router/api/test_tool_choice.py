@@ -4,8 +4,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from fabric.turn.call_choice import CallChoice
-from router.api.tool_choice import parse_tool_choice
-from router.http.fields import Fields
+from router.api.tool_choice import TOOL_CHOICE, call_choice
 
 NAMES = ("look", "now")
 
@@ -17,6 +16,12 @@ def function(name):
 def allowed(mode, *names):
     tools = [function(name) for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def read(choice, names=NAMES, *, parallel=True, strict=()):
+    if choice is not None:
+        choice = TOOL_CHOICE.read(choice, "tool_choice")
+    return call_choice(choice, names, parallel=parallel, strict=strict)
 
 
 READ = [
@@ -40,15 +45,14 @@ READ = [
 
 @pytest.mark.parametrize(("choice", "expected"), READ, ids=str)
 def test_a_choice_is_read(choice, expected):
-    reads_calls, calls = parse_tool_choice(Fields({"tool_choice": choice}), NAMES)
+    reads_calls, calls = read(choice)
     assert (reads_calls, calls) == (choice != "none", expected)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", allowed("auto", "now")])
 def test_one_call_is_taken_where_they_are_not_to_be_parallel(choice):
-    for parallel, takes_one in ((True, False), (False, True), (None, False)):
-        body = {"tool_choice": choice, "parallel_tool_calls": parallel}
-        _, calls = parse_tool_choice(Fields(body), NAMES, ("now",))
+    for parallel, takes_one in ((True, False), (False, True)):
+        _, calls = read(choice, parallel=parallel, strict=("now",))
         assert (calls.takes_one, calls.strict) == (takes_one, ("now",))
 
 
@@ -75,12 +79,10 @@ REFUSED = [
 @pytest.mark.parametrize(("choice", "param"), REFUSED, ids=str)
 def test_what_is_wrong_is_refused_by_name(choice, param):
     with pytest.raises(RejectedError) as caught:
-        parse_tool_choice(Fields({"tool_choice": choice}), NAMES)
+        read(choice)
     assert (int(caught.value.status), caught.value.param) == (400, param)
 
 
 def test_a_call_needs_tools():
     with pytest.raises(RejectedError, match="only allowed with tools"):
-        parse_tool_choice(Fields({"tool_choice": "required"}), ())
-    with pytest.raises(RejectedError, match="expected a boolean"):
-        parse_tool_choice(Fields({"parallel_tool_calls": "no"}), NAMES)
+        read("required", ())

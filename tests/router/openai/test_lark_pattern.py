@@ -72,7 +72,7 @@ def test_it_fits_what_a_compiler_of_such_grammars_lets_through(name):
 
 
 WRONG = {
-    "rule 'expr' comes round": 'start: expr\nexpr: "(" expr ")" | "1"',
+    "rule 'expr' refers to itself": 'start: expr\nexpr: "(" expr ")" | "1"',
     "no rule 'start'": 'begin: "a"',
     "no rule 'b'": "start: b",
     "line 2 of the grammar": 'start: "a"\n  § "b"',
@@ -83,7 +83,7 @@ WRONG = {
     "characters": f"start: {' '.join(chr(34) + 'x' * 99 + chr(34) for _ in range(11))}",
     "nested too deeply": "start: " + "(" * 4_000,
     "more than 8192": "start: " + "a " * 5_000,
-    "not understood": 'start: ("a"',
+    "cannot be parsed": 'start: ("a"',
 }
 
 

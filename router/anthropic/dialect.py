@@ -1,5 +1,6 @@
-"""Errors as Anthropic's clients expect them."""
+"""Errors and lists of models as Anthropic's clients expect them."""
 
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -7,7 +8,7 @@ from fabric.errors import FabricError
 from router.http.dialect import ErrorBody
 from router.http.errors import status_of
 
-OVERLOADED: Final = 529  # Anthropic's own: everybody's fault but the client's
+OVERLOADED: Final = 529  # Anthropic's status for a server that is overloaded
 _KINDS: Final = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -22,7 +23,7 @@ _TOO_LONG: Final = "context_length_exceeded"
 
 
 class AnthropicErrors:
-    """One shape for every error; its type says what the client should do."""
+    """Errors, whose type says what the client should do."""
 
     streams_calls = False
 
@@ -32,11 +33,23 @@ class AnthropicErrors:
             status = OVERLOADED
         is_clients = status < HTTPStatus.INTERNAL_SERVER_ERROR
         kind = _KINDS.get(status, "invalid_request_error" if is_clients else "api_error")
-        # These words, not a code, are what clients shorten their conversation at.
+        # Clients shorten their conversation when they see these words; there is no code.
         message = (
             f"prompt is too long: {error.message}" if error.code == _TOO_LONG else error.message
         )
-        told: dict[str, Any] = {"type": kind, "message": message}
+        body: dict[str, Any] = {"type": kind, "message": message}
         if error.code == THREAD_UNSUPPORTED:
-            told["details"] = {"error_code": error.code, "unsupported": ["thread"]}
-        return ErrorBody({"type": "error", "error": told}, "error", status)
+            body["details"] = {"error_code": error.code, "unsupported": ["thread"]}
+        return ErrorBody({"type": "error", "error": body}, "error", status)
+
+
+class AnthropicModels:
+    """Models, alone and as one page."""
+
+    def model(self, name: str, created_s: int) -> dict[str, Any]:
+        created = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        ends = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+        return {"data": models, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
