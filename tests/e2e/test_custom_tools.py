@@ -113,7 +113,7 @@ def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
     [
         ("lark", 'start: "(" start ")" | /(?=a)b/', "looks around"),
         ("lark", 'start: A start | "1"\nA: "(" A', "refers to itself"),
-        ("lark", 'start: "1" start', "no text comes to the end"),
+        ("lark", 'start: "1" start', "no finite text matches"),
         ("lark", 'start: "(', "line 1 of the grammar"),
         ("regex", "(a", "cannot be enforced"),
         ("regex", "(?=a)b", "look"),
