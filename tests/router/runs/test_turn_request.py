@@ -8,7 +8,7 @@ from fabric.errors import RejectedError
 from fabric.limits import MESSAGES_MAX
 from fabric.ports import Clock
 from fabric.turn.messages import Message, MessageRole
-from router.api.adapter import Asked
+from router.api.adapter import ApiRequest
 from router.api.turn_route import parsed_request
 from router.openai.chat_adapter import ChatAdapter
 from router.runs.in_process import turn_request
@@ -45,7 +45,7 @@ def test_it_is_the_request_that_a_chat_is_parsed_into(options, arguments):
     messages = prompt(SCENARIO, {}, TURN, steps)
     question = Question("scn.crew.lead", messages, tuple(offered_tools(SCENARIO, "lead")), options)
     request, chat = turn_request(question, "recall"), parsed(question)
-    for each in fields(Asked):
+    for each in fields(ApiRequest):
         assert getattr(request, each.name) == getattr(chat, each.name), each.name
 
 
