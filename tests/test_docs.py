@@ -82,7 +82,7 @@ def missing_file(document: Document) -> Iterator[str]:
             yield f"{document.path}: there is no {name} anywhere"
 
 
-# Documents named before a flow's steps are no files of it.
+# Documents that a flow links to are not files of it.
 LINKED = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 RULES = (too_long, dead_link, missing_file)
 
@@ -133,7 +133,7 @@ def test_every_rule_is_tried_both_ways():
 
 
 def test_the_package_map_has_every_room():
-    """A room that nobody is told of is found by accident only."""
+    """ARCHITECTURE.md lists every room."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     rooms = [
         path.parent.relative_to(ROOT)
@@ -145,17 +145,24 @@ def test_the_package_map_has_every_room():
 
 
 @pytest.mark.parametrize(
-    ("flow", "files_max"),
-    # Three of a migration are the transfer.
-    [("Cold request", 12), ("Warm restart", 12), ("Migration", 8 + 3), ("Erasure", 12)],
+    ("flow", "files_min"),
+    [
+        ("Cold request", 20),
+        ("Warm restart", 12),
+        ("Migration", 10),
+        ("Directive", 6),
+        ("Erasure", 8),
+    ],
 )
-def test_a_flow_is_followed_in_one_sitting(flow, files_max):
-    """Files and numbered steps of each flow, as somebody who follows it has to open them."""
+def test_a_flow_names_every_file_that_decides(flow, files_min):
+    """Steps that fit a screen, each with its files; that these exist is a rule above."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    [section] = re.findall(rf"^\*\*{flow}\.\*\*(.*?)(?=^\*\*|^## )", text, re.MULTILINE | re.DOTALL)
+    [section] = re.findall(
+        rf"^\*\*{flow}\.?\*\*(.*?)(?=^\*\*|^## )", text, re.MULTILINE | re.DOTALL
+    )
 
-    assert 5 <= len(set(IN_TREE.findall(section.partition("\n1. ")[0])) - LINKED) <= files_max
-    assert 5 <= len(re.findall(r"^\d\. ", section, re.MULTILINE)) <= 8
+    assert len(set(IN_TREE.findall(section)) - LINKED) >= files_min
+    assert 4 <= len(re.findall(r"^\d\. ", section, re.MULTILINE)) <= 8
 
 
 def test_every_document_is_linked():
