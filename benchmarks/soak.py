@@ -166,7 +166,7 @@ def _erasure(tenant: TenantId, agent: str, rng: random.Random) -> EraseAgent:
 
 async def _erase_unnamed(service: NodeService, rng: random.Random) -> None:
     """Keep the population steady: conversations without a name of their own come and go."""
-    for agent in list(service.node.table):
+    for agent in list(service.node.resources.table):
         tenant, name = agent.key
         if name.startswith("auto-") or "~" in name:
             await _control(service, _erasure(tenant, name, rng))
@@ -240,17 +240,17 @@ def _make_request(
 
 
 def _problems(service: NodeService) -> list[str]:
-    return service.node.store.blocks.check_integrity()
+    return service.node.resources.store.blocks.check_integrity()
 
 
 def _left(service: NodeService) -> int:
     """Count what nobody should hold any more."""
     node = service.node
-    records = [agent.saved for agent in node.table if agent.saved is not None]
+    records = [agent.saved for agent in node.resources.table if agent.saved is not None]
     needed = {ref for record in records for ref in record.refs}
-    stored = node.store.blocks.total_bytes
-    needed_bytes = sum(node.store.blocks._files.file_bytes(ref) for ref in needed)  # noqa: SLF001
-    return node.engine.budget.reserved_bytes + abs(stored - needed_bytes)
+    stored = node.resources.store.blocks.total_bytes
+    needed_bytes = sum(node.resources.store.blocks._files.file_bytes(ref) for ref in needed)  # noqa: SLF001
+    return node.resources.engine.budget.reserved_bytes + abs(stored - needed_bytes)
 
 
 def _resident_bytes() -> int:

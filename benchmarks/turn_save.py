@@ -36,7 +36,7 @@ from fabric.turn.generation import (
 from fabric.turn.prompt_plan import PromptPlan
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
-from node.assembly import Ground, assemble
+from node.assembly import assemble
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Ended
@@ -45,7 +45,7 @@ from node.mlx.engine import Engine
 from node.mlx.loaded_model import BUNDLED
 from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
-from node.node import Node
+from node.node import Node, NodeResources
 from node.prompt.directed_request import DirectedRequest
 from node.prompt.pipeline import PlannedPrompt
 from node.prompt.remembered_answers import ShownAnswer
@@ -169,8 +169,10 @@ async def _converse(folder: Path, contexts: Sequence[int], rounds: int) -> dict[
     for count in contexts:
         say(f"a context of {count:,} tokens")
         held = count + BEHIND_BLOCK_TOKENS
-        cache = ResidentCache(desk.node.identity.spec, held + PROMPT_TOKENS + ANSWER_TOKENS)
-        agent = desk.node.table.create(TENANT, AgentId(f"at-{count}"), None, 1)
+        cache = ResidentCache(
+            desk.node.resources.identity.spec, held + PROMPT_TOKENS + ANSWER_TOKENS
+        )
+        agent = desk.node.resources.table.create(TENANT, AgentId(f"at-{count}"), None, 1)
         talks[count] = Talk(agent, cache)
         await _take_turn(desk, talks[count], held - ANSWER_TOKENS)
         talks[count].held = held
@@ -179,9 +181,9 @@ async def _converse(folder: Path, contexts: Sequence[int], rounds: int) -> dict[
         order.append(order.pop(0))  # nobody always comes behind the longest
         for talk in order:
             await _take_turn(desk, talk, PROMPT_TOKENS)
-    desk.node.engine.stop()
-    desk.node.transfers.stop()
-    desk.node.workers.close()
+    desk.node.resources.engine.stop()
+    desk.node.resources.transfers.stop()
+    desk.node.resources.workers.close()
     for talk in talks.values():
         del talk.cpu_s[:2], talk.written_bytes[:2]  # the first prompt, and a turn to warm up
     return talks
@@ -199,7 +201,7 @@ def _open_desk(folder: Path) -> Desk:
     engine.start(lambda: (Engine(without_model, spec, limits=limits), None))
     model = ServedModel(MODEL, spec, FINGERPRINT, context_tokens_max=1 << 17, vocabulary_size=0)
     node = assemble(
-        Ground(
+        NodeResources(
             identity=NodeIdentity(config, model),
             clock=clock,
             engine=engine,

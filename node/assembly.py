@@ -4,15 +4,8 @@ Each part is given the few others that it works with, and none the whole. What a
 on differs between a Mac and a simulation; the rest is the same.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from fabric.control.node_calls import THERMAL_STATES
-from fabric.ports import Clock
-from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
-from node.engine.engine_thread import EngineThread
 from node.grammar.compiler import Compiler, TokenizerFacts
 from node.migration.copy_offers import CopySource
 from node.migration.fetching import Fetching
@@ -20,7 +13,7 @@ from node.migration.forks import ForkTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
 from node.migration.incoming import IncomingMoves
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.kept_copies import KeptCopies
 from node.migration.offers import Offers
 from node.migration.replicas import ReplicaTarget
@@ -34,7 +27,7 @@ from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
-from node.node import HttpEndpoint, Node
+from node.node import AgentCommands, Background, Moves, Node, NodeResources, Tiers
 from node.prompt.answer_grammars import AnswerGrammars
 from node.prompt.encoder_threads import EncoderThreads
 from node.prompt.pipeline import PromptPipeline
@@ -43,13 +36,9 @@ from node.prompt.prompt_encoder import PromptEncoder
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.live_turns import LiveTurns
-from node.runtime.workers import Workers
 from node.self_test import Questions, SelfTests
-from node.store.agent_store import AgentStore
 from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
-from node.store.service_time import ServiceTime
-from node.store.tombstones import TombstoneStore
 from node.store.warm_start import WarmStart
 from node.tiers.agent_records import AgentRecords
 from node.tiers.agent_removal import AgentRemoval
@@ -62,7 +51,7 @@ from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.hot_tier import HotTier
-from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
+from node.tiers.memory_pressure import MemoryPressure
 from node.tiers.other_folders import OtherFolders
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
@@ -70,8 +59,6 @@ from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.span_leases import SpanLeases
 from node.tiers.unsaved import Unsaved
-from node.transfer.client import TransferReport, fetch_blocks
-from node.transfer.server import TransferServer
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes
@@ -82,167 +69,82 @@ from node.turn.turn_sequence import Sequences
 from node.upkeep import Retries, Upkeep
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ground:
-    """What a node is built on."""
-
-    identity: NodeIdentity
-    clock: Clock
-    engine: EngineThread
-    tokenizer: ChatTokenizer
-    store: AgentStore
-    table: AgentTable
-    erased: TombstoneStore
-    transfers: TransferServer
-    service_time: ServiceTime
-    workers: Workers
-    thermal_state: Callable[[], str] = lambda: THERMAL_STATES[0]
-    gauge: MemoryGauge = field(default_factory=MemoryGauge)
-    endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
-    fetch: Callable[..., TransferReport] = fetch_blocks  # brings blocks from a peer; blocks
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiers:
-    """Memory and disk."""
-
-    owned: OwnedAgents
-    unsaved: Unsaved
-    hot: HotTier
-    eviction: Eviction
-    leases: SpanLeases
-    budget: DiskBudget
-    writers: RecordWriters
-    records: AgentRecords
-    mending: RecordMending
-    pins: Pins
-    flusher: Flusher
-    prefetches: Prefetches
-
-
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """Agents that come and go."""
-
-    moves: IncomingMoves
-    warm_up: WarmUp
-    incoming_end: IncomingEnd
-    copies: IncomingCopies
-    target: MoveTarget
-    source: MoveSource
-    step_downs: StepDowns
-    copy_source: CopySource
-    replicas: ReplicaTarget
-    takeovers: Takeovers
-    forks: ForkTarget
-    span_source: SpanSource
-    span_target: SpanTarget
-    exports: Exports
-    imports: Imports
-
-
-def assemble(ground: Ground) -> Node:
+def assemble(resources: NodeResources) -> Node:
     """Build a node of which nothing runs yet; call it on, or before, its event loop."""
-    identity, clock, engine, store = ground.identity, ground.clock, ground.engine, ground.store
-    table, workers, settings = ground.table, ground.workers, identity.settings
+    identity, clock, workers = resources.identity, resources.clock, resources.workers
     health = Health(identity.name, identity.model.problem)
     links, connections = LinkTable(clock), Connections()
     live_turns = LiveTurns(health)
-    tiers = _tiers(ground, health)
-    moves = _moves(ground, health, tiers, links, connections)
-    erasing = _erasing(ground, health, tiers, moves.incoming_end)
-    turns = _turns(ground, health, tiers, moves, live_turns)
-    questions = Questions(identity, ground.tokenizer, workers, turns)
+    tiers = _tiers(resources, health)
+    moves = _moves(resources, health, tiers, links, connections)
+    erasing = _erasing(resources, health, tiers, moves.cleanup)
+    turns = _turns(resources, health, tiers, moves.incoming, live_turns)
+    questions = Questions(identity, resources.tokenizer, workers, turns)
     self_tests = SelfTests(clock, tiers.records, questions, live_turns, health)
     upkeep = Upkeep(
-        tiers.budget, tiers.pins, moves.incoming_end, store, workers, ground.service_time, health
+        budget=tiers.budget,
+        pins=tiers.pins,
+        incoming=moves.cleanup,
+        store=resources.store,
+        workers=workers,
+        service_time=resources.service_time,
+        health=health,
     )
     return Node(
-        identity=identity,
-        clock=clock,
-        endpoint=ground.endpoint,
-        thermal_state=ground.thermal_state,
+        resources=resources,
         health=health,
-        workers=workers,
-        engine=engine,
-        tokenizer=ground.tokenizer,
-        store=store,
-        erased=ground.erased,
-        service_time=ground.service_time,
-        transfers=ground.transfers,
+        live_turns=live_turns,
         links=links,
         connections=connections,
-        table=table,
-        hot=tiers.hot,
-        unsaved=tiers.unsaved,
-        pressure=MemoryPressure(ground.gauge, engine, tiers.hot, clock, health.note_failed_round),
-        budget=tiers.budget,
-        eviction=tiers.eviction,
-        flusher=tiers.flusher,
-        prefetches=tiers.prefetches,
-        erasing=erasing,
-        pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
-        directive_store=_directive_store(ground, tiers, erasing),
-        moves=moves.moves,
-        warm_up=moves.warm_up,
-        incoming_end=moves.incoming_end,
-        copies=moves.copies,
-        target=moves.target,
-        source=moves.source,
-        copy_source=moves.copy_source,
-        replicas=moves.replicas,
-        takeovers=moves.takeovers,
-        forks=moves.forks,
-        span_source=moves.span_source,
-        span_target=moves.span_target,
-        exports=moves.exports,
-        imports=moves.imports,
+        tiers=tiers,
+        moves=moves,
+        commands=AgentCommands(
+            erasing=erasing,
+            pinning=Pinning(tiers.owned, tiers.pins, upkeep.round),
+            directive_store=_directive_store(resources, tiers, erasing),
+        ),
         turns=turns,
-        live_turns=live_turns,
-        self_tests=self_tests,
-        upkeep=upkeep,
-        retries=_retries(ground, health, tiers, moves, erasing, self_tests),
-        scrubber=Scrubber(settings, clock, workers, store.blocks, live_turns, health),
-        warm_start=WarmStart(workers, store.blocks, live_turns, health),
-        drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+        background=Background(
+            self_tests=self_tests,
+            pressure=MemoryPressure(
+                resources.gauge, resources.engine, tiers.hot, clock, health.note_failed_round
+            ),
+            upkeep=upkeep,
+            retries=Retries(
+                erasing=erasing,
+                store=resources.store,
+                workers=workers,
+                unsaved=tiers.unsaved,
+                flusher=tiers.flusher,
+                step_downs=moves.step_downs,
+                self_tests=self_tests,
+                health=health,
+            ),
+            scrubber=Scrubber(
+                identity.settings, clock, workers, resources.store.blocks, live_turns, health
+            ),
+            warm_start=WarmStart(workers, resources.store.blocks, live_turns, health),
+            drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+        ),
     )
 
 
-def _retries(
-    ground: Ground,
-    health: Health,
-    tiers: _Tiers,
-    moves: _Moves,
-    erasing: Erasing,
-    self_tests: SelfTests,
-) -> Retries:
-    return Retries(
-        erasing,
-        ground.store,
-        ground.workers,
-        tiers.unsaved,
-        tiers.flusher,
-        moves.step_downs,
-        self_tests,
-        health,
-    )
-
-
-def _tiers(ground: Ground, health: Health) -> _Tiers:
-    store, table, workers, engine = ground.store, ground.table, ground.workers, ground.engine
-    settings, offers = ground.identity.settings, ground.transfers.offers
-    owned = OwnedAgents(table, ground.erased)
+def _tiers(resources: NodeResources, health: Health) -> Tiers:
+    store, table = resources.store, resources.table
+    workers, engine = resources.workers, resources.engine
+    settings, offers = resources.identity.settings, resources.transfers.offers
+    owned = OwnedAgents(table, resources.erased)
     unsaved = Unsaved(table, health)
     hot = HotTier(table, engine, unsaved)
     eviction = Eviction(table, store, workers, offers, hot)
     survey = DiskSurvey(table, store, workers, offers, engine, settings.disk_bytes)
-    others = OtherFolders(ground.identity, ground.clock, workers, ground.service_time)
-    leases = SpanLeases(ground.clock, store.blocks, ground.erased)
+    others = OtherFolders(resources.identity, resources.clock, workers, resources.service_time)
+    leases = SpanLeases(resources.clock, store.blocks, resources.erased)
     budget = DiskBudget(settings, table, store, workers, survey, eviction, others, leases)
     writers = RecordWriters(store, workers, engine, budget)
     records = AgentRecords(table, store, workers, hot)
     mending = RecordMending(records, writers)
-    return _Tiers(
+    return Tiers(
         owned=owned,
         unsaved=unsaved,
         hot=hot,
@@ -259,50 +161,66 @@ def _tiers(ground: Ground, health: Health) -> _Tiers:
 
 
 def _moves(
-    ground: Ground, health: Health, tiers: _Tiers, links: LinkTable, connections: Connections
-) -> _Moves:
-    identity, clock, store, workers = ground.identity, ground.clock, ground.store, ground.workers
-    erased, service_time, moving = ground.erased, ground.service_time, ground.engine.moving
+    resources: NodeResources,
+    health: Health,
+    tiers: Tiers,
+    links: LinkTable,
+    connections: Connections,
+) -> Moves:
+    identity, clock = resources.identity, resources.clock
+    store, workers = resources.store, resources.workers
+    erased, service_time, moving = resources.erased, resources.service_time, resources.engine.moving
     records, owned, mending, budget = tiers.records, tiers.owned, tiers.mending, tiers.budget
-    moves = IncomingMoves(clock)
-    warm_up = WarmUp(moves, store, workers, ground.engine, tiers.hot, health)
+    incoming = IncomingMoves(clock)
+    warm_up = WarmUp(incoming, store, workers, resources.engine, tiers.hot, health)
     tiers.hot.count(warm_up)
-    end = IncomingEnd(clock, moves, warm_up, store, workers, erased, moving)
-    fetching = Fetching(identity, clock, store, workers, links, connections, ground.fetch)
-    copies = IncomingCopies(identity, store, budget, fetching, moves, warm_up, end)
-    kept = KeptCopies(identity, records, budget, moves, end)
-    offers = Offers(ground.transfers)
+    cleanup = IncomingCleanup(clock, incoming, warm_up, store, workers, erased, moving)
+    fetching = Fetching(identity, clock, store, workers, links, connections, resources.fetch)
+    copies = IncomingCopies(identity, store, budget, fetching, incoming, warm_up, cleanup)
+    kept = KeptCopies(identity, records, budget, incoming, cleanup)
+    offers = Offers(resources.transfers)
     step_downs = StepDowns(records, erased)
-    return _Moves(
-        moves=moves,
+    return Moves(
+        incoming=incoming,
         warm_up=warm_up,
-        incoming_end=end,
+        cleanup=cleanup,
         copies=copies,
         target=MoveTarget(
-            identity.name, records, service_time, moves, copies, warm_up, end, moving
+            identity.name, records, service_time, incoming, copies, warm_up, cleanup, moving
         ),
         source=MoveSource(records, mending, offers, owned, step_downs, moving, health),
         step_downs=step_downs,
         copy_source=CopySource(identity.name, owned, mending, offers),
-        replicas=ReplicaTarget(store, moves, kept, end),
+        replicas=ReplicaTarget(store, incoming, kept, cleanup),
         takeovers=Takeovers(identity.name, records, mending, erased),
         forks=ForkTarget(clock, store, kept, erased, service_time, health),
         span_source=SpanSource(identity, records.table, store, erased, workers, offers, health),
         span_target=SpanTarget(
-            identity, store, workers, budget, tiers.leases, copies, fetching, moves, end, health
+            identity,
+            store,
+            workers,
+            budget,
+            tiers.leases,
+            copies,
+            fetching,
+            incoming,
+            cleanup,
+            health,
         ),
         exports=Exports(identity, clock, records, owned, mending, tiers.flusher),
         imports=Imports(identity, clock, records, budget, erased, service_time, health),
     )
 
 
-def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) -> Erasing:
-    identity, store, erased = ground.identity, ground.store, ground.erased
+def _erasing(
+    resources: NodeResources, health: Health, tiers: Tiers, cleanup: IncomingCleanup
+) -> Erasing:
+    identity, store, erased = resources.identity, resources.store, resources.erased
     removal = AgentRemoval(
         tiers.records,
-        ground.transfers.offers,
+        resources.transfers.offers,
         tiers.prefetches,
-        end.forget_agent,
+        cleanup.forget_agent,
         tiers.leases,
         DerivedMemory(tiers.records, erased, tiers.prefetches),
     )
@@ -314,11 +232,11 @@ def _erasing(ground: Ground, health: Health, tiers: _Tiers, end: IncomingEnd) ->
         erased.epoch_of,
     )
     key = identity.cluster_key
-    return Erasing(ground.table, store, ground.workers, erased, folders, removal, health, key)
+    return Erasing(resources.table, store, resources.workers, erased, folders, removal, health, key)
 
 
-def _directive_store(ground: Ground, tiers: _Tiers, erasing: Erasing) -> DirectiveStore:
-    markup_ids = ground.tokenizer.markup_ids
+def _directive_store(resources: NodeResources, tiers: Tiers, erasing: Erasing) -> DirectiveStore:
+    markup_ids = resources.tokenizer.markup_ids
     records, mending, flusher = tiers.records, tiers.mending, tiers.flusher
     return DirectiveStore(
         tiers.owned, records, mending, flusher, markup_ids, tiers.eviction, erasing
@@ -326,26 +244,30 @@ def _directive_store(ground: Ground, tiers: _Tiers, erasing: Erasing) -> Directi
 
 
 def _turns(
-    ground: Ground, health: Health, tiers: _Tiers, moves: _Moves, live_turns: LiveTurns
+    resources: NodeResources,
+    health: Health,
+    tiers: Tiers,
+    incoming: IncomingMoves,
+    live_turns: LiveTurns,
 ) -> TurnServer:
-    identity, engine, tokenizer = ground.identity, ground.engine, ground.tokenizer
-    table, store, hot = ground.table, ground.store, tiers.hot
+    identity, engine, tokenizer = resources.identity, resources.engine, resources.tokenizer
+    table, store, hot = resources.table, resources.store, tiers.hot
     encoder = PromptEncoder(identity, tokenizer, PromptBoundaries(tokenizer))
     grammars = _grammars(identity, tokenizer)
     prompts = PromptPipeline(tokenizer, encoder, EncoderThreads(), grammars, store.salt)
     claims = Claims(
         table,
         tiers.budget,
-        ground.erased,
-        moves.moves,
+        resources.erased,
+        incoming,
         engine.moving,
         hot,
         health,
         engine.retry_after_s,
     )
-    workers, clock = ground.workers, ground.clock
+    workers, clock = resources.workers, resources.clock
     edited = EditedPrefixes(store, workers, clock)
-    borrowed = BorrowedSpans(identity, store, ground.erased, workers, clock, table, tokenizer)
+    borrowed = BorrowedSpans(identity, store, resources.erased, workers, clock, table, tokenizer)
     prefixes = Prefixes(
         identity,
         store,
@@ -356,11 +278,13 @@ def _turns(
         table,
         edited,
         borrowed,
-        moves.moves,
+        incoming,
         tiers.leases,
     )
     sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
-    savers = Savers(ground.clock, table, tiers.writers, tiers.unsaved, ground.service_time, health)
+    savers = Savers(
+        resources.clock, table, tiers.writers, tiers.unsaved, resources.service_time, health
+    )
     return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)
 
 

@@ -52,29 +52,29 @@ class ControlCalls:
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
             Describe: self._describe,
             ListAgents: self._list_agents,
-            EraseAgent: node.erasing.erase,
-            ShareErasures: node.erasing.take,
-            PinAgent: node.pinning.pin,
-            DirectAgent: node.directive_store.change_directives,
-            ChangeSettings: node.directive_store.change_settings,
-            ReadMemory: node.directive_store.read_memory,
-            DropResident: node.directive_store.drop_resident,
-            DropReplica: node.directive_store.drop_replica,
-            OfferMigration: node.source.offer,
-            SealAgent: node.source.seal,
-            ReleaseAgent: node.source.release,
+            EraseAgent: node.commands.erasing.erase,
+            ShareErasures: node.commands.erasing.take,
+            PinAgent: node.commands.pinning.pin,
+            DirectAgent: node.commands.directive_store.change_directives,
+            ChangeSettings: node.commands.directive_store.change_settings,
+            ReadMemory: node.commands.directive_store.read_memory,
+            DropResident: node.commands.directive_store.drop_resident,
+            DropReplica: node.commands.directive_store.drop_replica,
+            OfferMigration: node.moves.source.offer,
+            SealAgent: node.moves.source.seal,
+            ReleaseAgent: node.moves.source.release,
             AbortMigration: self._abort,
-            CopyBlocks: node.copies.copy_blocks,
-            CommitMigration: node.target.commit,
-            OfferCopy: node.copy_source.offer,
-            KeepReplica: node.replicas.keep,
-            KeepFork: node.forks.keep,
-            TakeOver: node.takeovers.take_over,
-            OfferSpans: node.span_source.offer,
-            TakeSpan: node.span_target.take,
-            ReturnSpans: node.span_target.give_back,
-            PrefetchAgent: node.prefetches.answer,
-            DrainNode: node.drain_flag.drain,
+            CopyBlocks: node.moves.copies.copy_blocks,
+            CommitMigration: node.moves.target.commit,
+            OfferCopy: node.moves.copy_source.offer,
+            KeepReplica: node.moves.replicas.keep,
+            KeepFork: node.moves.forks.keep,
+            TakeOver: node.moves.takeovers.take_over,
+            OfferSpans: node.moves.span_source.offer,
+            TakeSpan: node.moves.span_target.take,
+            ReturnSpans: node.moves.span_target.give_back,
+            PrefetchAgent: node.tiers.prefetches.answer,
+            DrainNode: node.background.drain_flag.drain,
             PeerList: self._set_peers,
             Flush: self._flush,
             Stop: self._stop,
@@ -118,33 +118,33 @@ class ControlCalls:
 
     async def _list_agents(self, call: ListAgents) -> object:
         node = self._node
-        config = node.identity.config
-        return list_agents(config.name, config.incarnation, node.table, call)
+        config = node.resources.identity.config
+        return list_agents(config.name, config.incarnation, node.resources.table, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
-        await self._node.incoming_end.forget(call.migration, call.key)
-        return await self._node.source.take_back(call)
+        await self._node.moves.cleanup.forget(call.migration, call.key)
+        return await self._node.moves.source.take_back(call)
 
     async def _set_peers(self, call: PeerList) -> Done:
-        peers = [peer for peer in call.peers if peer.name != self._node.identity.name]
+        peers = [peer for peer in call.peers if peer.name != self._node.resources.identity.name]
         self._node.links.set_peers(peers)
         return Done()
 
     async def _flush(self, call: Flush) -> Done:
         node = self._node
         running = await node.live_turns.quiesce(FLUSH_WAIT_S)
-        left = await node.flusher.flush()
+        left = await node.tiers.flusher.flush()
         if call.drop_hot:
-            node.hot.drop_resident(0)
+            node.tiers.hot.drop_resident(0)
         note = _saved_note(node, left)
         return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
         await self._node.live_turns.end(NODE_STOP_WAIT_S)
-        return Done(_saved_note(self._node, await self._node.flusher.flush()))
+        return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
 
 
 def _saved_note(node: Node, left: int) -> str:
     if left:
         return f"{left} agents are in memory only: {node.health.degraded}"
-    return node.health.degraded or f"{len(node.table)} agents are durable"
+    return node.health.degraded or f"{len(node.resources.table)} agents are durable"

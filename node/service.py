@@ -26,7 +26,7 @@ from fabric.net.links import AddressScope, scope_of
 from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.agent_table import recovered_table
-from node.assembly import Ground, assemble
+from node.assembly import assemble
 from node.backups import exclude_from_backups
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
@@ -44,7 +44,7 @@ from node.mlx.loaded_model import LoadedModel, load_model, weights_bytes
 from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
-from node.node import Node
+from node.node import Node, NodeResources
 from node.power_assertion import PowerAssertion
 from node.prompt.appended_prompt import AppendedPrompts
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
@@ -128,25 +128,37 @@ class NodeService:
         self._thread.start()
         self._node = node = self._build()
         self._calls = ControlCalls(node)
-        self._on_loop(node.upkeep.round()).result()
+        self._on_loop(node.background.upkeep.round()).result()
         self._on_loop(self._listen()).result()
         self.phase = "measuring prefill speed"  # and choosing forms, which the next one proves
         self._on_loop(self._measure_prefill()).result()
         self.phase = "testing save and restore"
-        self._on_loop(node.self_tests.run()).result()
-        self._on_loop(node.drain_flag.recall()).result()
-        self._encryption = FolderEncryption(node.identity, node.workers, node.health)
+        self._on_loop(node.background.self_tests.run()).result()
+        self._on_loop(node.background.drain_flag.recall()).result()
+        self._encryption = FolderEncryption(node.resources.identity, node.resources.workers, node.health)
         folder = self._config.data_dir.expanduser()
-        self._on_loop(node.workers.run(lambda: exclude_from_backups(folder)))
+        self._on_loop(node.resources.workers.run(lambda: exclude_from_backups(folder)))
         self._power = PowerAssertion(
-            lambda: node.has_work, node.clock.monotonic_s, node.health.note_failed_round
+            lambda: node.has_work, node.resources.clock.monotonic_s, node.health.note_failed_round
         )
-        beside = (node.warm_start, node.scrubber, node.retries, node.upkeep, node.pressure)
+        beside = (
+            node.background.warm_start,
+            node.background.scrubber,
+            node.background.retries,
+            node.background.upkeep,
+            node.background.pressure,
+        )
+        beside = (node.background.warm_start, node.background.scrubber, node.background.retries, node.background.upkeep, node.background.pressure)
         for each in (*beside, self._encryption, self._power):
             self._loop.call_soon_threadsafe(each.start)
-        links, fingerprint = self._config.settings.encrypt_links, node.identity.fingerprint
+        links, fingerprint = (
+            self._config.settings.encrypt_links,
+            node.resources.identity.fingerprint,
+        )
         caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
-        self._prober = LinkProber(node.links, caller.measure, node.clock, node.transfers.follow)
+        self._prober = LinkProber(
+            node.links, caller.measure, node.resources.clock, node.resources.transfers.follow
+        )
         self._prober.start()
 
     def control(self, raw: bytes) -> Future[bytes]:
@@ -170,12 +182,12 @@ class NodeService:
         if self._prober is not None:
             self._prober.stop()
         self._on_loop(self._close()).result()
-        self._node.engine.stop()
-        self._node.transfers.stop()
+        self._node.resources.engine.stop()
+        self._node.resources.transfers.stop()
         self._node.connections.close()
         self._node.turns.prompts.close()
-        self._node.workers.close()
-        self._node.erased.close()
+        self._node.resources.workers.close()
+        self._node.resources.erased.close()
         if self._disk is not None:
             self._disk.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -184,11 +196,14 @@ class NodeService:
 
     async def _measure_prefill(self) -> None:
         node = self.node
-        tokenizer, context_tokens_max = node.tokenizer, node.identity.model.context_tokens_max
-        tokens = await node.workers.run(
+        tokenizer, context_tokens_max = (
+            node.resources.tokenizer,
+            node.resources.identity.model.context_tokens_max,
+        )
+        tokens = await node.resources.workers.run(
             lambda: trial_tokens(lambda text: tokenizer.encode(text).ids, context_tokens_max)
         )
-        await measure_prefill(node.engine, node.clock, tokens)
+        await measure_prefill(node.resources.engine, node.resources.clock, tokens)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -219,7 +234,7 @@ class NodeService:
         if manifests.erased_count:
             blocks.empty_quarantine()
         return assemble(
-            Ground(
+            NodeResources(
                 identity=NodeIdentity(config, model),
                 clock=clock,
                 engine=engine,
@@ -298,7 +313,7 @@ class NodeService:
 
     def _make_room(self, size_bytes: int) -> None:
         """Pass the engine's wish for memory on to the loop, which owns the idle caches."""
-        self._loop.call_soon_threadsafe(lambda: self.node.hot.make_room(size_bytes))
+        self._loop.call_soon_threadsafe(lambda: self.node.tiers.hot.make_room(size_bytes))
 
     async def _listen(self) -> None:
         node = self.node
@@ -307,11 +322,11 @@ class NodeService:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
         tls = self._config.tls
-        node.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
+        node.resources.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
-        files = HibernationHttp(self._config.cluster_key, node.exports, node.imports)
+        files = HibernationHttp(self._config.cluster_key, node.moves.exports, node.moves.imports)
         prompts, key = node.turns.prompts, self._config.cluster_key
-        appended = AppendedPrompts(node.tokenizer, prompts.threads, node.turns.claims.owned_record)
+        appended = AppendedPrompts(node.resources.tokenizer, prompts.threads, node.turns.claims.owned_record)
         questions = [
             PromptQuestion(COUNT_PATH, key, prompts.count).route(),
             PromptQuestion(APPEND_PATH, key, appended.prompt).route(),
@@ -325,19 +340,19 @@ class NodeService:
     async def _close(self) -> None:
         node = self.node
         node.health.is_draining = node.health.is_stopping = True
-        await node.warm_start.stop()
-        await node.scrubber.stop()
+        await node.background.warm_start.stop()
+        await node.background.scrubber.stop()
         if self._encryption is not None:
             await self._encryption.stop()
         await node.live_turns.end()
-        await node.prefetches.close()
-        await node.retries.stop()
-        await node.upkeep.stop()
-        await node.pressure.stop()
-        left = await node.flusher.flush()
+        await node.tiers.prefetches.close()
+        await node.background.retries.stop()
+        await node.background.upkeep.stop()
+        await node.background.pressure.stop()
+        left = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()
-        await node.workers.run(node.service_time.save)
+        await node.resources.workers.run(node.resources.service_time.save)
         if left:
             _log.error("%d agents are lost with this process: %s", left, node.health.degraded)
         if self._server is not None and self._serving is not None:

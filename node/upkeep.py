@@ -11,7 +11,7 @@ import math
 
 from node.background_loop import BackgroundLoop
 from node.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.step_downs import StepDowns
 from node.runtime.health import Health
 from node.runtime.workers import Workers
@@ -32,7 +32,7 @@ class Upkeep:
         self,
         budget: DiskBudget,
         pins: Pins,
-        incoming: IncomingEnd,
+        incoming: IncomingCleanup,
         store: AgentStore,
         workers: Workers,
         service_time: ServiceTime,

@@ -7,7 +7,7 @@ from fabric.ids import MigrationId
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.runtime.identity import NodeIdentity
 from node.tiers.agent_records import AgentRecords
 from node.tiers.disk_budget import DiskBudget
@@ -22,7 +22,7 @@ class KeptCopies:
     records: AgentRecords
     budget: DiskBudget
     moves: IncomingMoves
-    end: IncomingEnd
+    end: IncomingCleanup
 
     async def decoded(self, raw: bytes) -> Manifest:
         """Check a record as one from outside: nothing but its tokens names its blocks."""

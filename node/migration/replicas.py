@@ -12,7 +12,7 @@ from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.restore_plan import essential
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.kept_copies import KeptCopies
 from node.store.agent_store import AgentStore
 
@@ -24,7 +24,7 @@ class ReplicaTarget:
     store: AgentStore
     moves: IncomingMoves
     copies: KeptCopies
-    end: IncomingEnd
+    end: IncomingCleanup
 
     async def keep(self, call: KeepReplica) -> AgentView:
         """Publish the record as a replica; repeatable, and never in place of something later."""

@@ -17,7 +17,7 @@ from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest
 from node.migration.fetching import Fetching
 from node.migration.incoming import IncomingMoves
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.target import IncomingCopies
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
@@ -39,7 +39,7 @@ class SpanTarget:
     copies: IncomingCopies
     fetching: Fetching
     moves: IncomingMoves
-    end: IncomingEnd
+    end: IncomingCleanup
     health: Health
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -28,7 +28,7 @@ from node.agents.agent import Agent
 from node.engine.moving_streams import MovingStreams
 from node.migration.fetching import Fetching
 from node.migration.incoming import IncomingMoves, IncomingState
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.warm_up import WarmUp
 from node.runtime.identity import NodeIdentity
 from node.store.agent_store import AgentStore
@@ -51,7 +51,7 @@ class IncomingCopies:
     fetching: Fetching
     moves: IncomingMoves
     warm_up: WarmUp
-    end: IncomingEnd
+    end: IncomingCleanup
 
     async def copy_blocks(self, call: CopyBlocks) -> Copied:
         """Fetch, verify and publish the offered record's blocks that are not here yet."""
@@ -102,7 +102,7 @@ class MoveTarget:
     moves: IncomingMoves
     copies: IncomingCopies
     warm_up: WarmUp
-    end: IncomingEnd
+    end: IncomingCleanup
     moving: MovingStreams
 
     async def commit(self, call: CommitMigration) -> Committed:

@@ -104,7 +104,7 @@ def test_decay_is_said_until_the_next_turn_and_travels(running, fabric):
     assert fabric.agent("decayed-2").show()["decays_after_s"] is None
     assert agent.decay(None)["decays_after_s"] is None
     agent.decay()
-    table = running.services[other].node.table
+    table = running.services[other].node.resources.table
     candidate = table._candidate(table.get((TenantId("one"), AgentId("decayed"))), is_fixed=False)
     assert candidate.is_spent
     agent.generate(None, ASK_SHIP, **ASKED)
@@ -137,16 +137,16 @@ def test_private_memory_is_for_its_agent_alone(running, fabric):
         agent.fork("private-2")
     assert caught.value.code == "not_shared"
     node = running.services[agent.show()["owner"]].node
-    own = node.table.get((TenantId("two"), AgentId("private")))
-    stranger = node.table.unlisted(TenantId("two"), AgentId("stranger"), None, 1)
+    own = node.resources.table.get((TenantId("two"), AgentId("private")))
+    stranger = node.resources.table.unlisted(TenantId("two"), AgentId("stranger"), None, 1)
     ids = own.manifest.token_ids
 
     def lent(agent):
-        shared = node.store.shared_prefix(TenantId("two"), ids).blocks
-        return node.table.lent(agent, shared, ())
+        shared = node.resources.store.shared_prefix(TenantId("two"), ids).blocks
+        return node.resources.table.lent(agent, shared, ())
 
-    assert not node.table.has_private(own)
-    assert node.table.has_private(stranger)
+    assert not node.resources.table.has_private(own)
+    assert node.resources.table.has_private(stranger)
     assert lent(own) > 1
     assert lent(stranger) == 0
     agent.share("tenant")

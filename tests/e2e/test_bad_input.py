@@ -116,7 +116,7 @@ def test_the_last_token_of_the_model_may_be_biased_and_the_next_one_is_none(
     fabric: LocalFabric,
 ) -> None:
     """The official SDK gets a good answer for the one, and a BadRequestError for the other."""
-    count = fabric.services["only"].node.identity.model.vocabulary_size
+    count = fabric.services["only"].node.resources.identity.model.vocabulary_size
     assert fabric.chat([USER], "biased", logit_bias={str(count - 1): -1}, max_tokens=1)
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -162,7 +162,7 @@ def test_afterwards_the_agent_is_intact(fabric: LocalFabric) -> None:
 
     assert answer.text == " otter quartz."
     assert answer.cache == "hot"
-    assert service.node.store.blocks.check_integrity() == []
+    assert service.node.resources.store.blocks.check_integrity() == []
     assert fabric.http.get("/healthz").json()["status"] == "ok"
     agents = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
     assert sorted(agents) == ["biased", "keeper"]

@@ -33,8 +33,8 @@ class Talk:
     def ask(self, says, end, said):
         node = self._fabric.services["only"].node
         self._script.tokens.clear()
-        self._script.tokens.extend(node.tokenizer.encode(says).ids)
-        (self._script.end,) = node.tokenizer.encode(end).ids
+        self._script.tokens.extend(node.resources.tokenizer.encode(says).ids)
+        (self._script.end,) = node.resources.tokenizer.encode(end).ids
         self.messages.append(said)
         got = self._fabric.chat(self.messages, tools=TOOLS, max_tokens=400)
         message = got.raw["choices"][0]["message"]

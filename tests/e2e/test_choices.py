@@ -176,7 +176,7 @@ def test_several_prompts_are_answered_in_order(fabric):
 
 def test_prompts_in_tokens_answer_like_their_text(fabric):
     text = "The harbor color of Ann is red. The harbor color of Ann is"
-    tokenizer = next(iter(fabric.services.values())).node.tokenizer
+    tokenizer = next(iter(fabric.services.values())).node.resources.tokenizer
     ids = tokenizer.encode(text, special_prefix=True).ids
     told = fabric.openai.completions.create(model="prose", prompt=text, temperature=0)
     for prompt in (ids, [ids]):
@@ -210,7 +210,7 @@ def test_best_of_keeps_the_most_probable(fabric):
 def test_a_prompt_is_echoed_with_its_probabilities(fabric, max_tokens, stream):
     service = next(iter(fabric.services.values()))
     text = f"{FACTS} The vault code of number 41 is"
-    ids = service.node.tokenizer.encode(text, special_prefix=True).ids
+    ids = service.node.resources.tokenizer.encode(text, special_prefix=True).ids
     before = agents(fabric)
     asked = {"model": "prose", "prompt": ids, "temperature": 0, "max_tokens": max_tokens}
     made = fabric.openai.completions.create(echo=True, logprobs=2, stream=stream, **asked)
@@ -240,7 +240,7 @@ def test_a_prompt_is_echoed_with_its_probabilities(fabric, max_tokens, stream):
 
 def probabilities(service, ids):
     """Compute each token's by the bare model, without any cache of ours."""
-    engine = service.node.engine
+    engine = service.node.resources.engine
 
     def compute():
         logits = engine.engine.model(mx.array([ids]))[0].astype(mx.float32)

@@ -54,7 +54,7 @@ def direct(fabric, agent, *items, **more):
 
 def record(fabric, agent):
     (service,) = fabric.services.values()
-    return next(a.manifest for a in service.node.table if a.manifest.agent == agent)
+    return next(a.manifest for a in service.node.resources.table if a.manifest.agent == agent)
 
 
 def on_disk(fabric, agent):

@@ -93,7 +93,7 @@ def fabric_of(folder, model, *, launch_waits=True):
     fabric = LocalFabric(folder, model, list(NODES), exact_chunks=True, hot_bytes=HOT_BYTES)
     try:
         for service in fabric.services.values():
-            service.node.engine.engine.launch_waits = launch_waits
+            service.node.resources.engine.engine.launch_waits = launch_waits
         yield fabric
     finally:
         fabric.stop()
@@ -140,7 +140,7 @@ def test_edited_and_moved_agents_answer_as_if_nothing_failed(
     runs, refused_count, amortized_count = 0, 0, 0
     with fabric_of(tmp_path, model, launch_waits=launch_waits) as fabric, ExitStack() as failing:
         faults = [
-            failing.enter_context(failing_device(service.node.engine))
+            failing.enter_context(failing_device(service.node.resources.engine))
             for service in fabric.services.values()
         ]
         while sum(each.raised_count for each in faults) < count:

@@ -133,7 +133,7 @@ def test_refusals_are_told_in_words(fabric, run, tmp_path):
 def test_a_file_that_breaks_off_on_its_way_is_not_kept(fabric, run, tmp_path):
     fabric.chat(HELLO, "dave", max_tokens=4)
     owner = fabric.services[fabric.chat(HELLO, "dave", max_tokens=4).node]
-    agent = next(a for a in owner.node.table if a.manifest.agent == "dave")
+    agent = next(a for a in owner.node.resources.table if a.manifest.agent == "dave")
     victim = owner._disk.root / "blocks" / f"{agent.saved.refs[-1].name}.full"
     raw = bytearray(victim.read_bytes())
     raw[-1] ^= 1

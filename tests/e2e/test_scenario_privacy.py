@@ -144,7 +144,7 @@ def fabric(tmp_path_factory):
 
 
 def all_told(fabric):
-    tokenizer = fabric.services[NODES[0]].node.tokenizer._tokenizer
+    tokenizer = fabric.services[NODES[0]].node.resources.tokenizer._tokenizer
     return list(on_disks(fabric.folder, tokenizer.decode))
 
 

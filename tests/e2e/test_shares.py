@@ -71,7 +71,7 @@ def test_who_fills_their_share_is_told_when_to_come_again_and_others_are_served(
 
         with ThreadPoolExecutor(CROWD) as threads:
             asking = [threads.submit(crowd, number) for number in range(CROWD)]
-            until(lambda: refused and fabric.services["only"].node.engine.waiting_count)
+            until(lambda: refused and fabric.services["only"].node.resources.engine.waiting_count)
             served = ask(alice, "mira", 2)
             are_left = not all(each.done() for each in asking)
         again = ask(bob, "bob-again", 2)
@@ -109,7 +109,7 @@ def test_a_client_that_hangs_up_in_mid_stream_ends_the_turn_on_the_node(fabric, 
     until(lambda: not node.live_turns)
 
     assert len(sequence.answer_ids) - shown <= 2.0 / STEP_S, "not the whole answer"
-    assert node.engine.budget.reserved_bytes == 0
+    assert node.resources.engine.budget.reserved_bytes == 0
 
 
 def until(holds):

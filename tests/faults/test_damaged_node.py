@@ -37,7 +37,7 @@ def logprobs_of(reply: Reply) -> list[tuple[str, float]]:
 def prompt_of(service: NodeService, tokens_min: int) -> str:
     """Repeat words: training a tokenizer is not repeatable, so a text's length in tokens varies."""
     prompt = WORDS
-    while len(service.node.tokenizer.encode(prompt).ids) < tokens_min:
+    while len(service.node.resources.tokenizer.encode(prompt).ids) < tokens_min:
         prompt += WORDS
     return prompt
 
@@ -94,7 +94,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
         assert restored.admitted.cache is CacheTier.DISK
         assert logprobs_of(restored) == want
         for group in GROUPS[name]:
-            sizes = tokens_by_file_bytes(warm.node.identity.spec, group)
+            sizes = tokens_by_file_bytes(warm.node.resources.identity.spec, group)
             for damage in (flip_bits, truncate, swap):
                 call(warm, Flush(drop_hot=True), Done)
                 full = [p for p in files_of(warm, group) if sizes.get(p.stat().st_size) == 256]
@@ -131,7 +131,7 @@ def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, caps
 
     with running(data / "nodes", model, exact_chunks=True) as service:
         (data / "cluster.key").write_text(KEY.hex())
-        prompt, spec = prompt_of(service, 520), service.node.identity.spec
+        prompt, spec = prompt_of(service, 520), service.node.resources.identity.spec
         want = logprobs_of(answer(service, prompt, "agent"))
         assert check()[0] == 2
         root = service._disk.root
@@ -150,7 +150,7 @@ def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, caps
     assert (status, report["problems_left"]) == (0, 0)
     assert check()[0] == 0
     with running(data / "nodes", model, exact_chunks=True) as service:
-        [agent] = service.node.table
+        [agent] = service.node.resources.table
         assert agent.manifest.is_truncated
         assert agent.manifest.tokens_count == 512
         stranger = ask(service, prompt, max_tokens=1)  # begins like it, and is not taken for it

@@ -96,7 +96,7 @@ class Move:
     def in_mid_copy(self, victim):
         """Have a node die when the target has stored the first of several blocks."""
         loop = asyncio.get_running_loop()
-        blocks = self.world.macs[self.target].node.store.blocks
+        blocks = self.world.macs[self.target].node.resources.store.blocks
         adopt, mac = blocks.adopt, self.world.macs[getattr(self, victim)]
 
         def adopt_and_die(*arguments):
@@ -123,7 +123,7 @@ class Move:
         await self.answers()
         owner = await world.one_owner(self.agent)
         for mac in world.macs.values():
-            work = mac.node.incoming_end.forget_stale(0.0)  # an hour has passed
+            work = mac.node.moves.cleanup.forget_stale(0.0)  # an hour has passed
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
         await world.nothing_loose()
         return owner

@@ -59,7 +59,7 @@ def cool_all(service) -> None:
     """Drop what may be dropped, on the node's loop."""
 
     async def cool() -> None:
-        service.node.table.drop_resident(0)
+        service.node.resources.table.drop_resident(0)
 
     asyncio.run_coroutine_threadsafe(cool(), service._loop).result(60)
 
@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, na
         # Nothing takes it out of memory, not even a flush that drops what is hot.
         note = call(service, Flush(drop_hot=True), Done).detail
         assert "memory only" in note
-        assert service.node.table.get(("default", "hurt")).cache is not None
+        assert service.node.resources.table.get(("default", "hurt")).cache is not None
         third = ask(service, WORDS * 5, agent="other", **BRIEF)
         assert third.text == cold(WORDS * 5)
         assert not third.finished.durable
@@ -108,12 +108,14 @@ def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, na
         faults.mend()
         assert ask(service, WORDS * 6, agent="healthy", **BRIEF).finished.durable
         for agent in ("hurt", "other"):
-            wait_until(lambda key=("default", agent): service.node.table.get(key).is_durable)
+            wait_until(
+                lambda key=("default", agent): service.node.resources.table.get(key).is_durable
+            )
             assert view_of(service, agent).durable
         call(service, Flush(drop_hot=True), Done)
         assert service.node.health.degraded is None
-        assert service.node.table.hot_bytes == 0
-        assert service.node.store.blocks.check_integrity() == []
+        assert service.node.resources.table.hot_bytes == 0
+        assert service.node.resources.store.blocks.check_integrity() == []
         again = ask(service, grown(longer, second.text), agent="hurt", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK
         assert again.admitted.cached_tokens >= second.admitted.prompt_tokens
@@ -144,17 +146,17 @@ def test_agents_that_cannot_be_saved_hold_up_nobody_else(model, tmp_path, monkey
         faults.is_broken = True
         for number in range(FLUSH_FAILURES_MAX + 1):
             ask(service, f"{number} {WORDS}", agent=f"agent-{number}", **BRIEF)
-        publish = service.node.store.publish
+        publish = service.node.resources.store.publish
 
         def refusing(record, previous):
             if record.agent != f"agent-{FLUSH_FAILURES_MAX}":
                 raise CorruptDataError("blocks went")  # noqa: TRY003 - as the store says it
             publish(record, previous)
 
-        monkeypatch.setattr(service.node.store, "publish", refusing)
+        monkeypatch.setattr(service.node.resources.store, "publish", refusing)
         faults.mend()
         call(service, Flush(), Done)
-        durable = [a.key[1] for a in service.node.table if a.is_durable]
+        durable = [a.key[1] for a in service.node.resources.table if a.is_durable]
         assert durable == [f"agent-{FLUSH_FAILURES_MAX}"]
 
 
@@ -168,7 +170,7 @@ def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
     with running(tmp_path, model, durability="full") as service:
         faults.is_broken = True
         assert not ask(service, WORDS * 12, agent="hurt", **BRIEF).finished.durable
-        agent = service.node.table.get(("default", "hurt"))
+        agent = service.node.resources.table.get(("default", "hurt"))
         for _ in range(2):  # tried again and refused again
             refused = len(faults.failed)
             if reason == "wanted":
@@ -207,7 +209,7 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 cool_all(service)
                 second = trouble_at(service, faults, point, grown(start, first.text))
                 assert second.text == cold(grown(start, first.text)), point
-                agent = service.node.table.get(("default", "hurt"))
+                agent = service.node.resources.table.get(("default", "hurt"))
                 assert agent.is_durable == second.finished.durable, point
                 assert second.finished.durable or service.node.health.degraded
                 failures += len(faults.failed)
@@ -217,7 +219,7 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 call(service, Flush(drop_hot=True), Done)
                 assert view_of(service, "hurt").durable
                 assert service.node.health.degraded is None
-                assert service.node.store.blocks.check_integrity() == []
+                assert service.node.resources.store.blocks.check_integrity() == []
             with running(folder / str(point), model, durability="full") as service:
                 reply = ask(service, grown(start, first.text), agent="hurt", **BRIEF)
                 assert reply.admitted.cache is CacheTier.DISK, point
@@ -282,5 +284,5 @@ def test_a_turn_saved_late_comes_back_bit_for_bit(tmp_path, monkeypatch, name):
         faults.mend()
     with running(tmp_path, model, "hurt") as service:
         got.append(talk(service, 2))
-        assert service.node.table.get(("default", "a")).last_match.cached_tokens > 256
+        assert service.node.resources.table.get(("default", "a")).last_match.cached_tokens > 256
     assert got == want

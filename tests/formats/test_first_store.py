@@ -41,11 +41,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_agents_go_on_from_it(data: Path) -> None:
     """Owner, epoch, pin and every token; who was erased stays erased."""
     with running(data / "nodes", "recall", STORE) as service:
-        [mira] = [agent.manifest for agent in service.node.table]
+        [mira] = [agent.manifest for agent in service.node.resources.table]
         erased = call(service, ShareErasures(()), KnownErasures).erased
         assert (mira.agent, mira.epoch, mira.tokens_count, mira.pinned) == ("mira", 1, 32, True)
         assert [item.epoch for item in erased] == [1]
-        assert service.node.store.blocks.check_integrity() == []
+        assert service.node.resources.store.blocks.check_integrity() == []
         reply = ask(service, VAULT, agent="mira", epoch=1, max_tokens=8)
 
     assert reply.text == " otter lantern quartz."
@@ -77,9 +77,9 @@ def test_a_later_layout_leaves_it_alone(
     monkeypatch.setattr(fingerprint, "LAYOUT_VERSION", fingerprint.LAYOUT_VERSION + 1)
     [before] = (data / "nodes" / STORE).glob("*/blocks/*")
     with running(data / "nodes", "recall", STORE) as service:
-        assert list(service.node.table) == []
+        assert list(service.node.resources.table) == []
         reply = ask(service, VAULT, agent="mira", max_tokens=8)
-        waiting = [folder.name for folder in service.node.budget._others._folders.list_all()]
+        waiting = [folder.name for folder in service.node.tiers.budget._others._folders.list_all()]
 
     assert reply.admitted.match is MatchKind.NONE
     assert waiting == [before.parent.parent.name]

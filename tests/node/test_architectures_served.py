@@ -51,7 +51,9 @@ def converse(
 def test_restarts_and_moves_change_no_bit(model, tmp_path):
     """Log probabilities of all turns: undisturbed, restarted between turns, moved between turns."""
     with running(tmp_path, model, "calm") as calm:
-        assert calm.node.self_tests.found.passed, calm.node.self_tests.found.detail
+        assert calm.node.background.self_tests.found.passed, (
+            calm.node.background.self_tests.found.detail
+        )
         want, replies = converse(lambda: calm, lambda: None, lambda: 1)
         assert [reply.admitted.cache for reply in replies] == [
             CacheTier.COLD, CacheTier.HOT,
@@ -143,7 +145,7 @@ def test_a_model_that_fails_its_self_test_is_served_without_reuse(tmp_path, monk
     with running(tmp_path, folder, tries_everything=True) as service:
         messages = [SYSTEM, {"role": "user", "content": "alpha"}]
         replies = [ask(service, messages, agent="agent", max_tokens=5) for _ in range(2)]
-        stored = service.node.store.blocks.total_bytes
+        stored = service.node.resources.store.blocks.total_bytes
 
     assert replies[0].text == replies[1].text
     assert [reply.admitted.cache for reply in replies] == [CacheTier.COLD] * 2
@@ -162,7 +164,7 @@ def test_long_prompts_of_window_models_keep_every_block(tmp_path: Path):
     prompt = "the cat sat on the mat. " * 160
     with running(tmp_path, folder) as service:
         ask(service, prompt, agent="agent", max_tokens=2)
-        record = next(iter(service.node.table)).saved
+        record = next(iter(service.node.resources.table)).saved
 
     assert record is not None
     assert [place.start for place in record.windows] == list(range(0, record.tokens_count, 256))

@@ -28,7 +28,7 @@ def test_one_tenants_calls_that_wait_leave_places_to_heartbeats_and_others(tmp_p
             answer = await calls.answer(encode_call(PinAgent(tenant, NAME, pinned=True)))
             return decode_reply(AgentView, answer)
 
-        async with node.table.get((TENANT, NAME)).turn_lock:
+        async with node.resources.table.get((TENANT, NAME)).turn_lock:
             asked = [asyncio.ensure_future(pinned(TENANT)) for _ in range(CONTROL_CALLS_MAX)]
             another = await pinned(OTHER)
             refused = {each.result().status for each in asked if each.done()}

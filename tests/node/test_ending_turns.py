@@ -188,9 +188,9 @@ def test_a_reader_that_has_not_come_to_the_end_keeps_no_memory(model, tmp_path):
             await anext(events)
             (its_turn,) = node.live_turns
             await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
-            agent = node.table.get((TENANT, "slow"))
+            agent = node.resources.table.get((TENANT, "slow"))
             cache = weakref.ref(agent.cache)
-            node.hot.make_room(agent.hot_bytes)
+            node.tiers.hot.make_room(agent.hot_bytes)
             assert agent.cache is None
             is_gone = await let_go(cache)
             assert isinstance([event async for event in events][-1], Finished)
@@ -239,7 +239,7 @@ def test_a_turn_that_fails_keeps_no_memory_while_nobody_reads_why(model, tmp_pat
             release = ReleaseAgent(
                 TENANT, took.identity.agent, 2, MigrationId("took-it"), NodeName("node-b")
             )
-            await node.source.release(release)
+            await node.moves.source.release(release)
             await asyncio.wait_for(asyncio.wait([task]), 60)
             is_gone = await let_go(cache)
             assert hangs_up or isinstance([event async for event in events][-1], Failed)

@@ -46,7 +46,7 @@ def _flood(service, file, monkeypatch):
 
             async def upload(name, tenant=TENANT, content=None):
                 headers = headers_of(service, Resume(tenant, AgentId(name), 2))
-                url = service.node.endpoint.url + RESUME_PATH
+                url = service.node.resources.endpoint.url + RESUME_PATH
                 async with client.post(url, data=content or drip(), headers=headers) as got:
                     return got.status, (await got.json())["error"]["code"]
 

@@ -82,10 +82,10 @@ async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.2)
     async with Linked(tmp_path) as linked, linked.node() as service:
-        linked.link.http_url = service.node.endpoint.url
+        linked.link.http_url = service.node.resources.endpoint.url
         await linked.link.make_ready(Use.CALL)
         first = linked.opened
-        host, port = service.node.endpoint.url.removeprefix("https://").split(":")
+        host, port = service.node.resources.endpoint.url.removeprefix("https://").split(":")
         strangers = [socket.create_connection((host, int(port)), 60) for _ in range(40)]
         try:
             await until(lambda: sum(map(has_ended, strangers)) >= 32)
@@ -100,12 +100,12 @@ async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch)
 async def test_a_node_that_stops_ends_them_and_its_successor_is_reached(tmp_path):
     async with Linked(tmp_path) as linked:
         async with linked.node() as service:
-            linked.link.http_url = service.node.endpoint.url
+            linked.link.http_url = service.node.resources.endpoint.url
             await linked.seal()
             (kept,) = linked.opened
         await until(lambda: not kept.is_connected())
         with pytest.raises(NodeLostError):
             await linked.link.call(SEAL, Offer)
         async with linked.node() as service:
-            linked.link.http_url = service.node.endpoint.url
+            linked.link.http_url = service.node.resources.endpoint.url
             await linked.seal()

@@ -41,7 +41,9 @@ async def post(service, keys, context, name=MEMBER_NAME):
     headers = {CLUSTER_HEADER: secret, "x-macfabric-node": "another"}
     async with NodeHttp(context) as http:
         try:
-            asked = await http.post(service.node.endpoint.url, CONTROL_PATH, b"", headers, name)
+            asked = await http.post(
+                service.node.resources.endpoint.url, CONTROL_PATH, b"", headers, name
+            )
             asked.close()
             return asked.status
         finally:
@@ -50,7 +52,7 @@ async def post(service, keys, context, name=MEMBER_NAME):
 
 @pytest.mark.anyio
 async def test_a_member_is_served(service, keys):
-    assert service.node.endpoint.url.startswith("https://")
+    assert service.node.resources.endpoint.url.startswith("https://")
     assert await post(service, keys, read_router_keys(keys).node_facing()) == 421  # another node
 
 
@@ -77,7 +79,7 @@ async def test_a_stranger_is_refused_even_with_the_secret(service, keys, tmp_pat
 
 @pytest.mark.anyio
 async def test_clear_text_is_refused(service, keys):
-    url = service.node.endpoint.url.replace("https://", "http://")
+    url = service.node.resources.endpoint.url.replace("https://", "http://")
     async with NodeHttp() as http:
         answer = await http.post(url, CONTROL_PATH, b"", {})
         assert answer.status == 400

@@ -66,8 +66,8 @@ def test_a_move_undone_twice_at_once_lets_go_of_lost_blocks_once(nodes, tmp_path
     call(source, SealAgent(TENANT, KIM, epoch, MOVE, B), Offer)
     for path in (tmp_path / "a").rglob("*.full"):
         path.write_bytes(b"lost")
-    agent = source.node.table.get((TENANT, KIM))
-    store = source.node.store
+    agent = source.node.resources.table.get((TENANT, KIM))
+    store = source.node.resources.store
     assert store.blocks.verify(agent.saved.refs)
     twice(source, AbortMigration(TENANT, KIM, MOVE), Done)
     assert agent.manifest.state is OwnerState.OWNED

@@ -40,8 +40,10 @@ def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 def test_self_test_brought_an_agent_back(service: NodeService) -> None:
     """The node proved its own restore path when it started, and cleaned up after it."""
-    assert service.node.self_tests.found.passed, service.node.self_tests.found.detail
-    assert not [a for a in service.node.table if a.manifest.tenant == "_selftest"]
+    assert service.node.background.self_tests.found.passed, (
+        service.node.background.self_tests.found.detail
+    )
+    assert not [a for a in service.node.resources.table if a.manifest.tenant == "_selftest"]
 
 
 def test_its_speed_is_known_before_anybody_asks(model: str, tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_two_agents_without_ids_share_a_prompt_and_stay_warm(model: str, tmp_pat
             again = turn(service, name)
             assert again.match is MatchKind.EXTEND
             assert again.cache is CacheTier.HOT
-        records = [agent.saved for agent in service.node.table]
+        records = [agent.saved for agent in service.node.resources.table]
         blocks = [{p.block.name for p in r.pieces if p.end == 256} for r in records if r]
         assert len(blocks) == 2
         assert len(blocks[0] & blocks[1]) >= 2
@@ -233,7 +235,7 @@ def test_first_turn_after_migration_is_from_peer(model: str, tmp_path: Path) -> 
 def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> None:
     """Erasing one of two agents with a common prompt keeps only what the other needs."""
     tenant = TenantId("erasing")
-    before = service.node.store.blocks.total_bytes
+    before = service.node.resources.store.blocks.total_bytes
     for name in ("one", "two"):
         ask(service, [SYSTEM, user(name)], agent=name, tenant=tenant)
     receipts = [
@@ -244,7 +246,7 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
                 AgentId(name),
                 1_001,
                 OperationId(f"erase-000{i}"),
-                service.node.clock.wall_s(),
+                service.node.resources.clock.wall_s(),
             ),
             EraseReceipt,
         )
@@ -254,7 +256,7 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
     assert [receipt.existed for receipt in receipts] == [True, True, False]
     assert receipts[0].blocks_kept_shared > 0
     assert receipts[1].blocks_kept_shared == 0
-    assert before == service.node.store.blocks.total_bytes
+    assert before == service.node.resources.store.blocks.total_bytes
 
 
 def test_prompt_over_the_context_is_refused_and_harmless(model: str, tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_damaged_block_is_a_miss_with_the_same_answer(model: str, tmp_path: Path
     messages = [SYSTEM, user("alpha")]
     with running(tmp_path, model) as service:
         first = ask(service, messages, agent="agent")
-        saved = next(iter(service.node.table)).saved
+        saved = next(iter(service.node.resources.table)).saved
         assert saved is not None
         second_block = saved.pieces[1].block.name
     damaged = next(path for path in tmp_path.rglob("*") if second_block in path.name)

@@ -283,10 +283,10 @@ class Chaos:
 
 def _edited(host):
     """List a node's agents whose records were edited."""
-    agents = host.node.table if host.node is not None else ()
+    agents = host.node.resources.table if host.node is not None else ()
     return [each for each in agents if each.saved is not None and each.saved.edited is not None]
 
 
 def _is_running(host, key):
-    agent = host.node.table.get(key) if host.node is not None else None
+    agent = host.node.resources.table.get(key) if host.node is not None else None
     return agent is not None and agent.turn is not None and not agent.waiting_count

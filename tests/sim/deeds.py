@@ -155,8 +155,8 @@ class Deeds:
         node, process = host.node, host.process
         if node is not None and not process.is_frozen:
             self._world.note(f"{host.name}: scrub")
-            blocks = node.store.blocks
-            work = node.workers.run(lambda: blocks.scrub(ALL_BYTES))
+            blocks = node.resources.store.blocks
+            work = node.resources.workers.run(lambda: blocks.scrub(ALL_BYTES))
             task = self._world.loop.spawn(process, work)
             await asyncio.wait({task}, timeout=ANSWER_S)
 

@@ -37,7 +37,9 @@ def told(router, nodes, tenant):
     services, epochs = router.services, {}
     members = services.fleet.membership.members if services is not None else ()
     for node in (nodes[member.name].node for member in members if member.listed is not None):
-        for record in (agent.manifest for agent in node.table) if node is not None else ():
+        for record in (
+            (agent.manifest for agent in node.resources.table) if node is not None else ()
+        ):
             if record.tenant == tenant:
                 epochs[record.agent] = max(record.epoch, epochs.get(record.agent, 0))
     return epochs

@@ -39,21 +39,21 @@ class Invariants:
         seen = []
         for host in self._world.nodes.values():
             if host.node is not None:
-                table = host.node.table
+                table = host.node.resources.table
                 seen += (table, table.changes)
         if seen != self._seen:
             self._seen = seen
             nodes = [host.node for host in self._world.nodes.values() if host.node]
             self._check_owners(nodes)
             for node in nodes:
-                self._memory.note_refused(node.table)
+                self._memory.note_refused(node.resources.table)
         self._world.platters.check_step()
         self._memory.check_step()
 
     def _check_owners(self, nodes):
         claims = {}
         for node in nodes:
-            for agent in node.table:
+            for agent in node.resources.table:
                 record = agent.manifest
                 if record.state is OwnerState.REPLICA or record.tenant.startswith("_"):
                     continue
@@ -69,15 +69,15 @@ class Invariants:
         """Judge what is left of all before any client says a word again."""
         for node in self._nodes:
             self._world.platters.check_tables(node)
-            unsaved = [agent.key for agent in node.table if agent.is_unsaved]
+            unsaved = [agent.key for agent in node.resources.table if agent.is_unsaved]
             # Where all of the budget is used by whom nobody may evict, memory is all that is left.
             if unsaved and "budget" not in (node.health.degraded or ""):
                 self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is well")
             if node.health.problem is not None:
                 self._fail(f"{node.name} reuses nothing any more: {node.health.problem}")
-            if any(node.moves.is_aborted(name) for name in pinned_blocks(node)):
+            if any(node.moves.incoming.is_aborted(name) for name in pinned_blocks(node)):
                 self._fail(f"{node.name} keeps blocks of moves that were given up")
-            for agent in node.table:
+            for agent in node.resources.table:
                 self._check_way_out(node, agent)
         for talk in self._world.clients.talks:
             self._world.warmth.check_end(talk)
@@ -85,7 +85,7 @@ class Invariants:
     def _check_way_out(self, node, agent):
         """No agent is left of which every turn is refused, or waits for what nobody decides."""
         record, outgoing = agent.manifest, agent.outgoing
-        is_erased = record.epoch <= node.erased.floor(*agent.key)
+        is_erased = record.epoch <= node.resources.erased.floor(*agent.key)
         if record.epoch < outgoing.fence and not is_erased and not agent.is_unsaved:
             self._fail(f"{node.name}: {agent.key} is claimed at {record.epoch} still")
         if record.state is not OwnerState.SEALED and outgoing.state is OutgoingState.SEALED:
@@ -111,13 +111,13 @@ class Invariants:
     def _check_records(self):
         """Every record's blocks are named by its tenant and hold what its tokens make."""
         for node in self._nodes:
-            for agent in node.table:
+            for agent in node.resources.table:
                 self._check_agent(node, agent)
             self._check_blocks(node)
 
     def _check_blocks(self, node):
         """Index and disk agree, but for what was hurt and not read; a scrub finds just that."""
-        blocks, platter = node.store.blocks, self._world.nodes[node.name].platter
+        blocks, platter = node.resources.store.blocks, self._world.nodes[node.name].platter
         hurt = [name.removeprefix("blocks/").partition(".")[0] for name in platter.damaged]
         problems = [
             text for text in blocks.check_integrity() if not any(name in text for name in hurt)
@@ -151,14 +151,14 @@ class Invariants:
         salt = tenant_salt(CLUSTER_KEY, saved.tenant)
         names = [
             span.block_hash
-            for span in block_spans(salt, node.identity.fingerprint, saved.token_ids)
+            for span in block_spans(salt, node.resources.identity.fingerprint, saved.token_ids)
         ]
         if names != [ref.block_hash for ref in saved.pieces.blocks]:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
         cache, layout = SimCache(count, self._world.kind), unedited_layout(saved)
         wanted = self._wanted_tokens(node, saved, layout)
-        found = load_layout(node.store, saved.tenant, saved.token_ids, layout, cache)
+        found = load_layout(node.resources.store, saved.tenant, saved.token_ids, layout, cache)
         loaded = found.tokens_count
         platter = self._world.nodes[node.name].platter
         if loaded != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
@@ -181,13 +181,13 @@ class Invariants:
 
     def check_names(self, host):
         """Check that the records of a node that lives name their blocks."""
-        for agent in host.node.table if host.node is not None else ():
+        for agent in host.node.resources.table if host.node is not None else ():
             if agent.saved is not None:
                 self._layout(host.node, agent)
 
     def _layout(self, node, agent):
         try:
-            return node.store.layout(agent.saved)
+            return node.resources.store.layout(agent.saved)
         except CorruptDataError as error:
             self._fail(f"{node.name}: {agent.key}: {error.message}")
             return None
@@ -202,7 +202,7 @@ class Invariants:
         if layout is None:
             return
         ids, cache = saved.token_ids, SimCache(saved.tokens_count, self._world.kind)
-        loaded = load_layout(node.store, saved.tenant, ids, layout, cache)
+        loaded = load_layout(node.resources.store, saved.tenant, ids, layout, cache)
         count = loaded.tokens_count
         platter, wanted = self._world.nodes[node.name].platter, len(ids)
         hosts = self._world.nodes.values()
@@ -238,11 +238,11 @@ class Invariants:
         is_cut &= bool(hurt) or is_derived
         if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
             return count
-        return node.store.restorable(layout).tokens_count
+        return node.resources.store.restorable(layout).tokens_count
 
     def _at_end(self, node, saved):
         """Name the state and the windows that a record's end would be taken up from."""
-        ids, store = saved.token_ids, node.store
+        ids, store = saved.token_ids, node.resources.store
         salt, spans = store.salt(saved.tenant), store.spans(saved.tenant, ids)
         found = [span.in_group(salt, CacheGroup.WINDOW) for span in spans]
         found.append(store.state_span(saved.tenant, ids, spans, len(ids)))
@@ -260,7 +260,7 @@ class Invariants:
             if talk.erased_s is None:
                 continue
             for node in self._nodes:
-                agent = node.table.get(talk.key)
+                agent = node.resources.table.get(talk.key)
                 if agent is not None and agent.manifest.created_s < WALL_S + talk.erased_s - 1:
                     self._fail(f"{talk.name}: erased, and back on {node.name}")
 
@@ -271,7 +271,7 @@ class Invariants:
             self._fail(f"in doubt when all is quiet: {directory.in_doubt()}")
         owners = {}
         for node in self._nodes:
-            for agent in node.table:
+            for agent in node.resources.table:
                 record = agent.manifest
                 if record.state is OwnerState.SEALED:
                     self._fail(f"{node.name}: {agent.key} stays sealed")
@@ -293,14 +293,14 @@ class Invariants:
         }
         for node in self._nodes:
             left[f"{node.name}: turns"] = list(node.live_turns)
-            left[f"{node.name}: sequences"] = list(node.engine._queue)
-            left[f"{node.name}: memory granted"] = node.engine.budget.reserved_bytes
+            left[f"{node.name}: sequences"] = list(node.resources.engine._queue)
+            left[f"{node.name}: memory granted"] = node.resources.engine.budget.reserved_bytes
             left[f"{node.name}: blocks adopted"] = pinned_blocks(node)
             if not self._world.chaos.has_faults:  # else one may last until it expires
-                left[f"{node.name}: offers"] = node.transfers.offers.agents()
-            left[f"{node.name}: room promised"] = +node.budget.pending
-            left[f"{node.name}: pins"] = node.store.blocks._index._pins
-            left[f"{node.name}: turn locks"] = [a.key for a in node.table if a.is_busy]
+                left[f"{node.name}: offers"] = node.resources.transfers.offers.agents()
+            left[f"{node.name}: room promised"] = +node.tiers.budget.pending
+            left[f"{node.name}: pins"] = node.resources.store.blocks._index._pins
+            left[f"{node.name}: turn locks"] = [a.key for a in node.resources.table if a.is_busy]
         for what, found in left.items():
             if found:
                 self._fail(f"left over: {what}: {found}")

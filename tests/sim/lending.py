@@ -164,7 +164,7 @@ class Lending:
     async def _damage(self, key):
         """Let a node find one of an agent's blocks damaged: it is quarantined."""
         host = self._owner(key)
-        agent = host.node.table.get(key) if host is not None else None
+        agent = host.node.resources.table.get(key) if host is not None else None
         if agent is not None and agent.saved is not None and agent.saved.pieces.blocks:
             await self._world.chaos.lose_block(host, agent, agent.saved.pieces.blocks[-1])
 

@@ -204,7 +204,7 @@ class Lineage:
                 if _has_any(file, raw, tainted, windows):
                     self._world.fail(f"{name}: erased, and {host.name} has memory of it in {file}")
                     return
-            for agent in host.node.table:
+            for agent in host.node.resources.table:
                 cache = agent.cache
                 if cache is not None and not tainted.isdisjoint(_entries(cache, 0)):
                     self._world.fail(f"{name}: erased, and {host.name} has it hot as {agent.key}")
@@ -214,7 +214,7 @@ class Lineage:
         """List by node the agents whose stored memory came of others, with how much it is."""
         found = {}
         for host in self._world.nodes.values():
-            agents = host.node.table if host.node is not None else ()
+            agents = host.node.resources.table if host.node is not None else ()
             found[host.name] = {
                 each.key: (each.manifest.tokens_count - each.exact_tokens, each.saved)
                 for each in agents
@@ -236,13 +236,15 @@ class Lineage:
             return
         dropped = []
         for name, (count, saved) in before[receipt.node].items():
-            agent = host.node.table.get(name)
+            agent = host.node.resources.table.get(name)
             is_cut = agent is not None and name != key and agent.saved is not None
             # A replica may be a new copy of what its owner has cut.
             is_cut = is_cut and agent.manifest.state is not OwnerState.REPLICA
             is_cut = is_cut and agent.saved.edited is None
             is_cut = is_cut and agent.saved.text == saved.text[: len(agent.saved.text)]
-            lent = any(each.agent == host.node.erased.digest(*key) for each in _lenders(saved))
+            lent = any(
+                each.agent == host.node.resources.erased.digest(*key) for each in _lenders(saved)
+            )
             if is_cut and lent and count:
                 dropped.append(count)
         if len(dropped) > agents or sum(dropped) > tokens:

@@ -34,7 +34,7 @@ class Memory:
             if host.node is None:
                 continue
             sizes = [cache.resident_bytes for cache in host.caches - self._refused]
-            limit_bytes = host.node.identity.settings.hot_bytes
+            limit_bytes = host.node.resources.identity.settings.hot_bytes
             excess_bytes = sum(sizes) - max(sizes, default=0) - limit_bytes
             if excess_bytes > 0:
                 self._world.fail(f"{host.name} holds {excess_bytes} bytes beyond its budget")

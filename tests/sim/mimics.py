@@ -53,7 +53,9 @@ class Mimics:
     async def _await_blocks(self, talk):
         for _ in range(LOOKS_MAX):
             nodes = [host.node for host in self._world.nodes.values() if host.node is not None]
-            if any(move.key == talk.key and move.refs for node in nodes for move in node.moves):
+            if any(
+                move.key == talk.key and move.refs for node in nodes for move in node.moves.incoming
+            ):
                 return
             await asyncio.sleep(LOOK_S)
 

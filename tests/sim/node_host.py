@@ -11,14 +11,14 @@ from fabric.errors import FabricError, RetryLaterError
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.agents.agent_table import recovered_table
-from node.assembly import Ground, assemble
+from node.assembly import assemble
 from node.control_calls import ControlCalls
 from node.engine.memory_budget import MemoryBudget
 from node.http.control import ControlHttp
 from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
 from node.machine import Pressure
-from node.node import HttpEndpoint, Node
+from node.node import HttpEndpoint, Node, NodeResources
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -129,16 +129,20 @@ class NodeHost:
         await asyncio.sleep(0.2 + self.process.random.random())
         self.node = self._build()
         self._app = self._build_app()
-        await self.node.upkeep.round()
-        await self.node.self_tests.run()
-        if not self.node.self_tests.found.passed:
-            self._world.note(f"{self.name}: self-test: {self.node.self_tests.found.detail}")
-        self.node.health.is_draining = drain_flag.is_noted(self.node.identity.config.data_dir)
-        self.node.retries.start()
-        self.node.upkeep.start()
-        self.node.scrubber.start()
+        await self.node.background.upkeep.round()
+        await self.node.background.self_tests.run()
+        if not self.node.background.self_tests.found.passed:
+            self._world.note(
+                f"{self.name}: self-test: {self.node.background.self_tests.found.detail}"
+            )
+        self.node.health.is_draining = drain_flag.is_noted(
+            self.node.resources.identity.config.data_dir
+        )
+        self.node.background.retries.start()
+        self.node.background.upkeep.start()
+        self.node.background.scrubber.start()
         if self._world.is_short:
-            self.node.pressure.start()
+            self.node.background.pressure.start()
         self._calls = ControlCalls(self.node)
         self._world.watch.on_trouble(self.name)  # until now its lease was lost
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
@@ -174,7 +178,7 @@ class NodeHost:
         store = AgentStore(blocks, records, CLUSTER_KEY, fingerprint, spec)
         model = ServedModel(MODEL, spec, fingerprint, CONTEXT_TOKENS_MAX, vocabulary_size=128)
         node = assemble(
-            Ground(
+            NodeResources(
                 identity=NodeIdentity(config, model),
                 clock=clock,
                 engine=EngineLoop(
@@ -185,7 +189,7 @@ class NodeHost:
                     exact_chunks=self._settings.exact_chunks,
                     budget=MemoryBudget(
                         self._settings.hot_bytes,
-                        lambda size: world.loop.call_soon(lambda: node.hot.make_room(size)),
+                        lambda size: world.loop.call_soon(lambda: node.tiers.hot.make_room(size)),
                     ),
                     end_process=self._dying(self.process),
                 ),
@@ -219,7 +223,7 @@ class NodeHost:
         return SimDisk(self.platter, self.process, self.kill, root)
 
     def _build_app(self):
-        files = HibernationHttp(CLUSTER_KEY, self.node.exports, self.node.imports)
+        files = HibernationHttp(CLUSTER_KEY, self.node.moves.exports, self.node.moves.imports)
         control = ControlHttp(self.name, CLUSTER_KEY, self._by_http)
         more = [*files.routes(), *control.routes()]
         return build_app(CLUSTER_KEY, self.node.turns.serve, more)

@@ -12,7 +12,7 @@ from fabric.record.layout import EMPTY_LAYOUT
 from fabric.record.manifest import OwnerState
 from node.agents.outgoing import OutgoingMove
 from node.engine.memory_budget import Reservation
-from node.migration.incoming_end import IncomingEnd
+from node.migration.incoming_cleanup import IncomingCleanup
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
@@ -81,7 +81,7 @@ def copies_stay_pinned():
     async def keep(self, name, kept):
         return None
 
-    return _patched(IncomingEnd, "let_go", keep)
+    return _patched(IncomingCleanup, "let_go", keep)
 
 
 def late_copies_stay():
@@ -90,7 +90,7 @@ def late_copies_stay():
     async def keep(self, name, record):
         return None
 
-    return _patched(IncomingEnd, "forget_if_given_up", keep)
+    return _patched(IncomingCleanup, "forget_if_given_up", keep)
 
 
 def owners_are_abandoned_early():

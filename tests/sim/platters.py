@@ -119,8 +119,8 @@ class Platters:
         Whose record is being written, such as a replica that comes just now, is left out.
         """
         platter = self._world.nodes[node.name].platter
-        idle = [agent for agent in node.table if not agent.is_busy]
-        busy = {agent.key for agent in node.table if agent.is_busy}
+        idle = [agent for agent in node.resources.table if not agent.is_busy]
+        busy = {agent.key for agent in node.resources.table if agent.is_busy}
         found = {key: r for key, r in self.records(node.name).items() if key not in busy}
         saved = {agent.key: agent.saved for agent in idle if agent.saved is not None}
         for key in found.keys() | saved.keys():

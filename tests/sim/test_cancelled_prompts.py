@@ -30,7 +30,7 @@ async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
     asking = asyncio.create_task(world.ask("alice", messages))
 
     def computed_tokens():
-        agents = [agent for node in world.nodes.values() for agent in node.node.table]
+        agents = [agent for node in world.nodes.values() for agent in node.node.resources.table]
         sequences = [a.turn._sequence for a in agents if a.key == ALICE and a.turn is not None]
         return max((s.cache.tokens_count for s in sequences if s is not None), default=0)
 
@@ -72,7 +72,7 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
         (record,) = [
             agent.manifest
             for host in world.nodes.values()
-            for agent in host.node.table
+            for agent in host.node.resources.table
             if agent.key == ALICE
         ]
         assert record.is_truncated is is_cancelled
@@ -90,7 +90,7 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
 def test_a_warm_turn_that_is_cancelled_in_its_first_chunk_leaves_the_memory_of_its_tokens(kind):
     async def script(world):
         admitted, text, _ = await world.ask("alice", begin("zebra"))
-        agent = world.nodes[admitted.node].node.table.get(ALICE)
+        agent = world.nodes[admitted.node].node.resources.table.get(ALICE)
         known_tokens = agent.cache.tokens_count
         more = [{"role": "assistant", "content": text}, {"role": "user", "content": SAID}]
         await cancelled(world, [*begin("zebra"), *more], known_tokens + 1)

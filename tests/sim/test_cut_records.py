@@ -28,7 +28,7 @@ class Case:
 
     @property
     def saved(self):
-        return self.host.node.table.get((TENANT, ALICE)).saved
+        return self.host.node.resources.table.get((TENANT, ALICE)).saved
 
     def lose(self, ref):
         """Damage a block behind the node's back, which finds out."""
@@ -37,7 +37,7 @@ class Case:
         platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
         platter.damaged.add(name)
         platter.hurt.add(name)
-        self.host.node.store.blocks.scrub(1 << 40)
+        self.host.node.resources.store.blocks.scrub(1 << 40)
 
     async def call(self, message):
         await self.world.on(self.host, self.host._calls.answer(encode_call(message)))

@@ -40,11 +40,11 @@ async def erased_under_a_borrower(world):
         await world.on(world.router, services.drains.start(name))
     await world.ask("alice", begin("zebra"))
     reading = asyncio.create_task(read(world, max_tokens=2_000))
-    await until(lambda: getattr(host.node.table.get(BOB), "turn", None) is not None)
-    await until(lambda: host.node.table.get(BOB).turn.lenders)
+    await until(lambda: getattr(host.node.resources.table.get(BOB), "turn", None) is not None)
+    await until(lambda: host.node.resources.table.get(BOB).turn.lenders)
     await world.erase("alice")
     error = await refused(reading)
-    agent = host.node.table.get(BOB)
+    agent = host.node.resources.table.get(BOB)
     left = None if agent is None or agent.saved is None else agent.saved.edited
     again = await patient(lambda: read(world))
     return error, left, world.words_on(host, "zebra"), again

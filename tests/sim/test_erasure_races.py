@@ -50,8 +50,8 @@ async def unheard_turn(world, host, word):
     """Let a node begin an agent of which the router hears nothing."""
     world.network.cut(host.name, ROUTER)
     asking = asyncio.create_task(world.ask("alice", begin(word)))
-    await until(lambda: host.node.table.get(ALICE) is not None)
-    await until(lambda: host.node.table.get(ALICE).is_durable)
+    await until(lambda: host.node.resources.table.get(ALICE) is not None)
+    await until(lambda: host.node.resources.table.get(ALICE).is_durable)
     asking.cancel()
     await asyncio.wait({asking})
     world.network.cut(host.name, ROUTER, change=-1)
@@ -91,9 +91,9 @@ async def erased_under_a_turn(world):
     for name in ("node-a", "node-b"):
         await world.on(world.router, services.drains.start(name))
     await world.ask("alice", begin("zebra"))
-    borrowed = host.node.table.get(ALICE).saved.pieces[1].block
+    borrowed = host.node.resources.table.get(ALICE).saved.pieces[1].block
     asking = asyncio.create_task(world.ask("bob", begin("giraffe"), max_tokens=300))
-    await until(lambda: host.node.store.blocks.references(borrowed) > 1)
+    await until(lambda: host.node.resources.store.blocks.references(borrowed) > 1)
     await world.erase("alice")
     kept = world.words_on(host, "zebra")
     _, _, finished = await asking
@@ -109,11 +109,11 @@ def test_what_a_first_turn_keeps_of_an_erased_agent_goes_with_its_end():
 
 
 def erase(node):
-    return node.erasing.erase(EraseAgent(*ALICE, ERASED, OperationId("op-erase"), 1.0))
+    return node.commands.erasing.erase(EraseAgent(*ALICE, ERASED, OperationId("op-erase"), 1.0))
 
 
 def take(node):
-    return node.erasing.take(ShareErasures((tombstone(CLUSTER_KEY, *ALICE, ERASED, 1.0),)))
+    return node.commands.erasing.take(ShareErasures((tombstone(CLUSTER_KEY, *ALICE, ERASED, 1.0),)))
 
 
 @pytest.mark.parametrize("told", [erase, take])
@@ -129,10 +129,12 @@ def test_a_node_knows_of_an_erasure_from_its_arrival_on(told):
         async def arrives():
             erasing = asyncio.create_task(told(host.node))
             await asyncio.sleep(0)
-            floor = host.node.erased.floor(*ALICE)
-            assert host.node.erased.is_all_written is False, "its disk does not hold it yet"
+            floor = host.node.resources.erased.floor(*ALICE)
+            assert host.node.resources.erased.is_all_written is False, (
+                "its disk does not hold it yet"
+            )
             await erasing
-            assert host.node.erased.is_all_written
+            assert host.node.resources.erased.is_all_written
             return floor
 
         known = await world.on(host, arrives())

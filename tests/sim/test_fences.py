@@ -61,7 +61,7 @@ def taken_over(since):
         for moment in range(MOMENTS):
             name = AgentId(f"agent-{moment}")
             running = world.here(host, turn(name))
-            while not since(host.node.table.get((TENANT, name))):  # noqa: ASYNC110 - simulated
+            while not since(host.node.resources.table.get((TENANT, name))):  # noqa: ASYNC110 - simulated
                 await asyncio.sleep(0.001)
             await asyncio.sleep(STEP_S * moment)
             await world.on(world.router, release(name))

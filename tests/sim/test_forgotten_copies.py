@@ -43,7 +43,7 @@ def test_it_is_renewed_or_dropped(kept):
         alice, copy = await forgotten(world, kept=kept)
         await asyncio.sleep(SOON_S)
         assert not words_on(copy)
-        assert (copy.node.table.get(alice.key) is not None) == kept
+        assert (copy.node.resources.table.get(alice.key) is not None) == kept
 
     play(live, SETTINGS)
 
@@ -54,7 +54,9 @@ def test_an_offer_that_was_never_withdrawn_does_not_keep_it():
     async def live(world):
         alice, copy = await forgotten(world, kept=False)
         move = OfferMigration(*alice.key, 1, MigrationId("migration-9"), alice.last.node)
-        copy.node.eviction.offers.add(move, copy.node.table.get(alice.key).saved.refs, 600.0)
+        copy.node.tiers.eviction.offers.add(
+            move, copy.node.resources.table.get(alice.key).saved.refs, 600.0
+        )
         await asyncio.sleep(SOON_S)
         assert not words_on(copy)
 
@@ -68,7 +70,7 @@ def test_a_copy_that_cannot_be_renewed_is_dropped():
         with patch.object(Replicas, "_copy", refused):
             await asyncio.sleep(SOON_S)
         assert not words_on(copy)
-        assert copy.node.table.get(alice.key) is None
+        assert copy.node.resources.table.get(alice.key) is None
 
     play(live, SETTINGS)
 

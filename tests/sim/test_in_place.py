@@ -113,8 +113,8 @@ async def replicate(case):
 async def replace(case):
     """An older file of hers comes back over her, at the node where she lives."""
     node = case.world.nodes[case.source].node
-    epoch = node.table.get((TENANT, ALICE)).manifest.epoch
-    export = node.exports.begin(Hibernate(TENANT, ALICE, epoch))
+    epoch = node.resources.table.get((TENANT, ALICE)).manifest.epoch
+    export = node.moves.exports.begin(Hibernate(TENANT, ALICE, epoch))
 
     async def written():
         await export.open()
@@ -127,7 +127,7 @@ async def replace(case):
     assert await case.alice.say("three")
 
     async def resumed():
-        arriving = node.imports.begin(Resume(TENANT, ALICE, epoch + 1, replace=True))
+        arriving = node.moves.imports.begin(Resume(TENANT, ALICE, epoch + 1, replace=True))
         arriving.feed(raw)
         arriving.finish()
         await arriving.commit()

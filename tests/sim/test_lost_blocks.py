@@ -46,18 +46,18 @@ class Case:
     async def _lose(self, at, *, hot, found):
         if not hot:
             await self.host._calls.answer(encode_call(Flush(drop_hot=True)))
-        assert (self.host.node.table.get(KEY).cache is not None) == hot
+        assert (self.host.node.resources.table.get(KEY).cache is not None) == hot
         self.lose(at, found=found)
 
     def lose(self, at, *, found):
-        agent, platter = self.host.node.table.get(KEY), self.host.platter
+        agent, platter = self.host.node.resources.table.get(KEY), self.host.platter
         name = file_name(agent.saved.pieces[at].block)
         raw = platter.files[name]
         platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
         platter.damaged.add(name)
         platter.hurt.add(name)
         if found:
-            assert len(self.host.node.store.blocks.scrub(1 << 40).damaged) == 1
+            assert len(self.host.node.resources.store.blocks.scrub(1 << 40).damaged) == 1
 
     async def call(self, message, kind):
         answer = await on(self.world, self.host, self.host._calls.answer(encode_call(message)))
@@ -90,7 +90,7 @@ async def drain(case):
 
 async def replicate(case):
     await case.services.replicas.replicate(KEY, case.target, kept=True)
-    assert case.world.nodes[case.target].node.table.get(KEY) is not None
+    assert case.world.nodes[case.target].node.resources.table.get(KEY) is not None
 
 
 async def fork(case, to=None):
@@ -107,7 +107,7 @@ async def fork_here(case):
 
 async def pin(case):
     assert (await case.call(PinAgent(TENANT, ALICE, pinned=True), AgentView)).pinned
-    assert case.host.node.table.get(KEY).saved.pinned
+    assert case.host.node.resources.table.get(KEY).saved.pinned
     assert (await case.call(PinAgent(TENANT, ALICE, pinned=False), AgentView)).pinned is False
 
 
@@ -163,7 +163,7 @@ def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed,
     async def live(world):
         case = Case(world)
         await case.begin(hot=hot, found=True)
-        store = case.host.node.store
+        store = case.host.node.resources.store
         publish, losses = store.publish, [0]
 
         def losing(record, previous):
@@ -184,7 +184,7 @@ def test_a_file_of_an_agent_holds_all_of_it_or_is_refused(hot):
     async def live(world):
         case = Case(world)
         await case.begin(hot=hot, found=True)
-        export = case.host.node.exports.begin(Hibernate(TENANT, ALICE, 1))
+        export = case.host.node.moves.exports.begin(Hibernate(TENANT, ALICE, 1))
 
         async def written():
             try:
@@ -233,7 +233,7 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
         await alice.say("one")
         host = world.nodes[alice.last.node]
         target = min(world.nodes.keys() - {host.name})
-        store = host.node.store
+        store = host.node.resources.store
         publish, asked = store.publish, []
 
         def pinning(record, previous):
@@ -254,7 +254,7 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
         if isinstance(said, ErrorReply):
             assert (when, said.status) == ("at the seal", 503)
         await asyncio.sleep(70.0)
-        assert host.node.table.get(KEY).saved.pinned
+        assert host.node.resources.table.get(KEY).saved.pinned
 
     play(live, SETTINGS)
 

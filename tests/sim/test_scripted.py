@@ -36,7 +36,7 @@ async def turns_cancelled_at_every_moment(world):
 
     for number in range(60):
         await world.on(world.nodes["node-a"], hang_up(number))
-    return node.store.blocks._index._pins
+    return node.resources.store.blocks._index._pins
 
 
 def test_a_turn_cancelled_at_any_moment_leaves_no_block_pinned():
@@ -93,13 +93,13 @@ def test_a_commit_that_waits_for_its_agent_holds_up_nobody_else(deed):
             await world.move("bob", admitted.node)
         await replicate(world, ALICE, target)
         node = world.nodes[target].node
-        hers = node.table.get(ALICE)
+        hers = node.resources.table.get(ALICE)
         async with hers.turn_lock:
             moving = asyncio.create_task(world.move("alice", target))
-            while not node.moves.deciding(ALICE).locked():  # noqa: ASYNC110 - simulated time
+            while not node.moves.incoming.deciding(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
             await deed(world, BOB, target)
-            assert node.moves.deciding(ALICE).locked(), "hers is not decided yet"
+            assert node.moves.incoming.deciding(ALICE).locked(), "hers is not decided yet"
             assert not moving.done()
         await moving
         assert hers.manifest.state is OwnerState.OWNED

@@ -39,7 +39,7 @@ async def undecided(world):
     admitted, text, _ = await world.ask("alice", begin("zebra"))
     source = world.nodes[admitted.node]
     target = next(host for host in world.nodes.values() if host is not source)
-    agent = source.node.table.get(ALICE)
+    agent = source.node.resources.table.get(ALICE)
     with failing_in_place(target.platter, RECORD, ever=True):
         moving = asyncio.create_task(refused(world.move("alice", target.name)))
         await until(lambda: agent.manifest.state is OwnerState.SEALED)
@@ -60,7 +60,7 @@ async def released(world):
     other = next(name for name in world.nodes if name != source.name)
     with full_for_records(source.platter):
         call = ReleaseAgent(TENANT, admitted.agent, admitted.epoch + 4, MOVE, NodeName(other))
-        assert await refused(world.on(source, source.node.source.release(call)))
+        assert await refused(world.on(source, source.node.moves.source.release(call)))
     return source, go_on(text)
 
 
@@ -111,7 +111,7 @@ def test_it_is_answered_however_long_the_disk_refuses(told):
 def test_the_disk_is_tried_again(told):
     async def script(world):
         source, _ = await told(world)
-        agent = source.node.table.get(ALICE)
+        agent = source.node.resources.table.get(ALICE)
         said = agent.view()
         await asyncio.sleep(2 * FLUSH_IDLE_S)
         record = on_disk(source)
@@ -142,14 +142,14 @@ def test_a_conversation_without_a_name_goes_on():
 async def brought(world, source, other):
     """Let another node, at an epoch below what `source` was told, move her to it."""
     offer = OfferMigration(*ALICE, 3, MOVE, source.name)
-    made = await world.on(other, other.node.source.offer(offer))
+    made = await world.on(other, other.node.moves.source.offer(offer))
     final = CommitMigration(MOVE, other.name, made, 4)
-    return await refused(world.on(source, source.node.target.commit(final)))
+    return await refused(world.on(source, source.node.moves.target.commit(final)))
 
 
 async def imported(world, source, other):
     """Let a file of hers be read back there."""
-    export = other.node.exports.begin(Hibernate(*ALICE, 3))
+    export = other.node.moves.exports.begin(Hibernate(*ALICE, 3))
 
     async def written():
         await export.open()
@@ -160,7 +160,7 @@ async def imported(world, source, other):
     raw = await world.on(other, written())
 
     async def read():
-        arriving = source.node.imports.begin(Resume(*ALICE, 4, replace=True))
+        arriving = source.node.moves.imports.begin(Resume(*ALICE, 4, replace=True))
         arriving.feed(raw)
         arriving.finish()
         await arriving.commit()
@@ -174,7 +174,7 @@ def test_nothing_makes_it_own_her_below_that_epoch(deed):
 
     async def script(world):
         source, said = await released(world)
-        other = world.nodes[source.node.table.get(ALICE).view().node]
+        other = world.nodes[source.node.resources.table.get(ALICE).view().node]
         request = replace(world.turn("alice", said).request(3, lambda _: 0))
 
         async def take_over():
@@ -183,7 +183,7 @@ def test_nothing_makes_it_own_her_below_that_epoch(deed):
         await world.on(other, take_over())
         error = await deed(world, source, other)
         assert error.code == "stale_epoch"
-        assert source.node.table.get(ALICE).view().epoch == 5
+        assert source.node.resources.table.get(ALICE).view().epoch == 5
 
     play(script)
 
@@ -195,14 +195,14 @@ def test_a_seal_that_ends_behind_the_step_down_keeps_no_turn_waiting():
         admitted, text, _ = await world.ask("alice", begin("zebra"))
         source = world.nodes[admitted.node]
         other = next(name for name in world.nodes if name != source.name)
-        agent = source.node.table.get(ALICE)
+        agent = source.node.resources.table.get(ALICE)
         world.loop.start_worker = world._start_worker
         source.platter.slow_s = 1.0
         seal = SealAgent(*ALICE, 1, MOVE, NodeName(other))
-        sealing = world.here(source, source.node.source.seal(seal))
+        sealing = world.here(source, source.node.moves.source.seal(seal))
         await until(agent.turn_lock.locked)
         release = ReleaseAgent(*ALICE, 2, MOVE, NodeName(source.name))
-        await world.on(source, source.node.source.release(release))
+        await world.on(source, source.node.moves.source.release(release))
         assert sealing.done()
         source.platter.slow_s = 0.0
         await asyncio.sleep(2 * HEARTBEAT_S)

@@ -38,7 +38,7 @@ def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
             ChangeSettings(*alice.key, is_private=True),
         ):
             await services.propagation.apply(call)
-        record = world.nodes[copy].node.table.get(alice.key).saved
+        record = world.nodes[copy].node.resources.table.get(alice.key).saved
         assert [each.operation for each in record.directives] == ["operation-1"]
         assert record.is_private
 
@@ -61,7 +61,7 @@ def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
             await services.propagation.apply(call)
         view = await services.propagation.apply(call)
         assert [each.operation for each in view.directives] == ["operation-1"]
-        record = world.nodes[copy].node.table.get(alice.key).saved
+        record = world.nodes[copy].node.resources.table.get(alice.key).saved
         assert [each.operation for each in record.directives] == ["operation-1"]
 
     play(live, SETTINGS)
@@ -77,6 +77,6 @@ def test_an_agent_that_is_begun_anew_is_for_itself_as_it_was():
         await asyncio.sleep(LEASE_OVER_S)
         assert await alice.say("two")
         assert alice.last.node != lost
-        assert world.nodes[alice.last.node].node.table.get(alice.key).manifest.is_private
+        assert world.nodes[alice.last.node].node.resources.table.get(alice.key).manifest.is_private
 
     play(live, SETTINGS)

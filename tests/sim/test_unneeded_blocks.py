@@ -18,13 +18,13 @@ TOKENS = list(range(40))
 
 def litter(node):
     """Store a block that no record comes of."""
-    (span,) = node.store.spans(TENANT, TOKENS)
-    kv = memoryview(bytearray(node.identity.spec.kv_bytes(len(TOKENS))))
-    node.store.blocks.abandon([node.store.save_block(span, TOKENS, kv)])
+    (span,) = node.resources.store.spans(TENANT, TOKENS)
+    kv = memoryview(bytearray(node.resources.identity.spec.kv_bytes(len(TOKENS))))
+    node.resources.store.blocks.abandon([node.resources.store.save_block(span, TOKENS, kv)])
 
 
 async def file_of(node, epoch):
-    export = node.exports.begin(Hibernate(TENANT, ALICE, epoch))
+    export = node.moves.exports.begin(Hibernate(TENANT, ALICE, epoch))
     await export.open()
     raw = b"".join([piece async for piece in export.chunks()])
     await export.close()
@@ -36,16 +36,16 @@ async def hibernate(node, epoch, raw):
 
 
 async def resume(node, epoch, raw):
-    arriving = node.imports.begin(Resume(TENANT, BOB, epoch))
+    arriving = node.moves.imports.begin(Resume(TENANT, BOB, epoch))
     arriving.feed(raw)
     arriving.finish()
     await arriving.commit()
     arriving.abandon()
-    assert node.table.get((TENANT, BOB)).manifest.state is OwnerState.OWNED
+    assert node.resources.table.get((TENANT, BOB)).manifest.state is OwnerState.OWNED
 
 
 async def prefetch(node, epoch, raw):
-    view = await node.prefetches.answer(PrefetchAgent(TENANT, ALICE, epoch))
+    view = await node.tiers.prefetches.answer(PrefetchAgent(TENANT, ALICE, epoch))
     assert "hot" in view.tiers
 
 
@@ -63,7 +63,7 @@ def test_a_deed_that_is_done_succeeds_whatever_else_the_drive_keeps(deed):
             host.platter.is_sticky = True
             await deed(host.node, admitted.epoch, raw)
             host.platter.is_sticky = False
-            host.node.store.sweep()
+            host.node.resources.store.sweep()
             return stored
 
         stored = await world.on(host, work())

@@ -37,20 +37,20 @@ async def remember(node, name, text=""):
 async def saved_one_after_another(world):
     """Let a disk that has refused three agents take them again, slowly."""
     host = world.nodes["node-a"]
-    node, table = host.node, host.node.table
-    await world.on(host, node.retries.stop())  # so that this alone saves them
+    node, table = host.node, host.node.resources.table
+    await world.on(host, node.background.retries.stop())  # so that this alone saves them
     host.platter.is_full = True
     for name in NAMES:
         last = await world.on(host, remember(node, name))
         assert not last.durable
-    assert table.hot_bytes > node.hot.limit_bytes, "refused, they stay beyond the budget"
+    assert table.hot_bytes > node.tiers.hot.limit_bytes, "refused, they stay beyond the budget"
     host.platter.is_full, host.platter.slow_s = False, 1.0
-    flushing = world.here(host, node.flusher.flush())
+    flushing = world.here(host, node.tiers.flusher.flush())
     seen = []
     while not flushing.done():
         waiting = [agent for agent in table if agent.cache is not None and agent.is_unsaved]
         saved = [a for a in table if a.cache is not None and not (a.is_unsaved or a.is_busy)]
-        seen.append((len(waiting), len(saved), table.hot_bytes > node.hot.limit_bytes))
+        seen.append((len(waiting), len(saved), table.hot_bytes > node.tiers.hot.limit_bytes))
         await asyncio.sleep(0.01)
     return seen
 
@@ -76,13 +76,13 @@ def taken_over(*, is_saved):
     async def script(world):
         host = world.nodes["node-a"]
         node, key = host.node, (TENANT, AgentId("alice"))
-        await world.on(host, node.retries.stop())
+        await world.on(host, node.background.retries.stop())
         if is_saved:
             assert (await world.on(host, remember(node, "alice"))).durable
         host.platter.is_full = True
         assert not (await world.on(host, remember(node, "alice", " goes on"))).durable
         host.platter.is_full = False
-        agent = node.table.get(key)
+        agent = node.resources.table.get(key)
         before = agent.saved
         link = world.router.services.fleet.link(host.name)
 

@@ -40,7 +40,7 @@ def fetch_from(world):
         if not reaches(name, peer):
             spend(world.loop, TRANSFER_TIMEOUT_S)
             raise _broken(source)
-        offered = peer.node.transfers.offers.check(ticket, name)
+        offered = peer.node.resources.transfers.offers.check(ticket, name)
         sent_bytes, spent_s = 0, 0.0
         for ref in refs:
             if ref.name not in offered:
@@ -52,7 +52,7 @@ def fetch_from(world):
                 raise _broken(source)
             with atomic():  # what the peer does for it is none of this process's steps
                 payload = memoryview(bytearray(ref.payload_bytes))
-                peer.node.store.blocks.open_payload(ref).read_into(payload, 0)
+                peer.node.resources.store.blocks.open_payload(ref).read_into(payload, 0)
             view = allocate(ref)
             view[:] = payload
             step_s = len(view) / bytes_per_s + network.delay_s()

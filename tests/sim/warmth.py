@@ -137,7 +137,7 @@ class Warmth:
         """Judge what the agent's last owner remembers, before its client says it again."""
         if not self.is_judged(talk) or self._world.watch.evicted[talk.key]:
             return
-        held = [host.node.table.get(talk.key) for host in self._world.nodes.values()]
+        held = [host.node.resources.table.get(talk.key) for host in self._world.nodes.values()]
         records = [agent.manifest for agent in held if agent is not None]
         if not records:
             self._world.fail(f"{talk.name}: nothing is left of an acknowledged turn")

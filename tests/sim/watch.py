@@ -89,7 +89,7 @@ class Watch:
         """Note what a node is told, before it does it."""
         if not isinstance(call, ReleaseAgent) or host.node is None:
             return
-        agent = host.node.table.get(call.key)
+        agent = host.node.resources.table.get(call.key)
         if agent is not None and agent.manifest.epoch < call.epoch:
             name = (host.name, host.incarnation, agent.key)
             self.released[name] = max(call.epoch, self.released.get(name, 0))
@@ -99,7 +99,7 @@ class Watch:
         reply = decode_reply(Done, raw)
         if host.node is None or not isinstance(reply, Done) or "in memory only" in reply.detail:
             return
-        left = [agent.key for agent in host.node.table if agent.is_unsaved]
+        left = [agent.key for agent in host.node.resources.table if agent.is_unsaved]
         if left and host.node.health.degraded is None:
             self._world.fail(f"{host.name} has stopped and not saved {left}")
 
@@ -154,7 +154,7 @@ class Watch:
             evict(store, records)
 
         async def left(eviction, chosen):
-            node = next(h.node for h in self._living() if h.node.eviction is eviction)
+            node = next(h.node for h in self._living() if h.node.tiers.eviction is eviction)
             keys = [agent.key for agent in chosen]
             before = {key for key in keys if node.name not in self.evicted[key]}
             for key in keys:
@@ -169,7 +169,7 @@ class Watch:
             return count
 
         def forgotten(table, budget_bytes):
-            name = next(h.name for h in self._living() if h.node.table is table)
+            name = next(h.name for h in self._living() if h.node.resources.table is table)
             before = {agent.key for agent in table}
             shed(table, budget_bytes)
             for key in before - {agent.key for agent in table}:
@@ -217,14 +217,14 @@ class Watch:
 
     def _on_evict(self, store, records):
         """Judge who goes: an agent that is at work, sealed or not saved stays."""
-        for node in (host.node for host in self._living() if host.node.store is store):
+        for node in (host.node for host in self._living() if host.node.resources.store is store):
             for record in records:
-                agent = node.table.get(record.key)
+                agent = node.resources.table.get(record.key)
                 if agent is None:
                     continue
                 is_sealed = agent.manifest.state is OwnerState.SEALED
                 if is_sealed or agent.is_unsaved or agent.turn is not None:
                     what = "sealed" if is_sealed else "not saved" if agent.is_unsaved else "at work"
                     self._world.fail(f"{node.name} evicts {agent.key}, which is {what}")
-                elif agent.key in node.transfers.offers.agents():
+                elif agent.key in node.resources.transfers.offers.agents():
                     self._world.fail(f"{node.name} evicts {agent.key}, which is offered")

@@ -13,7 +13,7 @@ from fabric.ids import SELF_TEST_TENANT
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
-from node.migration.incoming_end import ADOPTED_S
+from node.migration.incoming_cleanup import ADOPTED_S
 from node.mlx.device import DeviceError
 from node.store.posix_disk import PosixDisk
 from router import prompt
@@ -186,7 +186,7 @@ class World:
         await talking
         self.note("quiet")
         await asyncio.sleep(QUIET_S)
-        while any(host.node.workers.fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
+        while any(host.node.resources.workers.fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
             await asyncio.sleep(1.0)  # a fetch gives a dead peer half a minute
         self.invariants.check_quiet()
         await self.clients.last_words()
@@ -220,7 +220,7 @@ class World:
 
 
 def _is_writing(node):
-    return bool(+node.budget.pending or node.store.blocks._index._busy)
+    return bool(+node.tiers.budget.pending or node.resources.store.blocks._index._busy)
 
 
 def _tests_itself(node):

@@ -97,7 +97,7 @@ class Driver:
         self, name: str, messages: list[dict[str, Any]], answer: Said, tools: list[Any] | None
     ) -> dict[str, Any]:
         """Run one turn; return the message that the client gets."""
-        tokenizer = self.service.node.tokenizer
+        tokenizer = self.service.node.resources.tokenizer
         self.script.tokens.clear()
         end = (answer.call and self.shape.end_of_call) or self.shape.end
         (self.script.end,) = tokenizer.encode(end).ids
@@ -127,13 +127,13 @@ class Driver:
         return _message(events)
 
     def _count(self, admitted: Admitted) -> None:
-        agent = self.service.node.table.get((self.tenant, admitted.agent))
+        agent = self.service.node.resources.table.get((self.tenant, admitted.agent))
         assert agent is not None
         record = agent.manifest
         fed = list(record.token_ids)
         prompt = fed[: record.prompt_tokens_count]
         assert len(prompt) == admitted.prompt_tokens
-        spelled = self.service.node.tokenizer._tokenizer.decode(prompt)
+        spelled = self.service.node.resources.tokenizer._tokenizer.decode(prompt)
         text = agent.manifest.text.encode()[: record.token_ends[len(prompt) - 1]]
         self._compare(prompt, list(record.token_ends[: len(prompt)]), text)
         if self.shape.eats_space_behind:  # which is not spelled again
@@ -154,7 +154,7 @@ class Driver:
 
     def _compare(self, fed: list[int], ends: list[int], text: bytes) -> None:
         """Hold that a cold run would be fed the same, but for answers, which keep their tokens."""
-        fresh = self.service.node.tokenizer.encode(text.decode())
+        fresh = self.service.node.resources.tokenizer.encode(text.decode())
         ours = {*zip([0, *ends], ends, fed, strict=False)}
         theirs = {*zip([0, *fresh.ends], fresh.ends, fresh.ids, strict=False)}
         kept = [

@@ -24,7 +24,7 @@ _operations = itertools.count()
 
 
 def erase(service, agent, epoch=1_001, operation=None):
-    now_s = service.node.clock.wall_s()
+    now_s = service.node.resources.clock.wall_s()
     name = OperationId(operation or f"test-erase-{next(_operations)}")
     return call(service, EraseAgent(TENANT, agent, epoch, name, now_s), EraseReceipt)
 

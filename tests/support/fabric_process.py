@@ -272,7 +272,7 @@ def main() -> None:
     folder, keys = Path(sys.argv[1]), {"alice": ALICE, "bob": BOB}
     model = str(claiming(folder, CONTEXT_TOKENS))
     with local_fabric(folder, model, "only", api_keys=keys) as fabric:
-        node = fabric.services["only"].node.endpoint.url
+        node = fabric.services["only"].node.resources.endpoint.url
         print(json.dumps({"url": fabric.url, "node": node}), flush=True)
         sys.stdin.read()
 

@@ -25,13 +25,13 @@ BROUGHT_KEY = b"b" * 32
 
 def headers_of(service: NodeService, call: Hibernate | Resume) -> dict[str, str]:
     """Spell what goes beside a file."""
-    secret = http_secret(service.node.identity.config.cluster_key)
+    secret = http_secret(service.node.resources.identity.config.cluster_key)
     return {CLUSTER_HEADER: secret, CALL_HEADER: encode_header(call)}
 
 
 def post(service: NodeService, path: str, call: Hibernate | Resume, body: Any) -> httpx2.Response:
     """Ask a node over HTTP."""
-    url = service.node.endpoint.url + path
+    url = service.node.resources.endpoint.url + path
     return httpx2.post(url, content=body, headers=headers_of(service, call), timeout=60)
 
 
@@ -83,6 +83,6 @@ def frame_ends(raw: bytes) -> Iterator[int]:
 
 def trace_of(service: NodeService) -> tuple[Any, ...]:
     """Everything that a refused file must leave as it was."""
-    blocks = service.node.store.blocks
-    agents = {(a.key, a.manifest.epoch, a.manifest.revision) for a in service.node.table}
+    blocks = service.node.resources.store.blocks
+    agents = {(a.key, a.manifest.epoch, a.manifest.revision) for a in service.node.resources.table}
     return agents, blocks.total_bytes, tuple(blocks.check_integrity())

@@ -18,7 +18,7 @@ class KnownService(NodeService):
 
     def _build(self) -> Node:
         node = super()._build()
-        tests, found = node.self_tests, _passed.get(_kind(node.identity))
+        tests, found = node.background.self_tests, _passed.get(_kind(node.resources.identity))
         if found is not None:
 
             async def believe() -> SelfTest:
@@ -31,13 +31,13 @@ class KnownService(NodeService):
 
     async def _measure_prefill(self) -> None:
         node = self.node
-        kind, speed = _kind(node.identity), node.engine.prefill_speed
+        kind, speed = _kind(node.resources.identity), node.resources.engine.prefill_speed
         if kind in _tokens_per_s:
             speed.start(1, 1 / _tokens_per_s[kind])
             return
         await super()._measure_prefill()
-        if node.self_tests.found.passed:
-            _passed[kind], _tokens_per_s[kind] = node.self_tests.found, speed.per_s
+        if node.background.self_tests.found.passed:
+            _passed[kind], _tokens_per_s[kind] = node.background.self_tests.found, speed.per_s
 
 
 def _kind(identity: NodeIdentity) -> tuple[bytes, str]:

@@ -23,8 +23,8 @@ def agent_bytes_in(folder, model):
     """Return what one agent of `talk` takes on the disk."""
     with running(folder, model) as service:
         talk(service, 0)
-        agent = service.node.table.get((TENANT, "a-0"))
-        return service.node.store.blocks.total_bytes + record_bytes(agent.saved)
+        agent = service.node.resources.table.get((TENANT, "a-0"))
+        return service.node.resources.store.blocks.total_bytes + record_bytes(agent.saved)
 
 
 def on_loop(service, work):
@@ -39,13 +39,15 @@ def stored(service, tenant=TENANT):
 
 def age(service, seconds):
     """Let every agent have been idle for so much longer."""
-    seen = service.node.table.use._seen
+    seen = service.node.resources.table.use._seen
     for key, (used_s, steady_s) in seen.items():
         seen[key] = (used_s, steady_s - seconds)
 
 
 def check(service, budget_bytes):
-    blocks = service.node.store.blocks
+    blocks = service.node.resources.store.blocks
     assert blocks.check_integrity() == []
-    records = sum(record_bytes(agent.saved) for agent in service.node.table if agent.saved)
+    records = sum(
+        record_bytes(agent.saved) for agent in service.node.resources.table if agent.saved
+    )
     assert blocks.total_bytes + records <= budget_bytes

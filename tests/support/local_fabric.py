@@ -141,7 +141,7 @@ class LocalFabric:
         raise AssertionError(nodes)
 
     def _incarnations(self) -> set[int]:
-        return {s.node.identity.config.incarnation for s in self.services.values()}
+        return {s.node.resources.identity.config.incarnation for s in self.services.values()}
 
     def chat(
         self, messages: list[Any], agent: str | None = None, *, stream: bool = False, **body: Any
@@ -197,7 +197,7 @@ class LocalFabric:
     @property
     def model_name(self) -> str:
         """Name of the model the nodes serve."""
-        return next(iter(self.services.values())).node.identity.model.name
+        return next(iter(self.services.values())).node.resources.identity.model.name
 
     def migrate(self, agent: str, to: str) -> dict[str, Any]:
         """Move an agent through the API."""

@@ -251,7 +251,9 @@ class World:
     async def known_as_it_is(self) -> None:
         """Wait until the router has heard of each node's present life."""
         await self.alive()
-        lives = {name: mac.node.identity.config.incarnation for name, mac in self.macs.items()}
+        lives = {
+            name: mac.node.resources.identity.config.incarnation for name, mac in self.macs.items()
+        }
 
         def heard() -> dict[str, int]:
             members = self.router.fleet.membership.members
@@ -266,8 +268,8 @@ class World:
 def _is_tidy(mac: Mac) -> bool:
     """Say whether a node's disk has exactly the blocks that its records name."""
     node = mac.node
-    needed = {ref.name for agent in node.table if agent.saved for ref in agent.saved.refs}
-    stored = {ref.name for ref in node.store.blocks.sizes()}
+    needed = {ref.name for agent in node.resources.table if agent.saved for ref in agent.saved.refs}
+    stored = {ref.name for ref in node.resources.store.blocks.sizes()}
     return needed == stored and not pinned_blocks(node)
 
 

@@ -33,7 +33,7 @@ EARLIER, MOVE = MigrationId("move-earlier"), MigrationId("move-now")
 
 
 async def hibernate(node, name, epoch):
-    export = node.exports.begin(Hibernate(TENANT, name, epoch))
+    export = node.moves.exports.begin(Hibernate(TENANT, name, epoch))
     try:
         await export.open()
     finally:
@@ -42,17 +42,17 @@ async def hibernate(node, name, epoch):
 
 # Each as (node, agent, epoch) -> awaitable. A pin names no epoch.
 OWNERS = {
-    "move": lambda n, a, e: n.source.offer(OfferMigration(TENANT, a, e, MOVE, OTHER)),
-    "seal": lambda n, a, e: n.source.seal(SealAgent(TENANT, a, e, MOVE, OTHER)),
-    "copy": lambda n, a, e: n.copy_source.offer(OfferCopy(TENANT, a, e, MOVE, OTHER)),
-    "pin": lambda n, a, e: n.pinning.pin(PinAgent(TENANT, a, pinned=True)),
-    "prefetch": lambda n, a, e: n.prefetches.answer(PrefetchAgent(TENANT, a, e)),
+    "move": lambda n, a, e: n.moves.source.offer(OfferMigration(TENANT, a, e, MOVE, OTHER)),
+    "seal": lambda n, a, e: n.moves.source.seal(SealAgent(TENANT, a, e, MOVE, OTHER)),
+    "copy": lambda n, a, e: n.moves.copy_source.offer(OfferCopy(TENANT, a, e, MOVE, OTHER)),
+    "pin": lambda n, a, e: n.commands.pinning.pin(PinAgent(TENANT, a, pinned=True)),
+    "prefetch": lambda n, a, e: n.tiers.prefetches.answer(PrefetchAgent(TENANT, a, e)),
     "hibernate": hibernate,
 }
 # They end something: whoever holds nothing has nothing to end.
 ENDS = {
-    "release": lambda n, a, e: n.source.release(ReleaseAgent(TENANT, a, e, MOVE, OTHER)),
-    "abort": lambda n, a, e: n.source.take_back(AbortMigration(TENANT, a, MOVE)),
+    "release": lambda n, a, e: n.moves.source.release(ReleaseAgent(TENANT, a, e, MOVE, OTHER)),
+    "abort": lambda n, a, e: n.moves.source.take_back(AbortMigration(TENANT, a, MOVE)),
 }
 
 ABSENT, REPLICA, STALE = (404, "agent_not_found"), (409, "not_owner"), (421, "stale_epoch")
@@ -157,14 +157,14 @@ def named(*words):
 def test_only_its_owner_gives_an_agent_and_at_its_epoch_only(case, state, verb):
     node, name = case.service.node, named(verb, state)
     epoch = STATES[state](case, name)
-    agent = node.table.get((TENANT, name))
-    before, offered = agent and agent.view(), node.transfers.offers.agents()
+    agent = node.resources.table.get((TENANT, name))
+    before, offered = agent and agent.view(), node.resources.transfers.offers.agents()
     for more in (-1, 1, 0):
         got = run(case.service, said(OWNERS[verb](node, name, epoch + more)))
         assert got == expected(verb, state, more), more
         if got != DONE:
             assert (agent and agent.view()) == before, "and nothing has come of it"
-            assert node.transfers.offers.agents() == offered
+            assert node.resources.transfers.offers.agents() == offered
 
 
 @pytest.mark.parametrize("verb", ENDS)
@@ -173,7 +173,7 @@ def test_what_ends_a_move_is_refused_nowhere(case, state, verb):
     node, name = case.service.node, named(verb, state)
     epoch = STATES[state](case, name)
     assert run(case.service, said(ENDS[verb](node, name, epoch))) == DONE
-    agent = node.table.get((TENANT, name))
+    agent = node.resources.table.get((TENANT, name))
     assert agent is None or agent.manifest.epoch == epoch
 
 
@@ -183,16 +183,16 @@ def test_an_agent_that_is_erased_while_a_verb_waits_for_its_turn_is_not_given(ca
     owned(case, name)
 
     async def erased_meanwhile():
-        agent = node.table.get((TENANT, name))
+        agent = node.resources.table.get((TENANT, name))
         async with agent.turn_lock:
             asked = asyncio.create_task(said(OWNERS[verb](node, name, EPOCH)))
             await asyncio.sleep(0)  # it waits for the turn that has the lock
             erasing = asyncio.create_task(asyncio.to_thread(erase, case.service, name))
             async with asyncio.timeout(60):
-                while not node.erased.floor(TENANT, name):  # noqa: ASYNC110 - on another thread
+                while not node.resources.erased.floor(TENANT, name):  # noqa: ASYNC110 - on another thread
                     await asyncio.sleep(0.01)
         got = await asked
         return got, (await erasing).existed
 
     assert run(case.service, erased_meanwhile()) == (ERASED, True)
-    assert node.table.get((TENANT, name)) is None
+    assert node.resources.table.get((TENANT, name)) is None

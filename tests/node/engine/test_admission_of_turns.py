@@ -36,15 +36,15 @@ def service(model, tmp_path_factory):
 
 
 def agent_of(service, name):
-    return service.node.table.get((TENANT, name))
+    return service.node.resources.table.get((TENANT, name))
 
 
 def text_of_tokens(service, begins, count):
     """Return a raw prompt that begins so and has `count` tokens."""
     text = begins
-    while len(service.node.tokenizer.encode(text).ids) < count:
+    while len(service.node.resources.tokenizer.encode(text).ids) < count:
         text += "x"
-    assert len(service.node.tokenizer.encode(text).ids) == count
+    assert len(service.node.resources.tokenizer.encode(text).ids) == count
     return text
 
 
@@ -65,7 +65,7 @@ def test_a_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     cache = alice.cache
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.node.engine, "submit", _refuse)
+        patch.setattr(service.node.resources.engine, "submit", _refuse)
         refused(service, foreign, agent="alice", **BRIEF)
     assert alice.cache is cache
     assert cache.tokens_count == 512
@@ -91,9 +91,9 @@ def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch, ho
 
     with monkeypatch.context() as patch:
         if how == "submit":
-            patch.setattr(service.node.engine, "submit", _refuse)
+            patch.setattr(service.node.resources.engine, "submit", _refuse)
         else:
-            patch.setattr(service.node.engine, "call", _refuse)
+            patch.setattr(service.node.resources.engine, "call", _refuse)
         for prompt in (own[:200] + "otherwise", own, "nothing in common"):
             if how == "submit" or prompt == "nothing in common":
                 refused(service, prompt, agent=how, **BRIEF)
@@ -112,7 +112,7 @@ def _refuse(*_):
 
 def test_a_turn_that_a_node_gave_back_is_never_refused_for_a_full_queue(service, monkeypatch):
     """Its client was told that it is served, and has heard nothing of it since."""
-    monkeypatch.setattr(service.node.engine, "_waiting_max", 0)
+    monkeypatch.setattr(service.node.resources.engine, "_waiting_max", 0)
     refused(service, WORDS, agent="newcomer", **BRIEF)
 
     assert ask(service, WORDS, agent="given back", was_admitted=True, **BRIEF).text
@@ -128,7 +128,7 @@ def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
     async def scenario():
         node = service.node
         hold = threading.Event()
-        blocking = node.engine.call(lambda: hold.wait(60))
+        blocking = node.resources.engine.call(lambda: hold.wait(60))
         events = node.turns.serve(request("waits", own[:200] + "otherwise"))
         assert (await anext(events)).cached_tokens < record.tokens_count
         turn = agent.turn
@@ -141,7 +141,7 @@ def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
     assert agent.manifest is record
     assert agent.cache is cache
     assert cache.tokens_count == record.tokens_count
-    assert service.node.engine.budget.reserved_bytes == 0
+    assert service.node.resources.engine.budget.reserved_bytes == 0
 
 
 def request(agent, prompt, **sampling):
@@ -161,7 +161,10 @@ class Caches:
     def __init__(self, service, monkeypatch):
         self.peak_bytes = self.made = 0
         self._alive = weakref.WeakSet()
-        engine, scheduler = service.node.engine.engine, service.node.engine._scheduler
+        engine, scheduler = (
+            service.node.resources.engine.engine,
+            service.node.resources.engine._scheduler,
+        )
         new_cache, iterate = engine.new_cache, scheduler.iterate
 
         def counting(tokens):
@@ -209,7 +212,7 @@ def test_many_agents_that_return_at_once_stay_within_the_memory(model, tmp_path,
         assert all(events[-1].event == "finished" for events in replies)
         assert caches.made >= len(prompts)
         assert one_bytes < caches.peak_bytes <= hot_bytes + one_bytes
-        assert service.node.engine.budget.reserved_bytes == 0
+        assert service.node.resources.engine.budget.reserved_bytes == 0
 
 
 def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
@@ -228,8 +231,8 @@ def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
                 ask(service, WORDS * 30, agent="a", **BRIEF)
         assert caught.value.status == 500
         # The engine thread answers before it removes the sequence.
-        wait_until(lambda: not list(service.node.engine._queue))
-        assert service.node.engine.budget.reserved_bytes == 0
+        wait_until(lambda: not list(service.node.resources.engine._queue))
+        assert service.node.resources.engine.budget.reserved_bytes == 0
         again = ask(service, WORDS * 30, agent="a", **BRIEF)
         assert again.text == reply.text
         assert again.admitted.cache is CacheTier.DISK
@@ -317,27 +320,27 @@ def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monk
     node, asked = service.node, []
     call(service, Flush(drop_hot=True), Done)
     ask(service, WORDS * 6, agent="kept", **BRIEF)
-    agent, budget = agent_of(service, "kept"), node.engine.budget
+    agent, budget = agent_of(service, "kept"), node.resources.engine.budget
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes)
-    take_in = node.engine._scheduler.iterate
+    take_in = node.resources.engine._scheduler.iterate
 
     def iterate():
         asked.append(1)
         return take_in()
 
-    monkeypatch.setattr(node.engine._scheduler, "iterate", iterate)
+    monkeypatch.setattr(node.resources.engine._scheduler, "iterate", iterate)
 
     async def scenario():
         agent.is_durable = False
-        monkeypatch.setattr(node.unsaved, "hurry", lambda: None)
+        monkeypatch.setattr(node.tiers.unsaved, "hurry", lambda: None)
         waiting = asyncio.ensure_future(anext(node.turns.serve(request("waits too", WORDS * 6))))
         begun_s = time.monotonic()
         await asyncio.sleep(1.0)
         spent_s, count = time.monotonic() - begun_s, len(asked)
         agent.is_durable = True
         others.release()
-        node.engine.wake()
+        node.resources.engine.wake()
         await asyncio.wait_for(waiting, 60)
         return count, spent_s
 

@@ -83,7 +83,7 @@ def question(agent, number):
 @contextmanager
 def failing_node(folder, model, *, launch_waits):
     with running(folder, model, exact_chunks=True, hot_bytes=HOT_BYTES) as service:
-        thread = service.node.engine
+        thread = service.node.resources.engine
         thread.engine.launch_waits = launch_waits
         with failing_device(thread) as faults:
             yield Node(service, faults)

@@ -36,7 +36,7 @@ def test_an_edited_agents_answer_goes_on_hot_elsewhere(nodes):
 
     start(a, name)
     stream = copied_stream(a, b, name, ANSWER_TOKENS - 40, asked=asked)
-    assert b.node.warm_up.size_bytes > 0
+    assert b.node.moves.warm_up.size_bytes > 0
     sealed = call(a, move_call(SealAgent, b, name), Offer)
     call(b, CommitMigration(move_of(name), a.node.name, sealed, 2), Committed)
     record, cache = held(a, name).saved, held(b, name).cache

@@ -133,11 +133,11 @@ def wait_until(holds):
 
 
 def wait_for_a_turn_sent_ahead(service):
-    wait_until(lambda: service.node.moves.waiting_count)
+    wait_until(lambda: service.node.moves.incoming.waiting_count)
 
 
 def held(service, agent):
-    return service.node.table.get((TENANT, AgentId(agent)))
+    return service.node.resources.table.get((TENANT, AgentId(agent)))
 
 
 def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
@@ -163,7 +163,7 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
     commit = CommitMigration(move_of("growing"), a.node.name, sealed, 2)
     tail = call(b, commit, Committed).copied
     full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
-    groups = len(b.node.identity.spec.groups)
+    groups = len(b.node.resources.identity.spec.groups)
     assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
     assert call(b, commit, Committed).copied.blocks_sent == 0  # repeatable
     assert held(b, "growing").cache.tokens_count == record.tokens_count
@@ -199,12 +199,12 @@ def test_an_answer_moves_in_the_middle_of_an_object_and_fits_its_schema(nodes, t
 def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
     a, b = nodes
     stream = copied_stream(a, b, "staying")
-    assert b.node.warm_up.size_bytes > 0
+    assert b.node.moves.warm_up.size_bytes > 0
     call(a, move_call(SealAgent, b, "staying"), Offer)
     abort = AbortMigration(TENANT, AgentId("staying"), move_of("staying"))
     call(b, abort, Done)
     call(a, abort, Done)
-    assert b.node.warm_up.size_bytes == 0
+    assert b.node.moves.warm_up.size_bytes == 0
     assert held(a, "staying").manifest.state is OwnerState.OWNED
 
     on = Stream(a, "staying", stream.end()[-1].resume)
@@ -217,11 +217,11 @@ def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes
     a, b = nodes
     ask(a, PROMPT, agent="waiting", max_tokens=4)
     call(a, Flush(drop_hot=True), Done)
-    others = Reservation(a.node.engine.budget)
-    others.count(a.node.engine.budget.claimable_bytes)
+    others = Reservation(a.node.resources.engine.budget)
+    others.count(a.node.resources.engine.budget.claimable_bytes)
     try:
         stream = Stream(a, "waiting")
-        wait_until(lambda: a.node.engine.waiting_count)
+        wait_until(lambda: a.node.resources.engine.waiting_count)
         call(a, move_call(SealAgent, b, "waiting"), Offer)
         admitted, handed = stream.end()
     finally:
@@ -259,8 +259,8 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
     stream = copied_stream(a, b, "squeezed")
 
     async def squeeze():
-        b.node.hot.make_room(b.node.hot.limit_bytes)
-        return b.node.warm_up.size_bytes
+        b.node.tiers.hot.make_room(b.node.tiers.hot.limit_bytes)
+        return b.node.moves.warm_up.size_bytes
 
     assert asyncio.run_coroutine_threadsafe(squeeze(), b._loop).result(60) == 0
     sealed = call(a, move_call(SealAgent, b, "squeezed"), Offer)
@@ -276,10 +276,10 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
     ask(a, PROMPT, agent="hurt", max_tokens=4)
     record, node = held(a, "hurt").saved, a.node
     middle = record.pieces[1].block
-    (path,) = node.identity.config.data_dir.rglob(f"{middle.name}.*")
+    (path,) = node.resources.identity.config.data_dir.rglob(f"{middle.name}.*")
     path.write_bytes(b"damaged")
-    node.store.blocks.verify([middle])
-    assert node.store.missing(record) == [middle]
+    node.resources.store.blocks.verify([middle])
+    assert node.resources.store.missing(record) == [middle]
 
     move = move_of("hurt")
     call(a, ReleaseAgent(TENANT, AgentId("hurt"), 5, move, b.node.name), Done)
@@ -329,7 +329,7 @@ def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
 def full_threads(*services):
     """Fill all the threads that other work may fill."""
     over = threading.Event()
-    workers = [each.node.workers for each in services]
+    workers = [each.node.resources.workers for each in services]
     pools = [pool for each in workers for pool in (each._workers, each._fetchers)]
     jobs = [pool.submit(over.wait) for pool in pools for _ in range(pool._max_workers)]
     try:
@@ -345,18 +345,18 @@ def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monke
     a, b = nodes
     stream, heard = copied_stream(a, b, "hasty", tokens=5), []
     for service in nodes:
-        moving = service.node.engine.moving
+        moving = service.node.resources.engine.moving
         for name in ("fall_silent", "go_on"):
             tell = partial(heard_of, heard, service, name, getattr(moving, name))
             monkeypatch.setattr(moving, name, tell)
-    assert b.node.engine.moving.are_coming
+    assert b.node.resources.engine.moving.are_coming
     with full_threads(a, b):
         sealed = call(a, move_call(SealAgent, b, "hasty"), Offer)
         handed = stream.end()[-1]
         on = Stream(b, "hasty", handed.resume, epoch=2, after=move_of("hasty"))
         call(b, CommitMigration(move_of("hasty"), a.node.name, sealed, 2), Committed)
         on.wait_for_token(len(handed.resume.answer_ids) + 2)
-        assert not b.node.engine.moving.are_coming
+        assert not b.node.resources.engine.moving.are_coming
     assert on.end()[0].cache is CacheTier.HOT
     assert stream.text + on.text == calm
     assert heard[:2] == [(a, "fall_silent"), (a, "go_on")]

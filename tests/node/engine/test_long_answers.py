@@ -189,7 +189,7 @@ def model(tmp_path_factory):
 def small_bytes(model, tmp_path_factory):
     """Return a budget in which two long answers do not fit."""
     with running(tmp_path_factory.mktemp("probe"), model) as probe:
-        per_block = probe.node.identity.spec.resident_bytes(BLOCK_TOKENS)
+        per_block = probe.node.resources.identity.spec.resident_bytes(BLOCK_TOKENS)
     total_bytes = max(9 * per_block, MIB)
     assert total_bytes < 2 * 6 * per_block
     return total_bytes
@@ -210,13 +210,13 @@ def small_service(model, small_bytes, tmp_path):
 
 @pytest.mark.nightly
 def test_long_answers_of_a_node_stay_within_its_memory(small_service, small_bytes, alone):
-    engine, over = small_service.node.engine.engine, []
-    queue, launch = small_service.node.engine._queue, engine.launch
+    engine, over = small_service.node.resources.engine.engine, []
+    queue, launch = small_service.node.resources.engine._queue, engine.launch
 
     def watched(slots):
         launch(slots)
         held = sum(sequence.cache.size_bytes for sequence in queue)
-        if held > small_service.node.engine.budget.reserved_bytes or held > small_bytes:
+        if held > small_service.node.resources.engine.budget.reserved_bytes or held > small_bytes:
             over.append(held)
 
     engine.launch = watched
@@ -270,7 +270,7 @@ def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service,
 
     def come_in_between(name):
         if not came:
-            agent = service.node.table.get((TENANT, identity_of(name).agent))
+            agent = service.node.resources.table.get((TENANT, identity_of(name).agent))
             came.append(begin(service, name, "and then", 8))
             until(lambda: agent.waiting_count or came[0].done())
 
@@ -303,9 +303,9 @@ def test_full_lines_refuse_no_answer_that_was_begun(small_service, alone):
     node = small_service.node
 
     def fill_lines(name):
-        agent = node.table.get((TENANT, identity_of(name).agent))
+        agent = node.resources.table.get((TENANT, identity_of(name).agent))
         change(small_service, agent, waiting_count=AGENT_TURNS_WAITING_MAX)
-        node.engine._waiting_max = 0
+        node.resources.engine._waiting_max = 0
         for other in (name, "carl"):
             with pytest.raises(OverloadedError):
                 begin(small_service, other, "and then", 8).result(60)

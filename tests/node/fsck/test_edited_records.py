@@ -52,5 +52,5 @@ def test_a_record_is_cut_within_its_edited_head(tmp_path, model, capsys, place):
     with running(node, model) as service:
         saved = agent_of(service)
         if saved is not None and saved.saved is not None:
-            service.node.store.layout(saved.saved)
+            service.node.resources.store.layout(saved.saved)
         assert ask(service, following, agent="a", edits=AMORTIZE).finished.durable

@@ -150,7 +150,7 @@ def slow(monkeypatch):
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 def test_a_turn_asked_of_the_node_itself_ends_with_its_reader_and_is_saved(service, slow, how):
     node = service.node
-    host, _, port = node.endpoint.url.removeprefix("http://").rpartition(":")
+    host, _, port = node.resources.endpoint.url.removeprefix("http://").rpartition(":")
     sock = socket.create_connection((host, int(port)))
     sock.sendall(asked(how))
     read = b""
@@ -163,11 +163,11 @@ def test_a_turn_asked_of_the_node_itself_ends_with_its_reader_and_is_saved(servi
     until(lambda: not node.live_turns)
     sock.close()
     ended = len(sequence.answer_ids)
-    saved = node.table.get((TENANT, how)).manifest
+    saved = node.resources.table.get((TENANT, how)).manifest
 
     assert ended - shown <= STEPS_MAX
     assert saved.tokens_count >= ended, "what was computed is remembered"
-    assert node.engine.budget.reserved_bytes == 0
+    assert node.resources.engine.budget.reserved_bytes == 0
     assert all(json.loads(line) for line in read.splitlines()[10:-1] if line.startswith(b"{"))
 
 

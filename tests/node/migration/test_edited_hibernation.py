@@ -45,7 +45,7 @@ def test_an_edited_memory_comes_back_as_it_was(tmp_path, model):
         resume(there, leaving, "c", key=BROUGHT_KEY)
         saved = agent_of(there, "c").saved
         assert saved.edited.problem(saved.pieces, saved.token_ids) is None
-        there.node.store.layout(saved)  # all of it is named here
+        there.node.resources.store.layout(saved)  # all of it is named here
     with running(tmp_path / "there", model, cluster_key=OTHER_FABRIC) as there:
         came = ask(there, following, agent="c", epoch=2, edits=AMORTIZE)
         assert came.text == wanted.text
@@ -62,7 +62,7 @@ def test_a_block_in_several_pieces_comes_back_once(tmp_path, model):
         resume(service, hibernate(service, "a"), "b")
         blocks = agent_of(service, "b").saved.pieces.blocks
         assert len(set(blocks)) < len(blocks)
-        assert not service.node.store.blocks._index._pins
+        assert not service.node.resources.store.blocks._index._pins
 
 
 def test_damage_anywhere_in_it_is_refused(tmp_path, model):
@@ -79,7 +79,7 @@ def test_damage_anywhere_in_it_is_refused(tmp_path, model):
 
 
 def _refused(service, raw):
-    arriving = service.node.imports.begin(Resume(TENANT, AgentId("back"), 2))
+    arriving = service.node.moves.imports.begin(Resume(TENANT, AgentId("back"), 2))
     try:
         arriving.feed(raw)
         arriving.finish()

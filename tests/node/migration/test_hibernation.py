@@ -76,7 +76,7 @@ def test_no_bit_changes(name, tmp_path):
         resumed = resume(there, leaving, "carol", epoch=7, key=BROUGHT_KEY)
         assert (resumed["view"]["node"], resumed["view"]["epoch"]) == ("there", 7)
         assert resumed["blocks_reused"] == 0
-        assert there.node.store.blocks.check_integrity() == []
+        assert there.node.resources.store.blocks.check_integrity() == []
     with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
         got, came = logprobs(there, messages, "carol", 7)
         assert got == want
@@ -119,7 +119,9 @@ def untouched(service):
 
 def take(service, raw, agent="back", epoch=2, key=None):
     """Feed a file as the HTTP side does, without its sockets; return the refusal's code."""
-    arriving = service.node.imports.begin(Resume(TENANT, AgentId(agent), epoch, signing_key=key))
+    arriving = service.node.moves.imports.begin(
+        Resume(TENANT, AgentId(agent), epoch, signing_key=key)
+    )
     try:
         arriving.feed(raw)
         arriving.finish()
@@ -192,14 +194,14 @@ def test_the_wrong_questions_are_refused(service, untouched):
     # The two messages are not taken for each other, and a stranger gets neither.
     assert post(service, HIBERNATE_PATH, Resume(TENANT, AgentId("a"), 1), b"").status_code == 400
     for path in (HIBERNATE_PATH, RESUME_PATH):
-        assert httpx2.post(service.node.endpoint.url + path).status_code == 401
+        assert httpx2.post(service.node.resources.endpoint.url + path).status_code == 401
 
 
 def test_limits_of_size(service, file, untouched, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_MAX", len(file) - 1)
     assert resume(service, file)["refused"] == "too_large"
     monkeypatch.undo()
-    tight = replace(service.node.identity.settings, disk_bytes=1)
+    tight = replace(service.node.resources.identity.settings, disk_bytes=1)
     monkeypatch.setattr(NodeIdentity, "settings", tight)
     assert take(service, file) == "too_large"
 
@@ -216,7 +218,7 @@ def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
 
     async def upload():
         headers = headers_of(service, Resume(TENANT, AgentId("back"), 2))
-        url = service.node.endpoint.url + RESUME_PATH
+        url = service.node.resources.endpoint.url + RESUME_PATH
         async with httpx2.AsyncClient(timeout=60) as client:
             return await client.post(url, content=slow(), headers=headers)
 
@@ -245,8 +247,8 @@ def on_loop(service, work):
 def test_an_export_outlives_the_turns_that_change_its_agent(service):
     ask(service, HELLO, agent="moving", max_tokens=4, tenant=OTHER_TENANT)
     want = hibernate(service, "moving", tenant=OTHER_TENANT)
-    stored = service.node.store.blocks.total_bytes
-    export = service.node.exports.begin(Hibernate(OTHER_TENANT, AgentId("moving"), 1))
+    stored = service.node.resources.store.blocks.total_bytes
+    export = service.node.moves.exports.begin(Hibernate(OTHER_TENANT, AgentId("moving"), 1))
 
     async def begin():
         await export.open()
@@ -266,8 +268,8 @@ def test_an_export_outlives_the_turns_that_change_its_agent(service):
     assert [f.body for f in read if f.kind is FrameKind.BLOCK] == [
         f.body for f in FrameReader(None).feed(want) if f.kind is FrameKind.BLOCK
     ]
-    assert service.node.store.blocks.total_bytes < stored  # let go of, once it was over
-    assert service.node.store.blocks.check_integrity() == []
+    assert service.node.resources.store.blocks.total_bytes < stored  # let go of, once it was over
+    assert service.node.resources.store.blocks.check_integrity() == []
     # The file brings the earlier memory back, in place of what the agent became.
     back = resume(service, got, "moving", epoch=2, replace=True, tenant=OTHER_TENANT)
     again = ask(service, HELLO, agent="moving", epoch=2, max_tokens=4, tenant=OTHER_TENANT)
@@ -277,13 +279,13 @@ def test_an_export_outlives_the_turns_that_change_its_agent(service):
 
 def test_a_damaged_block_ends_the_file_early(service, tmp_path):
     ask(service, "the dog sat on the log " * 40, agent="hurt", tenant=OTHER_TENANT, max_tokens=2)
-    agent = service.node.table.get((OTHER_TENANT, AgentId("hurt")))
+    agent = service.node.resources.table.get((OTHER_TENANT, AgentId("hurt")))
     root = service._disk.root / "blocks"
     victim = root / f"{agent.saved.refs[-1].name}.full"
     raw = bytearray(victim.read_bytes())
     raw[-1] ^= 1
     victim.write_bytes(raw)
-    export = service.node.exports.begin(Hibernate(OTHER_TENANT, AgentId("hurt"), 1))
+    export = service.node.moves.exports.begin(Hibernate(OTHER_TENANT, AgentId("hurt"), 1))
 
     async def write():
         try:
@@ -298,12 +300,12 @@ def test_a_damaged_block_ends_the_file_early(service, tmp_path):
     got = post(service, HIBERNATE_PATH, Hibernate(OTHER_TENANT, AgentId("hurt"), 1), b"")
     assert got.status_code == 200
     assert len(list(FrameReader(None).feed(got.content))) > len(agent.saved.refs)
-    assert service.node.store.blocks.check_integrity() == []
+    assert service.node.resources.store.blocks.check_integrity() == []
 
 
 def test_agents_that_others_own_or_move_are_left_alone(service, file):
     ask(service, "one two three", agent="moved", max_tokens=2)
-    agent = service.node.table.get((TENANT, AgentId("moved")))
+    agent = service.node.resources.table.get((TENANT, AgentId("moved")))
     sealed = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
     change(service, agent, manifest=sealed)
     asked = Hibernate(TENANT, AgentId("moved"), 1)

@@ -74,20 +74,20 @@ def pair(model, tmp_path_factory):
 
 async def empty(node):
     """Let go of everything, as if nothing had ever been here or been erased."""
-    node.span_target.leases.let_go()
-    for agent in node.table:
+    node.moves.span_target.leases.let_go()
+    for agent in node.resources.table:
         agent.cache = None
-        node.store.evict([agent.saved])
-        node.table.forget(agent)
-    node.erased._all = type(node.erased._all)()
-    await node.budget.enforce()
-    assert node.store.blocks.total_bytes == 0
+        node.resources.store.evict([agent.saved])
+        node.resources.table.forget(agent)
+    node.resources.erased._all = type(node.resources.erased._all)()
+    await node.tiers.budget.enforce()
+    assert node.resources.store.blocks.total_bytes == 0
 
 
 @pytest.fixture
 def nodes(pair):
     for service in pair:
-        service.node.span_target.leases._returned.clear()
+        service.node.moves.span_target.leases._returned.clear()
         on_loop(service, empty(service.node))
     here, there = pair
     turn(here, "alice")
@@ -96,11 +96,11 @@ def nodes(pair):
 
 
 def stored(service):
-    return service.node.store.blocks.total_bytes
+    return service.node.resources.store.blocks.total_bytes
 
 
 def sweep(service):
-    service.node.store.blocks.sweep()
+    service.node.resources.store.blocks.sweep()
     return stored(service)
 
 
@@ -118,7 +118,7 @@ def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path)
         assert fresh.cached_tokens >= BLOCK_TOKENS
         assert fresh.cache is CacheTier.DISK
         assert pinned_blocks(there.node) == {}
-        assert not here.node.transfers.offers.agents()
+        assert not here.node.resources.transfers.offers.agents()
 
 
 def test_only_what_several_begin_with_is_lent(nodes):
@@ -129,7 +129,7 @@ def test_only_what_several_begin_with_is_lent(nodes):
     records = [decode_manifest(span.offer.manifest) for span in spans]
     assert {record.tenant for record in records} == {TENANT}
     assert {span.sharers for span in spans} == {2}
-    common = here.node.table.get((TENANT, AgentId("alice"))).manifest.token_ids
+    common = here.node.resources.table.get((TENANT, AgentId("alice"))).manifest.token_ids
     for record in records:
         assert record.tokens_count % BLOCK_TOKENS == 0
         assert list(record.token_ids) == list(common[: record.tokens_count])
@@ -166,7 +166,7 @@ def test_names_that_do_not_follow_from_the_tokens_are_refused(nodes):
         with pytest.raises(FabricError):
             taken(here, there, name, forged(span, **changes))
     assert stored(there) == before
-    assert not there.node.span_target.leases.refs
+    assert not there.node.moves.span_target.leases.refs
 
 
 def test_a_damaged_block_is_not_kept(nodes):
@@ -182,18 +182,18 @@ def test_a_damaged_block_is_not_kept(nodes):
     with pytest.raises(FabricError):
         taken(here, there, name, span)
     assert sweep(there) == before
-    assert not there.node.span_target.leases.refs
+    assert not there.node.moves.span_target.leases.refs
     assert turn(there, "dave").admitted.cached_tokens == 0
 
 
 def erase(service, agent):
-    now_s, name = service.node.clock.wall_s(), f"erase-{next(_names):06d}"
+    now_s, name = service.node.resources.clock.wall_s(), f"erase-{next(_names):06d}"
     call(service, EraseAgent(TENANT, agent, 2, OperationId(name), now_s), EraseReceipt)
 
 
 def share_erasure(service, agent):
     """Tell a node that was away."""
-    erased = tombstone(KEY, TENANT, agent, 2, service.node.clock.wall_s())
+    erased = tombstone(KEY, TENANT, agent, 2, service.node.resources.clock.wall_s())
     call(service, ShareErasures((erased,)), KnownErasures)
 
 
@@ -215,24 +215,24 @@ def test_what_came_of_an_erased_agent_goes_and_does_not_come_back(nodes, tell):
 
 def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
     here, there = nodes
-    before, leases = stored(there), there.node.span_target.leases
+    before, leases = stored(there), there.node.moves.span_target.leases
     lend(here, there)
     clock = leases._clock
     now_s = clock.monotonic_s() + SPAN_LEASE_S - 5
     monkeypatch.setattr(type(clock), "monotonic_s", lambda self: now_s)
     assert [copied.blocks_sent for copied in lend(here, there)[1]] == [0]
     now_s += 10
-    on_loop(there, there.node.budget.enforce())
+    on_loop(there, there.node.tiers.budget.enforce())
     assert leases.refs
     now_s += SPAN_LEASE_S
-    on_loop(there, there.node.budget.enforce())
+    on_loop(there, there.node.tiers.budget.enforce())
     assert not leases.refs
     assert stored(there) == before
 
 
 async def let_go(node):
-    assert node.span_target.leases.let_go()
-    node.store.blocks.sweep()
+    assert node.moves.span_target.leases.let_go()
+    node.resources.store.blocks.sweep()
 
 
 def test_an_agent_keeps_what_it_went_on_with(nodes):
@@ -247,16 +247,16 @@ def test_they_go_before_anybody_is_evicted(nodes, monkeypatch):
     here, there = nodes
     turn(there, "dave", system={"role": "system", "content": "none of the others says so. " * 40})
     lend(here, there)
-    borrowed = sum(ref.payload_bytes for ref in there.node.span_target.leases.refs)
+    borrowed = sum(ref.payload_bytes for ref in there.node.moves.span_target.leases.refs)
     assert borrowed
-    budget, leases = there.node.budget, there.node.span_target.leases
+    budget, leases = there.node.tiers.budget, there.node.moves.span_target.leases
     limit_bytes = stored(there) - borrowed // 2 + (1 << 20)
     monkeypatch.setattr(budget, "_disk", replace(budget._disk, limit_bytes=limit_bytes))
     on_loop(there, budget.enforce())
     assert leases.refs
     on_loop(there, budget.make_room(TENANT, 1 << 20))
     assert not leases.refs
-    assert there.node.table.get((TENANT, AgentId("dave"))) is not None
+    assert there.node.resources.table.get((TENANT, AgentId("dave"))) is not None
 
 
 def test_a_node_takes_no_more_than_its_limit(model, tmp_path):
@@ -276,11 +276,13 @@ def test_of_more_than_fits_the_beginning_is_lent(nodes):
     long = {"role": "system", "content": SYSTEM["content"] * 3}
     for agent in ("erin", "frank"):
         turn(here, agent, system=long)
-    records = [here.node.table.get((TENANT, AgentId(name))).saved for name in ("erin", "frank")]
+    records = [
+        here.node.resources.table.get((TENANT, AgentId(name))).saved for name in ("erin", "frank")
+    ]
     block_bytes = records[0].pieces[0].block.payload_bytes
 
     def tokens(bytes_max):
-        found = popular_spans(here.node.store, records, bytes_max)
+        found = popular_spans(here.node.resources.store, records, bytes_max)
         return [span.record.tokens_count for span in found]
 
     assert tokens(1 << 30)[0] > BLOCK_TOKENS

@@ -52,5 +52,5 @@ def test_the_file_of_a_private_agent_makes_a_private_one(model, tmp_path):
         cached(here, "alice")
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         resume(there, hibernate(here, "alice"), "heir")
-        assert there.node.table.get((TENANT, AgentId("heir"))).manifest.is_private
+        assert there.node.resources.table.get((TENANT, AgentId("heir"))).manifest.is_private
         assert cached(there, "bob") == 0

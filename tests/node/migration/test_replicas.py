@@ -65,7 +65,7 @@ def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
 
 def erase(service, agent, tenant=TENANT, epoch=2):
     """Erase with the lowest epoch that does, so that tests may go on with the next one."""
-    now_s, name = service.node.clock.wall_s(), f"erase-it-{next(_operations)}"
+    now_s, name = service.node.resources.clock.wall_s(), f"erase-it-{next(_operations)}"
     call_ = EraseAgent(tenant, AgentId(agent), epoch, OperationId(name), now_s)
     return call(service, call_, EraseReceipt)
 
@@ -81,9 +81,9 @@ def test_a_fork_answers_as_the_agent_does_and_outlives_it(name, tmp_path):
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     with running(tmp_path, model, "here") as here, running(tmp_path, model, "there") as there:
         _, first = turn(here, HELLO, "alice")
-        before = here.node.store.blocks.total_bytes
+        before = here.node.resources.store.blocks.total_bytes
         beside = fork(here, here, "alice", "beside")
-        assert here.node.store.blocks.total_bytes == before, "blocks are shared"
+        assert here.node.resources.store.blocks.total_bytes == before, "blocks are shared"
         fork(here, there, "alice", "afar")
         assert (beside.node, beside.epoch, beside.state) == ("here", 1, OwnerState.OWNED)
         second = onward(HELLO, first, "größer")
@@ -104,7 +104,7 @@ def test_a_fork_answers_as_the_agent_does_and_outlives_it(name, tmp_path):
         again = onward(second, stayed, "the log and the mat")
         assert turn(here, again, "beside")[1].admitted.cached_tokens > 100
         for service in (here, there):
-            assert service.node.store.blocks.check_integrity() == []
+            assert service.node.resources.store.blocks.check_integrity() == []
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +121,10 @@ def nodes(model, tmp_path_factory):
 
 async def empty(node):
     """Let everybody go without a tombstone: the next test begins at epoch 1 again."""
-    for agent in node.table:
+    for agent in node.resources.table:
         if agent.saved is not None:
-            node.store.evict([agent.saved])
-        node.table.forget(agent)
+            node.resources.store.evict([agent.saved])
+        node.resources.table.forget(agent)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def pair(nodes):
     yield nodes
     for service in nodes:
         on_loop(service, empty(service.node))
-        assert service.node.store.blocks.total_bytes == 0, "nothing is left of any copy"
+        assert service.node.resources.store.blocks.total_bytes == 0, "nothing is left of any copy"
 
 
 def code_of(work):
@@ -163,7 +163,7 @@ def test_a_fork_is_refused_where_it_must_not_be(pair):
     assert "carol" not in views(there), "nothing is left of what failed"
     assert code_of(lambda: copied_offer(here, here, "alice", 7)) == (421, "stale_epoch")
     assert code_of(lambda: copied_offer(here, here, "nobody", 1)) == (404, "agent_not_found")
-    assert there.node.store.blocks.check_integrity() == []
+    assert there.node.resources.store.blocks.check_integrity() == []
 
 
 def test_a_fork_that_was_asked_for_before_its_erasure_stays_erased(pair):
@@ -276,7 +276,7 @@ def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
     withdraw(here, name, "alice")
     assert code_of(lambda: call(there, blocks, Copied))[1] == "bad_ticket"
     assert pinned_blocks(there.node) == {}
-    assert there.node.store.blocks.total_bytes == 0
+    assert there.node.resources.store.blocks.total_bytes == 0
 
 
 def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, tmp_path):
@@ -292,7 +292,7 @@ def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, 
             second = onward(HELLO, first, "größer")
             assert turn(there, second, "alice", epoch=2)[1].admitted.cached_tokens > 100
             assert erase(there, "alice").blocks_kept_shared == 0
-            assert there.node.store.blocks.total_bytes == 0
+            assert there.node.resources.store.blocks.total_bytes == 0
 
 
 def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
@@ -301,7 +301,7 @@ def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
 
     with running(tmp_path, model, "here") as here:
         turn(here, said("alice"), "alice")
-        size = here.node.store.blocks.total_bytes
+        size = here.node.resources.store.blocks.total_bytes
         with running(tmp_path, model, "there", disk_bytes=int(3.6 * size)) as there:
             for name in ("first", "other"):
                 turn(there, said(name), name)
@@ -313,7 +313,7 @@ def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
             refused = code_of(lambda: copied_offer(here, there, "large", 1, background=True))
             assert refused[1] == "disk_budget"
             assert views(there).keys() >= {"first", "other"}
-            assert there.node.store.blocks.check_integrity() == []
+            assert there.node.resources.store.blocks.check_integrity() == []
 
 
 def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, tmp_path):
@@ -328,7 +328,7 @@ def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, t
 
     with running(tmp_path, model, "here") as here:
         turn(here, said("alice"), "alice")
-        size = here.node.store.blocks.total_bytes
+        size = here.node.resources.store.blocks.total_bytes
         with running(tmp_path, model, "there", disk_bytes=int(2.6 * size)) as there:
             for name in ("first", "other"):
                 turn(there, said(name), name)

@@ -37,17 +37,17 @@ def node(tmp_path_factory):
 def move(node, request):
     """Name a move of this test alone; nothing else is in memory."""
     call(node, Flush(drop_hot=True), Done)
-    budget = node.node.engine.budget
+    budget = node.node.resources.engine.budget
     assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
     name = MigrationId(f"move-{request.node.name}"[:60])
     yield name
-    on_loop(node, lambda: node.node.warm_up.drop(name))
+    on_loop(node, lambda: node.node.moves.warm_up.drop(name))
     assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
 
 
 @pytest.fixture
 def record(node):
-    return node.node.table.get((TENANT, AgentId("stored"))).saved
+    return node.node.resources.table.get((TENANT, AgentId("stored"))).saved
 
 
 def on_loop(service, work):
@@ -58,7 +58,7 @@ def on_loop(service, work):
 
 
 def extend(service, move, record):
-    work = service.node.warm_up.extend(move, record)
+    work = service.node.moves.warm_up.extend(move, record)
     return asyncio.run_coroutine_threadsafe(work, service._loop)
 
 
@@ -81,7 +81,7 @@ class Held:
 
     def __init__(self, service, monkeypatch):
         self.is_reading, self.may_read = threading.Event(), threading.Event()
-        blocks = service.node.store.blocks
+        blocks = service.node.resources.store.blocks
         load = blocks.load_into
 
         def loaded(*args):
@@ -108,7 +108,7 @@ def begin_held(service, held, move, record):
 def test_what_is_read_into_is_reserved_until_it_is_kept(
     node, move, record, held, is_begun, is_last
 ):
-    warm_up, budget = node.node.warm_up, node.node.engine.budget
+    warm_up, budget = node.node.moves.warm_up, node.node.resources.engine.budget
     if is_begun:
         held.may_read.set()
         extend(node, move, beginning(record)).result(HANG_S)
@@ -117,7 +117,9 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
         held.is_reading.clear()
     extending = begin_held(node, held, move, sealed(record) if is_last else record)
 
-    assert budget.reserved_bytes >= node.node.identity.spec.resident_bytes(record.tokens_count)
+    assert budget.reserved_bytes >= node.node.resources.identity.spec.resident_bytes(
+        record.tokens_count
+    )
     assert (budget.idle_bytes, warm_up.size_bytes) == (0, 0)  # counted once
 
     held.may_read.set()
@@ -127,7 +129,7 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
     if is_last:
         cache = on_loop(node, lambda: warm_up.take(move, record))
         assert cache.tokens_count == record.tokens_count
-        on_loop(node, node.node.hot.note)
+        on_loop(node, node.node.tiers.hot.note)
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
@@ -136,55 +138,64 @@ def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
     empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=PieceTable(), text="")
     extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
     extend(node, move, record).result(HANG_S)
-    assert node.node.warm_up.size_bytes > 0
+    assert node.node.moves.warm_up.size_bytes > 0
 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
 def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
-    budget, least = node.node.engine.budget, node.node.identity.spec.resident_bytes(1)
+    budget, least = (
+        node.node.resources.engine.budget,
+        node.node.resources.identity.spec.resident_bytes(1),
+    )
     if is_begun:
         extend(node, move, beginning(record)).result(HANG_S)
-        arrival = node.node.moves.get(move).warm
+        arrival = node.node.moves.incoming.get(move).warm
         change(node, arrival, room_tokens=BLOCK_TOKENS)  # so that it has to grow
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes - least)
     try:
         extend(node, move, record).result(HANG_S)
-        assert move not in node.node.warm_up
+        assert move not in node.node.moves.warm_up
     finally:
         others.release()
 
 
 def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
     ask(node, PROMPT + "it was warm.", agent="idle", max_tokens=4)
-    agent, budget = node.node.table.get((TENANT, AgentId("idle"))), node.node.engine.budget
+    agent, budget = (
+        node.node.resources.table.get((TENANT, AgentId("idle"))),
+        node.node.resources.engine.budget,
+    )
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes)
     try:
         change(node, agent, is_durable=False)
         extend(node, move, beginning(record)).result(HANG_S)
         assert agent.cache is not None
-        assert move not in node.node.warm_up
+        assert move not in node.node.moves.warm_up
 
         change(node, agent, is_durable=True)
         extend(node, move, beginning(record)).result(HANG_S)
         assert agent.cache is None
-        assert move in node.node.warm_up
+        assert move in node.node.moves.warm_up
     finally:
         change(node, agent, is_durable=True)
         others.release()
 
 
 def wanted(node, move):
-    node.hot.make_room(node.hot.limit_bytes)
+    node.tiers.hot.make_room(node.tiers.hot.limit_bytes)
 
 
 def given_up(node, move):
-    node.warm_up.drop(move)
+    node.moves.warm_up.drop(move)
 
 
 def committed(node, move):
-    assert node.warm_up.take(move, node.table.get((TENANT, AgentId("stored"))).saved) is None
+    assert (
+        node.moves.warm_up.take(move, node.resources.table.get((TENANT, AgentId("stored"))).saved)
+        is None
+    )
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
@@ -194,7 +205,7 @@ def test_a_read_ends_once_nobody_needs_it(node, move, record, held, what, is_las
     on_loop(node, lambda: what(node.node, move))
     held.may_read.set()
     extending.result(HANG_S)
-    assert move not in node.node.warm_up
+    assert move not in node.node.moves.warm_up
 
 
 def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch):
@@ -205,7 +216,7 @@ def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch
     monkeypatch.setattr(warm_up, "load_parts", fail)
     with pytest.raises(OSError, match="gone"):
         extend(node, move, record).result(HANG_S)
-    assert move not in node.node.warm_up
+    assert move not in node.node.moves.warm_up
 
 
 # --- edited memory ---------------------------------------------------------------------------
@@ -215,11 +226,11 @@ def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch
 def edited(node):
     """Return the record of an agent whose memory was edited."""
     name = "edited"
-    agent = node.node.table.get((TENANT, AgentId(name)))
+    agent = node.node.resources.table.get((TENANT, AgentId(name)))
     if agent is None:
         following = start(node, name)
         ask(node, following, agent=name, edits=EditMode.AMORTIZE)
-        agent = node.node.table.get((TENANT, AgentId(name)))
+        agent = node.node.resources.table.get((TENANT, AgentId(name)))
         call(node, Flush(drop_hot=True), Done)
     return agent.saved
 
@@ -238,15 +249,15 @@ def test_edited_memory_on_its_way_in_is_what_is_read_back(node, move, edited, is
     count = edited.tokens_count
     if is_begun:
         extend(node, move, edited).result(HANG_S)
-        warm = node.node.moves.get(move).warm
+        warm = node.node.moves.incoming.get(move).warm
         assert edited.edited.tokens_count <= warm.full.tokens_count < count
         assert warm.full.is_edited
     extend(node, move, sealed(edited)).result(HANG_S)
-    cache = on_loop(node, lambda: node.node.warm_up.take(move, edited))
-    on_loop(node, node.node.hot.note)
+    cache = on_loop(node, lambda: node.node.moves.warm_up.take(move, edited))
+    on_loop(node, node.node.tiers.hot.note)
 
     call(node, PrefetchAgent(TENANT, AgentId("edited"), 1), AgentView)
-    own = node.node.table.get((TENANT, AgentId("edited"))).cache
+    own = node.node.resources.table.get((TENANT, AgentId("edited"))).cache
     assert arranged(cache) == arranged(own)
     assert cache.tokens_count == count
     assert cache.shifts
@@ -256,7 +267,7 @@ def test_edited_memory_on_its_way_in_is_what_is_read_back(node, move, edited, is
 
 def test_edited_memory_that_lost_a_block_is_not_kept(node, move, edited):
     lost = {edited.pieces[-2].block}
-    blocks = node.node.store.blocks
+    blocks = node.node.resources.store.blocks
     load = blocks.load_into
 
     def failing(ref, *args):
@@ -268,4 +279,4 @@ def test_edited_memory_that_lost_a_block_is_not_kept(node, move, edited):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "load_into", failing)
         extend(node, move, sealed(edited)).result(HANG_S)
-    assert move not in node.node.warm_up
+    assert move not in node.node.moves.warm_up

@@ -74,7 +74,7 @@ def test_200_turns_of_growing_agents_stay_within_the_plan(tmp_path, model):
                 texts[agent] += f" and then {turn} things happened there" * 8
                 ask(service, texts[agent], agent=agent, max_tokens=4)
                 most_bytes = max(most_bytes, device.used_bytes() - base_bytes)
-            held_bytes = service.node.table.hot_bytes
+            held_bytes = service.node.resources.table.hot_bytes
     finally:
         mx.set_cache_limit(pool_before_bytes)
 

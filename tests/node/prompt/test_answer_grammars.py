@@ -53,7 +53,7 @@ def test_what_is_refused_is_refused_before_there_is_an_agent(node, name):
     with pytest.raises(RejectedError) as caught:
         ask(node, QUESTION, agent="hostile", output=HOSTILE[name])
     assert (int(caught.value.status), caught.value.param) == (400, "response_format")
-    assert node.node.table.get((TENANT, AgentId("hostile"))) is None
+    assert node.node.resources.table.get((TENANT, AgentId("hostile"))) is None
 
 
 def test_what_has_no_end_cannot_be_asked_to_go_on_behind_it(node):

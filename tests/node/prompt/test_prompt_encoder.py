@@ -74,7 +74,7 @@ def test_rows_that_no_token_has_are_never_sampled(tmp_path):
     with running(tmp_path, str(model)) as service:
         bias = {str(token): -100.0 for token in range(known)}
         reply = ask(service, WORDS, max_tokens=8, ignore_eos=True, logit_bias=bias)
-        assert service.node.identity.model.vocabulary_size == known < VOCABULARY
+        assert service.node.resources.identity.model.vocabulary_size == known < VOCABULARY
         assert refused(service, WORDS, logit_bias={str(known): 1.0}).param == "logit_bias"
 
     assert "!" not in reply.text  # what mlx-lm shows for a token without a text
@@ -106,18 +106,21 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
     service, make, piece, monkeypatch
 ):
     text = piece * (4 * MIB // len(piece.encode()))
-    encoded_chars, agents_count = count_encoded(service, monkeypatch), len(service.node.table)
+    encoded_chars, agents_count = (
+        count_encoded(service, monkeypatch),
+        len(service.node.resources.table),
+    )
     error = refused(service, make(text))
 
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert error.param == "messages"
     assert sum(encoded_chars) <= 128 * 1024
-    assert len(service.node.table) == agents_count
+    assert len(service.node.resources.table) == agents_count
 
 
 def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monkeypatch):
     encoded_chars = count_encoded(service, monkeypatch)
-    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.tokenizer.reach_bytes))
+    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.resources.tokenizer.reach_bytes))
 
     assert error.code == "context_length_exceeded"
     assert "bytes" in error.message
@@ -125,7 +128,7 @@ def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monke
 
 
 def test_the_longest_prompt_that_fits_is_served_and_one_token_more_is_not(service):
-    token = service.node.tokenizer.encode("x").ids
+    token = service.node.resources.tokenizer.encode("x").ids
     assert len(token) == 1
     fits = ask(service, "x" * (CONTEXT_TOKENS - 1), max_tokens=9, ignore_eos=True)
 
@@ -148,7 +151,7 @@ def test_a_model_without_a_template_reads_a_chat_as_it_reads_any_text(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with running(tmp_path, str(folder)) as service:
         reply = ask(service, messages("the cat"), agent="a", max_tokens=1)
-        agent = service.node.table.get((TENANT, AgentId("a")))
+        agent = service.node.resources.table.get((TENANT, AgentId("a")))
         ids = agent.manifest.token_ids[: reply.admitted.prompt_tokens]
 
     assert list(ids) == tokenizer.encode("the cat").ids
@@ -157,7 +160,7 @@ def test_a_model_without_a_template_reads_a_chat_as_it_reads_any_text(tmp_path):
 
 def count_encoded(service, monkeypatch):
     """Note how many characters each call to the tokenizer is given."""
-    inner, counts = service.node.tokenizer._tokenizer, []
+    inner, counts = service.node.resources.tokenizer._tokenizer, []
 
     class Counting:
         def __call__(self, text, **options):
@@ -167,5 +170,5 @@ def count_encoded(service, monkeypatch):
         def __getattr__(self, name):
             return getattr(inner, name)
 
-    monkeypatch.setattr(service.node.tokenizer, "_tokenizer", Counting())
+    monkeypatch.setattr(service.node.resources.tokenizer, "_tokenizer", Counting())
     return counts

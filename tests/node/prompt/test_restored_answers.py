@@ -270,7 +270,7 @@ def test_an_agent_that_answered_plainly_is_given_nobody_elses_spelling(tmp_path,
             talk.ask("Why?", text=texts[name], thought="")
         for name, talk in talks.items():
             talk.ask("And?", text="", thought="")
-            record = service.node.table.get((driver.tenant, AgentId(name))).manifest
+            record = service.node.resources.table.get((driver.tenant, AgentId(name))).manifest
             assert ("So it is.  " in record.text) == (name == spaced)
 
 
@@ -287,7 +287,7 @@ def test_what_another_agent_gave_is_remembered_where_it_was_put_back(tmp_path):
             other.ask(question, text="", thought="")
             assert (
                 "So it is.  "
-                in service.node.table.get((driver.tenant, AgentId("two"))).manifest.text
+                in service.node.resources.table.get((driver.tenant, AgentId("two"))).manifest.text
             )
 
 

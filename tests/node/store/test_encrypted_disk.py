@@ -262,8 +262,8 @@ def test_a_whole_node_on_an_encrypted_disk(tmp_path, capsys):
         call(sealed, Flush(drop_hot=True), Done)
         again = ask(sealed, messages, agent="a", max_tokens=4)
         other = ask(sealed, messages, agent="b", max_tokens=4)
-        assert sealed.node.store.blocks.check_integrity() == []
-        assert sealed.node.store.blocks.scrub(1 << 30).damaged == ()
+        assert sealed.node.resources.store.blocks.check_integrity() == []
+        assert sealed.node.resources.store.blocks.scrub(1 << 30).damaged == ()
         with running(tmp_path / "elsewhere", model, "node-b") as target:
             copied = migrate(sealed, target, "a", 1)
             moved = ask(target, messages, agent="a", max_tokens=4, epoch=2)

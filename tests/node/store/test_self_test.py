@@ -41,16 +41,16 @@ def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeyp
     faults.is_broken = True
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
-        assert not node.self_tests.found.passed
+        assert not node.background.self_tests.found.passed
         assert "could not tell" in node.view().degraded
         assert node.health.reuses
         warm = ask(service, WORDS + first.text, agent="alice", **BRIEF)
         assert warm.admitted.cache is CacheTier.DISK
         faults.mend()
-        wait_until(lambda: node.self_tests.found.passed)
+        wait_until(lambda: node.background.self_tests.found.passed)
         wait_until(lambda: node.health.degraded is None)
-        assert node.table.get(("_selftest", "selftest")) is None
-        assert node.store.blocks.check_integrity() == []
+        assert node.resources.table.get(("_selftest", "selftest")) is None
+        assert node.resources.store.blocks.check_integrity() == []
 
 
 def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path, monkeypatch):
@@ -60,10 +60,10 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(BlockStore, "load_into", unreadable)
         with running(tmp_path, model, tries_everything=True) as service:
-            assert not service.node.self_tests.found.passed
+            assert not service.node.background.self_tests.found.passed
             assert service.node.health.reuses
             patch.undo()
-            wait_until(lambda: service.node.self_tests.found.passed)
+            wait_until(lambda: service.node.background.self_tests.found.passed)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -80,10 +80,10 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
     monkeypatch.setattr(Decoding, "_submit", cut_off)
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
-        assert not node.self_tests.found.passed
+        assert not node.background.self_tests.found.passed
         assert "could not tell" in node.view().degraded
         assert node.health.reuses
-        wait_until(lambda: node.self_tests.found.passed)
+        wait_until(lambda: node.background.self_tests.found.passed)
 
 
 def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
@@ -104,18 +104,18 @@ def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
         monkeypatch.setattr(BlockStore, "load_into", wrong)
         faults.mend()
         wait_until(lambda: not service.node.health.reuses)
-        assert "differently" in service.node.self_tests.found.detail
+        assert "differently" in service.node.background.self_tests.found.detail
 
 
 def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch):
     with running(tmp_path, model, tries_everything=True) as service:
-        monkeypatch.setattr(service.node.store, "erase_record", lambda *_: [])
-        service.node.self_tests.is_sure = False
-        wait_until(lambda: service.node.self_tests.is_sure)
+        monkeypatch.setattr(service.node.resources.store, "erase_record", lambda *_: [])
+        service.node.background.self_tests.is_sure = False
+        wait_until(lambda: service.node.background.self_tests.is_sure)
     with running(tmp_path, model, tries_everything=True) as service:
-        assert service.node.self_tests.found.passed
-        assert list(service.node.table) == []
-        assert service.node.store.blocks.total_bytes == 0
+        assert service.node.background.self_tests.found.passed
+        assert list(service.node.resources.table) == []
+        assert service.node.resources.store.blocks.total_bytes == 0
 
 
 def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypatch):
@@ -129,13 +129,15 @@ def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypa
 
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
-        blocks = node.store.blocks
+        blocks = node.resources.store.blocks
         with monkeypatch.context() as patch:
             patch.setattr(BlockStore, "sweep", refuse)
-            node.self_tests.is_sure = False
+            node.background.self_tests.is_sure = False
             wait_until(lambda: len(refusals) > 2)
             wait_until(lambda: "could not tell" in (node.health.degraded or ""))
-        wait_until(lambda: node.self_tests.is_sure and node.self_tests.found.passed)
+        wait_until(
+            lambda: node.background.self_tests.is_sure and node.background.self_tests.found.passed
+        )
         assert node.health.failed_rounds == 0
         wait_until(lambda: node.health.degraded is None)
         blocks.sweep()

@@ -83,7 +83,7 @@ def test_wrong_clocks_do_not_bring_an_erased_agent_back(tmp_path, model, monkeyp
                 shutil.copytree(models, tmp_path / "backup")
                 made = erase(service, "alice").tombstone
             assert agents(service) == {}
-            assert service.node.erased.all == (made,)
+            assert service.node.resources.erased.all == (made,)
             told = call(service, ShareErasures((made,)), KnownErasures)
             assert told.erased == (made,)
         shutil.rmtree(models)
@@ -111,7 +111,9 @@ def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, ep
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
         node = service.node
-        node.erased.announce([tombstone(KEY, TENANT, "alice", 1_001, node.clock.wall_s())])
+        node.resources.erased.announce(
+            [tombstone(KEY, TENANT, "alice", 1_001, node.resources.clock.wall_s())]
+        )
         with pytest.raises(RetryLaterError, match="being erased"):
             ask(service, PROMPT, agent="alice", epoch=epoch)
         assert erase(service, "alice").existed
@@ -169,7 +171,7 @@ def test_damaged_tombstones_stop_nothing(tmp_path, model):
     path = tmp_path / "node-a" / "erased" / "agents" / receipt.tombstone.agent
     path.write_bytes(path.read_bytes()[:-1])
     with running(tmp_path, model) as service:
-        assert len(service.node.erased.all) == 1
+        assert len(service.node.resources.erased.all) == 1
 
 
 def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, monkeypatch):
@@ -211,7 +213,7 @@ class FullDisk:
     """The folder of tombstones, on a drive that takes nothing until it is mended."""
 
     def __init__(self, service, monkeypatch):
-        self.is_mended, disk = False, service.node.erased._disk
+        self.is_mended, disk = False, service.node.resources.erased._disk
         real = disk.publish
 
         def publish(name, parts):
@@ -245,7 +247,7 @@ def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
         assert erase(service, "alice").tombstone is not None
         assert call(service, Describe(), NodeView).degraded is None
     with running(tmp_path, model) as service:
-        assert service.node.erased.floor(TENANT, "alice") == 1_001
+        assert service.node.resources.erased.floor(TENANT, "alice") == 1_001
 
 
 def test_what_others_told_is_written_later_too(tmp_path, model, monkeypatch):
@@ -267,17 +269,17 @@ def test_files_of_dropped_tombstones_go_with_them(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
         for number in range(8):
             erase(service, f"nobody-{number}")
-        assert len(service.node.erased.all) == len(tombstones(tmp_path)) == 3
+        assert len(service.node.resources.erased.all) == len(tombstones(tmp_path)) == 3
 
 
 def test_a_call_that_comes_twice_is_answered_alike(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
-        node, now_s = service.node, service.node.clock.wall_s()
+        node, now_s = service.node, service.node.resources.clock.wall_s()
         message = EraseAgent(TENANT, "alice", 1_001, OperationId("test-twice"), now_s)
 
         async def both():
-            return await asyncio.gather(*(node.erasing.erase(message) for _ in range(2)))
+            return await asyncio.gather(*(node.commands.erasing.erase(message) for _ in range(2)))
 
         one, two = asyncio.run_coroutine_threadsafe(both(), service._loop).result(60)
         late = call(service, message, EraseReceipt)

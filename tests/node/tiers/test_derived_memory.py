@@ -68,14 +68,14 @@ def test_hot_memory_and_the_record_go_and_the_receipt_counts_them(tmp_path, mode
         assert other.saved is before
         gone = refs - set(borrower.saved.refs)
         assert gone
-        assert set(service.node.store.blocks.missing(gone)) == gone
+        assert set(service.node.resources.store.blocks.missing(gone)) == gone
         check_forgotten(service, asked)
 
 
 def test_the_receipt_counts_what_another_call_drops_meanwhile(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
-        erasing = service.node.erasing
+        erasing = service.node.commands.erasing
         call = EraseAgent(TENANT, AgentId("a"), 9, OperationId("op-erase"), 1.0)
 
         async def both():
@@ -110,7 +110,7 @@ def test_who_borrowed_of_the_borrower_loses_it_too(tmp_path, model):
         # What `c` computed of its own text stays, and may be borrowed again.
         again = ask(service, asked, agent="b", edits=ANYWHERE)
         assert 0 < again.admitted.amortized_tokens <= exact.tokens_count
-        erased = service.node.erased
+        erased = service.node.resources.erased
         lenders = {erased.lender(exact), erased.series(exact)}
         assert set(agent_of(service, "b").lenders) == lenders
 
@@ -153,7 +153,7 @@ def test_edited_memory_of_a_fork_and_of_a_file_goes_with_the_agent_it_was_copied
         assert edited.admitted.amortized_tokens
         raw = hibernate(service, "p")
         fork(service, service, "p", "forked")
-        parent = Lender(service.node.erased.digest(TENANT, "p"), 1)
+        parent = Lender(service.node.resources.erased.digest(TENANT, "p"), 1)
         assert agent_of(service, "forked").lenders == (parent,)
         assert erase(service, "p").derived_agents == 1
         assert "refused" not in resume(service, raw, "back", epoch=3)
@@ -191,14 +191,14 @@ def test_a_file_that_is_resumed_later_comes_without_it(tmp_path, model):
         erase(service, "b", epoch=1_001)
         assert "refused" not in resume(service, raw, "back", epoch=3)
         check_forgotten(service, asked, agent="back", epoch=3)
-        assert not service.node.store.missing(agent_of(service, "back").saved)
+        assert not service.node.resources.store.missing(agent_of(service, "back").saved)
 
 
 def test_a_node_that_was_away_drops_it_when_it_is_told(tmp_path, model):
     with running(tmp_path / "here", model, name="here") as here:
         ask(here, FIRST, agent="a")
         erase(here, "a")
-        known = here.node.store, call(here, ShareErasures(()), KnownErasures).erased
+        known = here.node.resources.store, call(here, ShareErasures(()), KnownErasures).erased
     with running(tmp_path / "away", model, name="away") as away:
         asked = lend(away)
         call(away, ShareErasures(known[1]), KnownErasures)

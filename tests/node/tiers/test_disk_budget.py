@@ -63,7 +63,7 @@ def test_no_room_degrades_and_never_fails_a_turn(model, agent_bytes, tmp_path):
 def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp_path):
     """Nobody needs those blocks, and no record that is published sweeps them."""
     with running(tmp_path, model, disk_bytes=agent_bytes - 1) as service:
-        blocks = service.node.store.blocks
+        blocks = service.node.resources.store.blocks
         assert not talk(service, 0).finished.durable
         on_loop(service, refusing(service))
         assert blocks.total_bytes == 0
@@ -80,14 +80,14 @@ def test_whom_a_client_wants_back_outlives_those_used_since(model, agent_bytes, 
         assert "a-0" in stored(service)
         assert "a-1" not in stored(service)
         age(service, 3600.0)
-        service.node.table.use._retained_s.clear()  # as when its time is over
+        service.node.resources.table.use._retained_s.clear()  # as when its time is over
         talk(service, 6)
         assert "a-0" not in stored(service)
 
 
 async def refusing(service):
     with pytest.raises(NoRoomError):
-        await service.node.budget.make_room(TENANT, 1 << 40)
+        await service.node.tiers.budget.make_room(TENANT, 1 << 40)
 
 
 def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_path):
@@ -95,15 +95,15 @@ def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_pat
     with running(tmp_path, model, disk_bytes=1, hot_bytes=1 << 30) as service:
         for number in range(3):
             assert not talk(service, number).finished.durable
-        hot = service.node.table.hot_bytes
+        hot = service.node.resources.table.hot_bytes
 
         async def squeeze():
-            service.node.table.drop_resident(1)
-            assert service.node.table.hot_bytes == hot
-            service.node.table.shed(hot - 1)
+            service.node.resources.table.drop_resident(1)
+            assert service.node.resources.table.hot_bytes == hot
+            service.node.resources.table.shed(hot - 1)
 
         on_loop(service, squeeze())
-        assert {agent.key[1] for agent in service.node.table} == {"a-1", "a-2"}
+        assert {agent.key[1] for agent in service.node.resources.table} == {"a-1", "a-2"}
 
 
 def test_a_flood_of_one_tenant_leaves_the_others_agents(model, agent_bytes, tmp_path):
@@ -134,8 +134,8 @@ def test_a_turn_keeps_the_blocks_it_shares_with_whom_it_pushes_out(model, agent_
 
     with running(tmp_path, model, "roomy") as service:
         both(service)
-        needed = service.node.store.blocks.total_bytes - 1
-        needed += sum(record_bytes(agent.saved) for agent in service.node.table)
+        needed = service.node.resources.store.blocks.total_bytes - 1
+        needed += sum(record_bytes(agent.saved) for agent in service.node.resources.table)
     with running(tmp_path, model, disk_bytes=needed) as service:
         child = both(service)
         assert child.admitted.cached_tokens >= 512
@@ -148,16 +148,16 @@ def test_hot_floors_hold_as_well(model, agent_bytes, tmp_path):
     quiet = TenantId("quiet")
     with running(tmp_path, model) as service:
         talk(service, 0, quiet, "q")
-        one = service.node.table.hot_bytes
+        one = service.node.resources.table.hot_bytes
         age(service, 3600.0)
         for number in range(5):
             talk(service, number)
 
         async def squeeze():
-            service.node.table.drop_resident(3 * one)
+            service.node.resources.table.drop_resident(3 * one)
 
         on_loop(service, squeeze())
-        hot = {agent.key[1] for agent in service.node.table if agent.cache is not None}
+        hot = {agent.key[1] for agent in service.node.resources.table if agent.cache is not None}
         assert hot == {"q-0", "a-3", "a-4"}
 
 
@@ -176,14 +176,14 @@ def test_as_many_agents_as_the_node_may_hold(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         for number in range(9):
             assert talk(service, number).finished.durable
-        assert len(service.node.table) <= 4
+        assert len(service.node.resources.table) <= 4
         assert "a-8" in stored(service)
 
 
 def test_a_turn_that_waited_for_an_evicted_agent_begins_anew(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         first = talk(service, 0)
-        store = service.node.store
+        store = service.node.resources.store
         removing, evict_now = [], store.evict
 
         def slow(records):
@@ -192,10 +192,10 @@ def test_a_turn_that_waited_for_an_evicted_agent_begins_anew(model, tmp_path, mo
             evict_now(records)
 
         monkeypatch.setattr(store, "evict", slow)
-        agent = service.node.table.get((TENANT, "a-0"))
-        assert on_loop(service, service.node.eviction.evict([agent])) == 1
+        agent = service.node.resources.table.get((TENANT, "a-0"))
+        assert on_loop(service, service.node.tiers.eviction.evict([agent])) == 1
         assert removing[0].result(60) == first.text
-        assert service.node.table.get((TENANT, "a-0")) is not agent
+        assert service.node.resources.table.get((TENANT, "a-0")) is not agent
         assert stored(service) == {"a-0"}
         assert store.blocks.check_integrity() == []
 

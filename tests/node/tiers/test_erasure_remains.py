@@ -78,7 +78,9 @@ def test_a_later_agent_of_another_model_is_spared_and_a_damaged_one_is_not(
     with running(tmp_path, other) as service:
         ask(service, PROMPT, agent="alice", epoch=5_000)
         ask(service, "quite another text, of nobody else " * 8, agent="bob")
-        damaged = service._disk.root / service.node.store._manifests._name((TENANT, "bob"))
+        damaged = service._disk.root / service.node.resources.store._manifests._name(
+            (TENANT, "bob")
+        )
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with running(tmp_path, model) as service:
         spared, gone = erase(service, "alice", 4_000), erase(service, "bob")
@@ -113,12 +115,12 @@ def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, mo
         damaged = block.parent.parent / "quarantine" / f"{block.name}.checksum"
         damaged.parent.mkdir(exist_ok=True)
         damaged.write_bytes(block.read_bytes())
-        agent = service.node.table.get((TENANT, "alice"))
-        on_loop(service, service.node.eviction.evict([agent]))
+        agent = service.node.resources.table.get((TENANT, "alice"))
+        on_loop(service, service.node.tiers.eviction.evict([agent]))
     with running(tmp_path, model) as service:
-        on_loop(service, service.node.erasing.finish())
+        on_loop(service, service.node.commands.erasing.finish())
         assert damaged.exists()
-        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.clock.wall_s())
+        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
         call(service, ShareErasures((told,)), KnownErasures)
         assert not damaged.exists()
 
@@ -127,8 +129,8 @@ def test_a_block_found_damaged_while_its_agent_is_erased_goes_too(tmp_path, mode
     """Such as by a pin that is under way: the erasure waits for it."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
-        agent = service.node.table.get((TENANT, "alice"))
-        lock, store = agent.turn_lock, service.node.store
+        agent = service.node.resources.table.get((TENANT, "alice"))
+        lock, store = agent.turn_lock, service.node.resources.store
         on_loop(service, lock.acquire())
         with ThreadPoolExecutor(1) as pool:
             receipt = pool.submit(erase, service, "alice")
@@ -144,7 +146,9 @@ def test_a_block_found_damaged_while_its_agent_is_erased_goes_too(tmp_path, mode
 def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
-        record = service._disk.root / service.node.store._manifests._name((TENANT, "alice"))
+        record = service._disk.root / service.node.resources.store._manifests._name(
+            (TENANT, "alice")
+        )
     raw = bytearray(record.read_bytes())
     raw[3] ^= 1
     record.write_bytes(raw)
@@ -188,11 +192,11 @@ def test_a_first_record_that_failed_at_its_last_step_goes_with_its_blocks(
         assert not told.finished.durable
         assert not shed.finished.durable
         node = service.node
-        agent = node.table.get((TENANT, "bob"))
+        agent = node.resources.table.get((TENANT, "bob"))
         service._loop.call_soon_threadsafe(
-            node.table.forget, agent
+            node.resources.table.forget, agent
         )  # as it is where memory is short
-        wait_until(lambda: node.table.get((TENANT, "bob")) is None)
+        wait_until(lambda: node.resources.table.get((TENANT, "bob")) is None)
         receipts = [erase(service, name) for name in ("alice", "bob")]
         assert files(tmp_path) == []
 
@@ -213,9 +217,9 @@ def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
         async def erased_meanwhile():
             events = service.node.turns.serve(request)
             await anext(events)
-            now_s = service.node.clock.wall_s()
+            now_s = service.node.resources.clock.wall_s()
             message = EraseAgent(TENANT, "alice", 1_001, OperationId("test-erase-turn"), now_s)
-            receipt = await service.node.erasing.erase(message)
+            receipt = await service.node.commands.erasing.erase(message)
             return receipt, [event async for event in events][-1]
 
         receipt, last = asyncio.run_coroutine_threadsafe(erased_meanwhile(), service._loop).result(
@@ -260,7 +264,7 @@ def test_what_a_move_without_its_router_has_brought_goes_too(tmp_path, model):
         assert files(tmp_path, "blocks") == []
         with pytest.raises(FabricError, match="aborted"):
             call(target, CommitMigration(name, "node-b", offer, 2), Committed)
-        assert source.node.transfers.offers.agents() == frozenset()
+        assert source.node.resources.transfers.offers.agents() == frozenset()
 
     assert [receipt.existed for receipt in receipts] == [True, True]
 
@@ -299,7 +303,7 @@ def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, mode
         ask(service, PROMPT, agent="alice")
         ask(service, "quite another text, of nobody else " * 8, agent="bob")
         refusal = Refusal(monkeypatch, "erase_record")
-        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.clock.wall_s())
+        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
         known = call(service, ShareErasures((told,)), KnownErasures)
         again = call(service, ShareErasures((told,)), KnownErasures)
         assert files(tmp_path, "manifests") != []
@@ -307,7 +311,7 @@ def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, mode
         with pytest.raises(FabricError, match="is being erased"):
             ask(service, PROMPT, agent="alice", epoch=2_000)
         refusal.is_mended = True
-        on_loop(service, service.node.erasing.finish())  # as `node.upkeep` does
+        on_loop(service, service.node.commands.erasing.finish())  # as `node.upkeep` does
         assert len(files(tmp_path, "manifests")) == 2
         assert agents(service) == {"bob": 1, "carol": 1}
 

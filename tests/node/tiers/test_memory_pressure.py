@@ -25,17 +25,19 @@ class Bench:
         self.level, self.excess_bytes, self.clock = Pressure.NORMAL, 0, FakeClock()
         self.returned_count = 0
         node = self.node
-        engine = SimpleNamespace(budget=node.engine.budget, return_unused=self._return_unused)
+        engine = SimpleNamespace(
+            budget=node.resources.engine.budget, return_unused=self._return_unused
+        )
         gauge = MemoryGauge(lambda: self.level, lambda: self.excess_bytes)
-        self.pressure = MemoryPressure(gauge, engine, node.hot, self.clock, pytest.fail)
+        self.pressure = MemoryPressure(gauge, engine, node.tiers.hot, self.clock, pytest.fail)
 
     async def _return_unused(self):
         self.returned_count += 1
-        await self.node.engine.return_unused()
+        await self.node.resources.engine.return_unused()
 
     def step(self):
         self.service._on_loop(self.pressure.step()).result(60)
-        return self.node.engine.budget.limit_bytes
+        return self.node.resources.engine.budget.limit_bytes
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +52,20 @@ def bench_of(folder, model, **settings):
 
 
 def hot_agents(bench):
-    return [agent for agent in bench.node.table if agent.cache is not None]
+    return [agent for agent in bench.node.resources.table if agent.cache is not None]
 
 
 def test_idle_agents_go_to_disk_under_pressure_and_lose_nothing(tmp_path, model):
     with bench_of(tmp_path, model, hot_bytes=TOTAL_BYTES) as bench:
         for name in "abcdef":
             ask(bench.service, PROMPT, agent=name, max_tokens=4)
-        before_bytes, total_bytes = bench.node.table.hot_bytes, TOTAL_BYTES
+        before_bytes, total_bytes = bench.node.resources.table.hot_bytes, TOTAL_BYTES
         assert before_bytes > total_bytes // 2, "agents fill the budget"
 
         bench.level = Pressure.WARNING
         first_bytes = bench.step()
         assert first_bytes == before_bytes - total_bytes // MEMORY_SHRINK_PARTS
-        assert bench.node.table.hot_bytes <= first_bytes
+        assert bench.node.resources.table.hot_bytes <= first_bytes
         assert bench.returned_count == 1
 
         bench.clock.now_s += MEMORY_SHRINK_S - 1
@@ -116,5 +118,7 @@ def test_one_that_runs_alone_may_take_more_than_what_pressure_leaves(tmp_path, m
         limit_bytes = bench.step()
         reply = ask(bench.service, PROMPT, agent="long", max_tokens=8)
 
-        needed_bytes = bench.node.identity.spec.resident_bytes(reply.admitted.prompt_tokens)
+        needed_bytes = bench.node.resources.identity.spec.resident_bytes(
+            reply.admitted.prompt_tokens
+        )
         assert limit_bytes == ALONE_BYTES // MEMORY_FLOOR_PARTS < needed_bytes

@@ -101,14 +101,14 @@ class Slow:
 
     def __init__(self, service, monkeypatch):
         self.begun, self.go_on = threading.Event(), threading.Event()
-        load = service.node.store.blocks.load_into
+        load = service.node.resources.store.blocks.load_into
 
         def slowly(*arguments, **options):
             self.begun.set()
             assert self.go_on.wait(60)
             return load(*arguments, **options)
 
-        monkeypatch.setattr(service.node.store.blocks, "load_into", slowly)
+        monkeypatch.setattr(service.node.resources.store.blocks, "load_into", slowly)
 
 
 def test_a_turn_joins_a_prefetch_and_finds_it_done(service, monkeypatch):
@@ -134,12 +134,12 @@ def test_a_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
         fetching = pool.submit(code_of, lambda: prefetch(service, "dora"))
         assert slow.begun.wait(60)
         cancelling = pool.submit(prefetch, service, "dora", cancel=True)
-        agent = service.node.table.get((TENANT, "dora"))
+        agent = service.node.resources.table.get((TENANT, "dora"))
         assert agent.loading.cancel.wait(60)
         slow.go_on.set()
         assert cancelling.result(60).tiers == ("disk",)
         assert fetching.result(60) == (409, "cancelled")
-    assert service.node.engine.budget.reserved_bytes == 0
+    assert service.node.resources.engine.budget.reserved_bytes == 0
     assert turn(service, onward(first), "dora")[1].admitted.cache is CacheTier.DISK
 
 
@@ -152,7 +152,7 @@ def test_only_so_many_at_once_and_never_beyond_what_memory_is_free(model, tmp_pa
         slow = Slow(service, monkeypatch)
         with ThreadPoolExecutor(2) as pool:
             two = [pool.submit(prefetch, service, name) for name in names[:2]]
-            loads = service.node.prefetches._loadings
+            loads = service.node.tiers.prefetches._loadings
             assert slow.begun.wait(60)
             while len(loads) < 2:
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), service._loop).result(60)
@@ -160,7 +160,7 @@ def test_only_so_many_at_once_and_never_beyond_what_memory_is_free(model, tmp_pa
             slow.go_on.set()
             assert all("hot" in each.result(60).tiers for each in two)
         cool(service)
-        budget = service.node.engine.budget
+        budget = service.node.resources.engine.budget
         monkeypatch.setattr(budget, "_reserved_bytes", budget.total_bytes)  # all of it at work
         assert code_of(lambda: prefetch(service, "c")) == (503, "no_room")
 
@@ -174,7 +174,9 @@ def test_a_drained_node_takes_no_new_agents_until_told_also_after_a_restart(mode
         assert turn(service, HELLO, "alice")[1].admitted.cached_tokens > 100
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
     with running(tmp_path, model) as service:
-        assert service.node.self_tests.found.passed, "its own agent is none of the new ones"
+        assert service.node.background.self_tests.found.passed, (
+            "its own agent is none of the new ones"
+        )
         assert service.node.view().state == "draining"
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
         call(service, DrainNode(draining=False), Done)

@@ -42,7 +42,7 @@ def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
         call(service, PinAgent(TENANT, AgentId("a-1"), pinned=True), AgentView)
         age(service, DAY_S + 1)
         talk(service, 2)
-        on_loop(service, service.node.upkeep.round())
+        on_loop(service, service.node.background.upkeep.round())
         assert stored(service) == {"a-1", "a-2"}
         with pytest.raises(FabricError):
             call(service, PinAgent(TENANT, AgentId("a-0"), pinned=True), AgentView)
@@ -53,8 +53,10 @@ def test_a_jump_of_the_calendar_makes_nobody_old(model, tmp_path, monkeypatch, s
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         talk(service, 0)
         wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
-        monkeypatch.setattr(type(service.node.clock), "wall_s", lambda _: wall_s + seconds)
-        on_loop(service, service.node.upkeep.round())
+        monkeypatch.setattr(
+            type(service.node.resources.clock), "wall_s", lambda _: wall_s + seconds
+        )
+        on_loop(service, service.node.background.upkeep.round())
         assert stored(service) == {"a-0"}
 
 
@@ -111,25 +113,25 @@ def test_idle_time_goes_on_over_restarts(model, tmp_path, monkeypatch):
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         assert stored(service) == {"a-0", "a-1"}
         monkeypatch.setattr(SystemClock, "monotonic_s", lambda c: monotonic_s(c) + 0.6 * DAY_S)
-        on_loop(service, service.node.upkeep.round())
+        on_loop(service, service.node.background.upkeep.round())
         assert stored(service) == {"a-1"}
 
 
 def test_offered_and_busy_agents_stay(model, tmp_path):
     with running(tmp_path, model, "left") as left:
         talk(left, 0)
-        agent = left.node.table.get((TENANT, "a-0"))
+        agent = left.node.resources.table.get((TENANT, "a-0"))
         asked = OfferRequest(TENANT, "a-0", 1, "migration-1", "right")
-        left.node.transfers.offers.add(asked, list(dict.fromkeys(agent.saved.refs)), 60.0)
-        assert on_loop(left, left.node.eviction.evict([agent])) == 0
-        left.node.transfers.offers.withdraw("migration-1")
+        left.node.resources.transfers.offers.add(asked, list(dict.fromkeys(agent.saved.refs)), 60.0)
+        assert on_loop(left, left.node.tiers.eviction.evict([agent])) == 0
+        left.node.resources.transfers.offers.withdraw("migration-1")
 
         async def busy():
             async with agent.turn_lock:
-                return await left.node.eviction.evict([agent])
+                return await left.node.tiers.eviction.evict([agent])
 
         assert on_loop(left, busy()) == 0
-        assert on_loop(left, left.node.eviction.evict([agent])) == 1
+        assert on_loop(left, left.node.tiers.eviction.evict([agent])) == 1
 
 
 def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, tmp_path):
@@ -171,12 +173,12 @@ def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, t
 def test_a_folder_that_another_process_serves_is_left_alone(model, tmp_path):
     with running(tmp_path, model) as service:
         talk(service, 0)
-        serving = service.node.identity.fingerprint.hex()[:16]
+        serving = service.node.resources.identity.fingerprint.hex()[:16]
         listed = ModelFolders(tmp_path / "node-a", "f" * 16).list_all()
         assert [folder.name for folder in listed] == [serving]
         folders = ModelFolders(tmp_path / "node-a", "f" * 16)
         assert not folders.remove(listed[0])
-        assert service.node.store.blocks.check_integrity() == []
+        assert service.node.resources.store.blocks.check_integrity() == []
 
 
 @pytest.mark.parametrize("name", sample(["gemma3_text", "qwen3_next"], "qwen3_next"))
@@ -191,18 +193,18 @@ def test_old_windows_and_states_go_before_agents(name, tmp_path):
                 {"role": "assistant", "content": reply.text},
                 {"role": "user", "content": "and the dog sat"},
             ]
-        agent = service.node.table.get((TENANT, "long"))
+        agent = service.node.resources.table.get((TENANT, "long"))
         before = agent.saved
-        needed = service.node.store.blocks.total_bytes + record_bytes(before)
+        needed = service.node.resources.store.blocks.total_bytes + record_bytes(before)
 
         async def squeeze():
-            budget = service.node.budget
+            budget = service.node.tiers.budget
             budget._disk = replace(budget._disk, limit_bytes=needed - 1)
-            await service.node.upkeep.round()
+            await service.node.background.upkeep.round()
 
         on_loop(service, squeeze())
         after = agent.saved
-        assert service.node.table.get((TENANT, "long")) is agent
+        assert service.node.resources.table.get((TENANT, "long")) is agent
         assert len(after.windows) + len(after.states) < len(before.windows) + len(before.states)
         assert after.pieces == before.pieces
         check(service, needed - 1)
@@ -221,24 +223,26 @@ def test_who_cannot_be_made_smaller_goes(tmp_path, monkeypatch, trouble):
     messages = [{"role": "user", "content": WORDS * 5}]
     with running(tmp_path, folder) as service:
         ask(service, messages, agent="hurt", **BRIEF)
-        agent = service.node.table.get((TENANT, "hurt"))
-        needed = service.node.store.blocks.total_bytes + record_bytes(agent.saved)
+        agent = service.node.resources.table.get((TENANT, "hurt"))
+        needed = service.node.resources.store.blocks.total_bytes + record_bytes(agent.saved)
         call(service, Flush(drop_hot=True), Done)
         if trouble == "lost block":
-            service.node.store.blocks._quarantine(agent.saved.pieces[0].block, "for the test")
+            service.node.resources.store.blocks._quarantine(
+                agent.saved.pieces[0].block, "for the test"
+            )
         else:
-            monkeypatch.setattr(service.node.store, "publish", _full)
+            monkeypatch.setattr(service.node.resources.store, "publish", _full)
 
         async def squeeze():
-            budget = service.node.budget
+            budget = service.node.tiers.budget
             budget._disk = replace(budget._disk, limit_bytes=needed // 2)
-            await service.node.upkeep.round()
+            await service.node.background.upkeep.round()
 
         on_loop(service, squeeze())
-        assert service.node.table.get((TENANT, "hurt")) is None
+        assert service.node.resources.table.get((TENANT, "hurt")) is None
         monkeypatch.undo()
         assert ask(service, "one two", agent="other", **BRIEF).finished.durable
-        assert service.node.store.blocks.check_integrity() == []
+        assert service.node.resources.store.blocks.check_integrity() == []
 
 
 def _full(*_):
@@ -249,37 +253,43 @@ def test_one_record_that_cannot_be_removed_keeps_no_other(model, tmp_path, monke
     with running(tmp_path, model) as service:
         for number in range(3):
             talk(service, number)
-        stuck = service.node.table.get((TENANT, "a-1"))
-        evict_ = service.node.store.evict
+        stuck = service.node.resources.table.get((TENANT, "a-1"))
+        evict_ = service.node.resources.store.evict
 
         def refusing(records):
             if stuck.saved in records:
                 _full()
             evict_(records)
 
-        monkeypatch.setattr(service.node.store, "evict", refusing)
-        assert on_loop(service, service.node.eviction.evict(list(service.node.table))) == 2
+        monkeypatch.setattr(service.node.resources.store, "evict", refusing)
+        assert (
+            on_loop(service, service.node.tiers.eviction.evict(list(service.node.resources.table)))
+            == 2
+        )
         assert stored(service) == {"a-1"}
         with pytest.raises(DiskError):
-            on_loop(service, service.node.eviction.evict([stuck]))
+            on_loop(service, service.node.tiers.eviction.evict([stuck]))
         monkeypatch.undo()
-        assert on_loop(service, service.node.eviction.evict([stuck])) == 1
-        assert service.node.store.blocks.check_integrity() == []
+        assert on_loop(service, service.node.tiers.eviction.evict([stuck])) == 1
+        assert service.node.resources.store.blocks.check_integrity() == []
 
 
 def test_an_erasure_says_what_went_and_what_others_keep(model, tmp_path):
     operations = iter("123")
 
     def erased(service, name):
-        operation, now_s = OperationId(f"erase-000{next(operations)}"), service.node.clock.wall_s()
+        operation, now_s = (
+            OperationId(f"erase-000{next(operations)}"),
+            service.node.resources.clock.wall_s(),
+        )
         call_ = EraseAgent(TENANT, AgentId(name), 1_001, operation, now_s)
         return call(service, call_, EraseReceipt)
 
     with running(tmp_path, model) as service:
         for name in ("one", "two"):
             ask(service, f"{WORDS * 4} {name}", agent=name, **BRIEF)
-        damaged = service.node.table.get((TENANT, "one")).saved.pieces[-1].block
-        service.node.store.blocks._quarantine(damaged, "for the test")
+        damaged = service.node.resources.table.get((TENANT, "one")).saved.pieces[-1].block
+        service.node.resources.store.blocks._quarantine(damaged, "for the test")
         root = service._disk.root
         assert len(list((root / "quarantine").iterdir())) == 1
         first, second, third = (erased(service, name) for name in ("one", "two", "one"))

@@ -65,7 +65,7 @@ def test_borrowers_lose_it_in_memory_and_on_disk(tmp_path, model, revoke):
         assert borrower.cache is None
         gone = refs - set(borrower.saved.refs) - set(agent_of(service, "a").saved.refs)
         assert gone
-        assert set(service.node.store.blocks.missing(gone)) == gone
+        assert set(service.node.resources.store.blocks.missing(gone)) == gone
         check_forgotten(service, asked)
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_lent_until_the_lender_has_forgotten(tmp_path, model):
         forget(service)
         reply = ask(service, question((2, 1, 0), words(53, 7)), agent="c", edits=ANYWHERE)
         borrowed = {each.agent for each in agent_of(service, "c").lenders}
-        digests = service.node.erased
+        digests = service.node.resources.erased
         assert digests.digest(TENANT, LENDER) not in borrowed
         again = grown(FIRST, "", words(54, 7))
         ask(service, again, agent="a")
@@ -117,10 +117,12 @@ def test_what_is_shared_again_is_lent_again(tmp_path, model):
         share(service, is_private=False)
         reply = ask(service, question((2, 1, 0), words(56, 7)), agent="d", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
-        assert not service.node.erased.has_erased_lender(TENANT, agent_of(service, "d").lenders)
-        series = service.node.erased.series(agent_of(service, "a").saved)
+        assert not service.node.resources.erased.has_erased_lender(
+            TENANT, agent_of(service, "d").lenders
+        )
+        series = service.node.resources.erased.series(agent_of(service, "a").saved)
         share(service, is_private=True)
-        assert service.node.erased.has_erased_lender(TENANT, (series,))
+        assert service.node.resources.erased.has_erased_lender(TENANT, (series,))
 
 
 def test_a_lender_that_borrowed_its_own_rows_back_keeps_its_text(tmp_path, model):

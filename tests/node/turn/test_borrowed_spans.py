@@ -53,8 +53,8 @@ def evict(service, name):
     agent = agent_of(service, name)
 
     async def gone():
-        service.node.table.remove(agent.key)
-        service.node.store.evict([agent.saved])
+        service.node.resources.table.remove(agent.key)
+        service.node.resources.store.evict([agent.saved])
 
     on_loop(service, gone())
 
@@ -116,7 +116,7 @@ def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monk
         [(base, patches)] = patched
         saved = agent_of(service, "b").saved
         ids = list(saved.token_ids[: saved.prompt_tokens_count])
-        store, engine = service.node.store, service.node.engine.engine
+        store, engine = service.node.resources.store, service.node.resources.engine.engine
 
         def by_hand():
             whole = store.layout(theirs)
@@ -137,7 +137,7 @@ def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monk
             return said
 
         async def between():
-            return await service.node.engine.between_steps(by_hand)
+            return await service.node.resources.engine.between_steps(by_hand)
 
         expected = on_loop(service, between())
         got = list(saved.token_ids[saved.prompt_tokens_count :])[:6]
@@ -211,7 +211,7 @@ def test_it_outlives_its_source_and_a_move(tmp_path, model):
             )
 
         evict(source, "a")
-        assert not source.node.store.missing(borrower)
+        assert not source.node.resources.store.missing(borrower)
         following = grown(SECOND, answer, words(52, 9))
         migrate(source, target, "b", 1)
         there = ask(target, following, agent="b", epoch=2, edits=ANYWHERE)

@@ -35,7 +35,7 @@ def nodes(tmp_path_factory):
 
 def prompt_for(service):
     text = "x" * (CONTEXT_TOKENS - ROOM_TOKENS)
-    assert len(service.node.tokenizer.encode(text).ids) == CONTEXT_TOKENS - ROOM_TOKENS
+    assert len(service.node.resources.tokenizer.encode(text).ids) == CONTEXT_TOKENS - ROOM_TOKENS
     return text
 
 

@@ -56,7 +56,7 @@ def direct(service, *added, **more):
 
 
 def text_of(service):
-    return service.node.table.get((TENANT, NAME)).manifest.text
+    return service.node.resources.table.get((TENANT, NAME)).manifest.text
 
 
 def test_a_message_that_is_amortized_reads_otherwise_and_what_follows_is_kept(tmp_path, model):
@@ -70,7 +70,7 @@ def test_a_message_that_is_amortized_reads_otherwise_and_what_follows_is_kept(tm
         assert reply.admitted.cached_tokens > reply.admitted.prompt_tokens - 120
         assert LONG[1] not in text_of(service)
         assert "[cleared]" in text_of(service)
-        agent = service.node.table.get((TENANT, NAME))
+        agent = service.node.resources.table.get((TENANT, NAME))
         assert [d.is_applied for d in agent.view().directives] == [True]
         following = ask(service, grown(messages, reply.text, words(41, 9)), agent="a")
         assert following.admitted.cached_tokens > following.admitted.prompt_tokens - 120
@@ -157,9 +157,9 @@ def test_an_operation_is_made_once_and_undone_as_a_whole(tmp_path, model):
         first = ask(service, history(*LONG), agent="a")
         both = cleared(EditMode.AMORTIZE), cleared(EditMode.AMORTIZE, "other", of=LONG[3])
         assert len(direct(service, *both).directives) == 2
-        revision = service.node.table.get((TENANT, NAME)).manifest.revision
+        revision = service.node.resources.table.get((TENANT, NAME)).manifest.revision
         assert len(direct(service, *both).directives) == 2
-        assert service.node.table.get((TENANT, NAME)).manifest.revision == revision
+        assert service.node.resources.table.get((TENANT, NAME)).manifest.revision == revision
         ask(service, history(*LONG), agent="a")
         assert LONG[3] not in text_of(service)
         assert not direct(service, removed=(OperationId("operation-1"),)).directives
@@ -175,9 +175,9 @@ def test_a_directive_that_comes_again_behind_its_undoing_stays_undone(tmp_path, 
         made = cleared(EditMode.FORGET)
         assert direct(service, made).directives
         assert not direct(service, removed=(made.operation,)).directives
-        revision = service.node.table.get((TENANT, NAME)).manifest.revision
+        revision = service.node.resources.table.get((TENANT, NAME)).manifest.revision
         assert not direct(service, made).directives
-        assert service.node.table.get((TENANT, NAME)).manifest.revision == revision
+        assert service.node.resources.table.get((TENANT, NAME)).manifest.revision == revision
         assert direct(service, cleared(EditMode.FORGET, operation="operation-2")).directives
 
 
@@ -205,7 +205,7 @@ def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, mod
     text, count = "x" * DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX // DIRECTIVE_BYTES_MAX
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        agent = service.node.table.get((TENANT, NAME))
+        agent = service.node.resources.table.get((TENANT, NAME))
         before = record_bytes(agent.manifest)
         most = [cleared(EditMode.FORGET, text, f"operation-{i}") for i in range(count)]
         view = direct(service, *most)

@@ -46,7 +46,7 @@ def _edit_and_go_on(driver, talk):
     for turn in range(2):
         _result(talk, f"The last result of turn {turn}.")
         talk.answer(call=("read", {"path": f"y{turn}"}))
-        agent = driver.service.node.table.get((TENANT, AgentId("one")))
+        agent = driver.service.node.resources.table.get((TENANT, AgentId("one")))
         assert agent.manifest.text.count(thought) == STEPS + turn + 2
         reuse = driver.turns[-1]
         # What is computed: what was cleared, the newest result, and the marks around both.

@@ -59,7 +59,7 @@ def grown(messages, answer, question):
 
 
 def agent_of(service, name="a", tenant=TENANT):
-    return service.node.table.get((tenant, AgentId(name)))
+    return service.node.resources.table.get((tenant, AgentId(name)))
 
 
 def start(service, name="a", texts=LONG):
@@ -159,7 +159,7 @@ def test_exact_memory_that_is_saved_late_is_exact(tmp_path, model, monkeypatch):
         assert not exact.finished.durable
         assert agent_of(service).saved.edited is not None
         faults.mend()
-        on_loop(service, service.node.flusher.flush())
+        on_loop(service, service.node.tiers.flusher.flush())
         saved = agent_of(service).saved
         last = grown(following, exact.text, words(42, 12))
         assert ask(service, last, agent="a").admitted.cached_tokens >= saved.tokens_count - 1
@@ -276,7 +276,7 @@ def test_where_windows_in_front_of_an_edit_are_lost_all_behind_it_is_computed(tm
     with running(tmp_path, wide) as service:
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
-        assert not service.node.store.missing(agent_of(service).saved)
+        assert not service.node.resources.store.missing(agent_of(service).saved)
     assert reply.admitted.cached_tokens == 0
 
 
@@ -320,7 +320,7 @@ def test_an_edited_memory_that_lost_a_block_is_saved_from_what_is_in_memory(tmp_
     with running(tmp_path / "lost", model) as service:
         assert start(service) == edited
         ask(service, edited, agent="a", edits=AMORTIZE)
-        store = service.node.store
+        store = service.node.resources.store
         for ref in agent_of(service).saved.refs[1:4]:
             store.blocks._quarantine(ref, "test")
         reply = ask(service, following, agent="a", edits=AMORTIZE)

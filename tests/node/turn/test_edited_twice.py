@@ -51,7 +51,7 @@ def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, m
         agent = agent_of(service)
         assert agent.is_durable
         hot = agent.cache.shifts
-        layout = service.node.store.layout(agent.saved)
+        layout = service.node.resources.store.layout(agent.saved)
         assert layout.arrangement.shifts == hot
 
 
@@ -63,7 +63,7 @@ def test_who_goes_back_to_what_the_disk_has_knows_of_no_later_edit(tmp_path, mod
         with monkeypatch.context() as patched:
             patched.setattr(AgentStore, "publish", refuse)
             ask(service, edited, agent="a", edits=AMORTIZE)
-            on_its_loop(service, lambda: service.node.table.shed(0))
+            on_its_loop(service, lambda: service.node.resources.table.shed(0))
         agent = agent_of(service)
         assert agent.manifest.tokens_count == agent.saved.tokens_count == agent.exact_tokens
         again = ask(service, grown(history(*LONG), answer, words(43, 9)), agent="a")

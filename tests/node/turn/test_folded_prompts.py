@@ -25,7 +25,7 @@ def test_what_is_folded_is_told(tmp_path, settings):
     with running(tmp_path, model, **settings) as service:
         folded = ask(service, MESSAGES, max_tokens=2).admitted
         plain = ask(service, MESSAGES[1:], max_tokens=2).admitted
-        text = service.node.tokenizer.render(MESSAGES[1:], None, {})
+        text = service.node.resources.tokenizer.render(MESSAGES[1:], None, {})
 
     assert folded.template == ("folded the system message into the user's",)
     assert plain.template == ()

@@ -39,7 +39,7 @@ def direct(talk, **where):
 
 
 def record(talk):
-    return talk.driver.service.node.table.get((TENANT, NAME)).manifest
+    return talk.driver.service.node.resources.table.get((TENANT, NAME)).manifest
 
 
 def has_secret(talk):

@@ -22,8 +22,8 @@ def test_its_thought_and_its_call_are_those_of_both_parts(tmp_path):
         running(tmp_path, model, "node-b") as b,
     ):
         answer = shape.say(Said(thought=THOUGHT, call=("read", ARGUMENTS)))
-        tokens = a.node.tokenizer.encode(answer).ids
-        (script.end,) = a.node.tokenizer.encode(shape.end).ids
+        tokens = a.node.resources.tokenizer.encode(answer).ids
+        (script.end,) = a.node.resources.tokenizer.encode(shape.end).ids
         script.tokens.extend(tokens)
         asked = {"messages": said([{"role": "user", "content": words(1, 600)}]), "tools": TOOLS}
 

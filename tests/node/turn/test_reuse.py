@@ -145,7 +145,7 @@ def test_a_named_agent_keeps_the_little_that_it_has_in_common(tmp_path):
     system = {"role": "system", "content": words(1, 30)}
     with running(tmp_path, model) as service:
         long = ask(service, [system, {"role": "user", "content": words(2, 240)}], agent="a")
-        agent = service.node.table.get((TENANT, AgentId("a")))
+        agent = service.node.resources.table.get((TENANT, AgentId("a")))
         held_bytes = agent.hot_bytes
         other = ask(service, [system, {"role": "user", "content": words(9, 5)}], agent="a")
         kept = other.admitted.cached_tokens

@@ -25,7 +25,7 @@ ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goe
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingEnd:
+class IncomingCleanup:
     """Ends incoming moves and releases what they hold."""
 
     clock: Clock
