@@ -7,21 +7,17 @@ on differs between a Mac and a simulation; the rest is the same.
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.grammar.compiler import Compiler, TokenizerFacts
-from node.migration.copy_offers import CopySource
+from node.migration.copy_targets import CopyPublisher, ForkTarget, ReplicaTarget
 from node.migration.fetching import Fetching
-from node.migration.forks import ForkTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_cleanup import IncomingCleanup
-from node.migration.kept_copies import KeptCopies
-from node.migration.offers import Offers
-from node.migration.replicas import ReplicaTarget
+from node.migration.ownership import OwnershipReleases, Takeovers
+from node.migration.prefix_source import SharedPrefixSource
+from node.migration.prefix_target import SharedPrefixTarget
+from node.migration.record_offers import CopySource, RecordOffers
 from node.migration.source import MoveSource
-from node.migration.span_source import SpanSource
-from node.migration.span_target import SpanTarget
-from node.migration.step_downs import StepDowns
-from node.migration.takeovers import Takeovers
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -84,7 +80,7 @@ def assemble(resources: NodeResources) -> Node:
     upkeep = Upkeep(
         budget=tiers.budget,
         pins=tiers.pins,
-        incoming=moves.cleanup,
+        cleanup=moves.cleanup,
         store=resources.store,
         workers=workers,
         service_time=resources.service_time,
@@ -116,7 +112,7 @@ def assemble(resources: NodeResources) -> Node:
                 workers=workers,
                 unsaved=tiers.unsaved,
                 flusher=tiers.flusher,
-                step_downs=moves.step_downs,
+                releases=moves.releases,
                 self_tests=self_tests,
                 health=health,
             ),
@@ -177,9 +173,9 @@ def _moves(
     cleanup = IncomingCleanup(clock, incoming, warm_up, store, workers, erased, moving)
     fetching = Fetching(identity, clock, store, workers, links, connections, resources.fetch)
     copies = IncomingCopies(identity, store, budget, fetching, incoming, warm_up, cleanup)
-    kept = KeptCopies(identity, records, budget, incoming, cleanup)
-    offers = Offers(resources.transfers)
-    step_downs = StepDowns(records, erased)
+    kept = CopyPublisher(identity, records, budget, incoming, cleanup)
+    offers = RecordOffers(resources.transfers)
+    releases = OwnershipReleases(records, erased)
     return Moves(
         incoming=incoming,
         warm_up=warm_up,
@@ -188,14 +184,16 @@ def _moves(
         target=MoveTarget(
             identity.name, records, service_time, incoming, copies, warm_up, cleanup, moving
         ),
-        source=MoveSource(records, mending, offers, owned, step_downs, moving, health),
-        step_downs=step_downs,
+        source=MoveSource(records, mending, offers, owned, releases, moving, health),
+        releases=releases,
         copy_source=CopySource(identity.name, owned, mending, offers),
         replicas=ReplicaTarget(store, incoming, kept, cleanup),
         takeovers=Takeovers(identity.name, records, mending, erased),
         forks=ForkTarget(clock, store, kept, erased, service_time, health),
-        span_source=SpanSource(identity, records.table, store, erased, workers, offers, health),
-        span_target=SpanTarget(
+        prefix_source=SharedPrefixSource(
+            identity, records.table, store, erased, workers, offers, health
+        ),
+        prefix_target=SharedPrefixTarget(
             identity,
             store,
             workers,
@@ -220,7 +218,7 @@ def _erasing(
         tiers.records,
         resources.transfers.offers,
         tiers.prefetches,
-        cleanup.forget_agent,
+        cleanup.abort_agent,
         tiers.leases,
         DerivedMemory(tiers.records, erased, tiers.prefetches),
     )

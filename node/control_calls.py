@@ -70,9 +70,9 @@ class ControlCalls:
             KeepReplica: node.moves.replicas.keep,
             KeepFork: node.moves.forks.keep,
             TakeOver: node.moves.takeovers.take_over,
-            OfferSpans: node.moves.span_source.offer,
-            TakeSpan: node.moves.span_target.take,
-            ReturnSpans: node.moves.span_target.give_back,
+            OfferSpans: node.moves.prefix_source.offer,
+            TakeSpan: node.moves.prefix_target.take,
+            ReturnSpans: node.moves.prefix_target.give_back,
             PrefetchAgent: node.tiers.prefetches.answer,
             DrainNode: node.background.drain_flag.drain,
             PeerList: self._set_peers,
@@ -122,7 +122,7 @@ class ControlCalls:
         return list_agents(config.name, config.incarnation, node.resources.table, call)
 
     async def _abort(self, call: AbortMigration) -> Done:
-        await self._node.moves.cleanup.forget(call.migration, call.key)
+        await self._node.moves.cleanup.abort(call.migration, call.key)
         return await self._node.moves.source.take_back(call)
 
     async def _set_peers(self, call: PeerList) -> Done:

@@ -14,18 +14,16 @@ from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
-from node.migration.copy_offers import CopySource
-from node.migration.forks import ForkTarget
+from node.migration.copy_targets import ForkTarget, ReplicaTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_cleanup import IncomingCleanup
-from node.migration.replicas import ReplicaTarget
+from node.migration.ownership import OwnershipReleases, Takeovers
+from node.migration.prefix_source import SharedPrefixSource
+from node.migration.prefix_target import SharedPrefixTarget
+from node.migration.record_offers import CopySource
 from node.migration.source import MoveSource
-from node.migration.span_source import SpanSource
-from node.migration.span_target import SpanTarget
-from node.migration.step_downs import StepDowns
-from node.migration.takeovers import Takeovers
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
@@ -116,13 +114,13 @@ class Moves:
     copies: IncomingCopies
     target: MoveTarget
     source: MoveSource
-    step_downs: StepDowns
+    releases: OwnershipReleases
     copy_source: CopySource
     replicas: ReplicaTarget
     takeovers: Takeovers
     forks: ForkTarget
-    span_source: SpanSource
-    span_target: SpanTarget
+    prefix_source: SharedPrefixSource
+    prefix_target: SharedPrefixTarget
     exports: Exports
     imports: Imports
 

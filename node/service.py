@@ -326,7 +326,8 @@ class NodeService:
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
         files = HibernationHttp(self._config.cluster_key, node.moves.exports, node.moves.imports)
         prompts, key = node.turns.prompts, self._config.cluster_key
-        appended = AppendedPrompts(node.resources.tokenizer, prompts.threads, node.turns.claims.owned_record)
+        owned_record = node.turns.claims.owned_record
+        appended = AppendedPrompts(node.resources.tokenizer, prompts.threads, owned_record)
         questions = [
             PromptQuestion(COUNT_PATH, key, prompts.count).route(),
             PromptQuestion(APPEND_PATH, key, appended.prompt).route(),

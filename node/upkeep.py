@@ -12,7 +12,7 @@ import math
 from node.background_loop import BackgroundLoop
 from node.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
 from node.migration.incoming_cleanup import IncomingCleanup
-from node.migration.step_downs import StepDowns
+from node.migration.ownership import OwnershipReleases
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.self_test import SelfTests
@@ -32,7 +32,7 @@ class Upkeep:
         self,
         budget: DiskBudget,
         pins: Pins,
-        incoming: IncomingCleanup,
+        cleanup: IncomingCleanup,
         store: AgentStore,
         workers: Workers,
         service_time: ServiceTime,
@@ -40,7 +40,7 @@ class Upkeep:
     ) -> None:
         self._budget = budget
         self._pins = pins
-        self._incoming = incoming
+        self._cleanup = cleanup
         self._store = store
         self._workers = workers
         self._service_time = service_time
@@ -64,7 +64,7 @@ class Upkeep:
         """Do all of it now; a disk that refuses is told in the log."""
         await self._budget.enforce()
         await attempt(self._pins.persist_all())
-        await attempt(self._incoming.forget_stale())
+        await attempt(self._cleanup.abort_stale())
         await attempt(self._workers.run(self._store.settle_all))
         await self._save_service_time()
 
@@ -89,7 +89,7 @@ class Retries:
         workers: Workers,
         unsaved: Unsaved,
         flusher: Flusher,
-        step_downs: StepDowns,
+        releases: OwnershipReleases,
         self_tests: SelfTests,
         health: Health,
     ) -> None:
@@ -98,7 +98,7 @@ class Retries:
         self._workers = workers
         self._unsaved = unsaved
         self._flusher = flusher
-        self._step_downs = step_downs
+        self._step_downs = releases
         self._self_tests = self_tests
         self._loop = BackgroundLoop(
             "saving again what the disk refused",

@@ -131,6 +131,10 @@ CASES = {
         {"router/cli/x.py": "import router.turns"},
         "the command line imports no serving part",
     ),
+    "a part of a move that reaches up": (
+        {"node/migration/incoming.py": "import node.migration.target"},
+        "the parts of node.migration",
+    ),
     "a module outside of all rooms": ({"node/stray.py": ""}, "node's rooms"),
     "two parts of a node that need each other": (
         {"node/tiers/a.py": "import node.tiers.b", "node/tiers/b.py": "import node.tiers.a"},

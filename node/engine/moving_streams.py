@@ -23,12 +23,12 @@ class MovingStreams:
         self._lock = Lock()
         self._silent_until_s: dict[MigrationId, float] = {}
 
-    def fall_silent(self, move: MigrationId) -> None:
+    def begin_pause(self, move: MigrationId) -> None:
         """Note that a stream waits for this move; it counts for PREFILL_HOLD_S at most."""
         with self._lock:
             self._silent_until_s.setdefault(move, self._clock.monotonic_s() + PREFILL_HOLD_S)
 
-    def go_on(self, move: MigrationId | None) -> None:
+    def end_pause(self, move: MigrationId | None) -> None:
         """Note that the stream no longer waits for this node; idempotent."""
         if move is not None:
             with self._lock:

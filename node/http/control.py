@@ -1,6 +1,6 @@
-"""The route on which the router makes those control calls that a client waits for.
+"""The route for control calls that a client waits for.
 
-HEAD there does nothing: the router opens by it what such a call finds open.
+HEAD does nothing: with it the router opens a connection before such a call.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ from node.http.generate import authorize, error_response, read_body
 
 
 class ControlHttp:
-    """Serves the route; a call goes on to its end whether or not the router waits for it."""
+    """Route of control calls; a call is completed even if the router no longer waits for it."""
 
     def __init__(
         self, name: NodeName, cluster_key: bytes, answer: Callable[[bytes], Awaitable[bytes]]
@@ -34,7 +34,7 @@ class ControlHttp:
         try:
             authorize(request, self._secret)
             if request.headers.get(NODE_HEADER) != self._name:
-                message = "another node listens here by now"
+                message = "another node listens here now"
                 raise RetryElsewhereError(message, code="wrong_node")
             if request.method == "HEAD":
                 return Response(status_code=204)

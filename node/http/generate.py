@@ -1,6 +1,6 @@
-"""The node's HTTP side: the route on which the router asks for turns, and those of others.
+"""The node's HTTP application: the route of turns, and helpers of its other routes.
 
-Tokens travel here and not through Ray, where each would cost milliseconds.
+Tokens are sent by HTTP and not through Ray, where each would cost milliseconds.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
             events = serve(await read_turn(request, secret))
             first = await unless_disconnected(request.receive, anext(events, None))
             if first is None:
-                message = "the node was told to end this turn before it began"
+                message = "the turn was cancelled before it began"
                 raise RetryElsewhereError(message)
         except FabricError as error:
             return error_response(error)
@@ -65,10 +65,10 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
 
 
 async def read_turn(request: Request, secret: str) -> GenerateRequest:
-    """Return what the router asks for; raise UnauthorizedError for anybody else."""
+    """Return the router's turn request; raise UnauthorizedError for other clients."""
     authorize(request, secret)
     raw = await read_body(request)
-    # A long one would keep everybody's tokens waiting on this loop.
+    # Parsing a long body on this loop would delay the tokens of all streams.
     return await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
 
 
@@ -96,15 +96,15 @@ def error_reply(error: FabricError) -> ErrorReply:
 
 
 def error_response(error: FabricError) -> JSONResponse:
-    """Answer with an error as the router reads it."""
+    """Return the response for an error, as the router reads it."""
     return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
 
 
 def authorize(request: Request, secret: str) -> None:
-    """Raise UnauthorizedError unless this cluster's router asks."""
+    """Raise UnauthorizedError unless the request is from this cluster's router."""
     given = request.headers.get(CLUSTER_HEADER, "")
     if not hmac.compare_digest(given.encode(), secret.encode()):
-        message = "only this cluster's router may ask a node"
+        message = "only this cluster's router may call a node"
         raise UnauthorizedError(message)
     admit(request.scope, "the router")
 

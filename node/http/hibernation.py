@@ -1,4 +1,4 @@
-"""The two routes on which the router moves an agent's file out of, or into, this node."""
+"""The routes for hibernation files: export of an agent, and import."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class HibernationHttp:
-    """Serves both routes, a few files at a time."""
+    """Routes of hibernation files, a few files at a time."""
 
     def __init__(self, cluster_key: bytes, exports: Exports, imports: Imports) -> None:
         self._exports = exports
@@ -75,7 +75,7 @@ class HibernationHttp:
         return _FileResponse(export, partial(self._end_export, export, call.tenant), headers)
 
     async def resume(self, request: Request) -> Response:
-        """Take the request's body in as an agent's file."""
+        """Import the request's body as an agent's file."""
         try:
             authorize(request, self._secret)
             call = decode_header(Resume, request.headers.get(CALL_HEADER, ""))
@@ -101,7 +101,7 @@ class HibernationHttp:
     async def _take(self, call: Resume, request: Request) -> Resumed:
         arriving, budget = self._imports.begin(call), self._imports.budget
         in_worker = self._imports.records.workers.run
-        arriving.check_welcome()
+        arriving.check_allowed()
         try:
             has_room = False
             async for data in _batches(request.stream()):
@@ -112,12 +112,12 @@ class HibernationHttp:
             await in_worker(arriving.finish)
             await budget.make_place(call.tenant)
             return await arriving.commit()
-        finally:  # a commit leaves nothing to abandon
+        finally:  # after a commit there is nothing to abandon
             await asyncio.shield(in_worker(arriving.abandon))
 
     def _begin(self, tenant: TenantId) -> None:
         if not self._open.take(tenant):
-            message = "enough agents are being hibernated or resumed here already"
+            message = "too many agents are being hibernated or resumed here"
             raise OverloadedError(message)
 
     async def _end_export(self, export: Export, tenant: TenantId) -> None:
@@ -126,7 +126,7 @@ class HibernationHttp:
 
 
 class _FileResponse(Response):
-    """Streams an export and ends it, however that goes; drops a reader that is too slow."""
+    """Response that streams an export, closes it in any case, and drops a slow reader."""
 
     def __init__(
         self, export: Export, end: Callable[[], Awaitable[None]], headers: dict[str, str]
@@ -140,8 +140,10 @@ class _FileResponse(Response):
         try:
             await self._stream(send, gone)
         except (FabricError, OSError) as error:
-            # The status is sent: an answer that ends early is all that can tell the router.
-            _log.warning("a file broke off: %s", getattr(error, "code", type(error).__name__))
+            # The status is sent already: only an early end can show the router the error.
+            _log.warning(
+                "the export of a file failed: %s", getattr(error, "code", type(error).__name__)
+            )
         finally:
             gone.cancel()
             await self._end()
@@ -162,7 +164,7 @@ class _FileResponse(Response):
 
 
 async def _batches(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join a body's pieces into ones worth a thread's while; bound their sum and their pauses."""
+    """Join a body's pieces into larger batches; bound their sum and their pauses."""
     batch: list[bytes] = []
     batch_bytes = total_bytes = 0
     pace = Pace(HIBERNATION_BYTES_PER_S_MIN, HIBERNATION_GRACE_S)

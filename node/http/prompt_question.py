@@ -1,4 +1,4 @@
-"""A route on which the router asks about one prompt: how long it is, or how it goes on."""
+"""Routes for questions about one prompt: its length, or its continuation."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,7 +15,7 @@ from node.http.generate import error_response, read_turn
 
 
 class PromptQuestion:
-    """Serves the route; nothing is computed or kept."""
+    """Route of one question; nothing is computed or kept."""
 
     def __init__(
         self,

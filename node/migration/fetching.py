@@ -1,7 +1,6 @@
-"""Bring blocks of one record from the node that offers them, each checked before it is stored.
+"""Fetch the blocks of one record from the node that offers them, each verified before it is stored.
 
-Nothing that a peer says is believed: block names are recomputed from the tokens under this
-cluster's key.
+A peer is not trusted: block names are recomputed from the tokens under this cluster's key.
 """
 
 from collections.abc import Callable
@@ -31,16 +30,16 @@ class Fetching:
     connections: Connections
     fetch: Callable[..., TransferReport]
 
-    async def bring(
-        self, call: CopyBlocks, record: Manifest, arrived: Callable[[BlockRef], None]
+    async def fetch_missing(
+        self, call: CopyBlocks, record: Manifest, on_block: Callable[[BlockRef], None]
     ) -> Copied:
-        """Fetch what is missing; `arrived` is called on a fetch thread, once per pinned block."""
-        return await self.workers.fetch(lambda: self._bring(call, record, arrived))
+        """Fetch missing blocks; `on_block` is called on a fetch thread, once per pinned block."""
+        return await self.workers.fetch(lambda: self._fetch_missing(call, record, on_block))
 
-    def _bring(
-        self, call: CopyBlocks, record: Manifest, arrived: Callable[[BlockRef], None]
+    def _fetch_missing(
+        self, call: CopyBlocks, record: Manifest, on_block: Callable[[BlockRef], None]
     ) -> Copied:
-        began, store = self.clock.monotonic_s(), self.store
+        began_s, store = self.clock.monotonic_s(), self.store
         by_name = {ref.name: span for ref, span in store.named_refs(record)}
         missing = store.missing(record)
         if not missing:
@@ -54,7 +53,7 @@ class Fetching:
             span = by_name[ref.name]
             tokens = span.tokens_in(record.token_ids)
             store.blocks.adopt(ref, span.parent, tokens, payload)
-            arrived(ref)
+            on_block(ref)
             buffers.pop(ref.name, None)
 
         report = self.fetch(
@@ -76,5 +75,5 @@ class Fetching:
             blocks_sent=report.blocks,
             blocks_reused=len(by_name) - len(missing),
             bytes_sent=report.bytes,
-            seconds=self.clock.monotonic_s() - began,
+            seconds=self.clock.monotonic_s() - began_s,
         )

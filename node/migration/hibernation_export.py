@@ -1,4 +1,4 @@
-"""Write one agent into a file, a block at a time, while it goes on serving turns."""
+"""Export of one agent to a file, a block at a time, while it continues to serve turns."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -31,12 +31,12 @@ from node.tiers.agent_records import AgentRecords
 from node.tiers.flusher import Flusher
 from node.tiers.record_mending import RecordMending
 
-NOBODY = TenantId("")  # files that may leave the fabric do not tell its tenants' names
+NO_TENANT = TenantId("")  # files that may leave the fabric do not name its tenants
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """Writes agents to hibernation files."""
+    """Exports of agents to hibernation files."""
 
     identity: NodeIdentity
     clock: Clock
@@ -46,12 +46,12 @@ class Exports:
     flusher: Flusher
 
     def begin(self, call: Hibernate) -> "Export":
-        """Begin one; close it."""
+        """Begin an export, which the caller must close."""
         return Export(self, call)
 
 
 class Export:
-    """A file being written. Its blocks stay stored until it is closed, whatever turns do."""
+    """A file being written; its blocks stay stored until it is closed, whatever turns do."""
 
     def __init__(self, parts: Exports, call: Hibernate) -> None:
         self._parts = parts
@@ -66,7 +66,7 @@ class Export:
         self.revision = 0
 
     async def open(self) -> None:
-        """Take the agent as its last turn left it; raise ConflictError where it cannot be."""
+        """Capture the agent as of its last turn; raise ConflictError where that is not on disk."""
         call = self._call
         if len(call.salt) > SALT_BYTES_MAX:
             message = f"the signing key's salt is over {SALT_BYTES_MAX} bytes"
@@ -77,24 +77,24 @@ class Export:
         await self._workers.run(lambda: self._prepare(record, key))
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the file; raise CorruptDataError where a block turns out damaged or lost."""
+        """Yield the file; raise CorruptDataError at a damaged or lost block."""
         while piece := await self._workers.run(self._next):
             yield piece
 
     async def close(self) -> None:
-        """Let the blocks go."""
+        """Release the blocks."""
         held, self._held = self._held, []
         if held:
             await self._workers.run(lambda: self._release(held))
 
     def _signing_key(self) -> bytes:
-        brought = self._call.signing_key
-        if brought is not None:
-            return brought_signing_key(brought)
+        signing_key = self._call.signing_key
+        if signing_key is not None:
+            return brought_signing_key(signing_key)
         return fabric_signing_key(self._parts.identity.cluster_key, self._call.tenant)
 
     async def _hold(self) -> Manifest:
-        """Wait for a running turn; keep the blocks of the last one from being removed."""
+        """Wait for a running turn, and hold the blocks of the last one."""
         parts, call, store = self._parts, self._call, self._store
         agent = parts.owned.require(call.key, call.epoch)
         if agent.is_unsaved:
@@ -104,27 +104,27 @@ class Export:
             if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
-            # A file that holds less would be no backup.
+            # A file without them would be no backup.
             await parts.mending.mend(agent, may_truncate=False)
             record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs
             missing = store.blocks.hold(record.refs)
         if missing:
-            message = f"{len(missing)} blocks of the agent are lost; its next turn heals it"
+            message = f"{len(missing)} blocks of the agent are lost; its next turn recomputes them"
             raise ConflictError(message, code="blocks_missing")
         return record
 
     def _prepare(self, record: Manifest, key: bytes) -> None:
         call = self._call
-        places = self._store.named_refs(record)
+        blocks = self._store.named_refs(record)
         leaves = call.signing_key is not None
-        raw = encode_manifest(replace(record, tenant=NOBODY) if leaves else record)
-        sizes = [ref.payload_bytes for ref, _ in places]
+        raw = encode_manifest(replace(record, tenant=NO_TENANT) if leaves else record)
+        sizes = [ref.payload_bytes for ref, _ in blocks]
         header = HibernationHeader(
             signed_with=SignedWith.KEY if leaves else SignedWith.FABRIC,
             key_id=key_id(key),
             salt=call.salt,
-            tenant=NOBODY if leaves else call.tenant,
+            tenant=NO_TENANT if leaves else call.tenant,
             agent=record.agent,
             fingerprint=record.fingerprint,
             model=self._parts.identity.model.name[:MODEL_NAME_CHARS_MAX],
@@ -137,13 +137,13 @@ class Export:
             created_s=self._parts.clock.wall_s(),
         )
         self.total_bytes = file_bytes(header, sizes)
-        self._pieces = encode_file(header, raw, self._payloads(record, places), key)
+        self._pieces = encode_file(header, raw, self._payloads(record, blocks), key)
 
     def _payloads(
-        self, record: Manifest, places: list[tuple[BlockRef, BlockSpan]]
+        self, record: Manifest, blocks: list[tuple[BlockRef, BlockSpan]]
     ) -> Iterator[memoryview]:
-        """Read the blocks with every check, one at a time."""
-        for ref, span in places:
+        """Read and verify the blocks, one at a time."""
+        for ref, span in blocks:
             tokens = span.tokens_in(record.token_ids)
             packed = token_bytes(tokens)
             payload = memoryview(bytearray(ref.payload_bytes))
@@ -157,7 +157,7 @@ class Export:
             return next(self._pieces, b"")
 
     def _release(self, held: list[BlockRef]) -> None:
-        with self._reading:  # a read that its caller no longer waits for ends first
+        with self._reading:  # an abandoned read ends first
             self._pieces = iter(())
             self._store.blocks.release(held)
             self._store.sweep()

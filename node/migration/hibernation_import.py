@@ -1,6 +1,6 @@
-"""Take in one agent's file as it arrives, and own the agent once all of it has proven sound.
+"""Import of one agent from a file as it arrives; owned once the whole file is verified.
 
-Until then nothing refers to what was stored: whatever fails leaves the node as it was.
+Until then no record refers to the stored blocks: a failure leaves the node as it was.
 """
 
 import threading
@@ -45,7 +45,7 @@ from node.tiers.disk_budget import DiskBudget
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """Reads agents from hibernation files."""
+    """Imports of agents from hibernation files."""
 
     identity: NodeIdentity
     clock: Clock
@@ -56,7 +56,7 @@ class Imports:
     health: Health
 
     def begin(self, call: Resume) -> "Import":
-        """Begin one; commit or abandon it."""
+        """Begin an import, which the caller must commit or abandon."""
         return Import(self, call)
 
 
@@ -73,40 +73,40 @@ class Import:
         self._header: HibernationHeader | None = None
         self._reader: FrameReader | None = None
         self._raw_record = bytearray()
-        self._incoming: RekeyedRecord | None = None
-        self._payload = memoryview(b"")  # of the block that is arriving
+        self._rekeyed: RekeyedRecord | None = None
+        self._payload = memoryview(b"")  # of the incomplete block
         self._filled = 0
         self._stored: list[BlockRef] = []  # pinned until a record refers to them
         self._reused_count = 0
         self._bytes = 0
 
-    def check_welcome(self) -> None:
-        """Raise where this node would not own the agent anyway; call it on the loop."""
+    def check_allowed(self) -> None:
+        """Raise where this node must not own the agent; call it on the event loop."""
         health = self._parts.health
         health.refuse_new()
         if not health.reuses:
-            message = f"{health.name} keeps no KV cache of agents: {health.problem}"
+            message = f"{health.name} does not reuse KV caches: {health.problem}"
             raise ConflictError(message, code="no_reuse")
         _require_room_for(self._parts.records.table, self._call)
 
     @property
     def missing_bytes(self) -> int | None:
-        """Bytes of the blocks that are still to be stored; None until the record has come."""
-        if self._incoming is None:
+        """Bytes of the blocks still to be stored; None until the record has arrived."""
+        if self._rekeyed is None:
             return None
         has = self._store.blocks.has
-        missing = (ref for ref, _ in self._incoming.blocks if not has(ref))
+        missing = (ref for ref, _ in self._rekeyed.blocks if not has(ref))
         return sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
 
     @property
     def _epoch(self) -> int:
-        """The epoch asked for, or one above an erased agent of that name."""
+        """The requested epoch, or one above an erased agent of that name."""
         return self._parts.erased.claim_epoch(self._call.tenant, self._call.agent, self._call.epoch)
 
     # --- the file ----------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; raise RejectedError at the first doubt."""
+        """Process the next bytes; raise RejectedError where the file is not valid."""
         with self._working:
             self._bytes += len(data)
             if self._reader is None:
@@ -119,19 +119,19 @@ class Import:
                 self._reader = self._open(header)
             for frame in self._reader.feed(data):
                 if frame.kind is FrameKind.RECORD:
-                    self._take_record(frame.body)
+                    self._add_record(frame.body)
                 elif frame.kind is FrameKind.BLOCK:
-                    self._take_block(frame.body)
+                    self._add_block(frame.body)
 
     def finish(self) -> None:
-        """Raise RejectedError unless the file came whole."""
+        """Raise RejectedError unless the file is complete."""
         with self._working:
             (self._reader or FrameReader(None)).finish()
-            incoming = self._arrived()
-            require_sound(len(self._stored) == len(incoming.blocks), "it lacks blocks")
+            rekeyed_record = self._record()
+            require_sound(len(self._stored) == len(rekeyed_record.blocks), "it lacks blocks")
 
     def abandon(self) -> None:
-        """Forget what was stored of a file that came to nothing."""
+        """Remove what was stored of a file that was not committed."""
         with self._working:
             stored, self._stored = self._stored, []
             self._store.blocks.abandon(stored)
@@ -145,7 +145,7 @@ class Import:
                 raise ConflictError(message, code="other_tenant")
             key = fabric_signing_key(identity.cluster_key, call.tenant)
         elif call.signing_key is None:
-            message = "the hibernation file is signed with a key of its own: give that key"
+            message = "the hibernation file is signed with a client's key: give that key"
             raise ConflictError(message, code="key_required")
         else:
             key = brought_signing_key(call.signing_key)
@@ -159,7 +159,7 @@ class Import:
         self._header = header
         return reader
 
-    def _take_record(self, body: bytes) -> None:
+    def _add_record(self, body: bytes) -> None:
         header = self._header
         assert header is not None, "the reader was opened with it"
         self._raw_record += body
@@ -173,12 +173,12 @@ class Import:
             raise
         self._raw_record = bytearray()
         salt, model = self._store.salt(self._call.tenant), self._identity.model
-        self._incoming = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
+        self._rekeyed = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
 
-    def _take_block(self, body: bytes) -> None:
-        incoming = self._arrived()
-        require_sound(len(self._stored) < len(incoming.blocks), "it has too many blocks")
-        ref, span = incoming.blocks[len(self._stored)]
+    def _add_block(self, body: bytes) -> None:
+        rekeyed_record = self._record()
+        require_sound(len(self._stored) < len(rekeyed_record.blocks), "it has too many blocks")
+        ref, span = rekeyed_record.blocks[len(self._stored)]
         if not self._filled:
             self._payload = memoryview(bytearray(ref.payload_bytes))
         end = self._filled + len(body)
@@ -187,7 +187,7 @@ class Import:
         self._filled = end
         if end < ref.payload_bytes:
             return
-        blocks, tokens = self._store.blocks, span.tokens_in(incoming.record.token_ids)
+        blocks, tokens = self._store.blocks, span.tokens_in(rekeyed_record.record.token_ids)
         is_known = blocks.has(ref)
         try:
             require_finite(self._identity.spec, ref.group, ref.tokens_count, self._payload)
@@ -195,21 +195,21 @@ class Import:
         except CorruptDataError as error:
             require_sound(holds=False, why=error.message)
             raise
-        if ref in self._stored:  # several pieces are parts of it: one pin is taken
+        if ref in self._stored:  # a block of several pieces takes one pin
             blocks.abandon([ref])
         self._reused_count += is_known
         self._stored.append(ref)
         self._payload, self._filled = memoryview(b""), 0
 
-    def _arrived(self) -> RekeyedRecord:
-        require_sound(self._incoming is not None, "its record is not whole")
-        assert self._incoming is not None, "checked right above"
-        return self._incoming
+    def _record(self) -> RekeyedRecord:
+        require_sound(self._rekeyed is not None, "its record is incomplete")
+        assert self._rekeyed is not None, "checked above"
+        return self._rekeyed
 
     # --- the agent ---------------------------------------------------------------------------
 
     async def commit(self) -> Resumed:
-        """Own the agent: its durable publish is the commit. Turns of it wait meanwhile."""
+        """Own the agent; the durable publish is the commit, for which its turns wait."""
         table, call = self._parts.records.table, self._call
         agent = _require_room_for(table, call)
         if agent is None:
@@ -220,10 +220,10 @@ class Import:
             finally:
                 if agent.is_blank:
                     table.forget(agent)  # a publish that failed
-        return Resumed(agent.view(), len(self._arrived().blocks), self._reused_count, self._bytes)
+        return Resumed(agent.view(), len(self._record().blocks), self._reused_count, self._bytes)
 
     async def _publish(self, agent: Agent) -> None:
-        parts, call, record = self._parts, self._call, self._arrived().record
+        parts, call, record = self._parts, self._call, self._record().record
         if record.agent != call.agent:
             digest = parts.erased.digest(call.tenant, record.agent)
             record = derived_from(record, Lender(digest, record.epoch))
@@ -239,14 +239,14 @@ class Import:
         previous = agent.saved
         if parts.erased.is_derived(owned):
             owned = without_edited(owned)
-        if owned.refs != self._arrived().record.refs:
+        if owned.refs != self._record().record.refs:
             unneeded = set(self._stored).difference(owned.refs)
             parts.records.store.blocks.abandon(unneeded)
-        self._stored = []  # publishing takes the pins, whether it succeeds or not
+        self._stored = []  # publishing releases the pins, whether it succeeds or not
         await parts.records.publish(owned, previous)
         first = len(owned.edited.origins) if owned.edited is not None else 0
-        chain = tuple(span for _, span in self._arrived().blocks[first : len(owned.pieces)])
-        agent.manifest = owned  # a pin does not travel, nor does that of who is replaced stay
+        chain = tuple(span for _, span in self._record().blocks[first : len(owned.pieces)])
+        agent.manifest = owned  # neither the file's pin nor the replaced agent's is kept
         agent.note_saved(owned, chain)
         agent.came_from_peer, agent.cache, agent.last_match = False, None, None
         agent.outgoing.settle()
@@ -254,7 +254,7 @@ class Import:
 
 
 def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
-    """Return the idle agent that would be replaced, if any; raise where it must not be."""
+    """Return the idle agent to replace, if any; raise where it must not be replaced."""
     agent = table.get(call.key)
     if agent is None:
         table.require_place()
@@ -264,7 +264,9 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
         message = "the agent of that name is being moved"
         raise ConflictError(message, code="migration_in_progress")
     if record.state is OwnerState.OWNED and not call.replace:
-        message = f"an agent is called {call.agent!r} already: replace it, or choose another name"
+        message = (
+            f"an agent named {call.agent!r} exists already: replace it, or choose another name"
+        )
         raise ConflictError(message, code="agent_exists")
     if record.epoch >= call.epoch:
         message = f"a later state of the agent is here: epoch {record.epoch}, not {call.epoch}"

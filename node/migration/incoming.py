@@ -1,14 +1,15 @@
 """Moves and copies on their way to this node: one object for all that is known of each.
 
-    copying ──▶ committing ──▶ committed          a commit that fails may come again
-       └───────────┴──▶ aborted                   for good: it is remembered and refused
+    copying ──▶ committing ──▶ committed          a failed commit may be repeated
+       └───────────┴──▶ aborted                   final: it is remembered and refused
 
-Turns may come ahead of their agent: whoever continues a stream here is on the way while the
-move is still committed. They wait until it is decided; by then they have been received, parsed
-and rendered.
+Turns may arrive before their agent: a client that continues a stream here arrives while the move
+is still being committed. Such turns wait until the move is decided; meanwhile they have been
+received, parsed and rendered.
 """
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ from fabric.errors import RetryElsewhereError
 from fabric.ids import AgentKey, MigrationId, TenantId
 from fabric.kvcache.block import BlockRef
 from fabric.ports import Clock
+from fabric.record.manifest import Manifest
+from fabric.record.piece_table import PieceTable
+from node.engine.memory_budget import Reservation
 from node.limits import ABORTED_MOVES_MAX
-from node.migration.warm_cache import WarmCache
+from node.mlx.resident_cache import ResidentCache
 from node.runtime.one_loop import of_one_loop, on_its_loop
 
 HANDOVER_WAIT_S: Final = 30.0
@@ -31,10 +35,37 @@ HANDOVER_WAIT_S: Final = 30.0
 class IncomingState(Enum):
     """Progress of an incoming move."""
 
-    COPYING = "copying"  # blocks arrive; the agent is another node's
+    COPYING = "copying"  # blocks arrive; another node owns the agent
     COMMITTING = "committing"  # all have arrived: its record is being published
     COMMITTED = "committed"  # the agent is this node's
-    ABORTED = "aborted"  # it came to nothing, and is not committed any more
+    ABORTED = "aborted"  # given up: a commit is refused
+
+
+@of_one_loop
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class WarmCache:
+    """The part of a moving agent's cache that is already in memory.
+
+    While blocks are read into it, its memory is reserved and may not be dropped; `cancel` stops
+    the reading after the present block.
+    """
+
+    reservation: Reservation
+    cache: ResidentCache | None = None
+    room_tokens: int = 0
+    full: PieceTable = field(default_factory=PieceTable)  # loaded, and changed by no later token
+    tokens_count: int = 0  # set once the whole final record is loaded
+    kept_as: int = 0  # the count of caches kept so far: the lowest is the oldest
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of memory held."""
+        return self.cache.size_bytes if self.cache is not None else 0
+
+    def begins(self, record: Manifest) -> bool:
+        """Return whether its blocks are the first of the record's."""
+        return record.pieces.tokens_in_common(self.full) == self.full.tokens_count
 
 
 @of_one_loop
@@ -44,17 +75,17 @@ class IncomingMove:
 
     name: MigrationId
     state: IncomingState = IncomingState.COPYING
-    key: AgentKey | None = None  # of the agent whose blocks have come
-    refs: list[BlockRef] = field(default_factory=list)  # pinned blocks that no record refers to
-    at_s: float = 0.0  # when one last came
-    warm: WarmCache | None = None  # what is in memory of it
-    loading: list[WarmCache] = field(default_factory=list)  # and what is being read
+    key: AgentKey | None = None  # of the agent whose blocks have arrived
+    refs: list[BlockRef] = field(default_factory=list)  # pinned blocks without a record
+    at_s: float = 0.0  # when the last block arrived
+    warm: WarmCache | None = None  # already in memory
+    loading: list[WarmCache] = field(default_factory=list)  # being read into
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting_count: int = 0  # turns that came ahead of it
+    waiting_count: int = 0  # turns that arrived before it
 
     @property
     def is_empty(self) -> bool:
-        """Say whether it holds nothing, and nobody waits for it."""
+        """Return whether it holds nothing and no turn waits for it."""
         return not (self.refs or self.warm or self.loading or self.waiting_count)
 
 
@@ -71,34 +102,34 @@ class IncomingMoves:
         return iter(list(self._moves.values()))
 
     def get(self, name: MigrationId) -> IncomingMove | None:
-        """Return what is known of a move, if anything is."""
+        """Return a known move, or None."""
         return self._moves.get(name)
 
     @on_its_loop
-    def of(self, name: MigrationId) -> IncomingMove:
-        """Return a move, of which perhaps nothing has come yet."""
+    def get_or_create(self, name: MigrationId) -> IncomingMove:
+        """Return a move, and begin to track an unknown one."""
         return self._moves.setdefault(name, IncomingMove(name))
 
     @on_its_loop
-    def tidy(self, move: IncomingMove) -> None:
-        """Forget a move that holds nothing any more, and that nothing is to be known of."""
+    def discard_if_empty(self, move: IncomingMove) -> None:
+        """Stop tracking an empty move, unless it was aborted or is being committed."""
         if move.is_empty and move.state not in {IncomingState.ABORTED, IncomingState.COMMITTING}:
             self._moves.pop(move.name, None)
 
-    def deciding(self, key: AgentKey) -> asyncio.Lock:
+    def decision_lock(self, key: AgentKey) -> asyncio.Lock:
         """Return the lock under which commits, aborts and kept copies of one agent are decided."""
         return self._deciding.setdefault(key, asyncio.Lock())
 
     @on_its_loop
-    def note_block(self, name: MigrationId, key: AgentKey, ref: BlockRef) -> None:
-        """Note that a block has come, and is pinned for this move."""
-        move = self.of(name)
+    def add_block(self, name: MigrationId, key: AgentKey, ref: BlockRef) -> None:
+        """Add a block that has arrived and is pinned for this move."""
+        move = self.get_or_create(name)
         move.key, move.at_s = key, self._clock.monotonic_s()
         move.refs.append(ref)
 
     @contextmanager
     def copying(self, tenant: TenantId) -> Iterator[None]:
-        """Let it be known that blocks of a tenant come, also those that nobody noted yet."""
+        """Count a copy of a tenant's blocks as under way, also before its first block is added."""
         self._copying[tenant] += 1
         try:
             yield
@@ -106,48 +137,48 @@ class IncomingMoves:
             self._copying[tenant] -= 1
             self._copying += Counter()  # zeros go
 
-    def is_bringing(self, tenant: TenantId) -> bool:
-        """Say whether blocks of a tenant are here that no record has yet.
+    def has_unrecorded_blocks(self, tenant: TenantId) -> bool:
+        """Return whether blocks of a tenant are here, or arriving, that no record has yet.
 
-        Whom they are for is said with the record: until then they are for nobody else.
+        Whether they are private is known with their record: until then they count as private.
         """
         held = (move.key[0] for move in self._moves.values() if move.refs and move.key is not None)
         return tenant in self._copying or tenant in held
 
     def is_aborted(self, name: MigrationId) -> bool:
-        """Say whether a move came to nothing for good."""
+        """Return whether a move was aborted."""
         move = self._moves.get(name)
         return move is not None and move.state is IncomingState.ABORTED
 
     @on_its_loop
     def abort(self, name: MigrationId) -> None:
-        """Let a move not come again; what it holds is the caller's to take back."""
-        move = self.of(name)
+        """Mark a move as aborted; the caller releases what it holds."""
+        move = self.get_or_create(name)
         if move.state is not IncomingState.ABORTED:
             move.state = IncomingState.ABORTED
-            self._moves[name] = self._moves.pop(name)  # the latest comes last
+            self._moves[name] = self._moves.pop(name)  # the latest is last
         aborted = [move for move in self if move.state is IncomingState.ABORTED]
         for move in aborted[:-ABORTED_MOVES_MAX]:
             if move.is_empty:
                 del self._moves[move.name]
 
-    # --- turns that come ahead of their agent ------------------------------------------------
+    # --- turns that arrive before their agent ------------------------------------------------
 
     @property
     def waiting_count(self) -> int:
-        """Turns that wait."""
+        """Number of turns that wait."""
         return sum(move.waiting_count for move in self)
 
     @on_its_loop
-    def decide(self, name: MigrationId) -> None:
-        """Wake who waits for this move: it was committed, refused or forgotten."""
+    def notify_decided(self, name: MigrationId) -> None:
+        """Wake the turns that wait for this move: it was committed, refused or aborted."""
         move = self._moves.get(name)
         if move is not None and move.waiting_count:
             move.decided.set()
 
-    async def wait(self, name: MigrationId) -> None:
-        """Wait until a move is decided; raise RetryElsewhereError if that lasts too long."""
-        move = self.of(name)
+    async def wait_until_decided(self, name: MigrationId) -> None:
+        """Wait until a move is decided; raise RetryElsewhereError after HANDOVER_WAIT_S."""
+        move = self.get_or_create(name)
         move.waiting_count += 1
         try:
             await asyncio.wait_for(move.decided.wait(), HANDOVER_WAIT_S)
@@ -157,5 +188,5 @@ class IncomingMoves:
         finally:
             move.waiting_count -= 1
             if not move.waiting_count:
-                move.decided = asyncio.Event()  # who comes later waits for the next decision
-            self.tidy(move)
+                move.decided = asyncio.Event()  # later turns wait for the next decision
+            self.discard_if_empty(move)

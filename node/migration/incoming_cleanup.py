@@ -1,4 +1,4 @@
-"""How moves to this node end: what they brought is let go of, and perhaps refused from then on."""
+"""Cleanup of incoming moves that end: pins are released, aborted moves are refused from then on."""
 
 import logging
 from collections import Counter
@@ -21,12 +21,12 @@ from node.store.tombstones import TombstoneStore
 
 _log = logging.getLogger(__name__)
 
-ADOPTED_S = 3_600.0  # without a new block for so long, no copy of that move goes on
+STALE_S = 3_600.0  # without a new block: the router of that move is gone
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingCleanup:
-    """Ends incoming moves and releases what they hold."""
+    """Aborts incoming moves and releases the blocks they hold."""
 
     clock: Clock
     moves: IncomingMoves
@@ -36,67 +36,67 @@ class IncomingCleanup:
     erased: TombstoneStore
     moving: MovingStreams
 
-    async def forget(self, name: MigrationId, key: AgentKey) -> None:
-        """Let go of a migration that came to nothing, and refuse to commit it later.
+    async def abort(self, name: MigrationId, key: AgentKey) -> None:
+        """Abort a migration: release what it holds, and refuse to commit it later.
 
-        Raises DiskError with the code UNDECIDED where its record may be the one that is stored.
+        Raises DiskError with the code UNDECIDED where its record may be the one on disk.
         """
-        async with self.moves.deciding(key):  # a commit under way ends first: it is told of then
+        async with self.moves.decision_lock(key):  # a commit under way ends first
             self.moves.abort(name)
             self.warm_up.drop(name)
-            self.moving.go_on(name)
-            self.moves.decide(name)
-            await self.let_go(name, ())
+            self.moving.end_pause(name)
+            self.moves.notify_decided(name)
+            await self.release_pins(name, ())
             await self._undo(name, key)
 
-    async def forget_if_given_up(self, name: MigrationId, record: Manifest) -> None:
-        """Let go of what came after a move was given up, or its agent erased."""
+    async def abort_if_given_up(self, name: MigrationId, record: Manifest) -> None:
+        """Abort a migration whose blocks arrived after it was aborted, or its agent erased."""
         key = record.key
         if self.moves.is_aborted(name) or record.epoch <= self.erased.floor(*key):
-            await self.forget(name, key)
+            await self.abort(name, key)
 
-    async def forget_agent(self, key: AgentKey) -> bool:
-        """Let go of all that moves have brought of one agent; say whether there was anything."""
-        coming = [move.name for move in self.moves if move.refs and move.key == key]
-        for name in coming:
-            await self.forget(name, key)
-        return bool(coming)
+    async def abort_agent(self, key: AgentKey) -> bool:
+        """Abort all moves that hold blocks of an agent; return whether there were any."""
+        names = [move.name for move in self.moves if move.refs and move.key == key]
+        for name in names:
+            await self.abort(name, key)
+        return bool(names)
 
-    async def forget_stale(self, idle_s: float = ADOPTED_S) -> int:
-        """Let go of migrations whose router is gone: nothing came for `idle_s` seconds."""
+    async def abort_stale(self, idle_s: float = STALE_S) -> int:
+        """Abort migrations whose router is gone: no block arrived for `idle_s` seconds."""
         now_s = self.clock.monotonic_s()
         stale = [move for move in self.moves if move.refs and now_s - move.at_s >= idle_s]
         for move in stale:
             assert move.key is not None, "its blocks are an agent's"
             try:
-                await self.forget(move.name, move.key)
+                await self.abort(move.name, move.key)
             except DiskError as error:
-                _log.error("a move stays in doubt: %s", error.message)
+                _log.error("cannot tell whether a move was committed: %s", error.message)
         return len(stale)
 
-    async def let_go(self, name: MigrationId, kept: Iterable[BlockRef]) -> None:
-        """Take back the pins of what a migration brought, but for those its record has taken."""
+    async def release_pins(self, name: MigrationId, kept: Iterable[BlockRef]) -> None:
+        """Release the pins of a migration's blocks, but for those its record keeps."""
         move = self.moves.get(name)
         if move is None:
             return
         pins, move.refs = Counter(move.refs), []
-        self.moves.tidy(move)
+        self.moves.discard_if_empty(move)
         pins.subtract(set(kept))
         if not +pins:
             return
-        while pins := +pins:  # a call that came twice has pinned twice
+        while pins := +pins:  # a repeated call has pinned a block twice
             self.store.blocks.abandon(pins)
             pins.subtract(list(pins))
-        with suppress(DiskError):  # what nobody needs may stay a while
+        with suppress(DiskError):  # unneeded blocks may stay until a later sweep
             await self.workers.run(self.store.blocks.sweep)
 
     async def _undo(self, name: MigrationId, key: AgentKey) -> None:
-        """Make sure that no restart finds the record of a commit that failed."""
+        """Remove the record of a failed commit, so that no restart finds it."""
         doubted = self.store.doubted(key)
         if doubted is None or (doubted.migration, doubted.state) != (name, OwnerState.OWNED):
             return
         if not await self.workers.run(lambda: self.store.settle(key)):
-            message = "nobody can say whether the move was committed: the disk refuses to tell"
-            failure = DiskError(message)
-            failure.code = UNDECIDED
-            raise failure
+            message = "cannot tell whether the move was committed: the disk cannot be read"
+            error = DiskError(message)
+            error.code = UNDECIDED
+            raise error

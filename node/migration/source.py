@@ -1,7 +1,7 @@
 """The source's side of a migration: offer, seal, release, or take back.
 
-Until the target has committed, the source owns the agent; from the seal on it serves no
-turn of it, and the seal is on disk, so that a crash leaves no second owner.
+Until the target has committed, the source owns the agent. From the seal on it serves no turn of
+it, and the seal is on disk, so that a crash leaves no second owner.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from node.agents.agent import Agent, LiveTurn
 from node.agents.outgoing import Successor
 from node.agents.owned import OwnedAgents
 from node.engine.moving_streams import MovingStreams
-from node.migration.offers import Offers
-from node.migration.step_downs import StepDowns
+from node.migration.ownership import OwnershipReleases
+from node.migration.record_offers import RecordOffers
 from node.runtime.health import Health
 from node.store.posix_disk import DiskError
 from node.tiers.agent_records import AgentRecords
@@ -42,17 +42,17 @@ class MoveSource:
 
     records: AgentRecords
     mending: RecordMending
-    offers: Offers
+    offers: RecordOffers
     owned: OwnedAgents
-    step_downs: StepDowns
+    releases: OwnershipReleases
     moving: MovingStreams
     health: Health
 
     async def offer(self, call: OfferMigration) -> Offer:
-        """Offer what the agent has so far; it goes on serving turns meanwhile.
+        """Offer what the agent has so far, while it continues to serve turns.
 
-        Of a turn that runs, its full blocks are saved first: asked again and again, this leaves
-        less and less for the time when the agent is sealed.
+        A running turn's full blocks are saved first: repeated offers leave less and less to copy
+        when the agent is sealed.
         """
         agent = self.owned.require(call.key, call.epoch)
         if agent.turn is not None:
@@ -62,25 +62,25 @@ class MoveSource:
             raise ConflictError(message, code="nothing_saved")
         await self.mending.whole(agent, verify=call.verify)
         self.owned.recheck(agent, call.epoch)
-        return self.offers.make(call, agent.saved)
+        return self.offers.add(call, agent.saved)
 
     async def _offer_live(self, call: OfferMigration, agent: Agent, turn: LiveTurn) -> Offer:
         saved = agent.saved
-        if call.verify and saved is not None:  # what is lost is saved again from memory
+        if call.verify and saved is not None:  # lost blocks are saved again from memory
             await self.records.verify(saved)
         running = await turn.save_now() or agent.saved
         self.owned.recheck(agent, call.epoch)
         if running is None and agent.manifest.token_ids:
-            # A turn that the disk refused: it is in memory only, and nothing of it can be copied.
+            # The disk refused the turn: it is in memory only, and cannot be copied.
             if self.health.degraded is not None:
                 message = f"the agent is in memory only: {self.health.degraded}"
                 raise DiskError(message)
             message = "nothing of the agent is on disk yet"
             raise RetryLaterError(message, code="nothing_saved")
-        return replace(self.offers.make(call, running or agent.manifest), live=True)
+        return replace(self.offers.add(call, running or agent.manifest), live=True)
 
     async def seal(self, call: SealAgent) -> Offer:
-        """Stop serving the agent and offer its final record; repeatable, also at once."""
+        """Stop serving the agent and offer its final record; repeatable, also concurrently."""
         agent = self.records.table.require(call.key)
         if (offer := self._sealed(call, agent)) is not None:
             return offer
@@ -97,7 +97,7 @@ class MoveSource:
             message = "a turn of this agent is still running"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
-            if (offer := self._sealed(call, agent)) is not None:  # by the same call, come twice
+            if (offer := self._sealed(call, agent)) is not None:  # by a repeat of this call
                 return offer
             if agent.saved is None or not agent.is_durable:
                 message = "the agent cannot be sealed: its last turn is not on disk"
@@ -109,41 +109,41 @@ class MoveSource:
             )
             await self.records.republish(agent, sealed)
             agent.outgoing.hold()
-            return self.offers.make(call, agent.manifest)
+            return self.offers.add(call, agent.manifest)
         finally:
             agent.turn_lock.release()
 
     def _sealed(self, call: SealAgent, agent: Agent) -> Offer | None:
-        """Return the final offer if this very move has sealed the agent; raise if none may."""
+        """Return the final offer if this move has sealed the agent; raise if it must not."""
         self.owned.recheck(agent, call.epoch, call.migration)
         is_sealed = agent.manifest.state is OwnerState.SEALED
-        return self.offers.make(call, agent.manifest) if is_sealed else None
+        return self.offers.add(call, agent.manifest) if is_sealed else None
 
     async def release(self, call: ReleaseAgent) -> Done:
-        """Step down: another node owns a later epoch. What the disk has stays as a replica."""
+        """Release the agent to the owner of a later epoch; its record stays as a replica."""
         self.offers.withdraw(call.migration)
         agent = self.records.table.get(call.key)
         if agent is None or agent.manifest.epoch >= call.epoch:
             return Done("nothing to release")
-        # At once, and whatever comes of the rest: no turn that runs here is acknowledged any more.
-        self.step_downs.begin(agent, Successor(call.owner, call.epoch))
+        # At once, even if the rest fails: a turn that runs here must not be acknowledged any more.
+        self.releases.begin(agent, Successor(call.owner, call.epoch))
         if agent.turn is not None:
             agent.turn.cancel()
         async with agent.turn_lock.held(SEAL_WAIT_S, _NOT_STOPPED):
-            await self.step_downs.finish(agent)
+            await self.releases.finish(agent)
         return Done()
 
     async def take_back(self, call: AbortMigration) -> Done:
-        """Undo the seal of this very migration; repeatable."""
+        """Undo the seal of this migration; repeatable."""
         self.offers.withdraw(call.migration)
-        self.moving.go_on(call.migration)
+        self.moving.end_pause(call.migration)
         agent = self.records.table.get(call.key)
         if agent is not None and agent.turn is not None:
             await agent.turn.keep(call.migration)
         if agent is None or not _is_sealed_by(agent, call.migration):
             return Done("nothing to abort")
         async with agent.turn_lock.held(SEAL_WAIT_S, _NOT_STOPPED):
-            # The same call, come twice, may have done so by now, or an erasure taken it away.
+            # A repeat of this call may have done so by now, or an erasure removed it.
             if self.records.is_here(agent) and _is_sealed_by(agent, call.migration):
                 await self._take_back(agent)
         return Done()
@@ -159,9 +159,9 @@ class MoveSource:
         try:
             await self.records.republish(agent, owned)
         except DiskError as error:
-            # Who asks for this knows that nobody else owns it. A restart finds it sealed, and is
-            # asked again; until then it is served, and the disk tried again.
-            _log.error("an agent is taken back in memory only: %s", error.message)
+            # The router knows that no other node owns it. A restart finds it sealed, and the router
+            # asks again; until then it is served, and the write retried.
+            _log.error("the seal of an agent is undone in memory only: %s", error.message)
             agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, migration=None)
             agent.manifest = replace(agent.manifest, sealed_to=None)
             self.records.table.put(agent)

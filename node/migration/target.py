@@ -38,12 +38,12 @@ from node.tiers.disk_budget import DiskBudget
 
 _log = logging.getLogger(__name__)
 
-COMMIT_WAIT_S = 8.0  # for whoever holds a copy of the agent here
+COMMIT_WAIT_S = 8.0  # for work on a copy of the agent here
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingCopies:
-    """Copies an agent's blocks to this node for a move, a replica or a fork."""
+    """Copies of agents' blocks to this node, for moves, replicas and forks."""
 
     identity: NodeIdentity
     store: AgentStore
@@ -51,40 +51,40 @@ class IncomingCopies:
     fetching: Fetching
     moves: IncomingMoves
     warm_up: WarmUp
-    end: IncomingCleanup
+    cleanup: IncomingCleanup
 
     async def copy_blocks(self, call: CopyBlocks) -> Copied:
-        """Fetch, verify and publish the offered record's blocks that are not here yet."""
+        """Fetch and store the offered record's missing blocks."""
         record = self.offered(call.offer.manifest)
         try:
             copied = await self.copy(call, record)
             if call.offer.live or call.migration in self.warm_up:
                 await self.warm_up.extend(call.migration, record)
         finally:
-            await self.end.forget_if_given_up(call.migration, record)
+            await self.cleanup.abort_if_given_up(call.migration, record)
         return copied
 
     async def copy(self, call: CopyBlocks, record: Manifest) -> Copied:
-        """Fetch what is missing; the move holds it until a record does."""
+        """Fetch a record's missing blocks; the move pins them until a record refers to them."""
         missing = self.store.missing(record)
         missing_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
         if missing_bytes:
-            replicas_only = call.urgency is Urgency.PREFETCH  # then no owned agent may go for it
+            replicas_only = call.urgency is Urgency.PREFETCH  # evicts no owned agent
             await self.budget.make_room(record.tenant, missing_bytes, replicas_only=replicas_only)
         loop, key = asyncio.get_running_loop(), record.key
 
-        def arrived(ref: BlockRef) -> None:
-            loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
+        def on_block(ref: BlockRef) -> None:
+            loop.call_soon_threadsafe(self.moves.add_block, call.migration, key, ref)
 
         try:
             with self.moves.copying(record.tenant):
-                return await self.fetching.bring(call, record, arrived)
-        except UnauthorizedError as error:  # towards the router this would be about its own secret
-            message = f"{call.source} does not offer the agent any more ({error.message})"
+                return await self.fetching.fetch_missing(call, record, on_block)
+        except UnauthorizedError as error:  # the router would take it for its own secret's
+            message = f"{call.source} no longer offers the agent ({error.message})"
             raise ConflictError(message, code=error.code) from None
 
     def offered(self, raw: bytes) -> Manifest:
-        """Decode an offered record, less what only earlier points of it need."""
+        """Decode an offered record, without what only earlier restore points need."""
         record = decode_manifest(raw)
         if record.fingerprint != self.identity.fingerprint:
             message = f"{self.identity.name} runs another model than this agent's"
@@ -102,42 +102,42 @@ class MoveTarget:
     moves: IncomingMoves
     copies: IncomingCopies
     warm_up: WarmUp
-    end: IncomingCleanup
+    cleanup: IncomingCleanup
     moving: MovingStreams
 
     async def commit(self, call: CommitMigration) -> Committed:
-        """Fetch what is missing and own the agent at `call.epoch`. Repeatable.
+        """Fetch missing blocks and own the agent at `call.epoch`; repeatable.
 
-        One call, as a client waits for its next token meanwhile. Its durable publish is the commit.
+        One call, as a client waits for its next token meanwhile. The durable publish is the commit.
         """
         record = self.copies.offered(call.offer.manifest)
         copied = NOTHING_COPIED
         if self._committed(call, record) is None:
             tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
             if call.migration in self.warm_up:  # copied while a stream of it ran
-                self.moving.fall_silent(call.migration)
+                self.moving.begin_pause(call.migration)
             try:
                 copied = await self.copies.copy(tail, record)
             finally:
-                await self.end.forget_if_given_up(call.migration, record)
+                await self.cleanup.abort_if_given_up(call.migration, record)
         try:
             view = await self._decide(call, record)
         finally:
-            self.moves.decide(call.migration)
+            self.moves.notify_decided(call.migration)
         return Committed(view, copied)
 
     async def _decide(self, call: CommitMigration, record: Manifest) -> AgentView:
         key = record.key
-        async with self.moves.deciding(key):
+        async with self.moves.decision_lock(key):
             agent = self.records.table.get(key)
             if agent is None or agent.word.epoch >= call.epoch:  # new here, or a repeat
                 return await self._commit(call, record)
-            # A replica of it may be on its way out, or a turn may take it over.
-            async with agent.turn_lock.held(COMMIT_WAIT_S, "the agent is at work here"):
+            # A replica of it may be being evicted, or taken over by a turn.
+            async with agent.turn_lock.held(COMMIT_WAIT_S, "the agent is in use here"):
                 return await self._commit(call, record)
 
     def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
-        """Return the agent if this very call was carried out before; raise if it never can be."""
+        """Return the agent if this call was carried out before; raise if it never can be."""
         agent = self.records.table.get(record.key)
         if agent is not None and agent.word.epoch >= call.epoch:
             if agent.word.owner == self.name and agent.word.migration == call.migration:
@@ -153,31 +153,31 @@ class MoveTarget:
         return None
 
     async def _load_tail(self, name: MigrationId, record: Manifest) -> None:
-        """Read the end of what arrives to memory, if its beginning is there."""
+        """Load the end of an arriving cache, if its beginning is in memory."""
         if name not in self.warm_up:
             return
         try:
             await self.warm_up.extend(name, record)
         except (FabricError, OSError) as error:  # then the next turn restores it
-            _log.warning("the end of an agent on its way in was not loaded: %s", error)
-        except Exception:  # noqa: BLE001 - the commit that waits for this is durable perhaps
-            _log.exception("the end of an agent on its way in was not loaded")
+            _log.warning("the end of an arriving agent's cache was not loaded: %s", error)
+        except Exception:  # noqa: BLE001 - the commit may be durable already
+            _log.exception("the end of an arriving agent's cache was not loaded")
 
     async def _commit(self, call: CommitMigration, record: Manifest) -> AgentView:
         repeated = self._committed(call, record)
         if repeated is not None:
             return repeated
-        move = self.moves.of(call.migration)
+        move = self.moves.get_or_create(call.migration)
         move.state = IncomingState.COMMITTING
         try:
             agent = await self._publish(call, record)
             move.state = IncomingState.COMMITTED
         finally:
             if move.state is IncomingState.COMMITTING:
-                move.state = IncomingState.COPYING  # it may be tried again
-            self.moves.tidy(move)
-        # The record holds its blocks now; a tail copied before the last one is in nobody's.
-        await self.end.let_go(call.migration, agent.manifest.refs)
+                move.state = IncomingState.COPYING  # the commit may be repeated
+            self.moves.discard_if_empty(move)
+        # The record holds its blocks now; the tail of an earlier copy belongs to no record.
+        await self.cleanup.release_pins(call.migration, agent.manifest.refs)
         return agent.view()
 
     async def _publish(self, call: CommitMigration, record: Manifest) -> Agent:
@@ -188,7 +188,7 @@ class MoveTarget:
             owner=self.name,
             epoch=call.epoch,
             revision=record.revision + 1,
-            migration=call.migration,  # remembered, so that a repeated commit is recognised
+            migration=call.migration,  # by which a repeated commit is recognised
             sealed_to=None,
             provenance=replace(record.provenance, served=self.service_time.stamp()),
         )

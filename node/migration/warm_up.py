@@ -1,11 +1,11 @@
-"""Memory of agents on their way in, made resident while they still run elsewhere.
+"""Caches of arriving agents, loaded into memory while they still run on the source.
 
     copy ──▶ full blocks read ──▶ copy ──▶ more ──▶ final copy ──▶ the rest ──▶ commit: hot
-                    the source goes on decoding      │        sealed        │
+                  the source continues decoding      │        sealed        │
 
-A stream that moves is silent between its last token there and its next one here. So what has
-come is read back while the source still decodes, and only the end is left for the silence.
-What is read here is a guess: a move that comes to nothing, or memory that is wanted, drops it.
+A moving stream pauses between its last token there and its next one here. So blocks that have
+arrived are loaded while the source still decodes, and only the end is left for the pause. This
+is speculative: an aborted move, or a need for memory, drops it.
 """
 
 import itertools
@@ -18,8 +18,7 @@ from fabric.record.manifest import Manifest, OwnerState
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import Reservation
 from node.limits import ROOM_TOKENS, WARM_UPS_MAX
-from node.migration.incoming import IncomingMove, IncomingMoves
-from node.migration.warm_cache import WarmCache
+from node.migration.incoming import IncomingMove, IncomingMoves, WarmCache
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.health import Health
 from node.runtime.workers import Workers
@@ -29,7 +28,7 @@ from node.tiers.restore import load_layout, load_parts
 
 
 class WarmUp:
-    """Caches of moves to one node; lives on its event loop."""
+    """Warm caches of incoming moves; used on the event loop."""
 
     def __init__(
         self,
@@ -49,17 +48,17 @@ class WarmUp:
         self._kept = itertools.count()
 
     def __contains__(self, name: MigrationId) -> bool:
-        """Say whether anything of that move is held."""
+        """Return whether a cache of that move is held."""
         move = self._moves.get(name)
         return move is not None and move.warm is not None
 
     @property
     def size_bytes(self) -> int:
-        """Memory held by those that nothing is read into."""
+        """Bytes held by caches that are not being read into."""
         return sum(move.warm.size_bytes for move in self._moves if move.warm is not None)
 
     async def extend(self, name: MigrationId, record: Manifest) -> None:
-        """Read what is new of a record whose blocks are all here."""
+        """Load the new blocks of a record whose blocks are all here."""
         if not self._health.reuses:
             self.drop(name)
             return
@@ -68,41 +67,41 @@ class WarmUp:
         if warm is None or not warm.begins(record):
             self.drop(name)
             warm = WarmCache(Reservation(self._engine.budget))
-        move = self._moves.of(name)
+        move = self._moves.get_or_create(name)
         move.loading.append(warm)
         warm.reservation.count(warm.size_bytes)
         move.warm = None
-        self._tell()
+        self._notify_engine()
         try:
             if await self._fit(warm, record.tokens_count) and await self._read(warm, record):
                 self._keep(move, warm)
         finally:
             move.loading.remove(warm)
-            self._moves.tidy(move)
-            self._tell()
+            self._moves.discard_if_empty(move)
+            self._notify_engine()
             warm.reservation.release()
             self._engine.wake()
 
     def take(self, name: MigrationId, record: Manifest) -> ResidentCache | None:
-        """Return a cache that holds exactly the record's tokens, if there is one."""
+        """Remove and return the cache that holds exactly the record's tokens, or None."""
         warm = self._drop(name)
-        self._tell()
+        self._notify_engine()
         if warm is None or warm.tokens_count != record.tokens_count:
             return None
         return warm.cache
 
     def drop(self, name: MigrationId) -> None:
-        """Forget what is held of a move."""
+        """Drop the cache of a move."""
         if self._drop(name) is not None:
-            self._tell()
+            self._notify_engine()
 
     def clear(self) -> None:
-        """Give all memory back; the moves go on without it."""
+        """Drop all caches; the moves continue without them."""
         for move in self._moves:
             _cancel(move.loading)
             move.warm = None
-            self._moves.tidy(move)
-        self._tell()
+            self._moves.discard_if_empty(move)
+        self._notify_engine()
 
     def _drop(self, name: MigrationId) -> WarmCache | None:
         move = self._moves.get(name)
@@ -110,16 +109,16 @@ class WarmUp:
             return None
         _cancel(move.loading)
         warm, move.warm = move.warm, None
-        self._moves.tidy(move)
+        self._moves.discard_if_empty(move)
         return warm
 
-    def _tell(self) -> None:
-        """Tell the engine whether a stream may be on its way, and what memory it has here."""
+    def _notify_engine(self) -> None:
+        """Tell the engine whether streams are arriving, and the hot tier of changed use."""
         self._engine.moving.are_coming = any(move.warm or move.loading for move in self._moves)
         self._hot.note()
 
     async def _fit(self, warm: WarmCache, tokens_count: int) -> bool:
-        """Make room for so many tokens; say whether there is any."""
+        """Reserve memory for so many tokens; return whether there is enough."""
         if warm.cache is not None and tokens_count <= warm.room_tokens:
             return True
         warm.room_tokens = room = tokens_count + ROOM_TOKENS
@@ -129,9 +128,9 @@ class WarmUp:
 
         def make() -> ResidentCache:
             if known is None:
-                made = engine.engine.new_cache(room)
-                made.keeps_slid = True
-                return made
+                cache = engine.engine.new_cache(room)
+                cache.keeps_slid = True
+                return cache
             known.reserve(room)
             known.settle()
             return known
@@ -140,7 +139,7 @@ class WarmUp:
         return True
 
     def _reserve(self, warm: WarmCache) -> bool:
-        """Take memory from idle caches that are worth less; never from one that is at work."""
+        """Take memory from idle caches that are worth less, never from one in use."""
         reservation = warm.reservation
         size_bytes = self._store.spec.resident_bytes(warm.room_tokens)
         free_bytes = self._hot.room_bytes - self.size_bytes
@@ -148,16 +147,16 @@ class WarmUp:
         if more_bytes > free_bytes:
             return False
         self._hot.drop_resident(free_bytes - more_bytes)
-        return reservation.claim(size_bytes)  # what is left may not be dropped
+        return reservation.claim(size_bytes)  # the rest may not be dropped
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:
-        """Read what is not in the cache yet; say whether that is worth keeping."""
+        """Load what is not in the cache yet; return whether the cache is worth keeping."""
         store, cache, cancel, head = self._store, warm.cache, warm.cancel, record.edited
         loaded, count = warm.full.tokens_count, record.tokens_count
         is_last = record.state is OwnerState.SEALED
-        assert cache is not None, "made where there is room"
+        assert cache is not None, "created when memory was reserved"
         head_tokens = head.tokens_count if head is not None else 0
-        # The last part of a block grows with the next turn, and is another block then.
+        # A partial block grows with the next turn, and is another block then.
         end = count if is_last else count - (count - head_tokens) % BLOCK_TOKENS
 
         def read() -> int:
@@ -168,7 +167,7 @@ class WarmUp:
 
         try:
             read_tokens = await self._workers.run(read)
-        except CorruptDataError:  # what follows it says so
+        except CorruptDataError:  # the turn restores, and reports it
             return False
         warm.full = record.pieces.slice(0, read_tokens)
         warm.tokens_count = read_tokens if is_last else 0
@@ -176,10 +175,10 @@ class WarmUp:
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:
         move.warm, warm.kept_as = warm, next(self._kept)
-        held = [(each.warm.kept_as, each) for each in self._moves if each.warm is not None]
+        held = [(other.warm.kept_as, other) for other in self._moves if other.warm is not None]
         for _, oldest in sorted(held, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
             oldest.warm = None
-            self._moves.tidy(oldest)
+            self._moves.discard_if_empty(oldest)
 
 
 def _cancel(loading: Iterable[WarmCache]) -> None:

@@ -1,1 +1,1 @@
-"""Links and connections to other nodes: found, proven, measured."""
+"""Links and connections to other nodes: discovery, authentication, measurement."""

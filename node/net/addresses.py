@@ -1,6 +1,6 @@
-"""Where peers reach this machine, and sockets that leave it through the right interface.
+"""Addresses at which peers reach this machine, and sockets bound to the right interface.
 
-A peer's address says which cable it is on, but the system's routes do not know: macOS sends
+A peer's address says which cable it is on, but the system's routes do not: macOS sends
 all of 169.254 to its primary interface, and of two cables in one network only one is used. So
 a dial is bound to the interface whose network holds the peer's address.
 """
@@ -27,9 +27,9 @@ _IP_BOUND_IF: Final = 25  # macOS; Python has no name for it
 def local_addresses(
     port: int, only: str | None = None, interfaces: Sequence[Interface] | None = None
 ) -> tuple[Address, ...]:
-    """List where peers reach `port` on this machine, most promising link first.
+    """Return the addresses at which peers reach `port` on this machine, fastest link first.
 
-    With `only`, just that host; else every address, loopback only where there is no other.
+    With `only`, just that host; else every address, and loopback if there is no other.
     """
     found = list(MACHINE.current() if interfaces is None else interfaces)
     if only is not None:
@@ -57,20 +57,20 @@ class Dialled:
 
 
 def connect(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -> socket.socket:
-    """Connect as `dial` does, for those who do not ask through which interface."""
+    """Connect as `dial` does, and return the socket alone."""
     return dial(host, port, timeout_s, kind).sock
 
 
 def dial(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -> Dialled:
     """Connect to an address literal; names are refused, since resolving has no deadline.
 
-    `kind` is what the peer says its address is reached over. Where an interface's own network
-    holds the address, the socket is bound to it; the system's routes serve the rest.
+    `kind` is the peer's kind of link at its address. If the network of an interface contains the
+    address, the socket is bound to that interface; otherwise the system's routes decide.
     """
     try:
         target = ip_address(host)
     except ValueError:
-        message = "a node's address is no IP address"
+        message = "a node's address is not an IP address"
         raise RejectedError(message, code="bad_address") from None
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
     found: list[Interface | None] = []
@@ -93,7 +93,7 @@ def dial(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -
 
 
 def bind_to(sock: socket.socket, interface: Interface) -> None:
-    """Send what leaves `sock` through one interface; raise OSError if it is gone.
+    """Bind `sock` to an interface for sending; raise OSError if it is gone.
 
     Linux may refuse the device to a plain user; the source address then picks the route.
     """
@@ -104,10 +104,10 @@ def bind_to(sock: socket.socket, interface: Interface) -> None:
 
 
 def is_on_cable(sock: socket.socket) -> bool:
-    """Say whether all that a connected socket sends leaves by a Thunderbolt interface.
+    """Return whether all that a connected socket sends leaves by a Thunderbolt interface.
 
-    Its address alone does not tell: the system may send by another interface what the socket is
-    not bound to. So it is bound here, if it is not yet.
+    Its address alone does not prove that: the system may send through another interface unless the
+    socket is bound. So it is bound here, if it is not yet.
     """
     host = str(sock.getsockname()[0])
     for interface in MACHINE.latest():

@@ -1,9 +1,9 @@
 """One data-plane connection: bounded frames and payload slices, each under a deadline and a MAC.
 
-Sockets block, so that one system call moves a whole slice without coming back for the GIL: next
-to a busy Python thread every return costs up to 5 ms. Deadlines are kept by whoever watches
-(`expire`), which shuts the socket down and so wakes the blocked call. A receive comes back now
-and then with what there is, so that the watcher can tell a slow link from a dead one.
+Sockets block, so that one system call moves a whole slice without taking the GIL again, which next
+to a busy Python thread costs up to 5 ms. A watching thread enforces deadlines (`expire`): it shuts
+the socket down and so wakes the blocked call. A receive returns now and then with what has arrived,
+so that the watcher can tell a slow link from a dead one.
 """
 
 import math
@@ -33,20 +33,22 @@ from node.net.addresses import is_on_cable
 from node.net.frame_mac import FrameSeal, TamperedError
 
 SLICE_FAST_S: Final = 0.25  # a slice faster than this is doubled, a slower one halved
-SLICE_IDLE_S: Final = 0.001  # whoever waited so long begins small: the first bytes leave earlier
+SLICE_IDLE_S: Final = (
+    0.001  # after such a wait slices start small, so that the first bytes leave earlier
+)
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 64 * KIB
-TICK_S: Final = 0.25  # a receive in progress tells at least so often what has come
+TICK_S: Final = 0.25  # a receive in progress reports its bytes at least so often
 _ROOM_BYTES: Final = 512  # before a slice, for its head
 _BUFFER_BYTES: Final = _ROOM_BYTES + TRANSFER_SLICE_BYTES_MAX + MAC_BYTES
-# Received behind a slice that another follows: most of its head, so that a slice costs one return
-# to Python instead of three. Not more than surely comes, or the last bytes would be waited for.
+# Received together with a slice that another follows: most of its head, so that a slice costs one
+# return to Python instead of three. Not more than is certain to arrive, or the receive would wait.
 AHEAD_BYTES: Final = HEAD_BYTES + len(pack(PayloadHead(0, 0, 1, 1))) + 2 * MAC_BYTES
 _TICK = struct.pack("ll", int(TICK_S), int(TICK_S % 1 * 1_000_000))
 
 
 class Channel:
-    """A connected socket; used by one thread, watched and cut by another."""
+    """A connected socket, used by one thread; another watches and cuts it."""
 
     def __init__(self, sock: socket.socket, now_s: Callable[[], float], patience_s: float) -> None:
         """Take over `sock`; `patience_s` bounds one frame or one payload slice."""
@@ -56,40 +58,40 @@ class Channel:
         self._sock = sock
         self._now_s = now_s
         self._patience_s = patience_s
-        self._deadline_s = math.inf  # set while blocked only: between calls nobody is late
+        self._deadline_s = math.inf  # set only while blocked: between calls there is no deadline
         self._silent_since_s = math.inf  # likewise
         self._is_hurried = False
         self._expired = False
-        self._closing = Lock()  # a descriptor must not be shut down after it was reused
+        self._closing = Lock()  # a reused descriptor must not be shut down
         self._outgoing: FrameSeal | None = None
         self._incoming: FrameSeal | None = None
-        self._ahead = b""  # received already, not yet looked at
+        self._ahead = b""  # received, not yet parsed
         self._buffer = memoryview(b"")
         self._sealed_bytes = memoryview(b"")  # slices as they travel, if encrypted
         self._slice_bytes = TRANSFER_SLICE_BYTES_MIN
 
     @property
     def slice_bytes(self) -> int:
-        """How much to send under one MAC now."""
+        """Bytes to send under one MAC now."""
         return self._slice_bytes
 
     def seal(self, outgoing: bytes, incoming: bytes, *, encrypts: bool) -> None:
-        """Put a MAC behind all that follows, or encrypt it; each direction has its own key."""
+        """Authenticate, or encrypt, everything from now on; each direction has its own key."""
         self._outgoing = FrameSeal(outgoing, encrypts=encrypts)
         self._incoming = FrameSeal(incoming, encrypts=encrypts)
 
     def hurry(self, seconds: float) -> None:
-        """Bound everything until `relax` by one deadline, however the bytes trickle in."""
+        """Set one deadline for everything until `relax`."""
         self._deadline_s = self._now_s() + seconds
         self._is_hurried = True
 
     def relax(self) -> None:
-        """Bound each frame and slice by itself again."""
+        """Set a deadline for each frame and slice again."""
         self._is_hurried = False
         self._deadline_s = math.inf
 
     def expire(self, now_s: float) -> bool:
-        """Cut the connection if its deadline has passed; for the watching thread."""
+        """Cut the connection if its deadline has passed; called by the watching thread."""
         if now_s <= self._deadline_s:
             return False
         self._expired = True
@@ -97,11 +99,11 @@ class Channel:
         return True
 
     def silence_s(self, now_s: float) -> float:
-        """Seconds for which a receive has waited without a byte; 0 while none waits."""
+        """Return the seconds for which a receive has waited without a byte; 0 while none waits."""
         return max(0.0, now_s - self._silent_since_s)
 
     def cut(self) -> None:
-        """Wake whoever is blocked on this connection with an error."""
+        """Shut the connection down, which wakes a blocked call with an error."""
         with self._closing, suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -110,7 +112,7 @@ class Channel:
             self._sock.close()
 
     def is_on_cable(self) -> bool:
-        """Say whether all that is sent here leaves by a Thunderbolt cable."""
+        """Return whether everything sent here leaves by a Thunderbolt cable."""
         return is_on_cable(self._sock)
 
     def local_host(self) -> str:
@@ -118,7 +120,7 @@ class Channel:
         return str(self._sock.getsockname()[0])
 
     def is_quiet(self) -> bool:
-        """Say whether the peer has neither sent anything unasked nor hung up."""
+        """Return whether the peer has neither sent unrequested bytes nor hung up."""
         if self._ahead:
             return False
         try:
@@ -153,7 +155,7 @@ class Channel:
     def receive_slice(self, view: memoryview, *, is_followed: bool = False) -> None:
         """Fill `view` with a payload slice; raise TamperedError if it is not the peer's.
 
-        `is_followed`: another was asked for, so its head comes behind this one.
+        `is_followed`: another was requested, so its head follows this one.
         """
         assert self._incoming is not None, "payload travels after the handshake"
         if self._incoming.encrypts:
@@ -185,13 +187,13 @@ class Channel:
         mac[:] = tail[:MAC_BYTES]
 
     def room(self, length: int) -> memoryview:
-        """Lend the place where the next slice is to be put."""
+        """Return the buffer for the next slice."""
         if not self._buffer:
             self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         return self._buffer[_ROOM_BYTES : _ROOM_BYTES + length]
 
     def _scratch(self, slice_bytes: int) -> memoryview:
-        """Lend the place where a slice is as it travels, if that is not where it is readable."""
+        """Return the buffer for an encrypted slice."""
         wanted = _ROOM_BYTES + slice_bytes + MAC_BYTES
         if len(self._sealed_bytes) < wanted:
             self._sealed_bytes = memoryview(bytearray(wanted))
@@ -202,7 +204,7 @@ class Channel:
         assert self._outgoing is not None, "payload travels after the handshake"
         raw = self._sealed(encode_frame(head))
         start, end = _ROOM_BYTES - len(raw), _ROOM_BYTES + head.wire_bytes
-        # What is encrypted goes to another place: in its own, only by an accident of the library.
+        # Encrypted into another buffer: the library does not promise to encrypt in place.
         out = self._scratch(head.wire_bytes) if self._outgoing.encrypts else self._buffer
         self._outgoing.slice(self._buffer[_ROOM_BYTES:end], out[_ROOM_BYTES : end + MAC_BYTES])
         out[start:_ROOM_BYTES] = raw
@@ -213,7 +215,7 @@ class Channel:
             self._slice_bytes = max(self._slice_bytes // 2, TRANSFER_SLICE_BYTES_MIN)
 
     def refuse(self, error: FabricError) -> None:
-        """Say why, and let the peer read it: closing over unread bytes would destroy it."""
+        """Send the reason, and let the peer read it: closing over unread bytes would destroy it."""
         self.hurry(LINGER_S)
         with suppress(OSError):
             self._sock.sendall(self._sealed(encode_frame(refusal_of(error))))
@@ -222,7 +224,7 @@ class Channel:
             while left > 0:
                 left -= self._receive_some([view[:left]])
 
-    # Not a context manager: Python between two slices finds nothing of itself in the caches.
+    # Not a context manager: between two slices Python code finds the processor's caches cold.
     def _start(self) -> float:
         started_s = self._now_s()
         if not self._is_hurried:
@@ -251,7 +253,7 @@ class Channel:
         except RejectedError as error:
             if self._incoming is None:
                 raise
-            message = f"no proven peer sends this: {error.message}"
+            message = f"no authenticated peer sends this: {error.message}"
             raise TamperedError(message) from None
 
     def _receive_exactly(self, count: int) -> bytes:
@@ -273,7 +275,7 @@ class Channel:
         while True:
             try:
                 count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
-            except BlockingIOError:  # nothing came for one tick
+            except BlockingIOError:  # nothing arrived for one tick
                 if self._expired:
                     raise self._ended() from None
                 continue

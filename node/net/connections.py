@@ -1,6 +1,6 @@
-"""Proven connections to peers: kept for a while, because a handshake costs as much as a megabyte.
+"""Authenticated connections to peers, kept for a while: a handshake costs as much as a megabyte.
 
-Also counts what happens to the connections of this node's fetches.
+Also counts events of the connections of this node's fetches.
 """
 
 import time
@@ -19,7 +19,7 @@ from node.net.peer import Peer
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A proven channel, and how many parts came on it: both ends count them."""
+    """An authenticated channel, and the number of parts received on it, which both ends count."""
 
     channel: Channel
     received: int = 0
@@ -65,7 +65,7 @@ class Connections:
             found[1].channel.close()
 
     def keep(self, peer: Peer, address: Address, connection: Connection) -> None:
-        """Take over a connection on which all that was asked for has come."""
+        """Keep a connection on which everything requested has arrived."""
         connection.idle_since_s = time.monotonic()
         with self._lock:
             self._idle.append((_line(peer, address), connection))
@@ -73,7 +73,7 @@ class Connections:
         _close_all(stale)
 
     def close(self) -> None:
-        """Close every idle connection, and from now on each one that is brought back."""
+        """Close every idle connection, and from now on each one that is returned."""
         with self._lock:
             self._closed = True
             stale = self._stale()

@@ -1,8 +1,8 @@
-"""What protects one direction of one connection: AES-256-GCM, or its MAC alone, under a counter.
+"""Protection of one direction of a connection: AES-256-GCM, or its MAC alone, under a counter.
 
-Nobody on the way can change, repeat, drop, reorder or splice what travels, because each MAC
-covers its bytes and its place. Where the ends agreed on it, nobody can read it either, but for
-the heads of frames, which tell kinds and lengths.
+Bytes cannot be changed, repeated, dropped, reordered or spliced on the way, because each MAC covers
+them and their position. If the ends agreed on encryption they cannot be read either, except for
+the heads of frames, which hold kinds and lengths.
 """
 
 from cryptography.exceptions import InvalidTag
@@ -14,11 +14,11 @@ _NONCE_BYTES = 12
 
 
 class TamperedError(ConnectionAbortedError):
-    """A frame that is not what the peer sent; the connection cannot be used any more."""
+    """A frame that is not what the peer sent; the connection is unusable from then on."""
 
 
 class FrameSeal:
-    """Seals or opens what goes one way, in the order of the bytes."""
+    """Sealer or opener of one direction, in the order of the bytes."""
 
     def __init__(self, key: bytes, *, encrypts: bool) -> None:
         """Start at the first MAC; `key` must serve no other direction or connection."""
@@ -44,9 +44,9 @@ class FrameSeal:
         return body
 
     def slice(self, data: memoryview, out: memoryview) -> None:
-        """Put the next payload slice into `out`, where there is room for its MAC behind it.
+        """Put the next payload slice into `out`, followed by its MAC.
 
-        `out` may be where `data` is already, if nothing is encrypted. Other threads run meanwhile.
+        `out` may be the buffer of `data`, if nothing is encrypted. Other threads run meanwhile.
         """
         if self.encrypts:
             self._gcm.encrypt_into(self._next(), data, None, out)
@@ -54,7 +54,7 @@ class FrameSeal:
             out[len(data) :] = self._gcm.encrypt(self._next(), b"", data)
 
     def check_slice(self, data: memoryview, mac: memoryview) -> None:
-        """Raise TamperedError unless `mac` is that of the next slice, which came readable."""
+        """Raise TamperedError unless `mac` is that of the next slice, which is not encrypted."""
         try:
             self._gcm.decrypt(self._next(), mac, data)
         except InvalidTag:

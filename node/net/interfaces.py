@@ -1,4 +1,4 @@
-"""This machine's network interfaces as the system tells them; all that differs by system."""
+"""This machine's network interfaces, and everything about them that differs by system."""
 
 import fcntl
 import re
@@ -25,7 +25,7 @@ _TUNNEL = re.compile(r"(?:tun|tap|wg|utun|ppp|ipsec|tailscale|zt)")
 
 
 def list_interfaces() -> list[Interface]:
-    """List this machine's IPv4 addresses on interfaces that are up."""
+    """Return this machine's IPv4 addresses on interfaces that are up."""
     if sys.platform == "darwin":
         devices = tuple(name for _, name in socket.if_nameindex())
         ports = _hardware_ports(devices)
@@ -36,7 +36,7 @@ def list_interfaces() -> list[Interface]:
 
 
 class Listing:
-    """The interfaces as last listed; safe to use from many threads."""
+    """The interfaces as last listed; thread-safe."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Listing:
             return self._interfaces
 
     def latest(self) -> tuple[Interface, ...]:
-        """Return the last listing whatever its age, so that nobody waits for a command."""
+        """Return the last listing whatever its age, without waiting for a command."""
         interfaces = self._interfaces
         return self.current() if interfaces is None else interfaces
 
@@ -70,7 +70,9 @@ class Listing:
 
     def _list(self) -> None:
         found = tuple(self._list_now())
-        if found or self._interfaces is None:  # none at all: the system did not answer
+        if (
+            found or self._interfaces is None
+        ):  # an empty listing means that the system did not answer
             self._interfaces = found
         self._listed_s = self._now_s()
 
@@ -80,7 +82,7 @@ MACHINE: Final = Listing()  # one machine, one listing: every dial asks it
 
 @lru_cache(maxsize=1)
 def _hardware_ports(_devices: tuple[str, ...]) -> dict[str, str]:
-    """Ask for the ports' names, which takes a Mac long, only when there are other devices."""
+    """Return the ports' names; slow on a Mac, so repeated only when the devices change."""
     return parse_hardware_ports(_output("/usr/sbin/networksetup", "-listallhardwareports"))
 
 
@@ -102,7 +104,7 @@ def _linux_interfaces() -> Iterator[Interface]:
                 reply = fcntl.ioctl(sock, _SIOCGIFFLAGS, request)
                 host = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
                 mask = fcntl.ioctl(sock, _SIOCGIFNETMASK, request)[20:24]
-            except OSError:  # no IPv4 address, or gone meanwhile
+            except OSError:  # no IPv4 address, or gone
                 continue
             flags = struct.unpack_from("<H", reply, 16)[0]
             is_up = flags & _IFF_UP and flags & _IFF_RUNNING
@@ -114,7 +116,7 @@ def _linux_interfaces() -> Iterator[Interface]:
 
 
 def linux_kind(device: str, sysfs: Path = _SYSFS) -> LinkKind:
-    """Tell the kind of link from the interface's name and its folder in sysfs.
+    """Return the kind of link by the interface's name and its folder in sysfs.
 
     `bridge0` is what a Mac calls its Thunderbolt bridge: emulated Macs do the same.
     """
@@ -129,7 +131,7 @@ def linux_kind(device: str, sysfs: Path = _SYSFS) -> LinkKind:
 
 
 def linux_speed_mbit(device: str, sysfs: Path = _SYSFS) -> int:
-    """Return the driver's nominal speed; 0 where it names none."""
+    """Return the driver's nominal speed, or 0 if it reports none."""
     text = _read(sysfs / device / "speed")
     return int(text) if text.isdecimal() else 0
 
@@ -137,5 +139,5 @@ def linux_speed_mbit(device: str, sysfs: Path = _SYSFS) -> int:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # the driver refuses, or there is no such attribute
+    except OSError:  # the driver refuses, or has no such attribute
         return ""

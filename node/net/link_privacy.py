@@ -1,4 +1,4 @@
-"""Which links of the data plane are encrypted: all but cables that join two Macs alone."""
+"""Encryption of the data plane's links: all but cables between two Macs."""
 
 from typing import Protocol
 
@@ -6,16 +6,16 @@ from fabric.settings import ALWAYS, NEVER
 
 
 class Line(Protocol):
-    """A connection that knows what it runs over."""
+    """A connection that can tell its kind of link."""
 
     def is_on_cable(self) -> bool:
-        """Say whether all it sends leaves by a Thunderbolt cable."""
+        """Return whether everything it sends leaves by a Thunderbolt cable."""
         ...
 
 
 def must_encrypt(mode: str, line: Line) -> bool:
-    """Say whether this end wants a connection encrypted; `mode` is `node.encrypt_links`.
+    """Return whether this end requires encryption; `mode` is `node.encrypt_links`.
 
-    Each end looks at its own interface, and what either wants is done.
+    Each end checks its own interface; a connection is encrypted if either requires it.
     """
     return mode == ALWAYS or (mode != NEVER and not line.is_on_cable())

@@ -1,6 +1,6 @@
-"""Every link of this node with what was measured: the book that transfers ask and tell.
+"""All links of this node with their measurements: the link book of transfers.
 
-Thread-safe, bounded, and without any I/O: `node/net/prober.py` does the asking.
+Thread-safe, bounded, and without any I/O: `node/net/prober.py` measures.
 """
 
 from collections.abc import Container, Sequence
@@ -32,7 +32,7 @@ class _Link:
 
 
 class LinkTable:
-    """Implements `node.net.link_reservations.LinkBook`."""
+    """Table of measured links; implements `node.net.link_reservations.LinkBook`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,12 +44,12 @@ class LinkTable:
     # --- the LinkBook ------------------------------------------------------------------------
 
     def rank(self, peer: NodeName, addresses: Sequence[Address]) -> Sequence[tuple[Address, float]]:
-        """Return all addresses, working ones by expected bytes/s, then those that failed."""
+        """Return all addresses: working ones by expected bytes/s, then failed ones."""
         with self._lock:
             links = [(a, self._link(peer, a).estimate) for a in dict.fromkeys(addresses)]
         works = [(a, e.expected_bytes_per_s) for a, e in links if not e.failures]
         broken = sorted((pair for pair in links if pair[1].failures), key=lambda p: p[1].failures)
-        if not works:  # then their speeds are all there is to go by
+        if not works:  # then only their speeds are known
             return [(a, e.expected_bytes_per_s) for a, e in broken]
         works.sort(key=lambda pair: -pair[1])
         return [*works, *((a, RESTING_BYTES_PER_S) for a, _ in broken)]
@@ -68,7 +68,7 @@ class LinkTable:
     # --- the prober --------------------------------------------------------------------------
 
     def set_peers(self, peers: Sequence[PeerNode]) -> None:
-        """Know exactly these peers; what is new or came back differently is tried at once."""
+        """Replace the known peers; new and changed addresses are tried at once."""
         with self._lock:
             before, self._peers = self._peers, {p.name: p for p in peers}
             named = {(p.name, a.host, a.port) for p in peers for a in p.addresses}
@@ -88,13 +88,13 @@ class LinkTable:
                         link.estimate = link_estimate.doubted(link.estimate)
 
     def doubt(self) -> None:
-        """Try every link anew: this machine woke up, or its addresses changed."""
+        """Try every link again: this machine woke up, or its addresses changed."""
         with self._lock:
             for link in self._links.values():
                 link.estimate = link_estimate.doubted(link.estimate)
 
     def due(self) -> list[tuple[NodeName, Address]]:
-        """Take the links to ping now; each is handed out once."""
+        """Return the links to ping now; each is returned once."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             links = [
@@ -107,11 +107,11 @@ class LinkTable:
         return [(link.peer, link.address) for link in links]
 
     def due_probe(self, busy: Container[Key] = ()) -> tuple[NodeName, Address, int] | None:
-        """Take the link whose rate is to be measured next, none of `busy`, and by how much."""
+        """Return the link to probe next, none of `busy`, and the bytes of the probe."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             if self._moved_s is not None and now_s - self._moved_s < link_estimate.QUIET_S:
-                return None  # a transfer is under way: it measures, and comes first
+                return None  # a transfer is under way: it measures, and has priority
             for key, link in self._links.items():
                 if (
                     key not in busy
@@ -125,7 +125,7 @@ class LinkTable:
     def answered(
         self, peer: NodeName, address: Address, rtt_s: float, device: str, kind: LinkKind | None
     ) -> None:
-        """Note a ping that came back through `device` of this machine, which is a `kind`."""
+        """Record a ping answered through `device` of this machine, a link of `kind`."""
         with self._lock:
             link = self._link(peer, address)
             now_s = self._clock.monotonic_s()
@@ -140,7 +140,7 @@ class LinkTable:
             link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
 
     def probe_refused(self, peer: NodeName, address: Address) -> None:
-        """Note that the peer had no time for a probe: it is asked again before long."""
+        """Record that the peer refused a probe for lack of time: it is retried soon."""
         with self._lock:
             link = self._link(peer, address)
             link.estimate = link_estimate.probe_refused(link.estimate)
@@ -159,7 +159,7 @@ class LinkTable:
     # --- the heartbeat -----------------------------------------------------------------------
 
     def views(self) -> tuple[LinkView, ...]:
-        """Describe the links to every peer met, sorted by peer; bounded."""
+        """Return views of the links to every peer met, sorted by peer; bounded."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             met = [link for link in self._links.values() if link.is_met]

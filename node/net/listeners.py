@@ -1,10 +1,10 @@
-"""Listening sockets of the data plane: one for all, and one per interface.
+"""Listening sockets of the data plane: one for all interfaces, and one per interface.
 
-What comes in by an interface must be answered through it, from the first packet on. The system
-would answer by its routes: where two cables are in one network, always by the same. Connections
-inherit the interface of the socket that listened, so each interface has one. On macOS each of an
-interface's addresses has: of several sockets at one address and port, the system may let one
-serve all, whatever they are bound to.
+A connection must be answered through the interface by which it came, from the first packet on. The
+system would answer by its routes: if two cables are in one network, always by the same one.
+Connections inherit the interface of the listening socket, so each interface has a socket. On macOS
+each address of an interface has one: of several sockets at one address and port, the system may
+let one serve all, whatever they are bound to.
 """
 
 import logging
@@ -19,13 +19,13 @@ from fabric.net.links import LinkKind
 from node.limits import LISTENERS_MAX
 from node.net.addresses import bind_to_device
 
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - asked for by name; strangers stop at the handshake
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - chosen by name; only peers pass the handshake
 _LOG = logging.getLogger(__name__)
 _Place = tuple[str, str]  # device and address
 
 
 class Listeners:
-    """The sockets of one port; used by one thread after it was made."""
+    """The sockets of one port, used by one thread."""
 
     def __init__(
         self, host: str, port: int, *, at_own_hosts: bool = sys.platform == "darwin"
@@ -49,7 +49,7 @@ class Listeners:
         return [self.main, *self._by_place.values()]
 
     def follow(self, interfaces: Sequence[Interface]) -> None:
-        """Listen on these interfaces, and no more on others; where the system refuses, on all."""
+        """Listen on these interfaces alone; if the system refuses, on all."""
         if not self._is_everywhere:
             return
         found = [
@@ -62,7 +62,7 @@ class Listeners:
             self._by_place.pop(place).close()
         for place in places:
             if place not in self._by_place:
-                with suppress(OSError):  # not permitted, or just gone
+                with suppress(OSError):  # not permitted, or gone
                     self._by_place[place] = self._listen(*place)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The node at the other end, as the fetching side sees it: dialled, and made to prove itself."""
+"""The peer of a fetch: dialling and mutual authentication."""
 
 import secrets
 import time
@@ -31,9 +31,9 @@ class Patience:
     connect_s: float = 2.0
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     slice_s: float = TRANSFER_TIMEOUT_S
-    silence_s: float = TRANSFER_SILENCE_S  # while another link moves
+    silence_s: float = TRANSFER_SILENCE_S  # while another link makes progress
     silence_alone_s: float = TRANSFER_SILENCE_ALONE_S
-    pause_s: float = 0.1  # before an address that failed is tried again; doubles up to the max
+    pause_s: float = 0.1  # before a failed address is retried; doubles up to the maximum
     pause_max_s: float = 2.0
     rounds: int = 4  # tries of every address in a row without progress
 
@@ -50,7 +50,7 @@ class Peer:
     encrypt_links: str = AUTO
 
     def dial(self, address: Address) -> Channel:
-        """Connect; nothing may be asked before `authenticate`."""
+        """Connect; nothing may be requested before `authenticate`."""
         sock = connect(address.host, address.port, self.patience.connect_s, address.kind)
         try:
             return Channel(sock, time.monotonic, self.patience.slice_s)
@@ -59,7 +59,7 @@ class Peer:
             raise
 
     def authenticate(self, channel: Channel) -> None:
-        """Make both ends prove that they hold the cluster's key."""
+        """Have both ends prove that they hold the cluster's key."""
         channel.hurry(self.patience.handshake_s)
         key = self.cluster_key
         wants = must_encrypt(self.encrypt_links, channel)

@@ -1,6 +1,6 @@
-"""Measures one link: is the peer itself there, how far away, how fast. Blocking, bounded.
+"""Measurement of one link: reachability, round trip and rate. Blocking, bounded.
 
-The handshake is that of a transfer, so what answers is the peer and holds the cluster's key.
+The handshake is that of a transfer, so it proves that the peer itself answers.
 """
 
 import errno
@@ -25,11 +25,11 @@ from node.net.peer import Patience, Peer
 
 PINGS: Final = 4
 CONNECT_S: Final = 2.0
-PROBE_ENOUGH_S: Final = 0.25  # then what has come will do
-PROBE_S: Final = 3.0  # a link that takes longer for the least that counts is not measured
+PROBE_ENOUGH_S: Final = 0.25  # then the received bytes suffice
+PROBE_S: Final = 3.0  # a link that takes longer for the minimum is not measured
 
 _PROBLEMS: Final = {
-    errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS: also what Local Network Privacy says
+    errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS, also by Local Network Privacy
     errno.ENETUNREACH: "network_unreachable",
     errno.ECONNREFUSED: "refused",
     errno.EADDRNOTAVAIL: "interface_gone",
@@ -42,19 +42,19 @@ _PROBLEMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One look at a link: either a round trip, or a problem's code."""
+    """Result of one measurement: either a round trip, or a problem's code."""
 
     rtt_s: float | None = None
     interface: Interface | None = None
     problem: str | None = None
     moved_bytes: int = 0
     seconds: float = 0.0
-    is_probe_refused: bool = False  # by a peer that answers pings, but is busy
+    is_probe_refused: bool = False  # by a busy peer that answers pings
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who measures."""
+    """Identity of the measuring node."""
 
     name: NodeName
     cluster_key: bytes
@@ -62,7 +62,7 @@ class Caller:
     encrypt_links: str = AUTO
 
     def measure(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> Measured:
-        """Ping `peer` at `address`, then fetch `probe_bytes`; what goes wrong is the answer."""
+        """Ping `peer` at `address`, then fetch `probe_bytes`; return failures as results."""
         try:
             dialled = dial(address.host, address.port, CONNECT_S, address.kind)
         except FabricError as error:
@@ -93,7 +93,7 @@ class Caller:
             channel.close()
         if rtt_s is None:
             return Measured(interface=dialled.interface, problem=problem)
-        # A peer that answers pings and does not want to be probed works all the same.
+        # A peer that answers pings works, even if it refuses a probe.
         took_s = max(1e-9, seconds - rtt_s)
         return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_refused)
 
@@ -103,14 +103,14 @@ class Caller:
 
 
 def problem_of(error: OSError) -> str:
-    """Name what the system said about a connection, as a code."""
+    """Return the code of a connection's system error."""
     if isinstance(error, TimeoutError):
         return "silent"
     return _PROBLEMS.get(error.errno or 0, "broken")
 
 
 def _round_trip_s(channel: Channel) -> float:
-    """Return the shortest of a few round trips: the others met something on their way."""
+    """Return the shortest of a few round trips, as the others include delays."""
     best_s = float("inf")
     for number in range(PINGS):
         began_s = time.monotonic()
@@ -123,7 +123,7 @@ def _round_trip_s(channel: Channel) -> float:
 
 
 def _probe(channel: Channel, size_bytes: int) -> tuple[int, float]:
-    """Return the bytes that came and the seconds they took; what is slow ends before its end."""
+    """Return the received bytes and their seconds; a slow probe ends early."""
     began_s = time.monotonic()
     channel.send(Probe(size_bytes))
     moved_bytes, seconds = 0, 0.0

@@ -1,4 +1,4 @@
-"""The answering end of link measurements: pings, and probes that never get in a transfer's way."""
+"""The answering end of link measurements: pings, and probes that never delay a transfer."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -15,12 +15,12 @@ class LinkAnswers:
     """Answers of a server to link probes; shared by its connections."""
 
     def __init__(self, is_sending: Callable[[], bool]) -> None:
-        """`is_sending`: payload is on its way to somebody, so nobody may probe."""
+        """`is_sending`: payload is being sent to a peer, so probes are refused."""
         self._is_sending = is_sending
         self._probing = Lock()
 
     def answer(self, channel: Channel, request: Ping | Probe) -> None:
-        """Answer one request; raise OverloadedError where a probe disturbs, or begins to."""
+        """Answer one request; raise OverloadedError where a probe would delay a transfer."""
         if isinstance(request, Ping):
             channel.send(Pong(request.number))
             return

@@ -1,7 +1,7 @@
-"""Keeps the link table true: pings in a slow rhythm, at once when something changed, and probes.
+"""Measurement of all links: regular pings, at once after changes, and probes.
 
-One thread ticks, a few more wait for answers. A probe is sent only where no transfer tells a
-link's rate, one at a time, for a hundredth of the time.
+One thread ticks, a few more wait for answers. A probe is sent only if no transfer shows a link's
+rate, one at a time, for a hundredth of the time.
 """
 
 import logging
@@ -28,15 +28,15 @@ Follow = Callable[[Sequence[Interface]], None]
 
 
 class Measure(Protocol):
-    """How a link is looked at: `node.net.probe.Caller.measure`."""
+    """Measurement of a link: `node.net.probe.Caller.measure`."""
 
     def __call__(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> Measured:
-        """Measure one link; whatever the link does is an answer, not an error."""
+        """Measure one link; return failures as results."""
         ...
 
 
 class LinkProber:
-    """Runs from `start` to `stop`."""
+    """Prober of all links of a node, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LinkProber:
         tick_s: float = TICK_S,
         elapsed_s: Callable[[], float] = elapsed_s,
     ) -> None:
-        """Measure by `measure`; tell `follow` of this machine's interfaces when they change."""
+        """Measure by `measure`; call `follow` with this machine's interfaces when they change."""
         self._table = table
         self._measure = measure
         self._clock = clock
@@ -71,11 +71,11 @@ class LinkProber:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Look around now: peers were met, or came back."""
+        """Measure now: peers were met, or are back."""
         self._hurry.set()
 
     def stop(self) -> None:
-        """End; a measurement under way is left to its deadline."""
+        """Stop; a measurement under way ends by its deadline."""
         self._is_stopping = True
         self._hurry.set()
         if self._thread.is_alive():
@@ -92,15 +92,15 @@ class LinkProber:
             before = now
             try:
                 self.look(was_asleep=was_asleep)
-            except Exception:  # noqa: BLE001 - one bad look must not be the last
-                _LOG.exception("cannot look at the links")
+            except Exception:  # noqa: BLE001 - a failed round must not be the last
+                _LOG.exception("cannot measure the links")
 
     def look(self, *, was_asleep: bool = False) -> None:
-        """Do what is due; measurements go on behind it."""
+        """Start the measurements that are due, without waiting for them."""
         if self._is_stopping:
             return
         if was_asleep:
-            _LOG.info("this machine was away: its links are tried anew")
+            _LOG.info("this machine was asleep: its links are measured again")
             self._table.doubt()
         now_s = self._clock.monotonic_s()
         if was_asleep or now_s >= self._list_at_s:
@@ -118,7 +118,7 @@ class LinkProber:
     def _relist(self) -> None:
         interfaces = self._listing.refresh()
         if interfaces != self._interfaces:
-            _LOG.info("this machine's addresses changed: its links are tried anew")
+            _LOG.info("this machine's addresses changed: its links are measured again")
             self._interfaces = interfaces
             self._follow(interfaces)
             self._table.doubt()
@@ -138,7 +138,7 @@ class LinkProber:
             measured = self._measure(peer, address, probe_bytes)
             seconds = measured.seconds
             self._note(peer, address, measured)
-        except Exception:  # noqa: BLE001 - nobody else would hear of it
+        except Exception:  # noqa: BLE001 - no caller would see it
             _LOG.exception("cannot measure a link to %s", peer)
         finally:
             with self._lock:

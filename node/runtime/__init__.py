@@ -1,1 +1,1 @@
-"""What every part of a running node stands on: its facts, health, threads and turns."""
+"""Base of every part of a running node: its identity, health, threads and turns."""

@@ -1,4 +1,4 @@
-"""What a node takes, what it keeps, and what is wrong with it now."""
+"""Health of a node: whether it accepts agents and keeps caches, and its present problems."""
 
 from dataclasses import dataclass, field
 
@@ -16,45 +16,45 @@ class Health:
     """Health of a node; used on its event loop."""
 
     name: NodeName
-    problem: str | None = None  # why no agent's cache is kept: every prompt is computed whole
-    is_draining: bool = False  # no new agents: somebody said so
+    problem: str | None = None  # why caches are not kept: every prompt is prefilled in full
+    is_draining: bool = False  # no new agents, by an operator's command
     is_stopping: bool = False
-    owes_erasure: bool = False  # the disk refused a part of one, and has not taken it since
-    troubles: dict[str, str] = field(default_factory=dict)  # what is wrong now, by its cause
+    owes_erasure: bool = False  # the disk has refused a part of one
+    troubles: dict[str, str] = field(default_factory=dict)  # present problems by cause
     failed_rounds: int = 0  # of background work
 
     @property
     def reuses(self) -> bool:
-        """Say whether caches are kept and reused."""
+        """Return whether caches are kept and reused."""
         return self.problem is None
 
     @property
     def degraded(self) -> str | None:
-        """Say in words what is wrong now, to whoever asks for the node's health."""
+        """Present problems in words, or None."""
         owed = [NOT_ERASED] if self.owes_erasure else []
         return "; ".join([*self.troubles.values(), *owed]) or None
 
     @property
     def state(self) -> str:
-        """Say in a word what the node takes."""
+        """State of the node in one word."""
         if self.is_stopping:
             return "stopping"
         return DRAINING if self.is_draining else READY
 
     @property
     def stopping(self) -> RetryLaterError | None:
-        """Return why no turn is served any more, if that is so."""
+        """Error for turns while the node stops, or None."""
         if not self.is_stopping:
             return None
         message = f"{self.name} is stopping"
         return RetryLaterError(message, code="stopping")
 
     def refuse_new(self) -> None:
-        """Raise where this node takes no new agents."""
+        """Raise if this node accepts no new agents."""
         if self.is_draining or self.is_stopping:
             message = f"this node is {self.state}"
             raise RetryElsewhereError(message, code="draining")
 
     def note_failed_round(self) -> None:
-        """Count a round of background work that failed; its loop has told the log."""
+        """Count a failed round of background work, which its loop has logged."""
         self.failed_rounds += 1

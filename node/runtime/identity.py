@@ -1,4 +1,4 @@
-"""What a node is started with, and what is known of it for as long as it runs."""
+"""Configuration of a node, and facts that do not change while it runs."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class NodeConfig:
     host: str
     incarnation: int
     machine_nodes: int = 1  # of this fabric on this machine: they share its memory
-    tls: ssl.SSLContext | None = None  # None: plain HTTP, which no router of a real fabric asks
+    tls: ssl.SSLContext | None = None  # None: plain HTTP, which real fabrics do not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ServedModel:
     spec: ModelCacheSpec
     fingerprint: Fingerprint
     context_tokens_max: int
-    vocabulary_size: int  # token ids that the model takes
+    vocabulary_size: int  # token ids that the model accepts
     problem: str | None = None  # why its caches cannot be kept
 
 

@@ -1,4 +1,4 @@
-"""The turns that run on a node, and how they all come to an end."""
+"""The turns that run on a node, and their common end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class RunningTurn(Protocol):
     task: asyncio.Task[None]
 
     def cancel(self) -> None:
-        """End it as if its client had hung up."""
+        """End the turn as if its client had hung up."""
         ...
 
 
@@ -23,9 +23,9 @@ class LiveTurns:
 
     def __init__(self, health: Health) -> None:
         self._health = health
-        self._turns: dict[RunningTurn, None] = {}  # in the order in which they began
+        self._turns: dict[RunningTurn, None] = {}  # in the order of their start
         self.begun_count = 0
-        self.fenced_count = 0  # ended when their agent was another node's
+        self.fenced_count = 0  # ended because another node owns their agent
 
     def __iter__(self) -> Iterator[RunningTurn]:
         return iter(list(self._turns))
@@ -43,9 +43,9 @@ class LiveTurns:
         self._turns.pop(turn, None)
 
     async def quiesce(self, limit_s: float | None = None) -> int:
-        """Wait until every turn in progress has been saved; return how many still run at the limit.
+        """Wait until every running turn has been saved; return how many still run at the limit.
 
-        Turns that begin meanwhile are not waited for.
+        Turns that begin in the meantime are not waited for.
         """
         tasks = {turn.task for turn in self._turns}
         if not tasks:
@@ -54,9 +54,9 @@ class LiveTurns:
         return len(running)
 
     async def end(self, wait_s: float = 0.0) -> None:
-        """Refuse new turns, give running ones `wait_s` to end, and break off the rest.
+        """Refuse new turns, give running ones `wait_s` to end, and cancel the rest.
 
-        Those end with an error event; returns once what they computed has been saved.
+        Cancelled turns end with an error event; returns once their tokens have been saved.
         """
         self._health.is_draining = self._health.is_stopping = True
         if wait_s > 0.0:

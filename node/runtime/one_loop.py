@@ -1,8 +1,8 @@
-"""State that is changed on one event loop only: said by a decorator, asserted in debug runs.
+"""State that changes on one event loop only: declared by a decorator, asserted in debug runs.
 
-A node's tables need no locks, because nothing changes them but its event loop; threads tell the
-loop what they have done. Tests and the simulation turn the assertion on; elsewhere it costs one
-look at a flag.
+A node's tables need no locks, because only its event loop changes them; threads report their
+results to the loop. Tests and the simulation turn the assertion on; elsewhere it costs the check of
+a flag.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ _homes: WeakKeyDictionary[object, AbstractEventLoop] = WeakKeyDictionary()
 
 
 def assert_one_loop() -> None:
-    """Turn the assertion on, for this process."""
+    """Turn the assertion on in this process."""
     _Debug.is_on = True
 
 
 def on_its_loop(
     method: Callable[Concatenate[Owner, P], T],
 ) -> Callable[Concatenate[Owner, P], T]:
-    """Let a method be called on its object's event loop only.
+    """Require that a method is called on its object's event loop.
 
-    That is the loop on which one such method was first called; what builds the object before any
+    That is the loop on which such a method was first called; code that builds the object before any
     loop runs may call them, too.
     """
 
@@ -61,7 +61,7 @@ def check(owner: object) -> None:
 
 
 def of_one_loop(cls: type[T]) -> type[T]:
-    """Let a class's attributes be set on each object's event loop only."""
+    """Require that a class's attributes are set on each object's event loop."""
 
     def set_checked(self: object, name: str, value: object) -> None:
         if _Debug.is_on:

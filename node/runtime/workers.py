@@ -33,7 +33,7 @@ class Workers:
         return await asyncio.get_running_loop().run_in_executor(workers, work)
 
     async def fetch(self, work: Callable[[], T]) -> T:
-        """Run a fetch, which may take an hour, where it holds up no turn's work."""
+        """Run a fetch, which may take an hour, without delaying turns."""
         if self.fetching_count >= FETCHES_WAITING_MAX:
             message = f"{FETCHES_WAITING_MAX} agents are being copied here"
             raise OverloadedError(message)
@@ -45,7 +45,7 @@ class Workers:
             self.fetching_count -= 1
 
     def close(self) -> None:
-        """End the threads; fetches that wait for one are given up."""
+        """End the threads; waiting fetches are dropped."""
         self._workers.shutdown()
         self._low_latency_workers.shutdown()
         self._fetchers.shutdown(cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Blocks between nodes: offers, the server, and fetches over several links."""
+"""Transfer of blocks between nodes: offers, the server, and fetches over several links."""

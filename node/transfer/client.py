@@ -1,8 +1,8 @@
 """The receiving end of the data plane: fetches blocks over several streams and links at once.
 
-Streams take ranges of blocks from one list, largest blocks first, and ask for the next before
-the last has come, so the pipe never runs dry. What a broken or dead link still had to bring,
-others bring, or the same one later; it gives up after a bounded number of tries of every
+Streams take ranges of blocks from one list, largest blocks first, and request the next before the
+last has arrived, so that the pipe is never empty. Ranges of a broken or dead link are fetched by
+other links, or by the same one later. A fetch gives up after a bounded number of tries of every
 address in a row without progress.
 """
 
@@ -27,7 +27,7 @@ from node.transfer.fetch_links import FetchLinks
 from node.transfer.fetch_stream import FetchStream
 from node.transfer.work_queue import Allocate, Done, FetchWork, pending_blocks
 
-STREAM_BYTES_MIN = 8 * MIB  # less has come before a second stream of a link takes its part
+STREAM_BYTES_MIN = 8 * MIB  # less has arrived before a second stream of a link begins
 STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
 
 
@@ -42,14 +42,14 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What a fetch moved."""
+    """Counts of one fetch."""
 
     blocks: int
     bytes: int
     seconds: float
     streams: int
     resumed: int  # blocks continued after a broken connection
-    wire_bytes: int  # payload as it arrived: fewer where compressed, more where repeated
+    wire_bytes: int  # payload as received: fewer if compressed, more if repeated
     links: tuple[LinkUse, ...] = ()
 
 
@@ -75,9 +75,9 @@ def fetch_blocks(  # noqa: PLR0913
     """Fetch each distinct block of `refs` from node `source` into the buffers of `allocate`.
 
     `allocate` and then, with verified bytes, `done` are called once per block, from several
-    threads at once; what they raise ends the fetch and is raised here. After an error no
-    thread touches a buffer any more, and blocks already `done` stay done. Without `links` the
-    nominal speeds decide; without `connections` none outlives the fetch.
+    threads at once; an error they raise ends the fetch and is raised here. After an error no thread
+    writes to a buffer any more, and blocks already `done` stay done. Without `links` the nominal
+    speeds decide; without `connections` none outlives the fetch.
     """
     began_s = time.monotonic()
     blocks = pending_blocks(refs)

@@ -1,7 +1,7 @@
-"""One fetch: what its streams share, who takes what, and when to stop.
+"""One fetch: the state its streams share, the assignment of ranges, and its end.
 
-Ranges are handed out by speed: a stream gets a moment's worth, less towards the end. One that
-runs out of work takes over what a much slower link still has to bring.
+Ranges are assigned by speed: a stream gets a moment's worth, less towards the end. A stream that
+runs out of work takes over the ranges of a much slower link.
 """
 
 import time
@@ -24,15 +24,15 @@ from node.transfer.work_queue import Allocate, Done, FetchSlice, FetchWork, Pend
 
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
-REQUEST_S: Final = 0.2  # what a stream asks for at once should take about so long
-SHARE_TAKEN: Final = 0.75  # of what a stream will get: the rest evens out speeds that were wrong
-STRAGGLE_S: Final = 0.02  # less delay than this is not worth a broken connection
+REQUEST_S: Final = 0.2  # worth of ranges that a stream requests at once
+SHARE_TAKEN: Final = 0.75  # of a stream's share: the rest evens out errors of the speeds
+STRAGGLE_S: Final = 0.02  # a shorter delay is not worth a broken connection
 MUCH_FASTER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a fetch is about: from whom, with what right, how urgent, and where bytes go."""
+    """Peer, ticket and urgency of a fetch, and where its bytes go."""
 
     peer: Peer
     ticket: bytes
@@ -42,16 +42,16 @@ class Order:
 
 
 class Stream(Protocol):
-    """What a fetch sees of a stream; `queue` is what was asked for and has not come."""
+    """A stream as the fetch sees it; `queue` holds the requested ranges that have not arrived."""
 
     link: FetchLink
     queue: deque[FetchSlice]
     channel: Channel | None
     is_conversing: bool
     was_stolen_from: bool
-    is_closed: bool  # by the watcher; its thread has yet to notice
+    is_closed: bool  # by the watcher, before its thread notices
     moved_bytes: int  # over the present connection
-    failures_before: int  # of the link, when this connection was begun
+    failures_before: int  # of the link, at the start of this connection
 
     def run(self) -> None:
         """Fetch until the fetch is over."""
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class Fetch:
-    """The state that all streams of one fetch share, behind one lock."""
+    """State that all streams of one fetch share, guarded by one lock."""
 
     def __init__(
         self, order: Order, links: FetchLinks, work: FetchWork, connections: Connections
@@ -72,10 +72,10 @@ class Fetch:
         self._changed = Condition()
         self._streams: list[Stream] = []
         self._error: BaseException | None = None
-        self._lies = 0
+        self._wrong_count = 0
 
     def run(self, streams: Sequence[Stream], cancel: Event | None) -> None:
-        """Run all streams to their end; raise the first error of any."""
+        """Run all streams to their end; raise the first error."""
         self._streams = list(streams)
         try:
             for number, stream in enumerate(streams):
@@ -85,10 +85,10 @@ class Fetch:
                 while not self.is_over:
                     self._changed.wait(WATCH_S)
                     self._watch(cancel)
-        except BaseException as interruption:  # noqa: BLE001 - raised once no stream is at work
+        except BaseException as interruption:  # noqa: BLE001 - raised once all streams have ended
             self.fail(interruption)
         with self._changed:
-            # Who only connects holds no work and gives up by itself.
+            # A stream that only connects holds no range and ends by itself.
             for stream in self._streams:
                 if stream.channel is not None and not stream.is_conversing:
                     stream.channel.cut()
@@ -112,10 +112,10 @@ class Fetch:
                     stream.channel.cut()
             self._changed.notify_all()
 
-    # --- a stream's connection ------------------------------------------------------------------
+    # --- connections of a stream ----------------------------------------------------------------
 
     def await_turn(self, stream: Stream, *, is_first: bool) -> bool:
-        """Wait until `stream` should connect; False once it no longer should."""
+        """Wait until `stream` should connect; return False once it no longer should."""
         link = stream.link
         with self._changed:
             while not self.is_over and link in self.links.links:
@@ -130,14 +130,14 @@ class Fetch:
         return False
 
     def dialled(self, stream: Stream, channel: Channel) -> None:
-        """Let the watcher see a channel on which the handshake begins."""
+        """Show the watcher a channel whose handshake begins."""
         with self._changed:
             if self.is_over:
                 raise ConnectionAbortedError
             stream.channel = channel
 
     def begin(self, stream: Stream, connection: Connection) -> bool:
-        """Begin to ask over a proven connection; False if the fetch is over."""
+        """Begin requests over an authenticated connection; return False if the fetch is over."""
         with self._changed:
             stream.channel = connection.channel
             stream.link.dialling -= 1
@@ -145,14 +145,14 @@ class Fetch:
             return stream.is_conversing
 
     def end(self, stream: Stream) -> None:
-        """Note that `stream` touches no buffer any more."""
+        """Mark `stream` as ended: it writes to no buffer any more."""
         with self._changed:
             stream.is_conversing = False
             stream.channel = None
             self._changed.notify_all()
 
     def broke(self, stream: Stream, error: Exception, *, is_dialling: bool) -> None:
-        """Give back what `stream` had; let its link rest, unless it was cut for being slow."""
+        """Return the ranges of `stream`; let its link rest, unless it was cut for being slow."""
         counted = self.connections.count
         with self._changed:
             now_s, link = time.monotonic(), stream.link
@@ -167,33 +167,33 @@ class Fetch:
                 stream.was_stolen_from = False
                 return
             counted("tampered" if isinstance(error, TamperedError) else "broken")
-            if link.failed_count == stream.failures_before:  # else others have told already
+            if link.failed_count == stream.failures_before:  # else another stream has reported it
                 self.links.failed(link, error, now_s)
-            reason = self.links.despair()
-        if reason is not None:
-            self.fail(reason)
+            failure = self.links.hopeless_error()
+        if failure is not None:
+            self.fail(failure)
 
     def refused(self, stream: Stream, refusal: FabricError) -> None:
-        """Drop a link whose other end is not the peer."""
+        """Exclude a link whose other end is not the peer."""
         self.connections.count(f"refused_{refusal.code}")
         with self._changed:
             stream.link.dialling -= 1
             self.links.exclude(stream.link, refusal)
-            reason = self.links.despair()
-        if reason is not None:
-            self.fail(reason)
+            failure = self.links.hopeless_error()
+        if failure is not None:
+            self.fail(failure)
 
-    def lied(self, error: CorruptDataError) -> None:
-        """Note that a proven peer sent what was not asked for; forgiven once."""
+    def received_wrong(self, error: CorruptDataError) -> None:
+        """Count unrequested bytes from an authenticated peer; fail at the second time."""
         self.connections.count("corrupt")
-        self._lies += 1
-        if self._lies >= TRANSFER_WRONG_MAX:
+        self._wrong_count += 1
+        if self._wrong_count >= TRANSFER_WRONG_MAX:
             self.fail(error)
 
-    # --- a stream's work ------------------------------------------------------------------------
+    # --- ranges of a stream ---------------------------------------------------------------------
 
     def next_pieces(self, stream: Stream) -> list[FetchSlice] | None:
-        """Hand out what `stream` is to ask for now; wait if it has nothing; None: it is over."""
+        """Return the ranges to request now, after waiting for some; None once the fetch is over."""
         with self._changed:
             while not self.is_over and not stream.was_stolen_from:
                 now_s = time.monotonic()
@@ -208,7 +208,7 @@ class Fetch:
         return None
 
     def allocate(self, ref: BlockRef) -> memoryview:
-        """Call the caller's `allocate`; its error ends the fetch and is no broken connection."""
+        """Call the caller's `allocate`; its error ends the fetch, not the connection."""
         try:
             return self.order.allocate(ref)
         except Exception as error:
@@ -216,7 +216,7 @@ class Fetch:
             raise ConnectionAbortedError from error
 
     def received(self, stream: Stream, head: PayloadHead) -> PendingBlock | None:
-        """Note a slice at the front of the stream's queue; return a block that it completes."""
+        """Count a slice of the first range in the stream's queue; return the block it completes."""
         with self._changed:
             now_s, link, piece = time.monotonic(), stream.link, stream.queue[0]
             is_complete = self.work.received(piece, head.length)
@@ -229,7 +229,7 @@ class Fetch:
         return piece.block if is_complete else None
 
     def finish(self, block: PendingBlock) -> None:
-        """Verify a complete block and hand it over; end the fetch with the last one."""
+        """Verify a complete block and pass it on; end the fetch with the last one."""
         try:
             view = block.check()
         except CorruptDataError as error:
@@ -254,7 +254,7 @@ class Fetch:
     # --- with the lock held ---------------------------------------------------------------------
 
     def _assign(self, stream: Stream, now_s: float) -> list[FetchSlice]:
-        """Take ranges worth REQUEST_S, and by the end no more than most of the stream's share."""
+        """Take ranges worth REQUEST_S, at the end at most SHARE_TAKEN of the stream's share."""
         if not self.work.waiting_bytes:
             return []
         speed = stream.link.stream_bytes_per_s(now_s)
@@ -281,7 +281,7 @@ class Fetch:
         return pieces
 
     def _helps(self, stream: Stream, now_s: float) -> bool:
-        """Say whether a range that `stream` takes is there before faster ones have done all."""
+        """Return whether `stream` would fetch a range before faster ones finish everything."""
         mine = stream.link.stream_bytes_per_s(now_s)
         faster = sum(
             speed
@@ -342,7 +342,7 @@ class Fetch:
         self._report(now_s)
 
     def _report(self, now_s: float, *, is_last: bool = False) -> None:
-        # What others may hold back says nothing about the link.
+        # Prefetches yield to other transfers, so their speed says nothing about the link.
         if self.order.urgency is not Urgency.PREFETCH:
             self.links.report(now_s, last=is_last)
 

@@ -1,8 +1,7 @@
-"""The links of one fetch: how fast each one is, which ones rest after a failure, which are out.
+"""The links of one fetch: their speeds, and which rest or are excluded after a failure.
 
-The order of the first tries is the link book's. A link that failed rests, twice as long each
-time, and is then tried by one stream; one that turned out to be no peer of ours (another
-node's, another key, another version) is never tried again.
+The link book gives the order of the first tries. A failed link rests, twice as long each time, and
+is then tried by one stream. A link to another node, key or version is never tried again.
 """
 
 from collections.abc import Sequence
@@ -16,28 +15,30 @@ from node.limits import TRANSFER_LINKS_MAX
 from node.net.link_reservations import LinkBook
 from node.net.peer import Patience
 
-LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is kept for failures
-PROGRESS_BYTES: Final = 64 * KIB  # fewer are none: a peer may not drip us along for ever
+LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is a fallback
+PROGRESS_BYTES: Final = (
+    64 * KIB
+)  # fewer do not count: a peer must not stall a fetch by single bytes
 MEASURED_BYTES_MIN: Final = 1 * MIB  # fewer say more about buffers than about the link
 OBSERVE_S: Final = 2.0
 _BRISK_S: Final = 0.02
 
 
 class FetchLink:
-    """One address of the peer, as this fetch knows it."""
+    """One address of the peer, with its speed and failures in this fetch."""
 
     def __init__(self, address: Address, expected: float) -> None:
-        """Expect so many bytes per second until some have come."""
+        """Assume `expected` bytes per second until some have arrived."""
         self.address = address
         self.expected = expected
         self.streams = 0
-        self.is_fallback = False  # used only where better ones fail
+        self.is_fallback = False  # used only if better ones fail
         self.failures = 0  # in a row
         self.failed_count = 0
         self.rests_until_s = 0.0
         self.dialling = 0
         self.moved_bytes = 0
-        self.moved_s = 0.0  # when last
+        self.moved_s = 0.0  # time of the last bytes
         self._busy = 0
         self._busy_s = 0.0
         self._busy_since_s = 0.0
@@ -45,11 +46,11 @@ class FetchLink:
 
     @property
     def is_awaited(self) -> bool:
-        """Say whether its streams, though not yet connected, will surely help."""
+        """Return whether its streams will help once they are connected."""
         return not self.is_fallback and not self.failures
 
     def bytes_per_s(self, now_s: float) -> float:
-        """Return the speed seen so far, or the one expected."""
+        """Return the measured speed, or the expected one."""
         busy_s = self.busy_s(now_s)
         if self.moved_bytes < MEASURED_BYTES_MIN or busy_s < _BRISK_S:
             return self.expected
@@ -59,23 +60,23 @@ class FetchLink:
         return max(1.0, self.bytes_per_s(now_s) / max(1, self.streams))
 
     def busy_s(self, now_s: float) -> float:
-        """Seconds during which some stream waited for bytes."""
+        """Return the seconds during which some stream waited for bytes."""
         return self._busy_s + (now_s - self._busy_since_s if self._busy else 0.0)
 
     def begin(self, now_s: float) -> None:
-        """Note that a stream waits for bytes from now on."""
+        """Count one more stream that waits for bytes."""
         if not self._busy:
             self._busy_since_s = now_s
         self._busy += 1
 
     def end(self, now_s: float) -> None:
-        """Note that it no longer does."""
+        """Count one stream less that waits for bytes."""
         self._busy -= 1
         if not self._busy:
             self._busy_s += now_s - self._busy_since_s
 
     def unobserved(self, now_s: float) -> tuple[int, float]:
-        """Return the bytes and busy seconds since this was last asked."""
+        """Return the bytes and busy seconds since the last call."""
         before_bytes, before_s = self._observed
         self._observed = (self.moved_bytes, self.busy_s(now_s))
         return self._observed[0] - before_bytes, self._observed[1] - before_s
@@ -102,9 +103,9 @@ class FetchLinks:
         self.links = [FetchLink(address, max(1.0, speed)) for address, speed in ranked]
 
     def spread(self, streams: int, most: int, *, striped: bool) -> list[FetchLink]:
-        """Choose a link for each stream; the ones too slow to help get one for emergencies.
+        """Choose a link for each stream; links too slow to help get one stream as a fallback.
 
-        Links share the `streams`, but each gets one, unless that makes more than `most`.
+        Links share the `streams`; each gets at least one, unless that exceeds `most`.
         """
         if not self.links:
             message = "the peer has no address"
@@ -123,9 +124,9 @@ class FetchLinks:
         return chosen
 
     def may_dial(self, link: FetchLink, now_s: float) -> bool:
-        """Say whether a stream may try `link` now; after a failure one does, for all.
+        """Return whether a stream may try `link` now; after a failure only one stream does.
 
-        A fallback link waits until the better ones fail or all stand still.
+        A fallback link waits until the better ones fail or all stall.
         """
         if link.is_fallback and self._is_well(now_s):
             return False
@@ -144,7 +145,7 @@ class FetchLinks:
         doubled = self._patience.pause_s * 2.0 ** min(link.failures - 1, 16)
         link.rests_until_s = now_s + min(doubled, self._patience.pause_max_s)
         self._last_error = error
-        link.unobserved(now_s)  # what came before says nothing of now
+        link.unobserved(now_s)  # earlier bytes say nothing about its speed now
         self._book.failed(self._peer, link.address)
 
     def exclude(self, link: FetchLink, refusal: FabricError) -> None:
@@ -154,12 +155,12 @@ class FetchLinks:
         self._book.failed(self._peer, link.address)
 
     def moved(self, link: FetchLink, count_bytes: int, now_s: float) -> None:
-        """Note bytes that arrived and were what the peer sent."""
+        """Count verified bytes."""
         link.moved_bytes += count_bytes
         link.moved_s = now_s
 
-    def despair(self) -> FabricError | None:
-        """Return why trying on is pointless, or nothing."""
+    def hopeless_error(self) -> FabricError | None:
+        """Return the error once no link can help any more, or None."""
         if not self.links:
             return self._refusal or RetryLaterError("the peer has no address left")
         if any(link.failures < self._patience.rounds for link in self.links):
@@ -168,7 +169,7 @@ class FetchLinks:
         return RetryLaterError(message)
 
     def report(self, now_s: float, *, last: bool = False) -> None:
-        """Tell the book what each link moved, now and then and at the end."""
+        """Report each link's bytes to the book, now and then and at the end."""
         if not last and now_s - self._observed_s < OBSERVE_S:
             return
         self._observed_s = now_s

@@ -1,4 +1,4 @@
-"""One stream of a fetch: one connection after another over one link, and what it asked for."""
+"""One stream of a fetch: its successive connections over one link, and its requested ranges."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from node.transfer.work_queue import FetchSlice
 
 
 class FetchStream:
-    """A thread of a fetch; what is public here is guarded by the fetch's lock."""
+    """A thread of a fetch; the fetch's lock guards the public attributes."""
 
     def __init__(self, fetch: Fetch, link: FetchLink) -> None:
         self._fetch = fetch
         self._connection: Connection | None = None
         self.link = link
-        self.queue: deque[FetchSlice] = deque()  # the first may be partly there
+        self.queue: deque[FetchSlice] = deque()  # the first may have arrived in part
         self.channel: Channel | None = None
         self.is_conversing = False
         self.was_stolen_from = self.is_closed = False
@@ -29,7 +29,7 @@ class FetchStream:
         self.failures_before = 0
 
     def run(self) -> None:
-        """Connect and fetch, again and again, until the fetch is over."""
+        """Connect and fetch repeatedly until the fetch is over."""
         is_first = True
         while self._fetch.await_turn(self, is_first=is_first):
             is_first = False
@@ -38,7 +38,7 @@ class FetchStream:
                 self._use(connection)
 
     def _connected(self) -> Connection | None:
-        """Take an idle connection or make one; a failure is the link's."""
+        """Take an idle connection or dial one; a failure counts against the link."""
         fetch, peer, address = self._fetch, self._fetch.order.peer, self.link.address
         connection = fetch.connections.take(peer, address)
         if connection is not None:
@@ -67,13 +67,13 @@ class FetchStream:
                 self._converse(connection)
             is_sound = not self.queue and not self.was_stolen_from
         except CorruptDataError as error:
-            fetch.lied(error)
+            fetch.received_wrong(error)
             fetch.broke(self, error, is_dialling=False)
         except (OSError, RetryLaterError) as error:
             fetch.broke(self, error, is_dialling=False)
         finally:
             self.queue.clear()
-            # Kept before the fetch may return: the next one finds it.
+            # Kept before the fetch may return, so that the next fetch finds it.
             if is_sound:
                 fetch.connections.keep(fetch.order.peer, self.link.address, connection)
             fetch.end(self)
@@ -100,7 +100,7 @@ class FetchStream:
             if not piece.left_bytes:
                 self.queue.popleft()
                 connection.received += 1
-            # Python between two slices costs as much as a tenth of one.
+            # Python code between two slices costs as much as a tenth of a slice.
             is_ahead = len(self.queue) > 1 and bool(piece.left_bytes)
             if complete is not None:
                 fetch.finish(complete)

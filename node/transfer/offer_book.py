@@ -1,8 +1,8 @@
-"""What this node allows others to fetch: signed tickets, and the list each one stands for.
+"""Offers of this node: signed tickets, and the blocks that each one allows a peer to fetch.
 
-A signature proves that some node of the cluster issued a ticket; only this list says that it
-was this node, for these blocks, and that it still holds. The list lives in memory: after a
-restart every old ticket is refused and its migration offers again.
+A signature proves that a node of the cluster issued a ticket; only this book proves that it was
+this node, for these blocks, and that the offer is still valid. It is in memory: after a restart
+every old ticket is refused, and the migration offers again.
 """
 
 import secrets
@@ -30,7 +30,7 @@ class _Offer:
     refs: Mapping[str, BlockRef]
     valid_s: float
     expires_s: float
-    ends_s: float  # for good, however busy it is
+    ends_s: float  # also if it is still in use
 
 
 class OfferBook:
@@ -51,11 +51,11 @@ class OfferBook:
     ) -> bytes:
         """Allow the target to fetch `refs` for `valid_s` seconds; return the signed ticket.
 
-        Every fetch renews it, so that a long copy outlives it: 50 GB take seven minutes over
-        gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_MAX_S ends it all the same.
+        Every fetch renews it, so that a long copy may take longer: 50 GB take seven minutes over
+        gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_MAX_S ends it in any case.
 
-        Offering the same again renews the first ticket. A later offer of a migration (its
-        final record) stands beside an earlier one until both are withdrawn.
+        A repeated offer renews the first ticket. A later offer of a migration (its final
+        record) is valid in addition to an earlier one until both are withdrawn.
         """
         if len(refs) > TICKET_BLOCKS_MAX:
             message = f"an offer of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
@@ -81,13 +81,13 @@ class OfferBook:
             return self._keep(offer)
 
     def withdraw(self, migration: MigrationId) -> None:
-        """Refuse every ticket of `migration`; a request being answered is answered to its end."""
+        """Refuse every ticket of `migration`; requests being answered are completed."""
         with self._lock:
             kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
             self._offers = kept
 
     def withdraw_agent(self, key: AgentKey) -> None:
-        """Refuse every ticket for blocks of an agent that is erased."""
+        """Refuse every ticket for blocks of an erased agent."""
         with self._lock:
             self._offers = {n: o for n, o in self._offers.items() if o.ticket.key != key}
 
@@ -108,7 +108,7 @@ class OfferBook:
         with self._lock:
             offer = self._offers.get(ticket.nonce)
             if offer is None or offer.ticket != ticket:
-                message = "the ticket is not, or no longer, on this node's list"
+                message = "this node has not issued the ticket, or has withdrawn it"
                 raise UnauthorizedError(message, code="bad_ticket")
             if now_s >= offer.expires_s:
                 message = "the ticket has expired"

@@ -1,4 +1,4 @@
-"""A range of one block's bytes over a channel, out of a file or memory, raw or compressed."""
+"""Sending and receiving of ranges of a block over a channel, raw or compressed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ ZSTD_REST_MAX = 64  # slices sent raw at most before compressing is tried again
 
 
 class Compressor:
-    """Compresses one connection's slices where that pays, and seldom tries where it does not."""
+    """Compressor of one connection's slices, which seldom tries where compression does not pay."""
 
     def __init__(self) -> None:
         """Try the first slice."""
         self._rest = self._left = 0
 
     def packed(self, raw: memoryview, link_bytes_per_s: int) -> bytes | None:
-        """Return `raw` compressed; None where sending it as it is takes no longer."""
+        """Return `raw` compressed, or None where sending it raw takes no longer."""
         if self._left or not zstd_may_pay(link_bytes_per_s):
             self._left = max(0, self._left - 1)
             return None
@@ -41,15 +41,15 @@ def send_range(
     part: FetchPart,
     link_bytes_per_s: int,
     compressor: Compressor,
-    let_pass: Callable[[], None],
+    yield_to_urgent: Callable[[], None],
 ) -> Iterator[int]:
-    """Send what `part` names as number `index`; yield each slice's bytes on the wire.
+    """Send the range `part` as number `index`; yield each slice's bytes on the wire.
 
-    `let_pass` may wait; it is called once before each slice, so that no slice waits twice.
+    `yield_to_urgent` may wait; it is called once before each slice.
     """
     offset, end = part.offset, part.offset + part.length
     while offset < end:
-        let_pass()
+        yield_to_urgent()
         length = min(channel.slice_bytes, end - offset)
         room = channel.room(length)
         payload.read_into(room, offset)
@@ -75,12 +75,12 @@ def receive_slice(
 ) -> PayloadHead:
     """Receive the next slice of part `index` to `offset` of the block at `place`.
 
-    `is_last`: no other part was asked for behind this one.
-    Raises CorruptDataError for what is not part of the `left_bytes` asked for there.
+    `is_last`: no other part was requested after this one.
+    Raises CorruptDataError for bytes outside of the `left_bytes` that were requested.
     """
     head = _receive_head(channel)
     if head.index != index or head.offset != offset or head.length > left_bytes:
-        message = "the peer sends bytes that were not asked for"
+        message = "the peer sends bytes that were not requested"
         raise CorruptDataError(message)
     view = place()[offset : offset + head.length]
     is_followed = head.length < left_bytes or not is_last

@@ -1,4 +1,4 @@
-"""The sending end of the data plane: streams offered blocks to nodes that hold a ticket.
+"""The sending end of the data plane, which streams offered blocks to nodes with a ticket.
 
 One thread per connection, because a blocking send of megabytes is the cheapest way to move
 them; one more thread accepts, and cuts connections whose deadline has passed.
@@ -62,10 +62,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class BlockSource(Protocol):
-    """Where the server finds a block's bytes."""
+    """Source of the payloads of blocks."""
 
     def open_payload(self, ref: BlockRef) -> Payload:
-        """Lend a block's bytes; the caller closes them.
+        """Open a block's bytes, which the caller closes.
 
         Raises NotFoundError or CorruptDataError; both reach the peer as such.
         """
@@ -73,7 +73,7 @@ class BlockSource(Protocol):
 
 
 class TransferServer:
-    """Listens until `stop`; `offers` says what may be fetched."""
+    """Server of the data plane; `offers` holds what peers may fetch."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -105,7 +105,7 @@ class TransferServer:
         self._measured = LinkAnswers(self._gate.is_busy)
         self._lock = Lock()
         self._connections: dict[Channel, Thread] = {}  # oldest first
-        self._proven: set[Channel] = set()
+        self._authenticated: set[Channel] = set()
         self._answering: set[Channel] = set()
         self._counts: Counter[str] = Counter()
         self._stopping = False
@@ -117,15 +117,15 @@ class TransferServer:
         self._acceptor.start()
 
     def addresses(self) -> tuple[Address, ...]:
-        """List where peers reach this server as last listed, most promising link first."""
+        """Return the addresses at which peers reach this server, fastest link first."""
         listeners = self._listeners
         only = None if listeners.host == EVERYWHERE else listeners.host
         return local_addresses(listeners.port, only, self._interfaces)
 
     def follow(self, interfaces: Sequence[Interface]) -> None:
-        """Listen on, and tell of, these interfaces from now on."""
+        """Listen on these interfaces, and advertise them, from now on."""
         self._interfaces = tuple(interfaces)
-        with suppress(OSError):  # stopped meanwhile
+        with suppress(OSError):  # stopped in the meantime
             self._wake.send(b"i")
 
     def counts(self) -> dict[str, int]:
@@ -135,7 +135,7 @@ class TransferServer:
 
     @property
     def is_sending(self) -> bool:
-        """Whether parts of blocks are on their way to a peer."""
+        """Whether parts of blocks are being sent to a peer."""
         return bool(self._answering)
 
     def stop(self) -> None:
@@ -175,7 +175,7 @@ class TransferServer:
     def _accept_one(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except (BlockingIOError, ConnectionError):  # nobody there, or gone already
+        except (BlockingIOError, ConnectionError):  # no connection, or closed already
             return
         except OSError:
             _LOG.warning("cannot accept a transfer connection", exc_info=True)
@@ -183,7 +183,7 @@ class TransferServer:
             return
         try:
             channel = Channel(sock, self._clock.monotonic_s, self._patience_s)
-        except OSError:  # macOS says so where the peer has hung up already
+        except OSError:  # macOS, where the peer has hung up already
             sock.close()
             return
         channel.hurry(self._handshake_s)
@@ -202,13 +202,13 @@ class TransferServer:
         channel.close()
 
     def _make_room(self) -> bool:
-        """Let strangers, then idle peers make room, so that silence cannot lock peers out."""
+        """Evict unauthenticated, then idle connections: silent ones must not lock peers out."""
         if len(self._connections) < self._connections_max:
             return True
         self._counts["refused_overloaded"] += 1
-        strangers = (channel for channel in self._connections if channel not in self._proven)
+        unknown = (channel for channel in self._connections if channel not in self._authenticated)
         idle = (channel for channel in self._connections if channel not in self._answering)
-        oldest = next(strangers, None) or next(idle, None)
+        oldest = next(unknown, None) or next(idle, None)
         if oldest is None:
             return False
         oldest.cut()
@@ -219,7 +219,7 @@ class TransferServer:
         try:
             peer = self._handshake(channel)
             with self._lock:
-                self._proven.add(channel)
+                self._authenticated.add(channel)
             channel.relax()
             index, compressor = 0, Compressor()
             asked = (FetchRequest, Ping, Probe, Goodbye)
@@ -242,7 +242,7 @@ class TransferServer:
             channel.close()
             with self._lock:
                 self._connections.pop(channel, None)
-                self._proven.discard(channel)
+                self._authenticated.discard(channel)
 
     def _handshake(self, channel: Channel) -> NodeName:
         hello = channel.receive(Hello)
@@ -280,10 +280,12 @@ class TransferServer:
             self._busy(channel),
             self._gate.sending(channel.local_host(), request.urgency) as sender,
         ):
-            let_pass = partial(self._let_pass, sender)
+            yield_to_urgent = partial(self._yield_to_urgent, sender)
             for ref, part in zip(wanted, request.parts, strict=True):
                 with self._opened(ref) as payload:
-                    slices = send_range(channel, payload, index, part, link, compressor, let_pass)
+                    slices = send_range(
+                        channel, payload, index, part, link, compressor, yield_to_urgent
+                    )
                     for sent in slices:
                         with self._lock:
                             self._counts["bytes"] += sent
@@ -313,13 +315,13 @@ class TransferServer:
             raise RetryLaterError(message) from None
         try:
             if payload.length != ref.payload_bytes:
-                message = "the block's file has another length than its record says"
+                message = "the block's file does not have the length in its record"
                 raise CorruptDataError(message)
             yield payload
         finally:
             payload.close()
 
-    def _let_pass(self, sender: Sender) -> None:
+    def _yield_to_urgent(self, sender: Sender) -> None:
         if self._gate.before_slice(sender):
             self._count("slices_held_back")
 

@@ -1,7 +1,7 @@
-"""Lets urgent blocks pass: a sender of less urgent ones waits between its slices, a little.
+"""Priority of urgent blocks: senders of less urgent ones wait briefly between their slices.
 
-It never waits longer than TRANSFER_HOLD_S for a slice, so nobody starves and no receiver takes
-the link for dead. A sender that makes no progress itself holds nobody up.
+They wait at most TRANSFER_HOLD_S for a slice, so none starves and no receiver takes the link for
+dead. A sender that makes no progress itself delays no other.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from typing import Final
 from fabric.net.wire import Urgency
 from node.limits import TRANSFER_HOLD_S
 
-STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves room on the link
+STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves the link idle
 
 
 class Sender:
-    """One answer under way: what it is for, over which link, and when it last moved on."""
+    """One answer being sent: its link, its urgency, and when it last made progress."""
 
     def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
         self.link = link
@@ -25,7 +25,7 @@ class Sender:
 
 
 class UrgencyGate:
-    """The answers that one server is sending."""
+    """All answers that one server is sending."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -35,7 +35,7 @@ class UrgencyGate:
 
     @contextmanager
     def sending(self, link: str, urgency: Urgency) -> Iterator[Sender]:
-        """Count as a sender over `link` (this end's address) meanwhile."""
+        """Register a sender over `link` (this end's address) for the duration."""
         sender = Sender(link, urgency, self._now_s())
         with self._changed:
             self._senders.add(sender)
@@ -54,8 +54,8 @@ class UrgencyGate:
             return bool(self._senders)
 
     def before_slice(self, sender: Sender) -> bool:
-        """Wait while more urgent blocks use the link, at most TRANSFER_HOLD_S; say whether so."""
-        if sender.urgency >= self._highest:  # most often; a lock costs more than it looks like
+        """Wait at most TRANSFER_HOLD_S while more urgent blocks use the link; return whether so."""
+        if sender.urgency >= self._highest:  # the common case, without the cost of the lock
             sender.moved_s = self._now_s()
             return False
         with self._changed:

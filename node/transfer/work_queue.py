@@ -1,4 +1,4 @@
-"""What a fetch has yet to bring in: blocks, and the ranges of them that streams take.
+"""Work of a fetch: blocks to fetch, and the ranges of them that streams take.
 
 All streams take from one list, so a faster link carries more. A range belongs to one stream at
 a time: nothing else writes to its bytes.
@@ -19,7 +19,7 @@ Done = Callable[[BlockRef, memoryview], None]
 
 
 class PendingBlock:
-    """A block on its way in: where its bytes go and how many are missing."""
+    """A block being fetched: its buffer and its missing bytes."""
 
     def __init__(self, ref: BlockRef) -> None:
         self.ref = ref
@@ -31,7 +31,7 @@ class PendingBlock:
         self._allocating = Lock()
 
     def place(self, allocate: Allocate) -> memoryview:
-        """Return the buffer, asking `allocate` for it the first time."""
+        """Return the buffer, which `allocate` provides at the first call."""
         with self._allocating:
             if self._view is None:
                 view = allocate(self.ref).cast("B")
@@ -40,21 +40,21 @@ class PendingBlock:
             return self._view
 
     def hash_ahead(self, offset: int, length: int) -> None:
-        """Hash bytes that came in order while the processor still has them at hand.
+        """Hash bytes that arrived in order while they are still in the processor's cache.
 
-        Called before they are noted as received, so never beside `check`; and as no two streams
-        hold the same range, only one can be where the hash stands.
+        Called before they are counted as received, so never concurrently with `check`; and as no
+        two streams hold the same range, only one can be at the position of the hash.
         """
-        assert self._view is not None, "bytes that came have a buffer"
+        assert self._view is not None, "received bytes have a buffer"
         if offset == self._hash.hashed_bytes:
             self._hash.update(self._view[offset : offset + length])
 
     def start_over(self) -> None:
-        """Trust none of the bytes that came."""
+        """Discard all received bytes."""
         self.missing_bytes, self._hash = self.ref.payload_bytes, PayloadHash()
 
     def check(self) -> memoryview:
-        """Hand over the complete bytes; raise CorruptDataError if the record names others."""
+        """Return the complete bytes; raise CorruptDataError unless the record names them."""
         assert self.missing_bytes == 0, "checked when all bytes are there"
         assert self._view is not None, "complete blocks have a buffer"
         view = self._view

@@ -102,8 +102,8 @@ class Claims:
         assert request.identity.agent is not None, "only a named agent moves"
         key = request.tenant, request.identity.agent
         if not self._is_owned(key, request.epoch) and not self.moves.is_aborted(migration):
-            self.moving.fall_silent(migration)
-            await self.moves.wait(migration)
+            self.moving.begin_pause(migration)
+            await self.moves.wait_until_decided(migration)
         if not self._is_owned(key, request.epoch):
             message = "the agent's move to this node failed"
             raise RetryElsewhereError(message)

@@ -97,7 +97,7 @@ class Saver:
 
     def note_decoding(self) -> None:
         self._is_decoding = True
-        self._engine.moving.go_on(self._agent.manifest.migration)  # which brought the agent here
+        self._engine.moving.end_pause(self._agent.manifest.migration)  # which brought it here
 
     def is_behind(self) -> bool:
         """Return whether too much is unsaved for the prompt to continue."""

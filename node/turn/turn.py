@@ -95,7 +95,7 @@ class Turn:
         assert self._outgoing is not None, "the turn holds the agent to be sealed"
         self._outgoing.ask(seal)
         if self._sequence is not None:
-            self._parts.engine.moving.fall_silent(seal.migration)
+            self._parts.engine.moving.begin_pause(seal.migration)
             self._sequence.yielding.set()
             self._parts.engine.wake()
 
@@ -145,7 +145,7 @@ class Turn:
         finally:
             self._parts.live.discard(self)
             if self._outgoing is not None:
-                self._parts.engine.moving.go_on(self._outgoing.stop_asking())
+                self._parts.engine.moving.end_pause(self._outgoing.stop_asking())
             self.saved.set()
             self._queue.put_nowait(None)
 

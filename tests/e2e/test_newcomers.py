@@ -26,7 +26,7 @@ def test_what_agents_share_goes_to_the_other_node_and_back_when_they_want_it(tmp
             said = {"role": "user", "content": f"Hello, this is {agent.name}."}
             agent.generate(None, {"role": "system", "content": SYSTEM}, said, max_tokens=4)
         assert running.http.post("/v1/nodes/right/undrain").is_success
-        leases = running.services["right"].node.moves.span_target.leases
+        leases = running.services["right"].node.moves.prefix_target.leases
         until(lambda: leases.refs)
         for agent in agents:
             agent.share("agent")

@@ -123,7 +123,7 @@ class Move:
         await self.answers()
         owner = await world.one_owner(self.agent)
         for mac in world.macs.values():
-            work = mac.node.moves.cleanup.forget_stale(0.0)  # an hour has passed
+            work = mac.node.moves.cleanup.abort_stale(0.0)  # an hour has passed
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
         await world.nothing_loose()
         return owner

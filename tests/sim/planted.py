@@ -81,7 +81,7 @@ def copies_stay_pinned():
     async def keep(self, name, kept):
         return None
 
-    return _patched(IncomingCleanup, "let_go", keep)
+    return _patched(IncomingCleanup, "release_pins", keep)
 
 
 def late_copies_stay():
@@ -90,7 +90,7 @@ def late_copies_stay():
     async def keep(self, name, record):
         return None
 
-    return _patched(IncomingCleanup, "forget_if_given_up", keep)
+    return _patched(IncomingCleanup, "abort_if_given_up", keep)
 
 
 def owners_are_abandoned_early():

@@ -106,7 +106,7 @@ def private_memory_is_lent():
 
 def private_moves_are_lent():
     """What arrives of an agent for itself alone serves others until the move is committed."""
-    return patch.object(IncomingMoves, "is_bringing", lambda self, tenant: False)
+    return patch.object(IncomingMoves, "has_unrecorded_blocks", lambda self, tenant: False)
 
 
 DIRECTIVE_PLANTS = (

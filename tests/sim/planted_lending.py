@@ -8,7 +8,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.lenders import merge_lenders
 from fabric.record.manifest import OwnerState
 from node.migration import forks, hibernation_import
-from node.migration.kept_copies import KeptCopies
+from node.migration.copy_targets import CopyPublisher
 from node.migration.target import IncomingCopies
 from node.store.block_index import BlockIndex
 from node.store.block_store import BlockStore
@@ -85,14 +85,14 @@ def moves_omit_lenders():
 
 def replicas_omit_lenders():
     """Keep replicas without the names of lenders."""
-    publish = KeptCopies.publish
+    publish = CopyPublisher.publish
 
     def published(self, agent, record, migration):
         if record.state is OwnerState.REPLICA:
             record = _without_lenders(record)
         return publish(self, agent, record, migration)
 
-    return patch.object(KeptCopies, "publish", published)
+    return patch.object(CopyPublisher, "publish", published)
 
 
 def _loans_outlive_changes(of):

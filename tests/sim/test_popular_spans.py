@@ -20,7 +20,7 @@ async def two_alike(world):
 
 
 def has_borrowed(host):
-    return host.node is not None and bool(host.node.moves.span_target.leases.refs)
+    return host.node is not None and bool(host.node.moves.prefix_target.leases.refs)
 
 
 async def until_borrowed(hosts):
@@ -74,7 +74,7 @@ def test_a_move_goes_first():
         services.moves._running[TENANT, AgentId("nobody")] = None
         _, others = await two_alike(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
-        assert not any(host.node.moves.span_target.leases.refs for host in others)
+        assert not any(host.node.moves.prefix_target.leases.refs for host in others)
         services.moves._running.clear()
         await until_borrowed(others)
 

@@ -96,10 +96,10 @@ def test_a_commit_that_waits_for_its_agent_holds_up_nobody_else(deed):
         hers = node.resources.table.get(ALICE)
         async with hers.turn_lock:
             moving = asyncio.create_task(world.move("alice", target))
-            while not node.moves.incoming.deciding(ALICE).locked():  # noqa: ASYNC110 - simulated time
+            while not node.moves.incoming.decision_lock(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
             await deed(world, BOB, target)
-            assert node.moves.incoming.deciding(ALICE).locked(), "hers is not decided yet"
+            assert node.moves.incoming.decision_lock(ALICE).locked(), "hers is not decided yet"
             assert not moving.done()
         await moving
         assert hers.manifest.state is OwnerState.OWNED

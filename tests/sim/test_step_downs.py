@@ -17,7 +17,7 @@ from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.turn.generation import Identity, IdentityKind
 from node.agents.agent import Agent
 from node.limits import FLUSH_IDLE_S
-from node.migration.step_downs import StepDowns
+from node.migration.ownership import OwnershipReleases
 from tests.sim.node_host import CLUSTER_KEY
 from tests.sim.script import failing_in_place, full_for_records, patient, refused
 from tests.sim.scripted import TENANT, begin, play
@@ -225,7 +225,7 @@ def nodes_list_what_their_records_say():
 
     with (
         mock.patch.object(Agent, "view", by_record),
-        mock.patch.object(StepDowns, "finish_all", never),
+        mock.patch.object(OwnershipReleases, "finish_all", never),
     ):
         yield
 

@@ -90,7 +90,7 @@ def taken_over(*, is_saved):
             call = ReleaseAgent(*key, 2, MigrationId("m" * 32), NodeName(owner))
             await world.on(world.router, link.call(call, Done))
 
-        with pytest.raises(FabricError, match="nobody else has it"):
+        with pytest.raises(FabricError, match="no other node has it"):
             await release(host.name)
         assert agent.is_unsaved, "who steps down for nobody loses nothing by it"
         await release("node-b")

@@ -13,7 +13,7 @@ from fabric.ids import SELF_TEST_TENANT
 from fabric.settings import NodeSettings
 from node import drain_flag
 from node.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
-from node.migration.incoming_cleanup import ADOPTED_S
+from node.migration.incoming_cleanup import STALE_S
 from node.mlx.device import DeviceError
 from node.store.posix_disk import PosixDisk
 from router import prompt
@@ -195,7 +195,7 @@ class World:
         if any(pinned_blocks(host.node) for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
             for host in self.nodes.values():
-                host.clock.offset_s += ADOPTED_S
+                host.clock.offset_s += STALE_S
             await asyncio.sleep(RECLAIM_EVERY_S + 1.0)
             await self._moves_end()
         self.invariants.check_end()

@@ -346,7 +346,7 @@ def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monke
     stream, heard = copied_stream(a, b, "hasty", tokens=5), []
     for service in nodes:
         moving = service.node.resources.engine.moving
-        for name in ("fall_silent", "go_on"):
+        for name in ("begin_pause", "end_pause"):
             tell = partial(heard_of, heard, service, name, getattr(moving, name))
             monkeypatch.setattr(moving, name, tell)
     assert b.node.resources.engine.moving.are_coming
@@ -359,9 +359,9 @@ def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monke
         assert not b.node.resources.engine.moving.are_coming
     assert on.end()[0].cache is CacheTier.HOT
     assert stream.text + on.text == calm
-    assert heard[:2] == [(a, "fall_silent"), (a, "go_on")]
-    assert next(name for service, name in heard if service is b) == "fall_silent"
-    assert heard[-1] == (b, "go_on"), [(s is b, n) for s, n in heard]
+    assert heard[:2] == [(a, "begin_pause"), (a, "end_pause")]
+    assert next(name for service, name in heard if service is b) == "begin_pause"
+    assert heard[-1] == (b, "end_pause"), [(s is b, n) for s, n in heard]
 
 
 def heard_of(heard, service, name, tell, move):

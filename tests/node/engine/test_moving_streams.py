@@ -29,13 +29,13 @@ def test_no_chunk_is_computed_between_a_streams_last_step_and_its_save(rig):
     rig.run(2)
     began = len(chunks(rig))
 
-    rig.moving.fall_silent(MOVE)
+    rig.moving.begin_pause(MOVE)
     stream.yielding.set()
     rig.run(5)
     assert isinstance(events[-1], Ended)
     assert len(chunks(rig)) == began, "its save waits for the engine"
 
-    rig.moving.go_on(MOVE)
+    rig.moving.end_pause(MOVE)
     rig.run(1)
     assert len(chunks(rig)) == began + 1
 
@@ -43,11 +43,11 @@ def test_no_chunk_is_computed_between_a_streams_last_step_and_its_save(rig):
 def test_a_prompt_is_held_for_one_move_no_longer_than_its_limit(rig):
     rig.add(16_000)
     rig.run(1)
-    rig.moving.fall_silent(MOVE)
-    rig.moving.fall_silent(MOVE)
+    rig.moving.begin_pause(MOVE)
+    rig.moving.begin_pause(MOVE)
     rig.clock.now_s += PREFILL_HOLD_S - 0.01
     assert not rig.scheduler.iterate()
-    rig.moving.fall_silent(MOVE)  # asked again
+    rig.moving.begin_pause(MOVE)  # asked again
     rig.clock.now_s += 0.02
     assert rig.scheduler.iterate()
 
@@ -60,7 +60,7 @@ def test_who_gives_its_place_up_for_nobody_keeps_the_engine_idle():
     rig.run(1)
     rig.budget.set_idle(75)
     waiting, _ = rig.add(500, tenant="b", reserve_bytes=20)
-    rig.moving.fall_silent(MOVE)
+    rig.moving.begin_pause(MOVE)
     assert not rig.scheduler.iterate(), "all is as before: nothing is to be done again at once"
     assert waiting in rig.queue.waiting
     assert len(rig.queue.running) == 2
@@ -72,7 +72,7 @@ def test_prompts_go_on_however_many_agents_move(rig):
     rig.run(2)
     last_s, at = rig.clock.now_s, len(chunks(rig))
     for number in range(100_000):
-        rig.moving.fall_silent(MigrationId(f"move-{number}"))
+        rig.moving.begin_pause(MigrationId(f"move-{number}"))
         rig.clock.now_s += 0.01
         rig.scheduler.iterate()
         if len(chunks(rig)) > at:
@@ -93,7 +93,7 @@ def test_an_answer_that_goes_on_here_is_not_held_and_gets_its_place_first():
     later, _ = rig.add(5, seed=2)  # waits for a place
     before = Resumption((7, 8), 9, (), 3)
     moved, events = rig.add(2_000, seed=3, cached=1_990, resumed=before, answer_ids=[7, 8])
-    rig.moving.fall_silent(MOVE)
+    rig.moving.begin_pause(MOVE)
     at = len(chunks(rig))
     for _ in range(20):
         if not events:

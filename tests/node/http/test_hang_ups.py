@@ -21,7 +21,7 @@ from fabric.turn.generation import (
     GenerateRequest,
     Sampling,
 )
-from node.http.generate import HttpServer, build_app, http_config
+from node.http.generate import build_app, http_server
 from node.http.prompt_question import PromptQuestion
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
@@ -75,7 +75,7 @@ class Serving:
 @asynccontextmanager
 async def listening(serve, more=()):
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(http_config(build_app(KEY, serve, more)))
+    server = http_server(build_app(KEY, serve, more), None)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()

@@ -15,13 +15,13 @@ MOVE = MigrationId("mig-1")
 
 async def test_everyone_who_waits_is_woken_once_their_move_is_decided():
     moves = IncomingMoves(FakeClock())
-    waiting = [asyncio.create_task(moves.wait(MOVE)) for _ in range(2)]
-    other = asyncio.create_task(moves.wait(MigrationId("mig-2")))
+    waiting = [asyncio.create_task(moves.wait_until_decided(MOVE)) for _ in range(2)]
+    other = asyncio.create_task(moves.wait_until_decided(MigrationId("mig-2")))
     await asyncio.sleep(0)
-    moves.decide(MOVE)
+    moves.notify_decided(MOVE)
     await asyncio.gather(*waiting)
     assert not other.done()
-    moves.decide(MigrationId("mig-2"))
+    moves.notify_decided(MigrationId("mig-2"))
     await other
     assert moves.waiting_count == 0
     assert list(moves) == []
@@ -29,8 +29,8 @@ async def test_everyone_who_waits_is_woken_once_their_move_is_decided():
 
 async def test_a_decision_that_nobody_waits_for_is_not_kept():
     moves = IncomingMoves(FakeClock())
-    moves.decide(MOVE)
-    waiting = asyncio.create_task(moves.wait(MOVE))
+    moves.notify_decided(MOVE)
+    waiting = asyncio.create_task(moves.wait_until_decided(MOVE))
     await asyncio.sleep(0.01)
     assert not waiting.done(), "who asks has looked before whether it is decided"
     waiting.cancel()
@@ -43,6 +43,6 @@ async def test_a_move_that_is_never_decided_is_waited_for_only_so_long(monkeypat
     monkeypatch.setattr("node.migration.incoming.HANDOVER_WAIT_S", 0.01)
     moves = IncomingMoves(FakeClock())
     with pytest.raises(RetryElsewhereError, match="not arrived"):
-        await moves.wait(MOVE)
+        await moves.wait_until_decided(MOVE)
     assert moves.waiting_count == 0
     assert list(moves) == []

@@ -17,7 +17,7 @@ from fabric.record.manifest import decode_manifest, encode_manifest
 from fabric.record.tombstone import tombstone
 from fabric.turn.generation import CacheTier
 from node.limits import SPAN_LEASE_S
-from node.migration.popular_spans import popular_spans
+from node.migration.prefix_source import shared_prefixes
 from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.incoming import pinned_blocks
 from tests.support.little_room import on_loop
@@ -74,7 +74,7 @@ def pair(model, tmp_path_factory):
 
 async def empty(node):
     """Let go of everything, as if nothing had ever been here or been erased."""
-    node.moves.span_target.leases.let_go()
+    node.moves.prefix_target.leases.let_go()
     for agent in node.resources.table:
         agent.cache = None
         node.resources.store.evict([agent.saved])
@@ -87,7 +87,7 @@ async def empty(node):
 @pytest.fixture
 def nodes(pair):
     for service in pair:
-        service.node.moves.span_target.leases._returned.clear()
+        service.node.moves.prefix_target.leases._returned.clear()
         on_loop(service, empty(service.node))
     here, there = pair
     turn(here, "alice")
@@ -166,7 +166,7 @@ def test_names_that_do_not_follow_from_the_tokens_are_refused(nodes):
         with pytest.raises(FabricError):
             taken(here, there, name, forged(span, **changes))
     assert stored(there) == before
-    assert not there.node.moves.span_target.leases.refs
+    assert not there.node.moves.prefix_target.leases.refs
 
 
 def test_a_damaged_block_is_not_kept(nodes):
@@ -182,7 +182,7 @@ def test_a_damaged_block_is_not_kept(nodes):
     with pytest.raises(FabricError):
         taken(here, there, name, span)
     assert sweep(there) == before
-    assert not there.node.moves.span_target.leases.refs
+    assert not there.node.moves.prefix_target.leases.refs
     assert turn(there, "dave").admitted.cached_tokens == 0
 
 
@@ -215,7 +215,7 @@ def test_what_came_of_an_erased_agent_goes_and_does_not_come_back(nodes, tell):
 
 def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
     here, there = nodes
-    before, leases = stored(there), there.node.moves.span_target.leases
+    before, leases = stored(there), there.node.moves.prefix_target.leases
     lend(here, there)
     clock = leases._clock
     now_s = clock.monotonic_s() + SPAN_LEASE_S - 5
@@ -231,7 +231,7 @@ def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
 
 
 async def let_go(node):
-    assert node.moves.span_target.leases.let_go()
+    assert node.moves.prefix_target.leases.let_go()
     node.resources.store.blocks.sweep()
 
 
@@ -247,9 +247,9 @@ def test_they_go_before_anybody_is_evicted(nodes, monkeypatch):
     here, there = nodes
     turn(there, "dave", system={"role": "system", "content": "none of the others says so. " * 40})
     lend(here, there)
-    borrowed = sum(ref.payload_bytes for ref in there.node.moves.span_target.leases.refs)
+    borrowed = sum(ref.payload_bytes for ref in there.node.moves.prefix_target.leases.refs)
     assert borrowed
-    budget, leases = there.node.tiers.budget, there.node.moves.span_target.leases
+    budget, leases = there.node.tiers.budget, there.node.moves.prefix_target.leases
     limit_bytes = stored(there) - borrowed // 2 + (1 << 20)
     monkeypatch.setattr(budget, "_disk", replace(budget._disk, limit_bytes=limit_bytes))
     on_loop(there, budget.enforce())
@@ -282,7 +282,7 @@ def test_of_more_than_fits_the_beginning_is_lent(nodes):
     block_bytes = records[0].pieces[0].block.payload_bytes
 
     def tokens(bytes_max):
-        found = popular_spans(here.node.resources.store, records, bytes_max)
+        found = shared_prefixes(here.node.resources.store, records, bytes_max)
         return [span.record.tokens_count for span in found]
 
     assert tokens(1 << 30)[0] > BLOCK_TOKENS

@@ -47,13 +47,13 @@ def onward(messages, reply, words):
 
 def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
     threads = set()
-    note = IncomingMoves.note_block
+    note = IncomingMoves.add_block
 
     def noted(*arguments):
         threads.add(threading.current_thread().name)
         note(*arguments)
 
-    monkeypatch.setattr(IncomingMoves, "note_block", noted)
+    monkeypatch.setattr(IncomingMoves, "add_block", noted)
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         turn(here, HELLO, "alice")
         name, _, copied = copied_offer(here, there, "alice", 1)

@@ -30,7 +30,7 @@ CHANGES = {
     "agent": (one_agent, lambda agent: setattr(agent, "is_durable", True)),
     "moves": (
         lambda: IncomingMoves(FakeClock()),
-        lambda moves: moves.note_block(MOVE, (TENANT, AgentId("new")), object()),
+        lambda moves: moves.add_block(MOVE, (TENANT, AgentId("new")), object()),
     ),
     "move": (lambda: IncomingMove(MOVE), lambda move: setattr(move, "at_s", 1.0)),
     "health": (lambda: Health(NodeName("a")), lambda health: setattr(health, "problem", "x")),

@@ -1,7 +1,7 @@
-"""Take in what agents elsewhere begin with, and keep it for a while without an agent of one's own.
+"""Prefixes that agents of other nodes share, fetched and leased for a while without an agent here.
 
-Fetched and checked as the blocks of a move are: names are made anew from the tokens under this
-cluster's key and the tenant's salt. Nobody has to go for it, on disk or in memory.
+Fetched and verified as the blocks of a move are: names are recomputed from the tokens under this
+cluster's key and the tenant's salt. Nothing is evicted for them, on disk or in memory.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from node.tiers.span_leases import SpanLeases
 
 
 @dataclass(frozen=True, slots=True)
-class SpanTarget:
-    """The borrowing side of one node."""
+class SharedPrefixTarget:
+    """Receiver of other nodes' shared prefixes."""
 
     identity: NodeIdentity
     store: AgentStore
@@ -39,26 +39,28 @@ class SpanTarget:
     copies: IncomingCopies
     fetching: Fetching
     moves: IncomingMoves
-    end: IncomingCleanup
+    cleanup: IncomingCleanup
     health: Health
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take(self, call: TakeSpan) -> Copied:
-        """Fetch what is missing of an offered beginning and hold it; a repeat renews that."""
+        """Fetch an offered prefix's missing blocks and lease them; a repeat renews the lease."""
         record = self.copies.offered(call.offer.manifest)
         self._refuse(record)
         if self._one.locked():
-            message = "this node is fetching another beginning"
+            message = "this node is fetching another prefix"
             raise RetryLaterError(message, code="busy")
         async with self._one:
             await self._make_room(record)
             try:
                 return await self._take(call, record)
             finally:
-                await self.end.let_go(call.migration, ())  # the lease holds its blocks now
+                await self.cleanup.release_pins(
+                    call.migration, ()
+                )  # the lease holds its blocks now
 
     async def give_back(self, call: ReturnSpans) -> Done:
-        """Let go of what an agent lent that is for itself alone by now."""
+        """End the leases of an agent that has become private."""
         self.leases.give_back(call.key)
         await self.workers.run(self.store.sweep)
         return Done()
@@ -66,42 +68,42 @@ class SpanTarget:
     async def _take(self, call: TakeSpan, record: Manifest) -> Copied:
         loop, key = asyncio.get_running_loop(), record.key
 
-        def arrived(ref: BlockRef) -> None:
-            loop.call_soon_threadsafe(self.moves.note_block, call.migration, key, ref)
+        def on_block(ref: BlockRef) -> None:
+            loop.call_soon_threadsafe(self.moves.add_block, call.migration, key, ref)
 
         copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
         try:
             with self.moves.copying(record.tenant):
-                copied = await self.fetching.bring(copy, record, arrived)
+                copied = await self.fetching.fetch_missing(copy, record, on_block)
         except UnauthorizedError as error:  # towards the router this would be about its own secret
             message = f"{call.source} does not offer this any more ({error.message})"
             raise ConflictError(message, code=error.code) from None
         if self.moves.is_aborted(call.migration) or self.leases.is_erased(record):
-            message = "what was fetched is not wanted any more"
+            message = "this copy was aborted"
             raise ConflictError(message, code="aborted")
         if not self.leases.keep(record):
-            message = "blocks went while others were fetched, or were to be given back"
+            message = "blocks were removed, or their lease ended, while others were fetched"
             raise ConflictError(message, code="blocks_missing")
         return copied
 
     def _refuse(self, record: Manifest) -> None:
         self.health.refuse_new()
         if not self.health.reuses or self.health.degraded is not None:
-            message = "this node stores nothing now"
+            message = "this node stores no blocks at present"
             raise ConflictError(message, code="not_wanted")
         if record.is_private or record.edited is not None or record.tenant == SELF_TEST_TENANT:
-            message = "this is for nobody else"
+            message = "this prefix must not be shared"
             raise RejectedError(message, code="not_shared")
         if self.leases.is_erased(record):
-            message = "the agent that it is of was erased"
+            message = "the agent of this prefix was erased"
             raise ConflictError(message, code="erased")
 
     async def _make_room(self, record: Manifest) -> None:
-        """Raise where the borrowed blocks would be too many, or somebody had to go for them."""
+        """Raise where leased blocks would exceed their share, or others had to be evicted."""
         missing = set(self.store.missing(record))
         size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
         held = self.leases.refs | set(record.refs)
         is_over = sum(ref.payload_bytes for ref in held) > self.identity.settings.popular_bytes
         if is_over or not await self.budget.take_free(record.tenant, size_bytes):
-            message = "this node has no room for more of what others share"
+            message = "this node has no room for more shared prefixes"
             raise ConflictError(message, code="no_room")

@@ -1,0 +1,150 @@
+"""Changes of ownership outside moves: releases to a successor, and takeovers by a replica.
+
+A release is effective in the list of agents at once, and on disk when the disk accepts it:
+
+    released ──▶ listed as a replica, its turn is cancelled ──▶ the record on disk says so, too
+                                      └── the disk refuses, or the turn lasts: retried later
+
+Only this node retries: by its list it has stepped down, so no router asks again.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from fabric.control.node_calls import AgentView
+from fabric.control.replica_calls import TakeOver
+from fabric.errors import ConflictError, FabricError, RetryElsewhereError, StaleEpochError
+from fabric.ids import NodeName
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.provenance import Provenance
+from fabric.u32s import U32s
+from node.agents.agent import Agent
+from node.agents.outgoing import Successor
+from node.limits import FLUSH_FAILURES_MAX
+from node.store.tombstones import TombstoneStore
+from node.tiers.agent_records import AgentRecords
+from node.tiers.record_mending import RecordMending
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipReleases:
+    """Releases of agents to the nodes that own them now; used on the event loop."""
+
+    records: AgentRecords
+    erased: TombstoneStore
+
+    def begin(self, agent: Agent, to: Successor) -> None:
+        """List the agent as its successor's from now on; an erased one is not listed at all."""
+        if self._is_erased(agent):
+            agent.outgoing.leave(to.epoch)
+        else:
+            agent.outgoing.give_way(to)
+            self.records.table.put(agent)
+
+    async def finish(self, agent: Agent) -> None:
+        """Write the release to disk, under the agent's turn lock.
+
+        Raises DiskError, and ConflictError where no other node has what is in memory only.
+        """
+        successor = agent.successor
+        if successor is None or self._is_erased(agent) or not self.records.is_here(agent):
+            return
+        agent.outgoing.leave(successor.epoch)  # a seal that was being written has ended since
+        if _is_only_here(agent, successor):
+            message = "the agent is in memory only, and no other node has it"
+            raise ConflictError(message, code="cannot_release")
+        await self.records.republish(agent, _released_record(agent, successor))
+        agent.cache, agent.is_durable = None, True
+        self.records.hot.note()
+
+    def _is_erased(self, agent: Agent) -> bool:
+        """Return whether the agent was erased at a later epoch."""
+        return agent.manifest.epoch <= self.erased.floor(*agent.key)
+
+    async def finish_all(self) -> None:
+        """Write the releases that failed before; those that fail again stay pending."""
+        failures = 0
+        for agent in self.records.table:
+            successor = agent.successor
+            if successor is None or agent.is_busy or _is_only_here(agent, successor):
+                continue
+            async with agent.turn_lock:
+                try:
+                    await self.finish(agent)
+                except (FabricError, OSError) as error:
+                    _log.error("the record of a released agent still claims it: %s", error)
+                    failures += 1
+            if failures == FLUSH_FAILURES_MAX:
+                break
+
+
+def _is_only_here(agent: Agent, successor: Successor) -> bool:
+    return agent.is_unsaved and successor.node == agent.manifest.owner
+
+
+def _released_record(agent: Agent, successor: Successor) -> Manifest:
+    """Return the replica's record, without turns in memory only: the owner has other ones."""
+    record = agent.manifest
+    stored = record if agent.is_durable else agent.saved or _emptied(record)
+    left = replace(stored, revision=record.revision + 1, pinned=record.pinned)
+    return left.stepped_down(successor.node, successor.epoch)
+
+
+def _emptied(record: Manifest) -> Manifest:
+    """Return the record of an agent without saved blocks, which only fences its epoch."""
+    emptied = replace(record, text="", token_ids=U32s(), token_ends=U32s(), prompt_tokens_count=0)
+    return replace(emptied, sketch=(), provenance=Provenance())
+
+
+TURN_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Takeovers:
+    """Takeovers by replicas on this node, of agents whose owner is lost."""
+
+    node: NodeName
+    records: AgentRecords
+    mending: RecordMending
+    erased: TombstoneStore
+
+    async def take_over(self, call: TakeOver) -> AgentView:
+        """Publish the replica's record as owned at `epoch`; a repeated call changes nothing.
+
+        Raises RetryElsewhereError without a replica, StaleEpochError for an old epoch,
+        and DiskError.
+        """
+        agent = self.records.table.get(call.key)
+        if agent is None:
+            raise _no_replica(self.node)
+        async with agent.turn_lock.held(TURN_WAIT_S):
+            if not self.records.is_here(agent) or agent.saved is None:
+                raise _no_replica(self.node)
+            if not self._is_done(agent, call.epoch):
+                await self._take_over(agent, call.epoch)
+        return agent.view()
+
+    def _is_done(self, agent: Agent, epoch: int) -> bool:
+        record = agent.word
+        return record.state is OwnerState.OWNED and record.epoch == epoch
+
+    async def _take_over(self, agent: Agent, epoch: int) -> None:
+        self.erased.claim_epoch(*agent.key, agent.manifest.epoch)
+        record = agent.word
+        if epoch <= record.epoch or epoch < agent.outgoing.fence:
+            message = f"epoch {epoch} of the agent is stale: it is at epoch {record.epoch}"
+            raise StaleEpochError(message)
+        is_copy = self.records.table.is_copy(agent)
+        await self.mending.mend(agent)
+        record = agent.word
+        owned = replace(record, epoch=epoch, owner=self.node, state=OwnerState.OWNED)
+        await self.records.republish(agent, replace(owned, revision=record.revision + 1))
+        agent.outgoing.settle()
+        agent.is_taken_over = is_copy
+
+
+def _no_replica(node: NodeName) -> RetryElsewhereError:
+    message = f"{node} has no replica of this agent"
+    return RetryElsewhereError(message, code="no_replica")
