@@ -65,20 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def wait(engine: Engine, slots: list[DecodeSlot]) -> None:
     """Describe and launch a step when all is read."""
     _read(engine, slots)
-    engine.launch(slots)
+    engine.launch(engine.prepare(slots))
 
 
 def prepare(engine: Engine, slots: list[DecodeSlot]) -> None:
     """Describe a step early and launch it when all is read, as the node does on a GPU."""
     prepared = engine.prepare(slots)
     _read(engine, slots)
-    engine.launch(slots, prepared)
+    engine.launch(prepared)
 
 
 def hurry(engine: Engine, slots: list[DecodeSlot]) -> None:
     """Launch a step while the one before runs, and wait for that."""
     before = [slot.pending for slot in slots]
-    engine.launch(slots)
+    engine.launch(engine.prepare(slots))
     mx.eval(before)
 
 
@@ -137,7 +137,7 @@ def _started(agents: int, tokens: int) -> tuple[Engine, list[DecodeSlot]]:
     layer = LayerSpec(LayerKind.FULL, slots=(slot, SlotSpec("values", HEADS, WIDTH, 4, 64, "F32")))
     engine = Engine(model, ModelCacheSpec((layer,)), limits=ModelLimits(VOCABULARY))
     slots = workload.filled_slots(engine, agents, tokens, _ROOM_TOKENS)
-    engine.launch(slots)
+    engine.launch(engine.prepare(slots))
     engine.check()
     return engine, slots
 

@@ -70,7 +70,7 @@ class Ours:
         prepared = self._engine.prepare(self._slots)
         read_count = sum(self._engine.read(slot) is not None for slot in self._slots)
         self._engine.check()
-        self._engine.launch(self._slots, prepared)
+        self._engine.launch(prepared)
         return read_count
 
     def finish(self) -> None:

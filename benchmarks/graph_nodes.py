@@ -44,7 +44,7 @@ def _by_sequence(engine: Engine, cost: Callable[[list[DecodeSlot]], float]) -> f
 def _count_nodes(engine: Engine, slots: list[DecodeSlot]) -> int:
     graph = io.StringIO()
     with mock.patch.object(mx, "async_eval") as launched:
-        engine.launch(slots)
+        engine.launch(engine.prepare(slots))
     arrays = [array for _, array in tree_flatten(launched.call_args.args)]
     mx.export_to_dot(graph, *arrays)
     return len(_NODE.findall(graph.getvalue()))
@@ -55,7 +55,7 @@ def _build_s(engine: Engine, slots: list[DecodeSlot]) -> float:
     for _ in range(_TIMINGS):
         with mock.patch.object(mx, "async_eval") as launched:
             began_s = time.perf_counter()
-            engine.launch(slots)
+            engine.launch(engine.prepare(slots))
             spent_s.append(time.perf_counter() - began_s)
         mx.eval(launched.call_args.args)
     return median(spent_s)

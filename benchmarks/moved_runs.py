@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for count, slot in slots.items():
             began_s = clock()
             for _ in range(STEPS):
-                engine.launch([slot])
+                engine.launch(engine.prepare([slot]))
                 engine.read(slot)
             mx.synchronize()
             spent[count].append((clock() - began_s) / STEPS)

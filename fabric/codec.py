@@ -43,7 +43,7 @@ def on_wire(name: str) -> dict[str, str]:
 
 
 def left_out() -> dict[str, bool]:
-    """Leave a field out of the bytes where it is None: what came before it reads them as ever."""
+    """Omit a field from the bytes where it is None, so that older versions can read them."""
     return {_LEFT_OUT: True}
 
 
@@ -53,14 +53,14 @@ def is_left_out(field: Field[Any]) -> bool:
 
 
 def wire_name(field: Field[Any]) -> str:
-    """Return what a field is called in bytes."""
+    """Return a field's name in bytes."""
     name: str = field.metadata.get(_WIRE, field.name)
     return name
 
 
 @cache
 def wire_kind(cls: type) -> Any:
-    """Return what a class that says itself how it looks in bytes is made of there."""
+    """Return the type in bytes of a class with `to_wire` and `from_wire`."""
     return get_type_hints(cls.to_wire)["return"]  # type: ignore[attr-defined]
 
 
@@ -87,7 +87,7 @@ def to_plain(value: Any) -> Any:
 
 @cache
 def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
-    """Pair each field's name in bytes with its own; None for what has no fields."""
+    """Map the fields' names in bytes to their own; None for a type without fields."""
     if not is_dataclass(cls) or _spells_itself(cls):
         return None
     names = tuple((wire_name(field), field.name) for field in fields(cls))
@@ -152,13 +152,13 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 class _Field:
     name: str  # the class's own
     kind: Any
-    plain: type | None  # what a value's type must be where nothing else needs a look
+    plain: type | None  # the value's type, where nothing else must be checked
     is_required: bool
 
 
 @cache
 def _fields_of(cls: type) -> dict[str, _Field]:
-    """Work out once what every message of a kind must look like: frames come by the thousand."""
+    """Return the checks of a message type, computed once: frames arrive by the thousand."""
     hints = _hints(cls)
     return {
         wire_name(field): _Field(
@@ -286,7 +286,7 @@ def pack_fields(value: Any, packed: Mapping[str, Sequence[bytes]]) -> bytes:
 
 
 def unpack_plain(raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> Any:
-    """Decode msgpack into plain data; raise RejectedError for what is not strictly it."""
+    """Decode msgpack into plain data; raise RejectedError unless it is strictly valid."""
     if len(raw) > limit_bytes:
         message = f"message of {len(raw)} bytes is over the limit of {limit_bytes}"
         raise TooLargeError(message)
@@ -344,7 +344,7 @@ def parse_json(raw: bytes | str, items_max: int = JSON_ITEMS_MAX) -> Any:
 
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        # A long text gives others a turn at each number, and none the time to be a long one.
+        # At each number a long text yields the GIL, and a long number is refused.
         parse_int = _short_int if len(text) > _LONG_TEXT_CHARS else None
         value = json.loads(
             text,

@@ -1,4 +1,4 @@
-"""What becomes of a memory whose text was edited in the middle, as the client wishes it."""
+"""Modes for a KV cache whose text was edited in the middle, as chosen by the client."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,12 +10,12 @@ class EditMode(StrEnum):
     """Treatment of the memory after an edit."""
 
     FORGET = "forget"  # not at all: it is computed again, as if the text had always been this one
-    AMORTIZE = "amortize"  # as it is, at its new place: it still reflects what was there before
-    ANYWHERE = "anywhere"  # so, and what other agents of the tenant have of it is taken, too
+    AMORTIZE = "amortize"  # kept at its new position: it still reflects the replaced text
+    ANYWHERE = "anywhere"  # likewise, and caches of the tenant's other agents are used, too
 
     @property
     def keeps(self) -> bool:
-        """Say whether memory that was edited may serve."""
+        """Return whether edited caches may be used."""
         return self is not EditMode.FORGET
 
 

@@ -1,9 +1,9 @@
-"""Every error of the fabric, grouped by what the one who gets it should do."""
+"""All errors of the fabric, grouped by the caller's reaction."""
 
 from http import HTTPStatus
 from typing import Final
 
-# A write failed and could not be undone: nobody can say what a restart of that node will find.
+# A write failed and could not be undone: what a restart of that node will find is unknown.
 UNDECIDED: Final = "undecided"
 # A client used clear text on a port that speaks TLS.
 HTTPS_REQUIRED: Final = "https_required"
@@ -68,7 +68,7 @@ class ForbiddenError(RejectedError):
 
 
 class StalledError(RejectedError):
-    """A body comes too slowly, or not at all."""
+    """A body arrives too slowly, or not at all."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
     code = "upload_stalled"
@@ -136,7 +136,7 @@ class CorruptDataError(FabricError):
 
 
 class FatalError(FabricError):
-    """The process cannot go on and says why."""
+    """The process cannot continue."""
 
     code = "fatal"
 

@@ -1,4 +1,4 @@
-"""Shares of something bounded: whoever comes always finds some, however much others hold."""
+"""Fair shares of a bounded resource: a new owner always finds some, however much others hold."""
 
 from typing import Generic, TypeVar
 
@@ -6,9 +6,9 @@ Owner = TypeVar("Owner")
 
 
 class FairShare(Generic[Owner]):
-    """Lets each owner hold up to half of what all others leave.
+    """Bounded resource of which each owner may hold up to half of what the others leave.
 
-    One alone has half, two have a third each, n have 1/(n+1): so nobody fills it. This is how
+    One alone has half, two have a third each, n have 1/(n+1), so none fills it. This is how
     switches share packet memory (Choudhury and Hahne, "Dynamic queue length thresholds", 1998).
     """
 
@@ -18,7 +18,7 @@ class FairShare(Generic[Owner]):
         self._total = 0
 
     def take(self, owner: Owner, amount: int = 1) -> bool:
-        """Hold more, if the owner's share allows it; say whether it does."""
+        """Take some if the owner's share allows it; return whether it does."""
         held = self._held.get(owner, 0)
         left = self._limit - (self._total - held)
         if amount > 0 and held + amount > -(-left // 2):

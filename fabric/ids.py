@@ -15,7 +15,7 @@ BlockHash = NewType("BlockHash", bytes)
 Checksum = NewType("Checksum", bytes)
 Fingerprint = NewType("Fingerprint", bytes)
 
-AgentKey: TypeAlias = tuple[TenantId, AgentId]  # what one agent is called throughout a fabric
+AgentKey: TypeAlias = tuple[TenantId, AgentId]  # identifies an agent throughout a fabric
 
 DEFAULT_TENANT = TenantId("default")
 SELF_TEST_TENANT = TenantId("_selftest")  # each node's own, erased at once
@@ -85,7 +85,7 @@ def parse_fingerprint(raw: object) -> Fingerprint:
 
 
 def agent_id_from_key(key: str) -> AgentId:
-    """Name an agent after a client's cache key or user, digesting what is no agent id."""
+    """Return an agent's name for a client's cache key or user, digested if it is no agent id."""
     if _AGENT.fullmatch(key) and "~" not in key:
         return AgentId(key)
     return AgentId("key-" + blake2b(key.encode("utf-8", "replace"), digest_size=10).hexdigest())

@@ -11,14 +11,14 @@ _SLICE_CHARS = 1 << 16
 
 
 class ItemCount:
-    """Counts values in a JSON text that comes in parts; raises over its limit."""
+    """Counter of the values in a JSON text that arrives in parts; raises over its limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items = 0
         self._strings = 0
         self._is_in_string = False
-        self._held = b""  # a backslash whose character has not come yet
+        self._held = b""  # a backslash whose character has not arrived yet
 
     def feed(self, part: bytes | bytearray) -> None:
         """Count one more part; raise TooLargeError when there are too many.
@@ -41,7 +41,7 @@ class ItemCount:
             raise TooLargeError(message, code="too_many_values")
 
     def feed_whole(self, text: str) -> None:
-        """Count one more text, which begins anew whatever was wrong with the last one."""
+        """Count another text, which starts afresh even after an invalid one."""
         self._is_in_string, self._held = False, b""
         for start in range(0, len(text), _SLICE_CHARS):
             self.feed(text[start : start + _SLICE_CHARS].encode("utf-8", "surrogatepass"))

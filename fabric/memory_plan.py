@@ -4,8 +4,8 @@
       / nodes of this machine
         = weights + hot caches + prefill transients + pool + reserve
 
-The working set is what macOS recommends that a GPU's arrays occupy: the system and other programs
-have what is left of the RAM.
+The working set is macOS's recommended limit for a GPU's arrays: the rest of the RAM is for the
+system and other programs.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class MemoryPlan:
 def plan_memory(
     machine: MachineMemory, weights_bytes: int, hot_bytes: int | None = None
 ) -> MemoryPlan:
-    """Divide a node's share; `hot_bytes` is what the operator set, None for all that is left.
+    """Divide a node's share; `hot_bytes` is the operator's setting, None for all that is left.
 
     Raise FatalError, with the figures, for a model or caches that do not fit.
     """

@@ -31,7 +31,7 @@ class OpenFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Length of what the file holds."""
+        """Length of the file's content."""
         ...
 
     def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
@@ -49,7 +49,7 @@ class Disk(Protocol):
     def publish_ordered(self, name: str, parts: list[bytes | bytearray | memoryview]) -> None:
         """Publish a file that a power cut may take until anything published later is durable.
 
-        What was published later never survives without it.
+        A later publish never survives without it.
         """
         ...
 

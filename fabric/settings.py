@@ -1,4 +1,4 @@
-"""What an operator may set: the `metadata: {macfabric: …}` section of cluster.yaml.
+"""Settings of an operator: the `metadata: {macfabric: …}` section of cluster.yaml.
 
 Every key has a default, an unknown key is an error that names it, and nothing else of the
 file is read here: the rest belongs to Ray.
@@ -57,33 +57,33 @@ class KvBits:
 class NodeSettings:
     """Budgets and policies of every node."""
 
-    hot_bytes: int | None = None  # of agents' resident caches; None, or `auto`: what is left
+    hot_bytes: int | None = None  # of agents' resident caches; None, or `auto`: all that is left
     disk_bytes: int = 500 * GIB
-    disk_ttl_s: float = 24 * 3600.0  # an agent idle for so long goes, unless its pin holds
+    disk_ttl_s: float = 24 * 3600.0  # an agent idle for so long is evicted, unless pinned
     tenants: dict[str, TenantShare] = field(default_factory=dict)  # parts of both budgets
     pin_share: float = PIN_SHARE_MAX  # of a tenant's floor that its pins may fill
     exact_chunks: bool = False  # prefill on a fixed grid: warm is bit-equal to cold, slower
-    edit_recomputed_tokens: int = 0  # behind each edit of an amortized memory, computed anew
-    span_recomputed_tokens: int = 16  # of each run out of another context, computed anew
+    edit_recomputed_tokens: int = 0  # recomputed after each edit of an amortized cache
+    span_recomputed_tokens: int = 16  # recomputed of each run from another context
     active_max: int = ACTIVE_SEQUENCES_MAX
     waiting_max: int = WAITING_REQUESTS_MAX
-    context_tokens_max: int = 0  # 0: what the model's config says
+    context_tokens_max: int = 0  # 0: by the model's config
     kv_bits: KvBits = field(default_factory=KvBits)
     chat_template: str = ""  # a file with a Jinja template in place of the model's own
     template_options: dict[str, Any] = field(default_factory=dict)  # unless a request has its own
-    strict_template: bool = False  # what a template refuses is refused, not folded
+    strict_template: bool = False  # messages that a template refuses are refused, not folded
     tool_parser: str = AUTO  # of the model's calls: a format's name, "auto" or "none"
     reasoning_parser: str = AUTO  # of its thoughts, likewise
     encrypt_at_rest: bool = False  # with a key derived from the cluster key; costs a copy per read
     encrypt_links: str = AUTO  # between nodes: "always", "never", or "auto": not over Thunderbolt
-    durability: str = "full"  # "full", "barrier" or "none": what a publish waits for
+    durability: str = "full"  # of a publish: "full", "barrier" or "none"
     scrub_bytes_per_s: int = 16 * MIB  # stored blocks read again while nothing runs; 0: never
     scrub_every_s: float = 24 * 3600.0  # a block's next check, at the earliest
-    popular_bytes: int = GIB  # of what agents of other nodes begin with, lent and borrowed; 0: none
+    popular_bytes: int = GIB  # of shared prefixes, offered to and leased from other nodes; 0: none
 
     @property
     def rules(self) -> Rules:
-        """What is fair between tenants, in memory and on disk."""
+        """Rules of fairness between tenants, in memory and on disk."""
         tenants = {TenantId(name): share for name, share in self.tenants.items()}
         return Rules(tenants, self.pin_share)
 
@@ -92,7 +92,7 @@ class NodeSettings:
 class TlsSettings:
     """HTTPS between clients and the router."""
 
-    mode: str = AUTO  # "always", "never", or "auto": wherever others than this machine may come
+    mode: str = AUTO  # "always", "never", or "auto": if other machines may connect
     certificate: str = ""  # a PEM file with the whole chain; "": the fabric's own
     key: str = ""  # its private key
     names: tuple[str, ...] = ()  # more names and addresses that the fabric's own is for
@@ -131,9 +131,9 @@ class RouterSettings:
     model_aliases: dict[str, str] = field(default_factory=dict)
     completion_tokens_max: int = COMPLETION_TOKENS_MAX  # of one answer, whatever a client asks for
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
-    edits: str = EXACT  # "exact" or "amortize": what edited memories become, unless a request says
+    edits: str = EXACT  # "exact", "amortize" or "anywhere", unless a request chooses
     policies: tuple[PolicySettings, ...] = ()  # in the order in which they rewrite
-    replicas: int = 0  # copies of each agent on other nodes, refreshed behind its turns
+    replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
     # How many nodes there are, once all have come: until then, for two minutes at most, what the
     # router has not heard of is answered by "come again". 0: as many as FILE or `up` name.
     nodes_expected: int = 0
@@ -152,7 +152,7 @@ class FabricSettings:
 
     model: str = "recall"  # a bundled model's name, or a folder that mlx-lm loads
     data_dir: str = "~/.macfabric"
-    keys_dir: str = ""  # what `macfabric certs create` made, on each Mac; "": in data_dir
+    keys_dir: str = ""  # made by `macfabric certs create`, on each Mac; "": in data_dir
     local_nodes: tuple[str, ...] = ()  # names for `macfabric up`; default node-a, node-b, …
     node: NodeSettings = field(default_factory=NodeSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
@@ -166,7 +166,7 @@ def parse_settings(section: Any) -> FabricSettings:
 
 
 def look_at_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem, ...]]:
-    """Return the settings, with defaults in place of what is wrong, and all that is wrong."""
+    """Return the settings, with defaults in place of invalid values, and all problems."""
     problems: list[SettingProblem] = []
     settings: FabricSettings = read_class(FabricSettings, section, _ROOT, problems)
     node, router = settings.node, settings.router
@@ -185,12 +185,12 @@ def look_at_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
 
 
 def check_keys(router: RouterSettings) -> None:
-    """Raise SettingsError for what is no key, or is the key of two."""
+    """Raise SettingsError for an invalid key, or one of two names."""
     require_sound(_key_problems(router))
 
 
 def check_doors(router: RouterSettings) -> None:
-    """Raise SettingsError for what is no host's name, or no one page's origin."""
+    """Raise SettingsError for an invalid host name or page origin."""
     require_sound(_door_problems(router))
 
 
@@ -199,7 +199,7 @@ def _problem(setting: str, message: str) -> SettingProblem:
 
 
 def _broken(rules: Iterable[tuple[bool, str, str]]) -> Iterator[SettingProblem]:
-    """Yield the rules that do not hold: (holds, setting, what it must be)."""
+    """Yield the rules: (whether it holds, setting, what it must be)."""
     for holds, setting, message in rules:
         if not holds:
             yield _problem(setting, message)
@@ -246,10 +246,10 @@ def _door_problems(router: RouterSettings) -> Iterator[SettingProblem]:
 
 
 def _parse_tenant(name: object) -> TenantId:
-    """Refuse what is no tenant's name, and the one whose blocks no budget counts."""
+    """Raise RejectedError for an invalid tenant's name, or that of self-tests."""
     tenant = parse_tenant_id(name)
     if tenant == SELF_TEST_TENANT:
-        message = "this name is each node's own, for its self-test"
+        message = "this name is reserved for the self-tests of nodes"
         raise RejectedError(message)
     return tenant
 
@@ -282,7 +282,7 @@ def _policy_problems(policies: tuple[PolicySettings, ...]) -> Iterator[SettingPr
                 (
                     _POLICY_USE.fullmatch(each.use) is not None,
                     f"{where}.use",
-                    f"'{each.use[:100]}' is no name of a policy, and no module:Class",
+                    f"'{each.use[:100]}' is neither a policy's name nor a module:Class",
                 ),
                 (
                     _POLICY_NAME.fullmatch(each.known_as) is not None,
@@ -345,7 +345,7 @@ def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
 
 
 def is_host(text: str) -> bool:
-    """Say whether a text is an address or a host's name, and nothing more."""
+    """Return whether a text is exactly an address or a host's name."""
     try:
         ip_address(text)
     except ValueError:
@@ -354,7 +354,7 @@ def is_host(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether what is sent to a host stays on this machine."""
+    """Return whether a host is this machine's loopback."""
     try:
         return ip_address(host).is_loopback
     except ValueError:  # a name

@@ -1,4 +1,4 @@
-"""Plain data read as settings: every mistake is reported at once, each at its own key.
+"""Reader of settings from plain data, which reports every mistake at its key.
 
 The strict reader of messages (`fabric/codec.py`) stops at the first one, which is right for
 programs. A person would have to run it as often as there are mistakes.
@@ -20,7 +20,7 @@ AUTOMATIC: Final = "auto"  # the program chooses
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """One setting that is wrong, and what to write instead."""
+    """One invalid setting, and what to write instead."""
 
     where: str  # its path, such as macfabric.node.hot_bytes
     message: str
@@ -47,9 +47,9 @@ def require_sound(problems: Iterable[SettingProblem]) -> None:
 
 
 def read_class(kind: Any, value: Any, where: str, problems: list[SettingProblem]) -> Any:
-    """Build a dataclass of which every field has a default; append what is wrong to `problems`.
+    """Build a dataclass whose fields have defaults; append mistakes to `problems`.
 
-    What is wrong has its default in the result, so that the rest can be checked, too.
+    Invalid fields have their defaults in the result, so that the rest can be checked, too.
     """
     built = _read_fields(kind, {} if value is None else value, where, problems)
     return kind() if built is _INVALID else built

@@ -34,9 +34,9 @@ class U32s(Sequence[int]):
 
     @classmethod
     def unpack(cls, raw: bytes) -> "U32s":
-        """Read what `pack` wrote; raise CorruptDataError unless it is whole numbers."""
+        """Unpack the bytes of `pack`; raise CorruptDataError unless they are whole numbers."""
         if len(raw) % ITEM_BYTES:
-            message = "a token list is not made of u32"
+            message = "the length of a token list is not a multiple of four bytes"
             raise CorruptDataError(message)
         made = cls()
         made._items = array("I", raw)
@@ -47,7 +47,7 @@ class U32s(Sequence[int]):
         return self._items.tobytes()
 
     def is_ascending(self) -> bool:
-        """Say whether no number is smaller than the one before it."""
+        """Return whether no number is smaller than the one before it."""
         numbers = np.frombuffer(self._items, np.uint32) if self._items else np.empty(0, np.uint32)
         return bool((numbers[1:] >= numbers[:-1]).all())
 
@@ -76,7 +76,7 @@ class U32s(Sequence[int]):
         return hash(tuple(self._items))
 
     def __repr__(self) -> str:
-        """Say how many: what a prompt is made of belongs in no log."""
+        """Show the count alone: a prompt's tokens belong in no log."""
         return f"U32s({len(self)} numbers)"
 
 

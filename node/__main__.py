@@ -2,7 +2,7 @@
 
 Events go to stdout, one JSON object per line (`waiting` for Ray, `connected`, `phase` of a start,
 `ready`, `lost`, `failed`), and in words to stderr. The exit status is 0 once all nodes are ready,
-or with --watch once told to end.
+or with --watch once a signal ends it.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m node", description=__doc__)
-    parser.add_argument("--config", type=Path, help="cluster.yaml; its metadata.macfabric counts")
+    parser.add_argument("--config", type=Path, help="cluster.yaml with metadata.macfabric")
     parser.add_argument(
         "--data-dir", required=True, help="holds the keys here and nodes/NAME on each Mac"
     )
@@ -62,11 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--machine-nodes", type=int, default=1, help="nodes that share the memory of one machine"
     )
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds until that")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for them")
     parser.add_argument(
-        "--ray-timeout", type=float, default=math.inf, help="seconds until Ray must be joined"
+        "--ray-timeout", type=float, default=math.inf, help="seconds to wait for Ray"
     )
-    parser.add_argument("--watch", action="store_true", help="stay, and serve Macs that come later")
+    parser.add_argument("--watch", action="store_true", help="stay, and serve Macs that join later")
     parser.add_argument(
         "--at-exit",
         choices=("leave", "flush", "stop"),

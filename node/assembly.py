@@ -1,7 +1,7 @@
-"""Put a node together: the one place where its parts meet.
+"""Assembly of a node from its resources.
 
-Each part is given the few others that it works with, and none the whole. What a node is built
-on differs between a Mac and a simulation; the rest is the same.
+Each part is given the few others that it works with, and none the whole node. The resources differ
+between a Mac and a simulation; the rest is the same.
 """
 
 from node.agents.owned import OwnedAgents

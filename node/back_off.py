@@ -1,11 +1,11 @@
-"""How long to wait before what failed is tried again: twice as long each time, up to a limit."""
+"""Waits before retries: twice as long each time, up to a limit."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class BackOff:
-    """The waits of one thing that fails again and again."""
+    """Waits between the retries of one operation."""
 
     first_s: float
     longest_s: float

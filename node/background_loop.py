@@ -1,4 +1,4 @@
-"""Work that a node does again and again beside its turns: no failure of one round is the last."""
+"""Periodic background work, which continues after a failed round."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,9 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundLoop:
-    """Runs `step` on the event loop from `start` to `stop`, each time after the wait it returned.
+    """Loop that runs `step` from `start` to `stop`, each time after the wait it returned.
 
-    A step that raises, whatever it raises, is logged and counted, and tried again after a rest.
+    A step that raises is logged and counted, and repeated after a rest.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class BackgroundLoop:
         first_wait_s: float = 0.0,
         hurry: asyncio.Event | None = None,
     ) -> None:
-        """Name it for the log; `failed` is called whenever a step raised.
+        """Create a loop; `name` is for the log, and `failed` is called when a step raises.
 
-        Whoever sets `hurry` lets the next step come now.
+        Setting `hurry` starts the next step now.
         """
         self._name = name
         self._step = step
@@ -41,7 +41,7 @@ class BackgroundLoop:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End, once a step under way is over."""
+        """Stop, after a step under way."""
         self._is_over = True
         self._hurry.set()
         if self._task is not None:
@@ -56,7 +56,7 @@ class BackgroundLoop:
                 return
             try:
                 self._wait_s = await self._step()
-            except Exception:  # noqa: BLE001 - one bad round must not be the last
-                _log.exception("%s failed and is tried again", self._name)
+            except Exception:  # noqa: BLE001 - a failed round must not end the loop
+                _log.exception("%s failed and will be retried", self._name)
                 self._failed()
                 self._wait_s = LOOP_RETRY_S

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def exclude_from_backups(folder: Path, platform: str = sys.platform) -> None:
-    """Exclude a folder on macOS; what keeps that from working is told in the log."""
+    """Exclude a folder on macOS; log a failure."""
     if platform != "darwin":
         return
     try:

@@ -1,4 +1,4 @@
-"""Answer the router's control calls on the node's event loop."""
+"""Control calls of the router, answered on the node's event loop."""
 
 import asyncio
 import logging
@@ -38,13 +38,13 @@ from node.limits import NODE_STOP_WAIT_S, WAITING_CALLS_MAX
 from node.low_latency import low_latency
 from node.node import Node
 
-_ELSEWHERE = RejectedError("this call does not travel over HTTP", code="unknown_call")
+_ELSEWHERE = RejectedError("this call is not accepted over HTTP", code="unknown_call")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
 _log = logging.getLogger(__name__)
 
 
 class ControlCalls:
-    """The table from message type to what is done about it."""
+    """Table of control calls by message type."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -85,7 +85,7 @@ class ControlCalls:
         return frozenset(self._answers)
 
     async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
-        """Decode, carry out and answer one call, if it may come so; errors go back as data."""
+        """Decode, execute and answer one call, if its route is allowed; return errors as data."""
         try:
             _, call = decode_call(raw)
             is_waited_for = spec_of(type(call)).route is CallRoute.HTTP
@@ -93,20 +93,20 @@ class ControlCalls:
                 return encode_reply(error_reply(_ELSEWHERE))
             async with asyncio.timeout(_LIMIT_S):
                 with low_latency() if is_waited_for else nullcontext():
-                    return encode_reply(await self._carried_out(call))
+                    return encode_reply(await self._execute(call))
         except FabricError as error:
             return encode_reply(error_reply(error))
-        except Exception as error:  # noqa: BLE001 - nothing may end the loop
+        except Exception as error:  # noqa: BLE001 - the caller gets every error as data
             _log.exception("a control call failed")
             message = f"the node failed on this call ({type(error).__name__})"
             return encode_reply(error_reply(FabricError(message)))
 
-    async def _carried_out(self, call: Any) -> object:
+    async def _execute(self, call: Any) -> object:
         answer = self._answers[type(call)]
         if not spec_of(type(call)).waits:
             return await answer(call)
         if not self._waiting.take(call.tenant):
-            message = "too many calls of yours wait at this node"
+            message = "too many calls of this tenant are waiting at this node"
             raise OverloadedError(message)
         try:
             return await answer(call)

@@ -1,7 +1,7 @@
-"""A node that takes no new agents, because somebody is about to close its lid.
+"""Draining of a node, which then accepts no new agents.
 
-Said durably, in a file beside the incarnation: a Mac is drained to be updated, moved or shut,
-and what restarts meanwhile must not be given agents that would be cut off a moment later.
+Durable, in a file beside the incarnation: a Mac is drained to be updated, moved or shut, and a
+restart in between must not attract agents that would be cut off a moment later.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_noted(folder: Path) -> bool:
-    """Say whether the node whose data folder this is was draining when it was stopped."""
+    """Return whether the node of this data folder was draining when it stopped."""
     disk = PosixDisk(folder)
     try:
         with contextlib.suppress(FileNotFoundError, FabricError):
@@ -54,11 +54,11 @@ class DrainFlag:
     health: Health
 
     async def recall(self) -> None:
-        """Find out whether the node was draining when it was stopped."""
+        """Restore the flag of the node's last run."""
         self.health.is_draining = await self.workers.run(lambda: is_noted(self.folder))
 
     async def drain(self, call: DrainNode) -> Done:
-        """Take no new agents, or take them again; raise DiskError where that is not durable."""
+        """Start or stop draining; raise DiskError where the change is not durable."""
         if not call.draining:
             await self.workers.run(lambda: _note(self.folder, draining=False))
             self.health.is_draining = False
@@ -67,7 +67,7 @@ class DrainFlag:
         try:
             await self.workers.run(lambda: _note(self.folder, draining=True))
         except FabricError as error:
-            # A full disk is a good reason to drain: it must not be one not to.
+            # A full disk is a reason to drain, so it must not prevent that.
             _log.error("draining is not durable: %s", error.message)
-            return Done("takes no new agents until it is restarted: its disk refuses to note it")
+            return Done("takes no new agents until it restarts: its disk refuses to store the flag")
         return Done("takes no new agents")

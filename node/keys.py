@@ -1,4 +1,4 @@
-"""What a node proves itself with: the cluster's key and a certificate, from files of its Mac."""
+"""Credentials of a node: the cluster's key and a certificate, from files of its Mac."""
 
 import os
 import ssl
@@ -24,25 +24,25 @@ class Keys:
 
     folder: Path
     cluster_key: bytes = field(repr=False)
-    digest: str  # tells folders apart and says nothing about what is in them
+    digest: str  # identifies the folder without revealing its keys
 
     def server_context(self) -> ssl.SSLContext:
-        """Return how a node serves: members only, who see its own certificate first."""
+        """Return the server's TLS context, which admits members of the fabric only."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        context.num_tickets = 0  # every call is a connection of its own, and none is resumed
+        context.num_tickets = 0  # connections are not resumed
         try:
             context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
             context.load_cert_chain(self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
         except (OSError, ssl.SSLError) as error:
-            message = f"{self.folder}: the certificates there are of no use ({error})"
+            message = f"{self.folder}: the certificates there are not valid ({error})"
             raise FatalError(message) from None
         return context
 
 
 def read_keys(folder: Path) -> Keys:
-    """Read a folder of keys; raise FatalError where one is missing or open to others."""
+    """Read a folder of keys; raise FatalError if one is missing or readable by others."""
     parts = {
         name: _read(folder / name)
         for name in (CLUSTER_KEY, AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY)

@@ -1,11 +1,11 @@
-"""Put one node on every Mac of a Ray cluster and follow how they are.
+"""Launch of one node on every Mac of a Ray cluster, and supervision of their actors.
 
-A Mac is a Ray node with the resource `mlx` and a label `mac`, which names it. Who starts again:
+A Mac is a Ray node with the resource `mlx` and a label `mac`, its name. Restarts are made by:
 
     a process that ended      Ray, at once, with the same actor
-    a start that failed       the actor itself, ever later, in the same process (`node.ray_actor`)
-    an actor that is dead     this launch, ever later, with a new actor: the name is free again only
-                              when the old one is gone, and its folder only with its process
+    a start that failed       the actor itself, in the same process, after growing waits
+    an actor that is dead     this launch, with a new one, after growing waits: the name is free
+                              when the old one is gone, and the folder when its process is
 """
 
 import logging
@@ -26,11 +26,11 @@ from node.limits import CONTROL_CALLS_MAX, START_REASON_CHARS_MAX
 SCAN_S = 1.0
 LOADING_POLL_S = 0.1
 READY_POLL_S = 2.0
-# Until a dead actor gets a successor, by how many in a row are dead; the first two are replaced at
-# once, as after a change of settings. Who served for LASTING_S begins anew.
+# Until a dead actor is replaced, by the number of dead ones in a row; the first two are replaced at
+# once, as after a change of settings. The count restarts after LASTING_S of service.
 DEAD_PAUSES_S = (0.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 LASTING_S = 60.0
-RETOLD_S = 2.5  # a failure's next try that moves by more is that of another failure
+RETOLD_S = 2.5  # a retry later by more than this belongs to another failure
 TICK_S = 0.1
 EXIT_TIMEOUT_S = 20.0
 _DESCRIBE = encode_call(Describe())
@@ -40,11 +40,11 @@ _log = logging.getLogger("macfabric.node.launch")
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What every node of the cluster is started with."""
+    """Options with which every node of the cluster is started."""
 
     settings: FabricSettings
     data_dir: str
-    keys_digest: str  # what the keys on every Mac have to be: copies of those here
+    keys_digest: str  # of the keys here, of which every Mac must have copies
     bind: str | None = None  # None: the address by which Ray knows the Mac
     service_module: str | None = None
     machine_nodes: int = 1  # of this fabric on one machine: they share its memory
@@ -52,26 +52,26 @@ class LaunchOptions:
 
 @dataclass(slots=True)
 class LaunchedNode:
-    """One actor and what is known of it."""
+    """One actor, with its state as last reported."""
 
     name: NodeName
     host: str
     actor: Any
     since_s: float
-    origin: bytes  # what it has to have been started with
-    is_ours: bool = False  # it was: an actor of that name may be older than our settings
+    origin: bytes  # digest of the start that it must have had
+    is_ours: bool = False  # it had: an actor of that name may be older than our settings
     asked: Any = None  # the reference of a call under way
     ask_at_s: float = 0.0
     view: NodeView | None = None
     ready_at_s: float = 0.0
     failure: str | None = None
-    phase: str | None = None  # of a start that goes on
-    again_at_s: float = 0.0  # when the start that failed is tried again
+    phase: str | None = None  # of a start under way
+    again_at_s: float = 0.0  # when a failed start is retried
 
 
 @dataclass(slots=True)
 class Deaths:
-    """The actors of one name that Ray has given up in a row."""
+    """Count of dead actors of one name in a row."""
 
     count: int = 0
     again_at_s: float = 0.0
@@ -79,7 +79,7 @@ class Deaths:
 
 @dataclass(slots=True)
 class Launch:
-    """Creates the actors of a connected Ray cluster and follows how they are."""
+    """Creator and supervisor of a Ray cluster's actors."""
 
     options: LaunchOptions
     nodes: dict[NodeName, LaunchedNode] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Launch:
         return [node for node in self.nodes.values() if node.view is not None]
 
     def step(self, *, scan: bool) -> Iterator[dict[str, Any]]:
-        """Do what is due, wait at most a tick, and yield what happened."""
+        """Run due work, wait at most a tick, and yield events."""
         now_s = time.monotonic()
         if scan and now_s >= self._scan_at_s:
             self._scan_at_s = now_s + SCAN_S
@@ -108,8 +108,8 @@ class Launch:
         rows = ray.nodes()
         own = ray.get_runtime_context().get_node_id()
         if _is_gone(own, rows):
-            # Whoever watches over this process starts it again; actors stay where they are.
-            message = "our own Ray node is gone, and with it the news of all others"
+            # The supervisor restarts this process; the actors are not affected.
+            message = "our own Ray node is gone, and with it all reports of other nodes"
             raise FatalError(message)
         for row in rows:
             labels = row.get("Labels", {})
@@ -139,7 +139,7 @@ class Launch:
             resources={RESOURCE: 1},
             label_selector={LABEL: name},  # a restarted Mac has a new Ray id, but its old label
             max_restarts=-1,
-            max_task_retries=0,  # a control call may have been carried out: only the caller knows
+            max_task_retries=0,  # a failed call may have been executed: only the caller knows
         )
         options = self.options
         start = NodeStart(
@@ -178,18 +178,18 @@ class Launch:
             except ray.exceptions.RayActorError as error:
                 yield from self._on_lost(node, error)
             except RejectedError as error:
-                self._warn_once(f"{node.name} answers wrongly: {error.message}")
+                self._warn_once(f"{node.name} sent an invalid answer: {error.message}")
             else:
                 yield from self._on_reply(node, reply)
 
     def _compare(self, node: LaunchedNode, origin: bytes) -> None:
-        """Keep an actor that was started as we would start it; replace any other."""
+        """Keep an actor with the same start options; replace any other."""
         import ray
 
         if origin == node.origin:
             node.is_ours, node.ask_at_s = True, 0.0
             return
-        _log.info("%s runs with other settings, starting it anew", node.name)
+        _log.info("%s runs with other settings: replacing it", node.name)
         stopped = node.actor.control.remote(encode_call(Stop()))
         if not ray.wait([stopped], timeout=EXIT_TIMEOUT_S)[0]:
             _log.warning("%s did not stop in time", node.name)
@@ -205,7 +205,7 @@ class Launch:
         node.view = None
         node.ask_at_s = time.monotonic() + LOADING_POLL_S
         node.failure = node.phase = None
-        if isinstance(error, ray.exceptions.ActorDiedError):  # for good: Ray restarts it no more
+        if isinstance(error, ray.exceptions.ActorDiedError):  # Ray does not restart it
             del self.nodes[node.name]
             yield from self._on_dead(node, str(error))
 
@@ -242,7 +242,7 @@ class Launch:
             yield {"event": "phase", "node": node.name, "message": reply.message}
 
     def finish(self, how: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
-        """Leave the nodes: as they are, with everything flushed, or stopped and removed."""
+        """Leave the nodes running, flush them, or stop and remove them."""
         import ray
 
         if how == "leave" or not self.nodes:
@@ -270,14 +270,14 @@ def _last_line(text: str) -> str:
 
 
 def _is_gone(own: str, rows: list[dict[str, Any]]) -> bool:
-    """Say whether a Ray node is dead, or has a successor before Ray has noticed its end."""
+    """Return whether a Ray node is dead, or has a successor before Ray has noticed its end."""
     alive = {row["NodeID"]: machine_of(row) for row in rows if row["Alive"]}
     machine = alive.pop(own, None)
     return machine is None or machine in alive.values()
 
 
 def _ask(node: LaunchedNode) -> Any:
-    """Ask an actor how it is, but first of all what it was started with."""
+    """Request an actor's state, or at first the digest of its start options."""
     import ray
 
     if node.is_ours:
@@ -289,7 +289,7 @@ def _ask(node: LaunchedNode) -> Any:
 
 
 def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
-    """Say what is missing, once the time is up."""
+    """Return what is missing after the timeout."""
     import ray
 
     late = sorted(node.name for node in launch.nodes.values() if node.view is None)
@@ -301,13 +301,13 @@ def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
     seen = ", ".join(sorted(row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]))
     return (
         f"{len(launch.nodes)} of {expected} Macs joined Ray within {timeout_s:g} s (Ray knows: "
-        f"{seen or 'nobody'}). A Mac joins by `ray start … --resources='{{\"{RESOURCE}\": 1}}' "
+        f"{seen or 'none'}). A Mac joins by `ray start … --resources='{{\"{RESOURCE}\": 1}}' "
         f"--labels={LABEL}=NAME`"
     )
 
 
 def ready_event(node: LaunchedNode, view: NodeView) -> dict[str, Any]:
-    """Say that a node serves, and whether its memory passed the test of itself."""
+    """Return the event of a node that serves, with the result of its self-test."""
     return {
         "event": "ready",
         "node": node.name,
@@ -322,5 +322,5 @@ def ready_event(node: LaunchedNode, view: NodeView) -> dict[str, Any]:
 
 
 def failed_event(node: LaunchedNode, why: str, wait_s: float) -> dict[str, Any]:
-    """Say that a node does not start, and after how many seconds that is tried again."""
+    """Return the event of a failed start, with the seconds until its retry."""
     return {"event": "failed", "node": node.name, "message": why, "retry_s": round(wait_s, 1)}

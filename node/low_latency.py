@@ -1,7 +1,6 @@
-"""Work that a client's next token waits for, on threads that nothing else fills.
+"""Threads reserved for work that a client's next token waits for.
 
-The other threads may all be at work: saving, restoring and checking blocks, or copying agents
-for an hour.
+All other threads may be busy saving, restoring and checking blocks, or copying agents for an hour.
 """
 
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ _LOW_LATENCY = ContextVar("low_latency", default=False)
 
 @contextmanager
 def low_latency() -> Iterator[None]:
-    """Let the work of this task, and of those that it starts, go to the threads kept free."""
+    """Run the work of this task, and of those it starts, on the reserved threads."""
     token = _LOW_LATENCY.set(True)
     try:
         yield
@@ -22,5 +21,5 @@ def low_latency() -> Iterator[None]:
 
 
 def is_low_latency() -> bool:
-    """Say whether a client's next token waits for this task's work."""
+    """Return whether this task's work runs on the reserved threads."""
     return _LOW_LATENCY.get()

@@ -1,7 +1,7 @@
-"""Read how much memory this machine has, how short of it the system is, and how hot it runs.
+"""The machine's memory, memory pressure and thermal state.
 
-Pressure is what the system says of itself, not a count of free bytes: macOS and Linux fill all
-memory with caches that they drop when it is wanted. Source: `kern.memorystatus_vm_pressure_level`
+Pressure is the system's own measure, not a count of free bytes: macOS and Linux fill all memory
+with caches that they drop when it is needed. Source: `kern.memorystatus_vm_pressure_level`
 is 1, 2 or 4 (xnu, `bsd/sys/event.h`); Linux's `Documentation/accounting/psi.rst`.
 """
 
@@ -37,7 +37,7 @@ class Pressure(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the level as messages spell it, one of PRESSURES."""
+        """Name of the level in messages, one of PRESSURES."""
         return self.name.lower()
 
 
@@ -51,7 +51,7 @@ def ram_bytes(group_limit: Path = GROUP_LIMIT) -> int:
 
 
 def memory_pressure(platform: str = sys.platform) -> Pressure:
-    """Return how short the system is of memory; NORMAL where it does not say."""
+    """Return the system's memory pressure, or NORMAL if it reports none."""
     if platform == "darwin":
         return pressure_of_level(_read_level())
     try:
@@ -61,14 +61,14 @@ def memory_pressure(platform: str = sys.platform) -> Pressure:
 
 
 def pressure_of_level(level: int | None) -> Pressure:
-    """Read macOS's own level."""
+    """Convert macOS's level."""
     if level is None or level < Pressure.WARNING:
         return Pressure.NORMAL
     return Pressure.WARNING if level < Pressure.CRITICAL else Pressure.CRITICAL
 
 
 def pressure_of_stalls(text: str) -> Pressure:
-    """Read Linux's shares of time in which tasks waited for memory."""
+    """Convert Linux's shares of time in which tasks waited for memory."""
     stalls = {kind: float(percent) for kind, percent in _STALL.findall(text)}
     if stalls.get("full", 0.0) >= FULL_CRITICAL_PERCENT:
         return Pressure.CRITICAL
@@ -78,7 +78,7 @@ def pressure_of_stalls(text: str) -> Pressure:
 
 
 def thermal_state(platform: str = sys.platform) -> str:
-    """Return how hot macOS says that the machine is, one of THERMAL_STATES; it slows a hot one."""
+    """Return the thermal state by macOS, one of THERMAL_STATES; a hot machine is slowed down."""
     if platform != "darwin":
         return THERMAL_STATES[0]
     state = _read_thermal_state()
@@ -86,7 +86,7 @@ def thermal_state(platform: str = sys.platform) -> str:
 
 
 def ask_for_fast_cores(platform: str = sys.platform) -> bool:
-    """Ask that this thread runs on performance cores; say whether the system takes that.
+    """Request performance cores for this thread; return whether the system accepts that.
 
     Without it macOS may run a program that an ssh login or a daemon started on efficiency cores.
     Source: `pthread/qos.h`.

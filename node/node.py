@@ -168,7 +168,7 @@ class Node:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn runs, an agent is on its way here, or blocks are sent to a peer."""
+        """Whether a turn runs, an agent is arriving, or blocks are being sent to a peer."""
         moving = any(self.moves.incoming) or self.resources.transfers.is_sending
         return bool(self.live_turns) or moving
 

@@ -1,4 +1,4 @@
-"""A node as a Ray actor: takes control calls at once, loads the model behind them.
+"""A node as a Ray actor, which answers control calls while it loads the model.
 
 Light to import, because every driver that creates or finds the actor imports it: the service,
 and with it MLX, is loaded in the actor's own process only.
@@ -45,7 +45,7 @@ _FIRST_INCARNATION_BITS = 48
 _UNWRITTEN_INCARNATION_BITS = 40
 START_RETRY_S = 0.5
 START_RETRY_MAX_S = 15.0
-START_AGAIN_S = 5.0  # what was told wrongly, or is not there: somebody has to mend it first
+START_AGAIN_S = 5.0  # for wrong settings or missing files, which an operator must correct
 START_AGAIN_MAX_S = 300.0
 _PASSING = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
@@ -57,7 +57,7 @@ _log = logging.getLogger("macfabric.node.ray_actor")
 
 @dataclass(frozen=True, slots=True)
 class NodeStart:
-    """What an actor is started with, and again by each restart."""
+    """Options of an actor's start and of each restart."""
 
     name: str
     data_dir: str
@@ -71,7 +71,7 @@ class NodeStart:
 
 
 def origin_of(start: bytes) -> bytes:
-    """Return a digest of what an actor is started with, packed."""
+    """Return a digest of packed start options."""
     return hashlib.blake2b(start, digest_size=32).digest()
 
 
@@ -91,7 +91,7 @@ class NodeActor:
 
     @ray.method(concurrency_group="control")
     async def control(self, raw: bytes) -> bytes:
-        """Answer one control call; blocks nobody else for as long as it takes."""
+        """Answer one control call, without blocking others."""
         refusal = self._refusal
         if refusal is not None:
             return encode_reply(self._timed(refusal))
@@ -103,7 +103,7 @@ class NodeActor:
 
     @ray.method(concurrency_group="control")
     async def origin(self) -> bytes:
-        """Tell what it was started with; Ray restarts it with the same for ever."""
+        """Return the digest of the start options, which Ray repeats at each restart."""
         return self._origin
 
     def _start(self, name: str, begin: Callable[[], None]) -> None:
@@ -114,12 +114,12 @@ class NodeActor:
         while True:
             try:
                 begin()
-            except Exception as error:  # noqa: BLE001 - whatever it is, callers are told
+            except Exception as error:  # noqa: BLE001 - callers get every error
                 why = error.message if isinstance(error, FabricError) else str(error)
                 again = _loading(f"it tries to start again: {why}")
                 wait_s = (passing if _passes(error) else lasting).next_s()
                 if _passes(error):
-                    # The one before it is about to end, or somebody makes room.
+                    # A predecessor is about to end, or space may be freed.
                     _log.warning("node %s starts again in %g s: %s", name, wait_s, why)
                     self._refusal = again
                 else:
@@ -142,7 +142,7 @@ class NodeActor:
 
     def _begin(self, start: NodeStart) -> None:
         keys = _matching(read_keys(Path(start.keys_dir).expanduser()), start.keys_digest)
-        importlib.invalidate_caches()  # what was missing may have been installed
+        importlib.invalidate_caches()  # missing packages may have been installed
         service = importlib.import_module(start.service_module)
         folder = Path(start.data_dir).expanduser()
         config = service.NodeConfig(
@@ -163,15 +163,15 @@ class NodeActor:
 
 
 def _end_process() -> None:
-    """End this process at once; Ray starts the node again, from what is on disk."""
+    """End this process at once; Ray restarts the node from its disk."""
     logging.shutdown()
     os._exit(os.EX_SOFTWARE)
 
 
 def _passes(error: Exception) -> bool:
-    """Say whether the same start may succeed later: the system lacks something, or another has it.
+    """Return whether the same start may succeed later, as a resource is exhausted or in use.
 
-    What a node was told wrongly (model, key, host) stays wrong.
+    Wrong options (model, key, host) stay wrong.
     """
     from node.store.posix_disk import DiskError
 
@@ -187,7 +187,7 @@ def _matching(keys: Keys, digest: str) -> Keys:
 
 
 def next_incarnation(folder: Path) -> int:
-    """Count this start of the node whose data folder this is, durably if the disk allows."""
+    """Count this start of the data folder's node, durably if the disk allows."""
     from node.store.posix_disk import DiskError, PosixDisk
 
     disk = PosixDisk(folder)
@@ -199,7 +199,7 @@ def next_incarnation(folder: Path) -> int:
         try:
             disk.publish(_INCARNATION, [str(count).encode()])
         except DiskError as error:
-            # A full drive must not keep from starting who could make room. The next start may
+            # A full drive must not prevent a start, which may free space. The next start may
             # read the same last number: chance keeps their numbers apart.
             _log.warning("the count of starts is in memory only: %s", error.reason)
             count += secrets.randbits(_UNWRITTEN_INCARNATION_BITS)

@@ -1,4 +1,4 @@
-"""Prove at start-up that a stored agent really comes back: save, forget, restore, compare.
+"""Self-test at start-up of saving and restoring an agent: save, drop, restore, compare.
 
 Runs the real path with the real model under a tenant of its own and erases what it made.
 Several caches of this kind were shipped without ever having been read back.
@@ -60,7 +60,7 @@ class Questions:
     turns: TurnServer
 
     async def render_once(self) -> None:
-        """Compile the chat template, which nobody's first turn shall wait for."""
+        """Compile the chat template, so that no first turn waits for it."""
         words = [{"role": "user", "content": _WORDS}]
         with suppress(RejectedError):  # one that takes no such message is tried by the first turn
             await self.workers.run(lambda: self.tokenizer.render(words, None, {}))
@@ -76,7 +76,7 @@ class Questions:
         return prompt
 
     async def ask(self) -> tuple[Admitted, list[tuple[str, float | None]]]:
-        """Have a turn; return how it was admitted and what was answered."""
+        """Run a turn; return its admission and its answer."""
         request = GenerateRequest(
             operation=OperationId("selftest-1"),
             tenant=SELF_TEST_TENANT,
@@ -97,9 +97,7 @@ class Questions:
         if isinstance(last, Failed) and last.code == FabricError.code:
             raise FabricError(last.message)
         if not isinstance(last, Finished):  # cancelled, handed over for its memory, or refused
-            message = (
-                last.message if isinstance(last, Failed) else "its turn did not come to an end"
-            )
+            message = last.message if isinstance(last, Failed) else "its turn did not end"
             raise RetryLaterError(message)
         if admitted is None or not answer:
             message = "no answer"
@@ -126,7 +124,7 @@ class SelfTests:
         self._waits = BackOff(2 * FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S)
         self._retry_at_s = 0.0
         self.found = UNTESTED
-        self.is_sure = False  # it could tell whether stored agents come back
+        self.is_sure = False  # the test was conclusive
 
     async def run(self) -> SelfTest:
         """Find out whether an agent answers the same after its KV cache went through the disk.
@@ -145,7 +143,7 @@ class SelfTests:
         if passed is False:
             health.problem = health.problem or detail
         if passed is None:
-            health.troubles[SELF_TEST] = f"the self-test could not tell: {detail}"
+            health.troubles[SELF_TEST] = f"the self-test was not conclusive: {detail}"
         else:
             health.troubles.pop(SELF_TEST, None)
         if not passed:
@@ -153,7 +151,7 @@ class SelfTests:
         return self.found
 
     async def retry(self) -> None:
-        """Repeat a test that could not tell, ever less often, while no turn runs."""
+        """Repeat an inconclusive test, ever less often, while no turn runs."""
         if self.is_sure or self._turns or self._health.state != "ready":
             return
         if self._clock.monotonic_s() >= self._retry_at_s:
@@ -161,10 +159,10 @@ class SelfTests:
             self._retry_at_s = self._clock.monotonic_s() + self._waits.next_s()
 
     async def _try(self) -> tuple[bool | None, str]:
-        """Return whether the agent came back, None if nobody can say, and what was found."""
+        """Return whether the agent was restored, or None if unknown, and the details."""
         begun_before = self._turns.begun_count
         try:
-            await self._clean_up()  # what an earlier attempt left
+            await self._clean_up()  # remains of an earlier attempt
             await self._questions.render_once()
             passed, detail = await self._compare()
             await self._clean_up()
@@ -174,7 +172,7 @@ class SelfTests:
         except FabricError as error:
             return False, f"{error.code}: {error.message}"
         if passed is False and self._turns.begun_count > begun_before + _TURNS:
-            return None, f"{detail} beside other turns"  # whose batches round otherwise
+            return None, f"{detail} beside other turns"  # whose batches change rounding
         return passed, detail
 
     async def _clean_up(self) -> None:
@@ -186,7 +184,7 @@ class SelfTests:
         saved = agent.saved
         if saved is not None:
             refs = await run(lambda: store.erase_record(KEY, saved))
-            table.remove(agent.key)  # its blocks are let go of, whether the disk removes them
+            table.remove(agent.key)  # releases its blocks, even if the disk keeps them
             await run(lambda: store.erase_blocks(refs))
             return
         if not await run(lambda: store.settle(KEY)):

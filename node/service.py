@@ -94,7 +94,7 @@ class NodeService:
         self._prober: LinkProber | None = None
         self._power: PowerAssertion | None = None
         self._share_bytes = sys.maxsize  # of the machine's memory
-        self._begun: list[Callable[[], object]] = []  # how to end what a start has begun
+        self._begun: list[Callable[[], object]] = []  # undo steps of a start, in order
 
     @property
     def node(self) -> Node:
@@ -104,7 +104,7 @@ class NodeService:
     def start(self) -> None:
         """Load the model, recover the disk tier, test it, and listen.
 
-        A start that fails ends what it has begun, so that another may follow in this process.
+        A failed start undoes its steps, so that another may follow in this process.
         """
         try:
             self._start()
@@ -318,7 +318,7 @@ class NodeService:
     async def _listen(self) -> None:
         node = self.node
         listener = socket.create_server((self._config.host, 0))
-        # Of each connection, too; asyncio takes these for none of TCP and leaves Nagle's delay on.
+        # Inherited by connections: asyncio does not take them for TCP and leaves Nagle's delay on.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
         tls = self._config.tls

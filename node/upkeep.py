@@ -1,9 +1,8 @@
-"""What a node does again and again beside its turns.
+"""Periodic background work of a node.
 
 Upkeep    once a minute: the disk's limits, pins, moves whose router is gone, the time served
-Retries   every few seconds, or at once: what the disk refused, agents of others that it still
-          claims, blocks of turns that were given up, and a self-test that could not tell. A
-          restart does the first, too.
+Retries   every few seconds, or at once: failed saves, records that still claim released agents,
+          blocks of abandoned turns, and inconclusive self-tests. Restarts repeat the saves, too.
 """
 
 import asyncio
@@ -53,15 +52,15 @@ class Upkeep:
         )
 
     def start(self) -> None:
-        """Begin to look once a minute."""
+        """Start the rounds."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """End; a removal under way is finished first."""
+        """Stop, after a removal under way."""
         await self._loop.stop()
 
     async def round(self) -> None:
-        """Do all of it now; a disk that refuses is told in the log."""
+        """Run one round now; log disk errors."""
         await self._budget.enforce()
         await attempt(self._pins.persist_all())
         await attempt(self._cleanup.abort_stale())
@@ -101,7 +100,7 @@ class Retries:
         self._step_downs = releases
         self._self_tests = self_tests
         self._loop = BackgroundLoop(
-            "saving again what the disk refused",
+            "retrying failed saves",
             self._step,
             health.note_failed_round,
             first_wait_s=FLUSH_IDLE_S,
@@ -109,18 +108,18 @@ class Retries:
         )
 
     def start(self) -> None:
-        """Begin to look after what waits while all is idle."""
+        """Start the retries."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """End, once a save under way is finished or has failed."""
+        """Stop, after a save under way."""
         await self._loop.stop()
 
     async def _step(self) -> float:
         if self._erasing.is_owed:
             await self._erasing.finish()
         if self._unsaved.agents() and await self._flusher.flush():
-            await asyncio.sleep(FLUSH_RETRY_S)  # whoever is in a hurry
+            await asyncio.sleep(FLUSH_RETRY_S)  # also if `hurry` is set
         await self._workers.run(self._store.sweep)
         await self._step_downs.finish_all()  # of what is in memory only, behind its save
         await self._self_tests.retry()

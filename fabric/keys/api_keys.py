@@ -1,6 +1,6 @@
 """Keys as settings spell them: the key itself, or `sha256:` and the digest of it in hex.
 
-Only digests are kept and compared, so no comparison tells anything of a key.
+Only digests are kept and compared, so the time of a comparison reveals nothing of a key.
 """
 
 import hmac
@@ -17,7 +17,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
 def key_digest(spelled: str) -> bytes:
-    """Return the digest of a key as settings spell it; raise RejectedError for what is none."""
+    """Return the digest of a key as settings spell it; raise RejectedError if it is not a key."""
     if spelled.lower().startswith(DIGEST_PREFIX):
         found = _DIGEST.fullmatch(spelled)
         if found is None:
@@ -31,12 +31,12 @@ def key_digest(spelled: str) -> bytes:
 
 
 def is_plain(spelled: str) -> bool:
-    """Say whether whoever reads the settings has the key."""
+    """Return whether the settings contain the key itself."""
     return not spelled.lower().startswith(DIGEST_PREFIX)
 
 
 def name_of(given: bytes, digests: Mapping[str, bytes]) -> str | None:
-    """Return whose key was given, or None; takes the same time always."""
+    """Return the name of a key's owner, or None, in constant time."""
     found, digest = None, sha256(given).digest()
     for name, known in digests.items():
         if hmac.compare_digest(digest, known):

@@ -3,7 +3,7 @@
 from typing import Final
 
 CLUSTER_KEY: Final = "cluster.key"  # 32 bytes in hex; salts, tickets and stored caches depend on it
-AUTHORITY_CERTIFICATE: Final = "ca.pem"  # whom members, and clients that want to, trust
+AUTHORITY_CERTIFICATE: Final = "ca.pem"  # the authority that members trust, and clients may
 MEMBER_CERTIFICATE: Final = "member.pem"
 MEMBER_KEY: Final = "member.key"
 RAY_TOKEN: Final = "ray.token"  # noqa: S105 - a file's name

@@ -1,4 +1,4 @@
-"""Whether a link is slow enough for zstd to pay, and zstd that cannot be made to explode.
+"""Compression of transfers: whether zstd pays on a link, and decompression with a bound.
 
 A stream compresses, sends and decompresses different slices at once, so the slowest of the
 three decides. 4-bit blocks are nearly random: level 1 leaves 0.83-0.93 of them, at about
@@ -38,7 +38,7 @@ def zstd_pays(
 
 
 def zstd_may_pay(link: float) -> bool:
-    """Say whether any ratio could pay on a link of so many bytes per second."""
+    """Return whether any ratio could pay on a link of so many bytes per second."""
     return zstd_pays(link, 0.0, math.inf)
 
 

@@ -1,7 +1,7 @@
-"""How two nodes prove to each other that they hold the cluster's key, and derive their keys.
+"""Handshake by which two nodes prove that they hold the cluster's key, and derive session keys.
 
 All of it covers the whole transcript: both names and nonces, the model, and whether the rest is
-encrypted. Whoever changes any of it on the way is noticed by both ends.
+encrypted. Both ends notice any change of it on the way.
 """
 
 import hmac
@@ -57,7 +57,7 @@ def check_proof(
     *,
     encrypts: bool = False,
 ) -> None:
-    """Raise UnauthorizedError unless `proof` is what the peer in `role` must send."""
+    """Raise UnauthorizedError unless `proof` is that of the peer in `role`."""
     right = prove(cluster_key, role, hello, server_nonce, encrypts=encrypts)
     if not hmac.compare_digest(proof, right):
         message = f"the {role} does not hold this cluster's key"

@@ -1,4 +1,4 @@
-"""Network interfaces, from what macOS prints, and which of them lead to a peer. Pure.
+"""Network interfaces, parsed from macOS's output, and which of them reach a peer.
 
 IPv4 only: link-local IPv6 addresses carry a scope that means nothing to the other machine.
 169.254 addresses are kept, because a Thunderbolt cable between two Macs often has no others.
@@ -29,21 +29,21 @@ class Interface:
 
 
 def is_private_device(device: str) -> bool:
-    """Say whether an interface reaches nothing but this machine's own guests."""
+    """Return whether an interface reaches only this machine's own guests."""
     return _PRIVATE.match(device) is not None
 
 
 def is_local(host: str, interfaces: Sequence[Interface]) -> bool:
-    """Say whether packets for `host` never leave this machine."""
+    """Return whether packets for `host` never leave this machine."""
     return ip_address(host).is_loopback or any(i.host == host for i in interfaces)
 
 
 def leading_to(
     host: str, kind: LinkKind | None, interfaces: Sequence[Interface]
 ) -> list[Interface]:
-    """List the interfaces whose own network holds a peer's address, the right cable first.
+    """Return the interfaces whose network contains a peer's address, the right cable first.
 
-    `kind` is what the peer says of its end. Where both cables are in one network, only the
+    `kind` is the peer's kind of link. Where both cables are in one network, only the
     kinds tell which end belongs to which: a Thunderbolt address is dialled over Thunderbolt,
     any other one over Thunderbolt last. One per device; none for an address that is routed,
     or that is this machine's own.
@@ -95,7 +95,7 @@ def parse_ifconfig(text: str, ports: Mapping[str, str]) -> list[Interface]:
 
 
 def darwin_kind(device: str, ports: Mapping[str, str]) -> LinkKind:
-    """Tell the kind of link from the device and the port's name.
+    """Return the kind of link by the device and the port's name.
 
     `bridge0` is the Thunderbolt bridge under whatever name the user's language gives it; an
     Ethernet adapter that hangs on Thunderbolt has both words in its name.

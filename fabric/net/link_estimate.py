@@ -1,4 +1,4 @@
-"""What one link is worth, from what was heard over it: speed, delay, and when to try it again.
+"""Estimate of one link from its observations: speed, delay, and the time of the next try.
 
 Pure functions from an estimate, an event and the time to the next estimate. Times are the
 owner's monotonic seconds.
@@ -14,10 +14,10 @@ SAMPLE_S: Final = 0.1  # a longer one counts for several
 SAMPLES_MAX: Final = 16
 NOMINAL_SHARE_MAX: Final = 1.25  # above it the sample, not the link, is at fault
 UNMEASURED_SHARE: Final = 0.7  # of nominal that well-made transfers reach; Mooncake: 0.71
-SAMPLE_BYTES_MIN: Final = 256 * KIB  # fewer tell the delay, not the rate
+SAMPLE_BYTES_MIN: Final = 256 * KIB  # fewer measure the delay, not the rate
 RATE_FLOOR: Final = 1.0  # bytes/s; a link is never worth nothing
 RATE_CEILING: Final = 1e12  # nor more than memory carries
-RESTING_BYTES_PER_S: Final = 1.0  # told of a link that failed, while others work
+RESTING_BYTES_PER_S: Final = 1.0  # of a failed link, while others work
 
 PING_EVERY_S: Final = 30.0
 RATE_FRESH_S: Final = 600.0
@@ -39,7 +39,7 @@ STALL_S: Final = 15.0
 
 
 def planned_bytes_per_s(measured: float | None, nominal: float) -> float:
-    """Return the rate to plan with: what was measured, else what transfers reach of nominal."""
+    """Return the rate to plan with: the measured one, or a share of the nominal one."""
     return max(RATE_FLOOR, UNMEASURED_SHARE * nominal) if measured is None else measured
 
 
@@ -51,7 +51,7 @@ class LinkEstimate:
     nominal_is_told: bool = False  # by the system; else it was assumed from the kind
     rtt_s: float | None = None
     bytes_per_s: float | None = None
-    heard_s: float | None = None  # when anything came back
+    heard_s: float | None = None  # time of the last answer
     rated_s: float | None = None  # when the rate was last measured
     failures: int = 0  # in a row
     failed_s: float = 0.0  # when it last failed
@@ -66,7 +66,7 @@ class LinkEstimate:
 
     @property
     def is_reachable(self) -> bool | None:
-        """Say whether the last try succeeded; None before the first."""
+        """Return whether the last try succeeded, or None before the first."""
         if self.failures:
             return False
         return None if self.heard_s is None else True
@@ -98,7 +98,7 @@ def moved(link: LinkEstimate, moved_bytes: int, seconds: float, now_s: float) ->
 
 
 def failed(link: LinkEstimate, now_s: float) -> LinkEstimate:
-    """Note a failure: the link rests, longer each time."""
+    """Record a failure: the link rests, longer each time."""
     if link.failures and now_s - link.failed_s < SAME_FAILURE_S:
         return link
     return replace(link, failures=link.failures + 1, failed_s=now_s)
@@ -110,7 +110,7 @@ def rest_s(link: LinkEstimate) -> float:
 
 
 def renegotiated(link: LinkEstimate, nominal: float, *, is_told: bool) -> LinkEstimate:
-    """Take a port's new nominal speed; what was measured at the old one says nothing."""
+    """Set a port's new nominal speed, and discard measurements at the old one."""
     return replace(
         link,
         nominal_bytes_per_s=float(nominal),
@@ -136,12 +136,12 @@ def probed(link: LinkEstimate, now_s: float) -> LinkEstimate:
 
 
 def probe_refused(link: LinkEstimate) -> LinkEstimate:
-    """Note that the peer was too busy to be probed, which says nothing of the link."""
+    """Record that the peer was too busy for a probe, which is no failure of the link."""
     return replace(link, probe_refusals=link.probe_refusals + 1)
 
 
 def ping_due(link: LinkEstimate, now_s: float) -> bool:
-    """Say whether to ask if the link works. What was heard by itself needs no asking."""
+    """Return whether to ping the link; recent traffic makes a ping unnecessary."""
     if link.asked_s is None:
         return True
     if link.failures:
@@ -151,7 +151,7 @@ def ping_due(link: LinkEstimate, now_s: float) -> bool:
 
 
 def probe_due(link: LinkEstimate, now_s: float) -> bool:
-    """Say whether the link works, but nothing of late tells how fast it is."""
+    """Return whether the link works, but has no recent measurement of its rate."""
     if not link.is_reachable:
         return False
     if link.rated_s is not None and now_s - link.rated_s < RATE_FRESH_S:
@@ -166,7 +166,7 @@ def _probe_rest_s(link: LinkEstimate) -> float:
 
 
 def probe_bytes(link: LinkEstimate) -> int:
-    """Return how much to ask for: enough to tell, and soon over even where nominal lies."""
+    """Return the bytes of a probe: enough to measure, and brief even if nominal is wrong."""
     wanted = int(link.expected_bytes_per_s * PROBE_TARGET_S)
     return max(PROBE_BYTES_MIN, min(PROBE_BYTES_MAX, wanted))
 
@@ -182,22 +182,22 @@ class ProbeBudget:
     at_s: float | None = None
 
     def at(self, now_s: float) -> "ProbeBudget":
-        """Return what has been saved by now."""
+        """Return the budget at this time."""
         saved_s = 0.0 if self.at_s is None else PROBE_SHARE * max(0.0, now_s - self.at_s)
         return ProbeBudget(min(PROBE_CREDIT_S, self.credit_s + saved_s), now_s)
 
     def spend(self, seconds: float) -> "ProbeBudget":
-        """Return what is left after a probe; it may be less than nothing."""
+        """Return the budget after a probe; it may be negative."""
         return ProbeBudget(self.credit_s - seconds, self.at_s)
 
     @property
     def allows(self) -> bool:
-        """Say whether a probe may begin."""
+        """Return whether a probe may begin."""
         return self.credit_s > 0
 
 
 def was_away(steady_s: float, elapsed_s: float, expected_s: float) -> bool:
-    """Say whether a machine slept, by how far its clocks went while it meant to wait.
+    """Return whether the machine slept, by the advance of its clocks during a wait.
 
     The steady clock stands still in sleep, and the one of elapsed time does not; a stopped process
     sees both go too far. Neither is the wall clock, which people and time servers set.

@@ -1,4 +1,4 @@
-"""The links between nodes: where each one listens, its peers, and what it measured.
+"""The links between nodes: addresses, peers and measurements.
 
 A link is a pair: this machine's interface and one address of a peer. Several may join the same
 two machines, such as a Thunderbolt cable and the office's Ethernet.
@@ -97,7 +97,7 @@ class PeerList:
     peers: tuple[PeerNode, ...]
 
     def __post_init__(self) -> None:
-        """Refuse lists beyond what a node keeps."""
+        """Raise RejectedError for lists over a node's limits."""
         most = max((len(peer.addresses) for peer in self.peers), default=0)
         if len(self.peers) > PEERS_MAX or most > ADDRESSES_MAX:
             message = f"at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"
@@ -105,7 +105,7 @@ class PeerList:
 
 
 def scope_of(host: str) -> AddressScope:
-    """Tell an address literal's scope; raise ValueError for anything else."""
+    """Return an address literal's scope; raise ValueError for anything else."""
     address = ip_address(host)
     if address.is_loopback:
         return AddressScope.MACHINE
@@ -115,7 +115,7 @@ def scope_of(host: str) -> AddressScope:
 
 
 def nominal_bytes_per_s(address: Address) -> int:
-    """Return what the link behind `address` carries at best."""
+    """Return the best rate of the link at `address`."""
     mbit = address.speed_mbit if address.speed_mbit > 0 else _ASSUMED_MBIT[address.kind]
     return mbit * 1_000_000 // 8
 

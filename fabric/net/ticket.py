@@ -1,7 +1,7 @@
 """A capability to fetch one agent's blocks from one node, for one migration.
 
 A hash alone fetches nothing: the source signs what it offers, keeps the list of blocks it
-offered, and both the signature and the list must agree with what the target asks for.
+offered, and both the signature and the list must agree with the target's request.
 """
 
 import hmac

@@ -1,6 +1,6 @@
 """Counters of one node's transfers since its start, under a fixed list of names.
 
-Both ends count by name, and a name may hold what the other end said. So a view, and a metric,
+Both ends count by name, and a name may contain the other end's code. So a view, and a metric,
 has only the names listed here: whatever else was counted is summed up as one.
 """
 
@@ -16,7 +16,7 @@ SENDING: Final = _REFUSED | {
     "connections",
     "parts",
     "bytes",
-    "slices_held_back",  # throttled: what is more urgent went first
+    "slices_held_back",  # throttled by more urgent ones
     "broken",
     "refused_tampered",
 }
@@ -26,8 +26,8 @@ FETCHING: Final = _REFUSED | {
     "blocks",
     "bytes",  # as they arrived: fewer where compressed, more where repeated
     "resumed",  # blocks continued after a broken connection
-    "failed_over",  # fetches that came to their end although a link broke
-    "overtaken",  # connections whose work a much faster one stole
+    "failed_over",  # fetches that completed although a link broke
+    "overtaken",  # connections whose work a much faster one took over
     "silent",
     "broken",
     "tampered",

@@ -1,4 +1,4 @@
-"""Frames of the data plane: what two nodes say to each other while blocks travel.
+"""Frames of the data plane, the messages of two nodes about blocks.
 
     client                                          server
       Hello ->
@@ -11,12 +11,12 @@ Instead of fetching, the client may measure: Ping is answered by Pong, Probe by 
 as many bytes of no meaning.
 
 A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The
-version stands before anything that may change, so any two versions can refuse each other.
+version precedes anything that may change, so any two versions can refuse each other.
 Either side may answer with a Refusal and close. Payload bytes follow their head unframed.
 
 From the proof on every frame and every payload slice ends with a MAC under a key of its own
 direction, made from the cluster key and both nonces; the counter is the number of MACs before
-it. So what arrives is what this peer sent on this connection, whole and in this order. If either
+it. So the received bytes are complete, in order, and from this peer on this connection. If either
 end asks for it, all but heads is encrypted as well; keys and proofs cover what was agreed.
 """
 
@@ -61,9 +61,9 @@ from fabric.limits import (
 
 
 class Urgency(IntEnum):
-    """Why blocks are fetched; the greater goes first."""
+    """Purpose of a fetch; the greater has priority."""
 
-    PREFETCH = 0  # nobody waits: a replica, a guess
+    PREFETCH = 0  # no client waits: a replica, a guess
     FETCH = 1  # a turn waits for a part of its prefix
     MIGRATION_COPY = 2  # the agent still serves on the source
     MIGRATION_TAIL = 3  # the agent serves nowhere until this is over
@@ -96,7 +96,7 @@ _require = partial(require, kind=RejectedError, code="bad_frame")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Client's first message: both names, the model, its nonce, and whether it wants encryption."""
+    """Client's first message: names, model, nonce, and whether it requires encryption."""
 
     name: NodeName
     source: NodeName
@@ -117,7 +117,7 @@ class Challenge:
 
     nonce: bytes
     proof: bytes
-    encrypts: bool = False  # one of both wants it
+    encrypts: bool = False  # either end requires it
 
     def __post_init__(self) -> None:
         _require(len(self.nonce) == NONCE_BYTES, "challenge: wrong nonce length")
@@ -209,12 +209,12 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks for bytes that mean nothing, to see how fast they come."""
+    """Request for meaningless bytes, to measure the rate."""
 
     size_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse what would be a load instead of a look."""
+        """Raise RejectedError for a probe so large that it would be a load."""
         _require(0 < self.size_bytes <= PROBE_BYTES_MAX, "probe: size out of range")
 
 
@@ -225,13 +225,13 @@ class ProbeChunk:
     data: bytes
 
     def __post_init__(self) -> None:
-        """Refuse what brings a probe no further."""
+        """Raise RejectedError for an empty part of a probe."""
         _require(0 < len(self.data) <= PROBE_CHUNK_BYTES, "probe: chunk size out of range")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why this side will not go on; it closes after saying so."""
+    """Reason of an end that refuses to continue, and closes after this message."""
 
     code: str
     message: str
@@ -245,7 +245,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The client has all it wants."""
+    """The client has received everything."""
 
 
 Measuring = Ping | Pong | Probe | ProbeChunk
@@ -304,7 +304,7 @@ def decode_head(raw: bytes, expected: tuple[type[Message], ...]) -> FrameHead:
 
 
 def decode_body(head: FrameHead, body: bytes) -> Message:
-    """Decode what `head` announced; raise RejectedError for anything else."""
+    """Decode the body that `head` announced; raise RejectedError for anything else."""
     _require(len(body) == head.body_bytes, "frame body cut short")
     return unpack(head.kind, body, _KINDS[_NUMBERS[head.kind]][1])
 
@@ -338,7 +338,7 @@ REFUSAL_CODES: Final = frozenset(_REFUSED) | {UNKNOWN_REFUSAL}
 
 
 def refusal_error(refusal: Refusal) -> FabricError:
-    """Turn a peer's refusal into the error that says what to do about it.
+    """Return the error for a peer's refusal.
 
     A code of no honest peer becomes one for all: whoever has yet to prove itself may send any,
     and codes are counted by name.

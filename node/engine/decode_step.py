@@ -70,14 +70,15 @@ class _Step:
 
     def launch(self) -> None:
         """Launch all together or, if that fails, each alone."""
-        batch, prepared = self._sound(), self._prepared
-        if prepared is not None and len(batch) < len(self._batch):
-            prepared.undo()
-            prepared = None
+        batch, step = self._sound(), self._prepared
+        if step is not None and len(batch) < len(self._batch):
+            step.undo()
+            step = None
         if not batch:
             return
         try:
-            self._engine.launch([_slot(sequence) for sequence in batch], prepared)
+            slots = [_slot(sequence) for sequence in batch]
+            self._engine.launch(step or self._engine.prepare(slots))
         except DeviceError:
             raise
         except Exception:  # noqa: BLE001 - nothing may end the loop
@@ -86,7 +87,7 @@ class _Step:
             return
         for sequence in batch:
             with self._isolated(sequence):
-                self._engine.launch([_slot(sequence)])
+                self._engine.launch(self._engine.prepare([_slot(sequence)]))
 
     def finish(self) -> list[Sequence]:
         """End the sequences whose last token is in the cache; return them and the failed ones."""

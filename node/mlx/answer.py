@@ -1,4 +1,4 @@
-"""Turn an answer's tokens into text as they come, and read that text as its family writes it.
+"""Text of an answer in progress, read in the format of its model family.
 
 Keeps the exact text and offsets of every token for the agent's record, whatever is shown.
 """
@@ -27,7 +27,7 @@ class Answer:
         call_seed: str = "",
         choice: CallChoice = ANY_CALLS,
     ) -> None:
-        """Read calls of `tools`, whose ids come of the seed; what is no chat is not read at all."""
+        """Read calls of `tools`, with ids derived from the seed; do not read completions."""
         self._eos_ids = tokenizer.eos_ids
         self._end_texts = tokenizer.special_texts
         self._detokenizer = tokenizer.wrapper.detokenizer
@@ -52,11 +52,11 @@ class Answer:
 
     @property
     def broken_calls(self) -> int:
-        """Calls that were cut or malformed, and are shown as they were written."""
+        """Truncated or malformed calls, shown as they were written."""
         return self._reader.broken_calls
 
     def fork(self) -> "Answer":
-        """Return an answer that goes on from here by itself."""
+        """Return a copy that continues independently."""
         twin = copy(self)
         twin.ends = list(self.ends)
         twin._reader = deepcopy(self._reader, dict(self._shared))  # noqa: SLF001 - of this class
@@ -75,7 +75,7 @@ class Answer:
         return self._reader.feed(segment)
 
     def finish(self, *, stopped: bool) -> AnswerDelta:
-        """Release what was held back; with `stopped`, text behind the stop is dropped."""
+        """Release held-back text; with `stopped`, drop text after the stop."""
         self._detokenizer.finalize()
         segment = self._take_segment()
         self.ends += [self._size_bytes] * self._pending_count

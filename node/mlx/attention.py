@@ -1,8 +1,8 @@
 """The one place where mlx-lm's models call our attention.
 
 Every architecture imports `scaled_dot_product_attention` by name, so it is rebound in their
-modules. What was fetched says how to attend: packed vectors, one entry per sequence, or
-arrays as ever, for which mlx-lm's own function is called.
+modules. The type of the fetched values selects the form: packed vectors, one entry per sequence,
+or plain arrays, for which mlx-lm's own function is called.
 """
 
 import sys
@@ -25,19 +25,19 @@ _LAID_OUT_QUERIES_MIN = 8  # fewer do not repay a copy of the keys
 
 
 class Rows(list[Any]):
-    """What was fetched for several sequences, one entry each: nothing is padded."""
+    """Fetched values of several sequences, one entry each, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """A mask of ragged batches: of each row the last tokens are seen."""
+    """Mask of ragged batches: each row sees its last tokens."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call as an observer sees it."""
+    """One observed call."""
 
     cache: Any
     has_sinks: bool
@@ -56,7 +56,7 @@ _observers = threading.local()  # of the engine thread: tests run several in one
 
 @contextmanager
 def observing() -> Iterator[list[AttentionCall]]:
-    """Collect the attention calls made meanwhile; only on the engine thread."""
+    """Collect the attention calls of this context; only on the engine thread."""
     calls: list[AttentionCall] = []
     before = getattr(_observers, "calls", None)
     _observers.calls = calls
@@ -70,8 +70,8 @@ def observing() -> Iterator[list[AttentionCall]]:
 def comparing() -> Iterator[list[mx.array]]:
     """Collect how far packed attention is off plain attention on the same numbers, by call.
 
-    Relative to the largest output. Each call is compared by itself, because a deep model of 16
-    bits makes something else of the smallest difference. Only on the engine thread.
+    Relative to the largest output. Each call is compared by itself, because a deep model of 16 bits
+    amplifies the smallest difference. Only on the engine thread.
     """
     found: list[mx.array] = []
     before = getattr(_observers, "differences", None)
@@ -91,7 +91,7 @@ def attend(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attend as mlx-lm does, and to packed and ragged caches as well."""
+    """Attend as mlx-lm does, also to packed and ragged caches."""
     calls = getattr(_observers, "calls", None)
     if calls is not None:
         heads, width, item_bytes = queries.shape[1], queries.shape[3], queries.itemsize
@@ -133,11 +133,11 @@ def _attend_rows(
 
 
 def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:
-    """Cut one row's tokens down to what the mask shows of them."""
+    """Cut one row's tokens to those that the mask shows."""
     if mask is None:
         return keys, values
     if not isinstance(mask, LastTokens):
-        message = "a mask of the model's own says nothing of rows of unequal length"
+        message = "the model's own mask does not cover rows of unequal length"
         raise TypeError(message)
     return last_tokens(keys, mask.count), last_tokens(values, mask.count)
 

@@ -1,6 +1,6 @@
-"""What differs between the backends of MLX: its CPU code, Metal, and CUDA.
+"""Differences between the backends of MLX: its CPU code, Metal, and CUDA.
 
-All code that depends on where models compute asks here. `device.py` has the calls that watch a
+All code that depends on the backend uses this module. `device.py` has the calls that watch a
 device's memory and errors.
 """
 
@@ -19,7 +19,7 @@ CPU_PADDED_TOKENS_MAX: Final = 4_096  # above it, padding costs more than one ca
 class Backend:
     """Properties of a backend of MLX."""
 
-    name: str  # part of a model's fingerprint: another one rounds otherwise
+    name: str  # part of a model's fingerprint: backends round differently
     is_gpu: bool
     # The CPU's may fall behind by a few operations only, then a launch blocks.
     launch_waits: bool

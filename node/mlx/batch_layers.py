@@ -2,8 +2,8 @@
 
 Ragged: every sequence keeps its own arrays and attention loops over them, so nothing is
 padded or copied; left padding, the usual way, measured 8x the memory and 4x the time on
-agents of unequal length. Padded: for attention that computes with what it fetches, which a
-list cannot be; there the plain numbers are stacked anew in every step.
+agents of unequal length. Padded: for attention that computes with the fetched
+arrays, which must not be a list; the plain numbers are stacked in every step.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ class RaggedLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
         count = len(self.caches)
-        encoded = self.caches[0].encode(keys, values)  # together: all of them store alike
+        encoded = self.caches[0].encode(keys, values)  # together: all have the same store
         apart = [[mx.split(part, count) for part in parts] for parts in encoded]
         fetched = [
             cache.append([[rows[i] for rows in parts] for parts in apart], 1)
@@ -34,14 +34,14 @@ class RaggedLayer:
         return Rows(keys for keys, _ in fetched), Rows(values for _, values in fetched)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return what was fetched last, for layers that share this cache."""
+        """Return the last fetched values, for layers that share this cache."""
         fetched = [cache.keys_and_values() for cache in self.caches]
         return Rows(keys for keys, _ in fetched), Rows(values for _, values in fetched)
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Mask what a window hides of what is fetched; nothing without one."""
+        """Return the mask of a window's fetched tokens; none without a window."""
         assert n == 1, "batches decode one token at a time"
-        # Window layers fetch what their own window shows.
+        # Window layers fetch only their own window.
         hides = window_size and any(c.seen_tokens() > window_size for c in self.caches)
         return LastTokens(window_size) if window_size and hides else None
 
@@ -49,7 +49,7 @@ class RaggedLayer:
 class PaddedLayer(RaggedLayer):
     """One layer's caches, fetched as arrays filled up with zeros on the right."""
 
-    mask_axes = 3  # behind the batch: heads, queries, tokens
+    mask_axes = 3  # after the batch: heads, queries, tokens
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
@@ -57,14 +57,14 @@ class PaddedLayer(RaggedLayer):
         return _padded(keys), _padded(values)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what was fetched last, for layers that share this cache."""
+        """Return the last fetched values, for layers that share this cache."""
         keys, values = super().keys_and_values()
         return _padded(keys), _padded(values)
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Mask `[batch, 1, 1, tokens]` the zeros and what a window hides, if anything."""
+        """Return the mask `[batch, 1, 1, tokens]` of padding and windows, if any."""
         assert n == 1, "batches decode one token at a time"
         counts = [cache.seen_tokens() for cache in self.caches]
         hides = window_size is not None and max(counts) > window_size
@@ -78,7 +78,7 @@ class PaddedLayer(RaggedLayer):
     # See ResidentLayer.keys: assigned to, never read for its values.
     @property
     def keys(self) -> mx.array:
-        """An array whose evaluation covers what was appended."""
+        """An array whose evaluation includes the appended values."""
         return self.caches[0].keys
 
     @keys.setter
@@ -86,7 +86,7 @@ class PaddedLayer(RaggedLayer):
 
     @property
     def values(self) -> mx.array:
-        """An array whose evaluation covers what was appended."""
+        """An array whose evaluation includes the appended values."""
         return self.caches[0].values
 
     @values.setter
@@ -94,7 +94,7 @@ class PaddedLayer(RaggedLayer):
 
 
 class GroupedLayer(PaddedLayer):
-    """The same for attention whose scores have an axis for the query heads of one key head."""
+    """Padded layer for attention whose scores have an axis for the query heads of one key head."""
 
     mask_axes = 4
 

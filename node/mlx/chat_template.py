@@ -1,4 +1,4 @@
-"""A model's chat template: rendered, and tried once for what it writes and takes."""
+"""A model's chat template, and a trial of its format of calls."""
 
 import inspect
 import re
@@ -13,17 +13,17 @@ from fabric.errors import RejectedError
 from fabric.turn.text_match import common_prefix
 from node.dialect.template_messages import TemplateTraits
 
-# Where templates look for a thought, beside `reasoning_content`.
+# Other fields of templates for a thought, beside `reasoning_content`.
 _THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")
 _READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
 _USER: Final = {"role": "user", "content": "x"}
 
 
 class ChatTemplate:
-    """Renders conversations up to where the model answers."""
+    """Renderer of conversations, up to the start of the answer."""
 
     def __init__(self, wrapper: TokenizerWrapper, override: str = "") -> None:
-        """Take the operator's own template, if there is one."""
+        """Use the operator's own template, if there is one."""
         self._wrapper = wrapper
         if override:
             wrapper.chat_template = override
@@ -36,8 +36,8 @@ class ChatTemplate:
 
     @cached_property
     def source(self) -> str:
-        """All that it may write, and more: its own text, or that of a renderer in Python."""
-        custom = self._wrapper._chat_template  # noqa: SLF001 - how it was found is not offered
+        """Source text of the template, or of a renderer in Python."""
+        custom = self._wrapper._chat_template  # noqa: SLF001 - there is no public access
         if custom is not None:
             return inspect.getsource(inspect.getmodule(custom) or custom)
         template = self._wrapper.chat_template
@@ -56,8 +56,8 @@ class ChatTemplate:
             return "\n".join(str(message.get("content") or "") for message in messages)
         try:
             text = self._apply(messages, tools, {"add_generation_prompt": opens_answer, **options})
-        except Exception as error:  # noqa: BLE001 - a template may raise whatever Python does
-            # Only a template's own raise_exception text is known to hold no prompt text.
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            # Only the text of a template's raise_exception is known to contain no prompt text.
             detail = error.message if isinstance(error, TemplateError) else type(error).__name__
             message = f"the model's chat template does not accept these messages: {detail}"
             raise RejectedError(message, code="template_refused", param="messages") from None
@@ -70,16 +70,16 @@ class ChatTemplate:
             return str(
                 wrapper.apply_chat_template(messages, tools=tools, tokenize=False, **options)
             )
-        # The same without what drops every null, of which some templates make something.
+        # The same without the filter of nulls, as some templates depend on them.
         known = {**wrapper.special_tokens_map, "enable_thinking": wrapper.has_thinking, **options}
         template = wrapper.get_chat_template(None, tools)
         (text,), _ = render_jinja_template([messages], tools, chat_template=template, **known)
         return str(text)
 
     def behind_header(self, prompt: str, thought_start: str | None) -> str:
-        """Return a prompt's end, from where the model's own message begins.
+        """Return a prompt's end, from the start of the model's own message.
 
-        What the client wrote lies in front of it, whatever marks it may hold.
+        The client's text precedes it, whatever marks it may contain.
         """
         header = self._opened
         for mark in (thought_start, "</think>"):
@@ -89,7 +89,7 @@ class ChatTemplate:
 
     @cached_property
     def _opened(self) -> str:
-        """What the template writes in front of an answer, with the default options."""
+        """Text that the template writes before an answer, with the default options."""
         try:
             answered = self.render([_USER], None, {})
             plain = self.render([_USER], None, {}, opens_answer=False)
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> TemplateTraits:
-        """Find out how the template spells calls, by rendering one."""
+        """Detect the template's format of calls by rendering one."""
 
         def tried(content: str | None, arguments: Any) -> str | None:
             call = {"name": "f", "arguments": arguments}
@@ -127,7 +127,7 @@ class ChatTemplate:
 
     @property
     def _takes_one_call(self) -> bool:
-        """Say whether it drops a message's second call without a word."""
+        """Return whether the template silently drops a message's second call."""
         uses = [
             {"type": "function", "id": id_, "function": {"name": name, "arguments": {}}}
             for id_, name in (("abcdefghi", "firstly"), ("abcdefghj", "secondly"))

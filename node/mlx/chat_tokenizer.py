@@ -1,4 +1,4 @@
-"""Between messages, text and tokens: render the template, encode with offsets, know cuts.
+"""Conversion between messages, text and tokens: rendering, encoding with offsets, cuts.
 
 A prompt is only ever cut where a special token begins: tokenizers split there before any
 merging, so tokens before the cut plus a fresh encoding after it equal a fresh encoding of
@@ -32,13 +32,13 @@ from node.mlx.text_pieces import TextPieces
 from node.mlx.token_reach import token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
-_BEFORE, _BEHIND = "x\n", "x"  # around a token that is tried
+_BEFORE, _BEHIND = "x\n", "x"  # around a tried token
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
 
 def told_of(settings: NodeSettings) -> FormatSettings:
-    """Read what the operator says of the model; FatalError if a template cannot be read."""
+    """Read the operator's options for the model; raise FatalError if a template cannot be read."""
     template = ""
     if settings.chat_template:
         try:
@@ -59,11 +59,11 @@ class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, wrapper: TokenizerWrapper, told: FormatSettings | None = None) -> None:
-        """Read answers as the operator told, or as the template shows."""
+        """Read answers in the operator's format, or in the template's."""
         self.wrapper = wrapper
         self._told = told = told or FormatSettings()
         self.template = ChatTemplate(wrapper, told.template)
-        self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not offered otherwise
+        self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not public
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
             raise FatalError(message, code="unsupported_model")
@@ -74,7 +74,7 @@ class ChatTokenizer:
 
     @property
     def told_options(self) -> dict[str, Any]:
-        """Options that the operator sets for requests that do not."""
+        """The operator's default options."""
         return self._told.options
 
     @property
@@ -83,10 +83,10 @@ class ChatTokenizer:
 
     @cached_property
     def cut_texts(self) -> dict[int, bytes]:
-        """Special tokens that always stand alone, with their text: the places to cut at.
+        """Special tokens that always stand alone, with their text: a prompt may be cut at them.
 
-        Each is tried: tokenizers may find one at the start of a text that they pass over within
-        it. White space runs into what stands before it; what a token eats behind it does no harm.
+        Each is tried: tokenizers may recognize one at the start of a text but not within it. White
+        space merges with the text before it; text that a token swallows after it does no harm.
         """
         added = self._tokenizer.added_tokens_decoder
         texts = [token.content for token in added.values()]
@@ -106,7 +106,7 @@ class ChatTokenizer:
 
     @cached_property
     def special_texts(self) -> dict[int, str]:
-        """Texts of all special tokens, also of those that strip what is beside them."""
+        """Texts of all special tokens, also of those that strip adjacent text."""
         return {i: token.content for i, token in self._tokenizer.added_tokens_decoder.items()}
 
     def reader(
@@ -117,7 +117,7 @@ class ChatTokenizer:
         call_seed: str,
         choice: CallChoice = ANY_CALLS,
     ) -> AnswerReader:
-        """Return what reads the answer to a prompt, which may have begun it."""
+        """Return the reader of the answer to a prompt, which may contain its beginning."""
         reader: AnswerReader
         if self.format.messages is not None:
             reader = self.format.messages.make_reader(stop, tools, call_seed, choice)
@@ -133,7 +133,7 @@ class ChatTokenizer:
         """
         grammar = self.format.grammar
         if grammar is None:
-            message = "no format of this model's tool calls is known that could be enforced"
+            message = "the format of this model's tool calls is unknown: they cannot be enforced"
             raise RejectedError(message, code="unsupported_parameter", param="tool_choice")
         texts = self.special_texts
         ends = frozenset(texts[index] for index in self.eos_ids if index in texts)
@@ -144,7 +144,7 @@ class ChatTokenizer:
         return grammar(tools, options)
 
     def plain_reader(self, stop: tuple[str, ...]) -> AnswerReader:
-        """Return what reads an answer that is text and nothing else."""
+        """Return the reader of plain text."""
         return MarkedReader(AnswerFormat(), stop, None, "")
 
     def render(
@@ -155,7 +155,7 @@ class ChatTokenizer:
         *,
         opens_answer: bool = True,
     ) -> str:
-        """Render a conversation up to where the model answers; RejectedError if refused."""
+        """Render a conversation up to the answer; raise RejectedError if it is refused."""
         return self.rendered(messages, tools, options, opens_answer=opens_answer).text
 
     def rendered(
@@ -167,7 +167,7 @@ class ChatTokenizer:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> Rendered:
-        """Render, and say what was folded for a template that refuses or drops a message.
+        """Render, and return the messages folded for a template that refuses or drops one.
 
         With `continues`, the text ends where the last message's does, which is an answer's.
         """
@@ -183,7 +183,7 @@ class ChatTokenizer:
         return render_folded(made, attempt, is_strict=strict, takes_one_call=one)
 
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Put what was asked for upon what the operator says."""
+        """Merge the request's options with the operator's."""
         options = {**self._told.options, **asked}
         effort = options.get("reasoning_effort")
         messages = self.format.messages
@@ -196,7 +196,7 @@ class ChatTokenizer:
     def encode(
         self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
     ) -> Encoded:
-        """Encode text; `special_prefix` adds what the tokenizer puts before raw prompts.
+        """Encode text; `special_prefix` adds the tokenizer's prefix of raw prompts.
 
         Raises RejectedError as soon as it is known to reach `limit`.
         """
@@ -243,13 +243,13 @@ class ChatTokenizer:
         return list(out["input_ids"]), [end for _, end in out["offset_mapping"]]
 
     def _check_roughly(self, text: str, limit: PromptLimit, before: int) -> None:
-        """Raise RejectedError where a text without places to cut at is far over the limit.
+        """Raise RejectedError if a text that cannot be cut is far over the limit.
 
-        Slices have more tokens than the whole: a token that is cut becomes several, and those
-        beside it may merge otherwise. What passes is little longer than the limit.
+        Slices have more tokens than the whole: a cut token becomes several, and adjacent ones may
+        merge differently. A text that passes is at most a little over the limit.
         """
         if len(text) <= _SLICE_CHARS or _utf8_bytes(text) <= limit.left(before):
-            return  # no token is without a byte
+            return  # each token has at least one byte
         count = 0
         for start in range(0, len(text), _SLICE_CHARS):
             limit.check(before)
@@ -264,12 +264,12 @@ class ChatTokenizer:
 
     @property
     def definition(self) -> str:
-        """Return the tokenizer as tokenizer.json has it, with all that was added to it."""
+        """Return the tokenizer's definition in the form of tokenizer.json, with added tokens."""
         return str(self._tokenizer.backend_tokenizer.to_str())
 
     @property
     def thought_marks(self) -> ThoughtMarks | None:
-        """Return what is around the model's thoughts, if it has any."""
+        """Return the marks around the model's thoughts, if it has any."""
         if self.format.messages is not None:
             return self.format.messages.thought_marks
         thought = self.format.thought
@@ -279,12 +279,12 @@ class ChatTokenizer:
 
     @property
     def call_ids(self) -> frozenset[int]:
-        """Tokens that begin a tool's call by themselves."""
+        """Tokens that begin a tool call by themselves."""
         starts = self.format.calls.starts if self.format.calls is not None else ()
         return frozenset(self.added_ids[text] for text in starts if text in self.added_ids)
 
     def behind_header(self, prompt: str) -> str:
-        """Return what of a prompt is the answer's already: a thought that the template opened."""
+        """Return a prompt's part that belongs to the answer: a thought that the template opened."""
         thought = self.format.thought
         return self.template.behind_header(prompt, thought.start if thought else None)
 
@@ -295,7 +295,7 @@ class ChatTokenizer:
 
     @cached_property
     def markup_ids(self) -> frozenset[int]:
-        """Special tokens, and added ones that look like them, such as `<think>`: no one's words."""
+        """Special tokens, and added ones that look like them, such as `<think>`."""
         added = self._tokenizer.added_tokens_decoder.items()
         return frozenset(i for i, token in added if token.special or token.content[:1] in "<[{")
 
@@ -304,12 +304,12 @@ class ChatTokenizer:
         return self.decode([token])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens as they are, special ones too."""
+        """Return the text of tokens, including special ones."""
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     @cached_property
     def token_bytes_max(self) -> int:
-        """Bytes of the longest token's own text, or some more."""
+        """Upper bound of the bytes of a token's own text."""
         return max(len(text.encode("utf-8", "replace")) for text in self._tokenizer.get_vocab())
 
     @cached_property
@@ -318,7 +318,7 @@ class ChatTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids that may be asked for."""
+        """Number of token ids that requests may name."""
         return len(self.wrapper)
 
 
@@ -327,7 +327,7 @@ def _utf8_bytes(text: str) -> int:
 
 
 def _byte_ends(text: str, char_ends: list[int]) -> list[int]:
-    """Turn character ends into byte ends that never go backwards and reach the end."""
+    """Convert character ends to ascending byte ends that reach the end."""
     if not text.isascii():
         sizes = [0, *accumulate(len(char.encode("utf-8")) for char in text)]
         char_ends = [sizes[end] for end in char_ends]

@@ -1,4 +1,4 @@
-"""How many tokens a model was made for: families spell it in many ways, and some not at all."""
+"""Context length of a model, which families spell in many ways, and some not at all."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -45,7 +45,7 @@ def _named(values: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _family_defaults(model_type: str) -> Mapping[str, Any]:
-    """Return what published configs of a family may leave out, where transformers knows it."""
-    with suppress(Exception):  # a family that it does not know, or cannot make
+    """Return the defaults that a family's configs may omit, if transformers knows them."""
+    with suppress(Exception):  # a family that it does not know or cannot build
         return vars(CONFIG_MAPPING[model_type]().get_text_config())
     return {}

@@ -1,8 +1,8 @@
 """The device that MLX computes on, and the errors that are its own.
 
 Metal keeps the error of a command buffer that failed and raises it once, from whatever is encoded
-or synchronized next. Arrays of that buffer count as computed meanwhile and hold what happens to lie
-in memory. So an error belongs to all that was computed since the last check that found none.
+or synchronized next. Arrays of that buffer count as computed in the meantime and hold arbitrary
+memory. So an error belongs to everything computed since the last check that found none.
 Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`.
 """
 
@@ -20,7 +20,7 @@ from node.mlx import backend
 class GpuMemory:
     """Capacity of a GPU."""
 
-    working_set_bytes: int  # that the system recommends, or all of a GPU with memory of its own
+    working_set_bytes: int  # recommended by the system, or all memory of a discrete GPU
     buffers_max: int | None  # arrays of one process; None: unbounded
 
 
@@ -30,7 +30,7 @@ class DeviceError(Exception):
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise DeviceError for what MLX raises while it computes; other errors pass."""
+    """Convert MLX's errors of the device to DeviceError; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -38,13 +38,13 @@ def device_errors() -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Wait for all that was launched; raise DeviceError if any of it failed."""
+    """Wait for all launched work; raise DeviceError if any of it failed."""
     with device_errors():
         mx.synchronize()
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Return what the GPU can hold; None without one, or where MLX does not say."""
+    """Return the GPU's capacity, or None without one or if MLX does not report it."""
     if not backend.current().is_gpu:
         return None
     info = mx.device_info()
@@ -53,10 +53,10 @@ def gpu_memory() -> GpuMemory | None:
 
 
 def limit_memory(share_bytes: int, pool_bytes: int) -> None:
-    """Bound what MLX takes of a GPU, and what it keeps of that; call it before a load.
+    """Limit MLX's memory on a GPU and its pool of freed buffers; call it before a load.
 
-    MLX's own bounds are 1.5 and 0.95 of the recommended working set, and a kept buffer is taken
-    again for an array of about its size only; prompts need other sizes in each chunk. Source: MLX
+    MLX's own bounds are 1.5 and 0.95 of the recommended working set, and a pooled buffer is
+    reused for an array of about its size only; prompts need other sizes in each chunk. Source: MLX
     0.32.4, `mlx/backend/metal/allocator.cpp`. No memory is wired (`mx.set_wired_limit`): under
     concurrent turns and evictions that panicked macOS (ml-explore/mlx#3186).
     """
@@ -66,20 +66,20 @@ def limit_memory(share_bytes: int, pool_bytes: int) -> None:
 
 
 def used_bytes() -> int:
-    """Return the bytes of all arrays, and of what MLX keeps of freed ones."""
+    """Return the bytes of all arrays and of MLX's pool."""
     return int(mx.get_active_memory() + mx.get_cache_memory())
 
 
 def return_unused() -> None:
-    """Return what MLX keeps of freed arrays to the system; raise DeviceError for a stored error."""
+    """Return MLX's pool of freed arrays to the system; raise DeviceError for a stored error."""
     synchronize()
     mx.clear_cache()
 
 
 def clear() -> None:
-    """Wait for what still runs, drop stored errors, and return unused memory.
+    """Wait for running work, drop stored errors, and return unused memory.
 
-    Raise DeviceError where the device does nothing but fail.
+    Raise DeviceError if the device keeps failing.
     """
     for left in reversed(range(STORED_ERRORS_MAX)):
         try:

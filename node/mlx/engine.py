@@ -3,12 +3,11 @@
 While the device computes a step, the host describes the next one (`prepare`), which feeds tokens
 that are still on the device. It is launched once the device is done: a step that is launched
 earlier finds each cache in use, and copies all of it where one row would be written. Texts are
-delivered while it runs. The step that turns out to be one too many is what puts a turn's last
-token into the cache.
+delivered while it runs. The surplus step after a turn's last token puts that token into the cache.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +24,7 @@ from node.limits import SCORES_COPIES
 from node.mlx import attention, backend, device, recurrent_layer
 from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
 from node.mlx.device import DeviceError, device_errors
-from node.mlx.leaves import nest
+from node.mlx.layer_caches import arrange_layers
 from node.mlx.logprobs import Likeliest, Top, scored
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.nan_watch import refuse_nan, watch_nan
@@ -37,7 +36,7 @@ from node.mlx.sampling import Sampler, make_sampler, unpack_mask
 
 
 class Batching(StrEnum):
-    """Way of decoding sequences together; the probe finds out what a model's attention takes."""
+    """Way of decoding sequences together; the probe finds one that a model's attention supports."""
 
     RAGGED = "ragged"
     PADDED = "padded"
@@ -54,7 +53,7 @@ _BATCH_LAYERS = {
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token the model produced; `top` holds (token, logprob), the chosen one first."""
+    """A sampled token; `top` holds (token, logprob), the chosen one first."""
 
     token: int
     top: Top = ()
@@ -71,28 +70,28 @@ class DecodeSlot:
     pending_is_sampled: bool = False  # False: the prompt's last token, known to the host
     pending_is_read: bool = False
     pending_is_matched: bool = False
-    matcher: AnswerMatcher | None = None  # of an answer whose format is prescribed
+    matcher: AnswerMatcher | None = None  # of an answer with a prescribed format
     keeps_marks: bool = False
-    _mark: CacheMark | None = None  # as of the last step's beginning
+    _mark: CacheMark | None = None  # as of the last step's start
 
     def take_up(self, sampled_count: int) -> None:
-        """Take the prompt's last token for the last of `sampled_count` sampled elsewhere."""
+        """Treat the prompt's last token as the last of `sampled_count` tokens sampled elsewhere."""
         self.pending_is_sampled = True
         self.sampler.sampled_count = sampled_count
 
     def note(self, mark: CacheMark) -> None:
-        """Keep what the cache was before the step that begins, where that is wanted."""
+        """Keep the cache's mark before the next step, if marks are kept."""
         self._mark = mark if self.keeps_marks else None
 
     @property
     def mark_before_read(self) -> CacheMark | None:
-        """What the cache was in front of the token that was read last, if marks are kept."""
+        """Mark of the cache before the token that was read last, if marks are kept."""
         if not self.keeps_marks:
             return None
         return self.cache.mark() if self.pending_is_read else self._mark
 
     def match(self) -> None:
-        """Tell the matcher the pending token, for which it may wait; once, also where it fails."""
+        """Pass the pending token to the matcher, which may wait; once, also if that fails."""
         if self.matcher is None or not self.pending_is_sampled or self.pending_is_matched:
             return
         token = int(self.pending.item())
@@ -101,7 +100,7 @@ class DecodeSlot:
         self.pending_is_matched = True
 
     def mask(self) -> Mask:
-        """Wait for and return what the matcher allows next."""
+        """Wait for and return the mask of the next token."""
         assert self.matcher is not None, "only formats have masks"
         with _format_errors():
             return self.matcher.mask()
@@ -109,21 +108,25 @@ class DecodeSlot:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step that is described and not launched: its logits, and what its caches were before."""
+    """A step that is not launched yet: its logits, and marks of its caches before it."""
 
     slots: tuple[DecodeSlot, ...]
     logits: mx.array
     marks: tuple[CacheMark, ...]
 
     def undo(self) -> None:
-        """Leave the caches as they were."""
-        for slot, mark in zip(self.slots, self.marks, strict=True):
-            slot.cache.undo(mark)
+        """Restore the caches to their state before the step."""
+        _undo(self.slots, self.marks)
+
+
+def _undo(slots: Sequence[DecodeSlot], marks: Sequence[CacheMark]) -> None:
+    for slot, mark in zip(slots, marks, strict=True):
+        slot.cache.undo(mark)
 
 
 @contextmanager
 def _format_errors() -> Iterator[None]:
-    """Raise what a grammar's library raises as an error of that answer, not of the device."""
+    """Convert errors of the grammar library to errors of that answer, not of the device."""
     try:
         yield
     except RuntimeError as error:
@@ -132,7 +135,7 @@ def _format_errors() -> Iterator[None]:
 
 
 class Engine:
-    """Owns the model's computation; every method runs on the engine thread."""
+    """The model's computation; every method runs on the engine thread."""
 
     def __init__(
         self,
@@ -144,7 +147,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.limits = limits or read_limits(model)
-        self.is_opaque = spec is None  # of these caches nothing can be cut or stored
+        self.is_opaque = spec is None  # such caches cannot be cut or stored
         self.spec = spec or ModelCacheSpec(())
         self.packed = packed
         self.batching = Batching.ALONE if self.is_opaque else Batching.RAGGED
@@ -155,13 +158,13 @@ class Engine:
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         self.pair_bytes = 0  # of the scores of one query token and one key token
         self.scores_bytes_max = sys.maxsize  # of one chunk of a prompt
-        self.array_bytes_min = 0  # that one array of a cache counts as
+        self.array_bytes_min = 0  # counted for each array of a cache
         self.launch_waits = here.launch_waits
-        # Per step launched since the last check: whether its logits hold a NaN.
+        # Per step launched since the last check: whether its logits contain a NaN.
         self._unsound: list[mx.array] = []
 
     def check(self) -> None:
-        """Wait for all that was launched; raise DeviceError if any of it failed."""
+        """Wait for all launched work; raise DeviceError if any of it failed."""
         device.synchronize()
         with device_errors():
             refuse_nan(self._unsound, "a step")
@@ -172,7 +175,7 @@ class Engine:
         device.return_unused()
 
     def recover(self) -> None:
-        """Forget what failed; raise DeviceError if the device cannot compute any more."""
+        """Discard failed work; raise DeviceError if the device cannot compute any more."""
         self._unsound.clear()
         device.clear()
 
@@ -191,8 +194,8 @@ class Engine:
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
         """Compute the cache of `tokens`; on failure the cache is as before.
 
-        Raise RejectedError for tokens that the model does not have, or too many of them, and
-        DeviceError for what the device raises, perhaps of an earlier step.
+        Raise RejectedError for unknown or too many tokens, and DeviceError for errors of the
+        device, perhaps of an earlier step.
         """
         with device_errors():
             self._extend(cache, tokens)
@@ -200,15 +203,15 @@ class Engine:
     def score(
         self, cache: ResidentCache, tokens: list[int], following: list[int], alternatives: int
     ) -> list[Top]:
-        """Compute like `prefill`; return how probable each token's follower was, and others."""
+        """Compute like `prefill`; return the log probabilities of each token's successor."""
         with device_errors():
             logits = self._extend(cache, tokens)[0, :, : self.limits.vocabulary_size]
             return scored(logits, following, alternatives)
 
     def _extend(self, cache: ResidentCache, tokens: list[int]) -> mx.array:
-        """Append tokens; return their logits, which nothing has computed yet."""
+        """Append tokens; return their logits, not evaluated yet."""
         end = cache.tokens_count + len(tokens)
-        assert not cache.ahead or end <= cache.ahead[0][0], "no step writes over what is there"
+        assert not cache.ahead or end <= cache.ahead[0][0], "no step overwrites rows that are held"
         self.limits.check_tokens(tokens)
         self.limits.check_positions(end)
         cache.take_out()
@@ -229,20 +232,20 @@ class Engine:
     def start(
         self, cache: ResidentCache, prompt: list[int], sampling: Sampling, seed: int
     ) -> DecodeSlot:
-        """Make a slot that feeds the prompt's last token, all others being in the cache.
+        """Create a slot that feeds the prompt's last token, all others being in the cache.
 
-        Raise RejectedError where prompt or sampling name tokens that the model does not have.
+        Raise RejectedError if prompt or sampling name unknown tokens.
         """
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
-        assert not cache.ahead, "nothing is in place behind the prompt"
+        assert not cache.ahead, "no rows are held after the prompt"
         self.limits.check_tokens(prompt)
         sampler = make_sampler(sampling, seed, prompt, self.limits.vocabulary_size)
         return DecodeSlot(cache, sampler, mx.array(prompt[-1:], mx.uint32))
 
     def prepare(self, slots: list[DecodeSlot]) -> PreparedStep:
-        """Describe the step that feeds every slot's pending token; nothing is computed yet.
+        """Build the step that feeds every slot's pending token; nothing is computed yet.
 
-        Nothing may be done to the caches before it is launched or undone.
+        The caches must not change before it is launched or undone.
         """
         caches = [slot.cache for slot in slots]
         with device_errors():
@@ -252,18 +255,17 @@ class Engine:
             try:
                 logits = self._forward(caches, [slot.pending for slot in slots])
             except BaseException:
-                for cache, mark in zip(caches, marks, strict=True):
-                    cache.undo(mark)
+                _undo(slots, marks)
                 raise
         return PreparedStep(tuple(slots), logits, marks)
 
-    def launch(self, slots: list[DecodeSlot], prepared: PreparedStep | None = None) -> None:
-        """Feed every slot's pending token and start computing the next ones.
+    def launch(self, step: PreparedStep) -> None:
+        """Feed the pending tokens of a step's slots and start computing the next ones.
 
-        `prepared`: the step of these very slots; it is undone where it fails. Raise DeviceError
-        for what the device raises, perhaps of an earlier step.
+        A step that fails is undone. Raise DeviceError for errors of the device, perhaps of an
+        earlier step.
         """
-        step = prepared or self.prepare(slots)
+        slots = step.slots
         samplers = [slot.sampler.mark() for slot in slots]
         with device_errors():
             try:
@@ -285,12 +287,12 @@ class Engine:
             mx.async_eval([slot.pending for slot in slots], loose, unsound)
 
     def _sample(
-        self, slots: list[DecodeSlot], logits: mx.array
+        self, slots: Sequence[DecodeSlot], logits: mx.array
     ) -> tuple[list[tuple[mx.array, Likeliest | None]], mx.array]:
-        """Return the tokens that follow, and whether they were chosen among NaN."""
+        """Return the next tokens, and whether their logits contain NaN."""
         matched = [slot for slot in slots if slot.matcher is not None]
         if matched and not self.launch_waits:
-            mx.async_eval(logits)  # while the matchers compute what is allowed
+            mx.async_eval(logits)  # while the matchers compute their masks
         for slot in matched:
             slot.match()
         return _sampled_of(slots, logits), mx.isnan(mx.max(logits))
@@ -334,10 +336,10 @@ class Engine:
             for leaf in range(len(self.spec.layers))
         ]
         together = mx.concatenate(tokens)[:, None]
-        return self._logits(together, nest(self.spec, views))
+        return self._logits(together, arrange_layers(self.spec, views))
 
     def _logits(self, tokens: mx.array, layers: list[Any]) -> mx.array:
-        """Return `[batch, vocabulary]`; logits of what cannot be fed again are left out."""
+        """Return `[batch, vocabulary]`, without logits of tokens that cannot be fed again."""
         logits: mx.array = self.model(tokens, cache=layers)
         return logits[:, -1, : self.limits.vocabulary_size]
 
@@ -347,7 +349,7 @@ class Engine:
         return _BATCH_LAYERS[self.batching](leaves, offsets)
 
     def peek(self, slot: DecodeSlot) -> SampledToken | None:
-        """Wait for and return the token that was sampled and not fed yet, if there is one."""
+        """Wait for and return the sampled token that is not fed yet, if there is one."""
         if not slot.pending_is_sampled:
             return None
         return self._sampled_token(slot.pending, slot.pending_logprobs)
@@ -361,14 +363,14 @@ class Engine:
             return SampledToken(chosen, logprobs.read([chosen])[0] if logprobs else ())
 
     def read(self, slot: DecodeSlot) -> SampledToken | None:
-        """Wait for and return the token that is to be fed next, unless it was read before."""
+        """Wait for and return the next token to feed, unless it was read before."""
         sampled = None if slot.pending_is_read else self.peek(slot)
         slot.pending_is_read = slot.pending_is_read or sampled is not None
         return sampled
 
 
 def _sampled_of(
-    slots: list[DecodeSlot], logits: mx.array
+    slots: Sequence[DecodeSlot], logits: mx.array
 ) -> list[tuple[mx.array, Likeliest | None]]:
     best = mx.argmax(logits, axis=-1).astype(mx.uint32)
     return [_sampled(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
@@ -377,7 +379,7 @@ def _sampled_of(
 def _sampled(
     slot: DecodeSlot, logits: mx.array, best: mx.array
 ) -> tuple[mx.array, Likeliest | None]:
-    """Sample one sequence's token; `best` is the likeliest, which costs nothing if not used."""
+    """Sample one sequence's token; `best` is the likeliest, not evaluated unless used."""
     if slot.matcher is not None:
         allowed = unpack_mask(slot.mask(), logits.shape[-1])
         return slot.sampler.sample(logits, allowed, slot.matcher.openings)

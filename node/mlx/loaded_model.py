@@ -1,4 +1,4 @@
-"""Load a model folder and read from it what a cache of it looks like."""
+"""Loading of a model folder, with the layout and fingerprint of its caches."""
 
 import json
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from node.mlx.model_limits import read_limits
 from node.mlx.probe.probe import fit_engine
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
-# Raise it with every change of ours that makes a cache of the same tokens hold other bits: how
-# vectors are quantized or padded, attention that later layers' caches come out of, what a spec
-# means. Folders of older caches are then left alone.
+# Increment it with every change of ours that gives a cache of the same tokens other bits: how
+# vectors are quantized or padded, attention whose output later layers store, the meaning of a spec.
+# Folders of older caches are then ignored.
 NUMERICS_VERSION = 1
 _READ_BYTES = 1 << 24
-# Files beside the weights that change what a prompt turns into.
+# Files beside the weights that determine a prompt's tokens.
 _TEXT_FILES = (
     "config.json",
     "tokenizer.json",
@@ -51,11 +51,11 @@ class LoadedModel:
     tokenizer: TokenizerWrapper
     fingerprint: Fingerprint
     context_tokens_max: int
-    problem: str | None  # why nothing of this model's caches is reused
+    problem: str | None  # why this model's caches are not reused
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids that may be fed and asked for; the tokenizer may know more or fewer."""
+        """Number of token ids that may be fed; the tokenizer may have more or fewer."""
         return self.engine.limits.vocabulary_size
 
     @property
@@ -64,7 +64,7 @@ class LoadedModel:
 
 
 def model_folder(model: str) -> Path:
-    """Find a bundled model by name or a folder by path; raise FatalError if neither."""
+    """Return a bundled model by name or a folder by path; raise FatalError if neither."""
     for folder in (BUNDLED / model, Path(model).expanduser()):
         if (folder / "config.json").is_file():
             return folder
@@ -74,7 +74,7 @@ def model_folder(model: str) -> Path:
 
 
 def weights_bytes(model: str) -> int:
-    """Return what a model's weights take in memory: what they take on disk.
+    """Return the bytes of a model's weights, in memory as on disk.
 
     Raise FatalError if there is no such model.
     """
@@ -87,7 +87,7 @@ def load_model(
     bits: KvBits | None = None,
     memory: MemoryPlan | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer; call it on the thread that will run the model."""
+    """Load weights and tokenizer; call it on the engine thread."""
     folder = model_folder(model)
     if memory is not None:
         device.limit_memory(memory.share_bytes, memory.pool_bytes)
@@ -96,7 +96,7 @@ def load_model(
     if memory is not None:
         engine.scores_bytes_max = memory.prefill_bytes
         engine.array_bytes_min = memory.array_bytes_min
-    # Rows that pad the vocabulary have no text: none is sampled.
+    # Rows that pad the vocabulary have no text and are never sampled.
     known = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
     engine.limits = replace(engine.limits, vocabulary_size=known)
     context = context_tokens(config, getattr(loaded, "args", None))
@@ -106,10 +106,10 @@ def load_model(
 
 
 def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:
-    """Load with mlx-lm; raise FatalError for what it cannot load."""
+    """Load with mlx-lm; raise FatalError if that fails."""
     try:
         loaded, tokenizer, config = load(str(folder), return_config=True)
-    except (Exception, SystemExit) as error:  # a model's module may end the process: olmo's does
+    except (Exception, SystemExit) as error:  # a model's module may call sys.exit: olmo's does
         message = f"mlx-lm cannot load {folder.name} ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
     store_weights_by_columns(loaded)
@@ -117,7 +117,7 @@ def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:
 
 
 def _fit(model: Any, bits: KvBits) -> tuple[Engine, str | None]:
-    """Return an engine on our caches, or on mlx-lm's own and why."""
+    """Return an engine on our caches, or on mlx-lm's own with the reason."""
     limits = read_limits(model)
     try:
         return fit_engine(model, bits, limits), None
@@ -126,7 +126,7 @@ def _fit(model: Any, bits: KvBits) -> tuple[Engine, str | None]:
 
 
 def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
-    """Digest everything that changes a cache's contents: files, layout, numerics."""
+    """Return a digest of everything that determines a cache's bits: files, layout, numerics."""
     weights = (
         WeightFile(path.name, path.stat().st_size, _file_digest(path))
         for path in sorted(folder.glob("*.safetensors"))
@@ -137,7 +137,7 @@ def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
 
 
 def numerics_tag() -> str:
-    """Name what decides the bits beside the model: the code that computes, and where."""
+    """Return a tag of the code and backend, which determine the bits beside the model."""
     versions = {"mlx": mx.__version__, "mlx_lm": mlx_lm.__version__, "ours": NUMERICS_VERSION}
     return json.dumps({**versions, "backend": backend.current().name})
 

@@ -1,14 +1,13 @@
-"""Log probabilities as they are shown: of the token that was chosen, and of the likeliest.
+"""Log probabilities of the chosen token and the likeliest ones.
 
-They are computed in the same graph as the token that they belong to, so reading them asks nothing
-more of the device.
+They are computed in the same graph as their token, so reading them costs no further computation.
 """
 
 from typing import Final, NamedTuple
 
 import mlx.core as mx
 
-LOGPROB_MIN: Final = -9_999.0  # JSON has no infinity; OpenAI's API spells it so
+LOGPROB_MIN: Final = -9_999.0  # JSON has no infinity; OpenAI's API uses this value
 Top = tuple[tuple[int, float], ...]  # tokens and log probabilities, the chosen one first
 
 
@@ -20,13 +19,13 @@ class Likeliest(NamedTuple):
     logprobs: mx.array | None  # `[rows, alternatives]`
 
     def arrays(self) -> list[mx.array]:
-        """List what is to be computed."""
+        """Return the arrays to evaluate."""
         return [array for array in self if array is not None]
 
     def read(self, chosen: list[int]) -> list[Top]:
         """Wait for the numbers; return them with each row's chosen token.
 
-        Two that are equally likely come in their own order.
+        Equally likely tokens are in the order of their ids.
         """
         own = zip(chosen, self.chosen.tolist(), strict=True)
         if self.tokens is None or self.logprobs is None:
@@ -39,8 +38,8 @@ class Likeliest(NamedTuple):
 
 
 def likeliest(logprobs: mx.array, chosen: mx.array, alternatives_count: int) -> Likeliest:
-    """Pick of `[rows, vocabulary]` the `chosen` `[rows]` and the likeliest."""
-    # What is masked out, or was computed from no numbers, is spelled as nearly impossible.
+    """Select the `chosen` `[rows]` and the likeliest tokens of `[rows, vocabulary]`."""
+    # Masked tokens, and NaN, are shown as nearly impossible.
     finite = mx.where(mx.isfinite(logprobs), logprobs, LOGPROB_MIN)
     own = mx.take_along_axis(finite, chosen[:, None], axis=-1)
     if not alternatives_count:
@@ -51,7 +50,7 @@ def likeliest(logprobs: mx.array, chosen: mx.array, alternatives_count: int) -> 
 
 
 def scored(logits: mx.array, following: list[int], alternatives_count: int) -> list[Top]:
-    """List the same for rows of logits; a row's chosen token is the one that follows it."""
+    """Return likewise for rows of logits; a row's chosen token is its successor."""
     exact = logits.astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
     return likeliest(exact, mx.array(following), alternatives_count).read(following)

@@ -1,7 +1,7 @@
-"""Read off a model how many token ids and positions it has: MLX checks no index.
+"""Limits of a model's token ids and positions, which MLX does not check.
 
-A read past a table's end gives whatever lies there, and a write changes it, be it another
-agent's cache. So the tables are found by running a few tokens and noting what each is asked for.
+A read past a table's end returns arbitrary memory, and a write changes it, perhaps another agent's
+cache. So the tables are found by running a few tokens and observing the lookups.
 """
 
 import sys
@@ -16,19 +16,19 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from fabric.errors import FatalError, RejectedError
 
-_TOKENS = (5, 9, 2)  # no run of numbers, as positions are
-_TRIED_MIN = 64  # tokens and positions that a model is tried with are below
+_TOKENS = (5, 9, 2)  # not consecutive, as positions are
+_TRIED_MIN = 64  # the trial's tokens and positions are below
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What may be fed to a model, and asked of its logits."""
+    """Limits of a model's inputs and logits."""
 
     vocabulary_size: int  # rows of the embedding or logits, whichever are fewer
     positions_max: int = sys.maxsize  # rows of a table of positions, if the model has one
 
     def check_triable(self) -> None:
-        """Raise FatalError for a model with fewer tokens or positions than it is tried with."""
+        """Raise FatalError for a model with fewer tokens or positions than the trials use."""
         if min(self.vocabulary_size, self.positions_max) < _TRIED_MIN:
             message = f"the model has {self.vocabulary_size} tokens, {self.positions_max} positions"
             raise FatalError(message, code="unsupported_model")
@@ -40,7 +40,7 @@ class ModelLimits:
             raise RejectedError(message, code="token_out_of_range")
 
     def check_positions(self, tokens_count: int) -> None:
-        """Raise RejectedError for a context that the table of positions does not reach."""
+        """Raise RejectedError for a context longer than the table of positions."""
         if tokens_count > self.positions_max:
             message = f"the model has {self.positions_max} positions"
             raise RejectedError(message, code="context_length_exceeded")
@@ -48,19 +48,19 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """One table's rows, and which of them were read."""
+    """One table's rows, and those that were read."""
 
     rows: int
     indexes: list[int]
 
 
 def read_limits(model: Any) -> ModelLimits:
-    """Find the model's tables; raise FatalError where it does not run."""
+    """Find the model's tables; raise FatalError if it does not run."""
     try:
         lookups, width = _observe(model, _TOKENS)
         by_token = {x.rows for x in lookups if x.indexes == list(_TOKENS)}
         sizes = {width, *(rows for rows in by_token if rows < width)}
-        # A small table may be shielded: what is out of it is looked up elsewhere.
+        # A small table may be guarded: other ids are looked up elsewhere.
         fitting = (size for size in sorted(sizes, reverse=True) if _is_held(model, size - 1))
         vocabulary_size = next(fitting, 0)
     except Exception as error:
@@ -71,7 +71,7 @@ def read_limits(model: Any) -> ModelLimits:
 
 
 def _is_held(model: Any, token: int) -> bool:
-    """Say whether every table has the row that it is asked for with this token."""
+    """Return whether every table has the row of this token."""
     lookups, _ = _observe(model, (token,))
     return all(0 <= index < x.rows for x in lookups for index in x.indexes)
 
@@ -83,7 +83,7 @@ def _is_run(indexes: list[int]) -> bool:
 
 
 def _observe(model: Any, tokens: Sequence[int]) -> tuple[list[_Lookup], int]:
-    """Return what was looked up for `tokens`, and the width of the logits; compute neither."""
+    """Return the lookups for `tokens` and the width of the logits, without evaluating them."""
     with _noting(model) as noted:
         logits = model(mx.array([tokens]), cache=make_prompt_cache(model))
     lookups = [_Lookup(rows, indexes.reshape(-1).tolist()) for rows, indexes in noted]
@@ -92,7 +92,7 @@ def _observe(model: Any, tokens: Sequence[int]) -> tuple[list[_Lookup], int]:
 
 @contextmanager
 def _noting(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
-    """Note every call of a module that has a table and is given integers."""
+    """Record every call of a module with a table on integers."""
     noted: list[tuple[int, mx.array]] = []
     tables = [m for m in model.modules() if isinstance(m.get("weight"), mx.array)]
     kinds = {type(module): _noting_kind(type(module), noted) for module in tables}

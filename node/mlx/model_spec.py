@@ -1,8 +1,7 @@
-"""Read from a model's own caches what it remembers per layer.
+"""Cache spec of a model, read from the caches it creates.
 
-A few tokens are run through the model and the caches that it made are looked at; no name of
-a model decides anything. A cache of a kind that is not known here makes the model opaque: it
-is served, and nothing of it is reused.
+A few tokens are run through the model and its caches are inspected; the model's name decides
+nothing. A cache of unknown kind makes the model opaque: it is served, without reuse.
 """
 
 from dataclasses import replace
@@ -32,12 +31,12 @@ from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.token_store import DTYPE_NAMES
 
-_TOKENS = list(range(16))  # more than what states of n-grams or convolutions look back on
-_GROUP_SIZES = (64, 32)  # of equal padding the larger: fewer scales
+_TOKENS = list(range(16))  # more than states of n-grams or convolutions depend on
+_GROUP_SIZES = (64, 32)  # the larger at equal padding: fewer scales
 
 
 def read_spec(model: Any, bits: KvBits) -> ModelCacheSpec:
-    """Describe the model's caches, quantized to `bits`; raise FatalError for unknown kinds."""
+    """Return the spec of the model's caches at `bits`; raise FatalError for unknown kinds."""
     attention.install()
     caches = make_prompt_cache(model)
     leaves, nesting = flatten(caches)
@@ -55,7 +54,7 @@ def read_spec(model: Any, bits: KvBits) -> ModelCacheSpec:
 
 
 def with_rotations(spec: ModelCacheSpec, found: list[CacheRotations]) -> ModelCacheSpec:
-    """Note for every layer where positions are written into it."""
+    """Add to every layer the dimensions that depend on the position."""
     layers = [
         replace(layer, rotations_unknown=rotations.reason)
         if isinstance(rotations, UnknownRotation)
@@ -66,7 +65,7 @@ def with_rotations(spec: ModelCacheSpec, found: list[CacheRotations]) -> ModelCa
 
 
 def flatten(caches: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """List every plain cache, and how many each of the model's caches is made of."""
+    """Return all plain caches, and the number of them in each of the model's caches."""
     leaves: list[Any] = []
     nesting = []
     for cache in caches:
@@ -98,11 +97,11 @@ def _arrays(leaf: Any) -> list[mx.array]:
 def _layer(leaf: Any, bits: KvBits, *, has_sinks: bool) -> LayerSpec:
     if isinstance(leaf, ArraysCache):
         return _recurrent_layer(leaf)
-    if leaf.keys is None:  # made for a layer that keeps nothing
+    if leaf.keys is None:  # of a layer that stores nothing
         return LayerSpec(LayerKind.FULL)
     keys, values = leaf.keys_and_values()
     if values.shape[-1] == 0 or not mx.any(values).item():
-        # An index keeps keys only; what it puts in the place of values is a dummy.
+        # An index stores keys only; its values are a dummy.
         return LayerSpec(LayerKind.INDEXED, (_slot("index", keys, NATIVE),))
     if isinstance(leaf, RotatingKVCache):
         kind, count, window = LayerKind.WINDOW, bits.window, leaf.max_size

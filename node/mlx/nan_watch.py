@@ -1,7 +1,7 @@
-"""NaN that a prompt or a step computes: an error of the device, found before anything is kept.
+"""Detection of NaN computed by a prompt or step, an error of the device, before anything is kept.
 
-A NaN in any layer stays in a token's hidden state, so the last layer that stores something shows
-it. Only logits show what the layers behind that compute, and nothing of that is stored.
+A NaN in any layer stays in a token's hidden state, so the last layer with a cache shows it. Layers
+after that one affect only the logits, and store nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from node.mlx.resident_layer import ResidentLayer
 
 @contextmanager
 def watch_nan(leaves: Iterable[Any]) -> Iterator[list[mx.array]]:
-    """Collect whether what the layers store meanwhile holds a NaN; nothing is computed yet."""
+    """Collect whether values stored by the layers contain a NaN; nothing is evaluated yet."""
     found: list[mx.array] = []
     stored = [leaf for leaf in leaves if isinstance(leaf, ResidentLayer) and leaf.spec.slots]
     recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
@@ -33,7 +33,7 @@ def watch_nan(leaves: Iterable[Any]) -> Iterator[list[mx.array]]:
 
 
 def refuse_nan(found: Iterable[mx.array], what: str) -> None:
-    """Raise DeviceError if any of these is true."""
+    """Raise DeviceError if any of these flags is true."""
     if any(each.item() for each in found):
         message = f"{what} computed NaN"
         raise DeviceError(message)

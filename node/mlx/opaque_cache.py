@@ -1,4 +1,4 @@
-"""A sequence's cache of a kind we cannot cut or store: mlx-lm's own, used once and dropped."""
+"""Sequence's cache that cannot be cut or stored: mlx-lm's own, used once and dropped."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from node.mlx.resident_cache import CacheMark
 
 
 class OpaqueCache:
-    """Looks like a ResidentCache to the engine; nothing can be read from it or kept of it."""
+    """Cache with the engine's interface of a ResidentCache, which can be neither read nor kept."""
 
     keeps_slid = False
-    leaves = ()  # that are watched
+    leaves = ()  # none is watched for NaN
     ahead = ()
     ahead_tokens = 0
     shifts = ()
@@ -36,21 +36,21 @@ class OpaqueCache:
         mx.eval(self._arrays())
 
     def loose_ends(self) -> list[mx.array]:
-        """List arrays that a step changes."""
+        """Return the arrays that a step changes."""
         return self._arrays()
 
     def advance(self, count: int) -> None:
         self.tokens_count += count
 
     def mark(self) -> CacheMark:
-        """Note where a step begins; nothing can go back to it."""
+        """Return a mark that cannot be restored."""
         return CacheMark(self.tokens_count, ())
 
     def undo(self, mark: CacheMark) -> None:
-        """Do nothing: the sequence that failed ends, and its cache with it."""
+        """Do nothing: the failed sequence ends, with its cache."""
 
     def can_rewind(self, tokens_count: int) -> bool:
-        """Say that nothing but all of it can be kept."""
+        """Return whether all of it is to be kept: it cannot be cut."""
         return tokens_count == self.tokens_count
 
     def rewind_point(self, limit: int) -> int:

@@ -1,7 +1,7 @@
 """Attention over quantized keys and values, without unpacking them.
 
-Query heads of one key head become rows of one product, so nothing is broadcast. Sinks are a
-logit without a value: they only take a share of the softmax, which the output is scaled by.
+Query heads of one key head become rows of one product, so nothing is broadcast. Sinks are
+logits without values: they only take a share of the softmax, by which the output is scaled.
 Source: `exp(s_i) / (sum_j exp(s_j) + exp(sink)) = softmax(s)_i * sigmoid(lse(s) - sink)`.
 """
 
@@ -16,17 +16,17 @@ from node.mlx.token_store import Packed
 
 
 class ValuesForm(StrEnum):
-    """How the rows of one key head's queries are multiplied by its values."""
+    """Form of the product of one key head's queries and values."""
 
     FOLDED = "folded"  # in one product
-    APART = "apart"  # each in a product of its own
+    APART = "apart"  # one product for each
 
 
 _chosen = threading.local()  # of the engine's thread: tests run several in one process
 
 
 def use_values_form(form: ValuesForm) -> None:
-    """Let this thread's attention multiply values so."""
+    """Set the form of this thread's attention."""
     _chosen.values_form = form
 
 
@@ -52,7 +52,7 @@ def packed_attention_of_rows(
     scale: float,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attend `[batch, heads, 1, key width]`, each row to vectors of its own."""
+    """Attend `[batch, heads, 1, key width]`, each row to its own vectors."""
     folded = mx.split(_folded(queries, keys[0], scale), len(keys))
     attended = [_attend(*row, None, 1) for row in zip(folded, keys, values, strict=True)]
     out = mx.concatenate([own for own, _ in attended])
@@ -78,7 +78,7 @@ def _unfolded(out: mx.array, queries: mx.array, width: int) -> mx.array:
 def _attend(
     folded: mx.array, keys: Packed, values: Packed, mask: mx.array | str | None, count: int
 ) -> tuple[mx.array, mx.array]:
-    """Attend folded queries of `count` tokens; return the output and the scores behind it."""
+    """Attend folded queries of `count` tokens; return the output and its scores."""
     scores = _scores(folded, keys)
     batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
@@ -100,7 +100,7 @@ def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.ar
 
 
 def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
-    """Scale the output by what sinks leave; sums `[batch, kv_heads, rows]` are logarithms."""
+    """Scale the output by the share that sinks leave; log sums are `[batch, kv_heads, rows]`."""
     kv_heads, rows = score_sums.shape[1:]
     repeats = sinks.size // kv_heads
     sink = mx.repeat(sinks.reshape(kv_heads, repeats), rows // repeats, axis=1)

@@ -1,8 +1,8 @@
-"""A recurrent layer: arrays that say everything about the past, and cannot be cut.
+"""A recurrent layer, whose state arrays summarize the past and cannot be cut.
 
 Steps replace the arrays and never write into them, so a snapshot is a list of references.
 Sequences that decode together are rows of one stack, which is built when the batch changes
-and not in every step; a sequence takes its row out when it goes its own way.
+and not in every step; a sequence copies its row out when it leaves the batch.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Snapshot = list[mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A state to go back to: whole arrays, and which row of them is meant."""
+    """A state to restore: whole arrays, and the row of the sequence."""
 
     arrays: Snapshot
     row: int | None
 
     def snapshot(self) -> Snapshot:
-        """Return the state that was noted, as arrays of its own."""
+        """Return the marked state as separate arrays."""
         if self.row is None:
             return self.arrays
         row = mx.array([self.row])
@@ -38,14 +38,14 @@ class RecurrentLayer(ArraysCache):
         self.row = 0
 
     def take_out(self) -> None:
-        """Leave the stack with a copy of the own row."""
+        """Leave the stack with a copy of this sequence's row."""
         if self.stack is not None:
             row = mx.array([self.row])
             self.cache = [mx.take(array, row, axis=0) for array in self.stack.cache]
             self.stack = None
 
     def snapshot(self) -> Snapshot:
-        """Return the present state as arrays that nothing will change."""
+        """Return the present state as immutable arrays."""
         self.take_out()
         return list(self.cache)
 
@@ -54,7 +54,7 @@ class RecurrentLayer(ArraysCache):
         self.cache = list(states)
 
     def mark(self) -> Mark:
-        """Note the present state without copying anything."""
+        """Mark the present state without copying it."""
         if self.stack is None:
             return Mark(list(self.cache), None)
         return Mark(list(self.stack.cache), self.row)
@@ -65,7 +65,7 @@ class RecurrentLayer(ArraysCache):
     @property
     def nbytes(self) -> int:
         """Bytes of this sequence's own state."""
-        stack = self.stack  # another thread may take it out meanwhile
+        stack = self.stack  # another thread may leave the stack meanwhile
         if stack is None:
             return sum(int(array.nbytes) for array in self.cache)
         return sum(int(array.nbytes) // array.shape[0] for array in stack.cache)
@@ -83,14 +83,14 @@ class StackedState(ArraysCache):
             layer.stack, layer.row = self, row
 
     def is_of(self, layers: list[RecurrentLayer]) -> bool:
-        """Say whether these layers, in this order, are the rows of this stack."""
+        """Return whether these layers, in this order, are the rows of the stack."""
         return len(layers) == self._count and all(
             layer.stack is self and layer.row == row for row, layer in enumerate(layers)
         )
 
 
 def stack(layers: list[RecurrentLayer]) -> StackedState:
-    """Return the stack of these sequences, the present one if they form one already."""
+    """Return the stack of these sequences, which may exist already."""
     present = layers[0].stack
     if present is not None and present.is_of(layers):
         return present

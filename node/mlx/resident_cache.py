@@ -1,23 +1,23 @@
-"""All layers of one sequence, and their exact bytes in and out without a staging copy.
+"""All layers of one sequence, with access to their exact bytes without a staging copy.
 
 The bytes of tokens `a:b` in a layer's array are one run per head, `[kv_heads, b-a, row]`.
-Blocks keep that order, so a block is read to its final place.
-Views must be gone before the next step: a live one would force MLX to copy.
+Blocks have the same order, so a block is read directly into its final position.
+Views must be released before the next step: a live one would force MLX to copy.
 
     full layers     0 .................................................. tokens_count
     window layers                      base ............................ tokens_count
     recurrent layers                                                     tokens_count
 
-An edit leaves rows behind a hole, which is computed before they count (`ahead`), and rows that
-lie elsewhere than where they were computed (`shifts`). Their bytes stay as they were: attention
-turns what it reads.
+An edit leaves rows after a hole, which must be computed before they are valid (`ahead`), and rows
+at other positions than they were computed for (`shifts`). Their bytes stay unchanged: attention
+rotates them when it reads.
 
     full layers     0 ...... tokens_count [ hole )[ ahead ............... )[ hole )[ ahead )
 
-Window layers hold whole blocks from `base` on; behind a hole they go on with rows that were put
-beside them (`WindowRows`). A block is copied out before it slides away (`slid`), recurrent states
-where the caller says so (`snapshots`): who saves the agent takes them from there. The newest states
-stay in memory beyond that (`states`), to go back to.
+Window layers hold whole blocks from `base` on; after a hole they continue with rows that are held
+separately (`WindowRows`). A block is copied out before it slides away (`slid`), recurrent states on
+the caller's request (`snapshots`), for saving the agent. The newest states also stay in memory
+(`states`), for rewinding.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from fabric.kvcache.shift import Shift, cut, why_unshiftable
 from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
 from fabric.limits import BLOCK_TOKENS
 from node.limits import STATES_HOT_MAX
-from node.mlx.leaves import make_leaf, nest, zero_states
+from node.mlx.layer_caches import arrange_layers, make_layer_cache, zero_states
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
 from node.mlx.resident_layer import ResidentLayer
 from node.mlx.row_views import rows_of
@@ -45,7 +45,7 @@ from node.store.staging import Place
 
 @dataclass(frozen=True, slots=True)
 class CacheMark:
-    """What a step that fails half-way goes back to."""
+    """State of a cache to which a failed step is undone."""
 
     tokens_count: int
     states: tuple[Mark, ...]
@@ -55,19 +55,19 @@ class CacheMark:
 class ResidentCache:
     """A sequence's cache in memory; only the engine thread computes with it."""
 
-    array_bytes_min = 0  # that each of its arrays counts as, where their number is short
+    array_bytes_min = 0  # counted for each of its arrays, where their number is limited
 
     def __init__(self, spec: ModelCacheSpec, capacity_tokens: int, *, packed: bool = True) -> None:
         self.spec = spec
         self.tokens_count = 0
-        self.ahead: tuple[Range, ...] = ()  # in place already, each behind a hole
+        self.ahead: tuple[Range, ...] = ()  # rows held after holes
         self.shifts: tuple[Shift, ...] = ()
         room = min(capacity_tokens, spec.window_tokens + 2 * BLOCK_TOKENS)
         self.leaves = [
-            make_leaf(layer, room if layer.window_tokens else capacity_tokens, packed=packed)
+            make_layer_cache(layer, room if layer.window_tokens else capacity_tokens, packed=packed)
             for layer in spec.layers
         ]
-        self.layers = nest(spec, self.leaves)
+        self.layers = arrange_layers(spec, self.leaves)
         self.recurrent = [leaf for leaf in self.leaves if isinstance(leaf, RecurrentLayer)]
         self._resident = [leaf for leaf in self.leaves if isinstance(leaf, ResidentLayer)]
         self._growing = [leaf for leaf in self._resident if not isinstance(leaf, WindowLayer)]
@@ -75,21 +75,21 @@ class ResidentCache:
         self.states: dict[int, list[Snapshot]] = {}
         self.slid: dict[int, memoryview] = {}
         self.keeps_slid = False
-        # The model makes a cache for them and never writes it.
+        # The model creates a cache for them and never writes it.
         self._idle = [leaf for leaf in self._resident if not leaf.spec.slots]
         self.windows = SlidingWindows(self.leaves, spec.window_tokens)
         self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
         self.settle()
 
-    # --- how much ----------------------------------------------------------------------------
+    # --- size --------------------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
-        """Memory held, capacity included; callable from any thread."""
+        """Bytes of memory, capacity included; callable from any thread."""
         held = sum(leaf.nbytes for leaf in self.leaves)
         held += sum(view.nbytes for view in list(self.slid.values()))
         held += self.windows.size_bytes
-        # One state may be held several times, and be the present one.
+        # The same state may be held several times, and also be the present one.
         taken = [*self.snapshots.values(), *self.states.values()]
         arrays = {id(array): array for states in taken for state in states for array in state}
         for layer in self.recurrent:
@@ -101,12 +101,12 @@ class ResidentCache:
 
     @property
     def ahead_tokens(self) -> int:
-        """Tokens in place behind holes."""
+        """Number of tokens held after holes."""
         return sum(end - start for start, end in self.ahead)
 
     @property
     def held_until(self) -> int:
-        """Position behind the last row in place."""
+        """Position after the last held row."""
         return self.ahead[-1][1] if self.ahead else self.tokens_count
 
     @property
@@ -120,9 +120,9 @@ class ResidentCache:
             leaf.reserve(tokens_count)
 
     def give_back_room(self, tokens_count: int) -> None:
-        """Free what is not needed for `tokens_count` tokens in total, where it is the most.
+        """Free memory not needed for `tokens_count` tokens, if that is most of it.
 
-        A long context may be cut back to its head, and a short one go on from there.
+        A long context may have been cut to its head, from which a short one continues.
         """
         tokens_count = max(tokens_count, self.held_until)
         for leaf in self._growing:
@@ -135,13 +135,13 @@ class ResidentCache:
         mx.eval([leaf.state for leaf in self.leaves])
 
     def loose_ends(self) -> list[Any]:
-        """List arrays that a step changes but its logits may not depend on."""
+        """Return the arrays that a step changes, though its logits may not depend on them."""
         if self._has_index:
             return [leaf.state for leaf in self._resident]
         return [array for layer in self.recurrent for array in layer.mark().arrays]
 
     def advance(self, count: int) -> None:
-        """Count tokens that were appended; where they fill a hole, what is behind it counts."""
+        """Count appended tokens; once they fill a hole, the rows after it are valid."""
         self.tokens_count += count
         if self.ahead and self.tokens_count == self.ahead[0][0]:
             self._slide_ahead(self.ahead[0][1])
@@ -151,7 +151,7 @@ class ResidentCache:
             leaf.offset = self.tokens_count
 
     def _slide_ahead(self, end: int) -> None:
-        """Let window layers hold the end of what lies ahead, copying out what slides away."""
+        """Move window layers to the end of the rows ahead, copying out blocks that slide away."""
         if self.windows.leaves:
             keep = self.windows.needed_from(end)
             self.settle()
@@ -163,7 +163,7 @@ class ResidentCache:
         return CacheMark(self.tokens_count, states, self.ahead)
 
     def undo(self, mark: CacheMark) -> None:
-        """Undo a step that failed, wherever it got to."""
+        """Undo a failed step, at any stage."""
         assert mark.ahead == self.ahead or not self.windows.leaves, "windows do not slide back"
         self.ahead = mark.ahead
         self._set_count(mark.tokens_count)
@@ -176,7 +176,7 @@ class ResidentCache:
             layer.take_out()
 
     def slide(self) -> None:
-        """Let window layers forget what no further token sees, copying it out first."""
+        """Drop rows that no further token sees from window layers, copying them out first."""
         keep = self.windows.needed_from(self.tokens_count)
         if keep > self.window_base:
             self._hold_windows(keep, GROWTH_TOKENS)
@@ -188,7 +188,7 @@ class ResidentCache:
                 self.slide()
 
     def rest(self) -> None:
-        """Give back the room that an agent between two turns does not need."""
+        """Free capacity that an agent between two turns does not need."""
         self.take_out()
         self.windows.beside = ()
         if self.windows.leaves:
@@ -201,16 +201,16 @@ class ResidentCache:
                 self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
 
     def _hold_windows(self, base: int, room_tokens: int) -> None:
-        """Hold the tokens from `base` on, with room for more, once the others are copied out."""
+        """Hold the tokens from `base` on, with room for more, after copying the others out."""
         self.settle()
         self._copy_out(base)
         self.windows.keep_from(base, self.tokens_count - base + room_tokens)
         self.settle()
 
-    # --- going back --------------------------------------------------------------------------
+    # --- rewinding ---------------------------------------------------------------------------
 
     def can_rewind(self, tokens_count: int) -> bool:
-        """Say whether the first `tokens_count` tokens can be kept without reading anything."""
+        """Return whether the first `tokens_count` tokens can be kept without reading from disk."""
         if tokens_count == self.tokens_count:
             return True
         if tokens_count > self.tokens_count:
@@ -225,8 +225,8 @@ class ResidentCache:
         return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
     def rewind(self, tokens_count: int, grid: WindowGrid = UNEDITED_GRID) -> None:
-        """Keep the first `tokens_count` tokens and nothing else; `grid` is of their blocks."""
-        assert self.can_rewind(tokens_count), "only what is held can be kept"
+        """Keep only the first `tokens_count` tokens; `grid` is that of their blocks."""
+        assert self.can_rewind(tokens_count), "only held tokens can be kept"
         if tokens_count != self.tokens_count:
             self.slid.clear()
             self.snapshots.clear()
@@ -260,21 +260,21 @@ class ResidentCache:
         shifts: Sequence[Shift],
         grid: WindowGrid = UNEDITED_GRID,
     ) -> None:
-        """Declare the first tokens valid, and `ahead` in place, after their bytes were loaded."""
+        """Declare the first tokens valid, and `ahead` held, after their bytes were loaded."""
         assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
         self.windows.hold(tokens_count, grid)
         self._keep_state()
 
     def can_rearrange(self, moves: Sequence[Move], grid: WindowGrid) -> bool:
-        """Say whether window layers still hold what is seen of moved tokens, behind every hole."""
+        """Return whether window layers hold the visible rows of moved tokens, after every hole."""
         return self.windows.can_move(self._after(moves), moves, grid, self.tokens_count)
 
     def rearrange(self, moves: Sequence[Move], grid: WindowGrid = UNEDITED_GRID) -> None:
-        """Put tokens in their new places as they are; the first move keeps the head where it is.
+        """Move tokens to their new positions unchanged; the first move keeps the head.
 
-        What comes to lie behind a hole is `ahead`. Where it fails half-way, the head is left, or
-        nothing where windows have slid past it. `grid`: of the blocks of what is left.
+        Rows after a hole are `ahead`. A failure leaves the head, or nothing if windows have slid
+        past it. `grid`: that of the blocks that are left.
         """
         assert not why_unshiftable(self.spec), "rows stay in place"
         assert moves[0].start == moves[0].new_start == 0, "the head stays where it is"
@@ -299,7 +299,7 @@ class ResidentCache:
             end = to.tokens_count if isinstance(leaf, WindowLayer) else to.end
             assert end <= leaf.base + leaf.capacity_tokens, "more than capacity"
         waiting = len(to.ahead) if self.windows.leaves else 0
-        assert len(self.windows.beside) == waiting, "each hole has windows behind it"
+        assert len(self.windows.beside) == waiting, "each hole has windows after it"
         self.ahead = to.ahead
         self._set_shifts(to.shifts)
         self._set_count(to.tokens_count)
@@ -326,21 +326,21 @@ class ResidentCache:
     # --- bytes in and out --------------------------------------------------------------------
 
     def rows(self, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
-        """List writable views of a group's arrays `[kv_heads, capacity, bytes]` in file order."""
+        """Return writable views of a group's arrays `[kv_heads, capacity, bytes]` in file order."""
         return rows_of(leaf for leaf in self._resident if leaf.spec.group is group)
 
     def _base(self, group: CacheGroup) -> int:
         return self.window_base if group is CacheGroup.WINDOW else 0
 
     def places(self, start: int, end: int, group: CacheGroup = CacheGroup.FULL) -> list[Place]:
-        """List writable views `[kv_heads, end-start, bytes]` of tokens in block-file order."""
+        """Return writable views `[kv_heads, end-start, bytes]` of tokens in block-file order."""
         base = self._base(group)
         return [rows[:, start - base : end - base] for rows in self.rows(group)]
 
     def gather(self, start: int, end: int, group: CacheGroup = CacheGroup.FULL) -> memoryview:
         """Copy tokens `start:end` into one buffer in block-file order."""
         held_from = self._base(group)
-        assert held_from <= start < end <= self.tokens_count, "gather only what is held"
+        assert held_from <= start < end <= self.tokens_count, "gather only held tokens"
         out = np.empty(self.spec.kv_bytes(end - start, group), np.uint8)
         at = 0
         for picked in self.places(start, end, group):
@@ -352,13 +352,13 @@ class ResidentCache:
     # --- recurrent states --------------------------------------------------------------------
 
     def take_snapshot(self) -> None:
-        """Remember the recurrent states as of now."""
+        """Take a snapshot of the present recurrent states."""
         if self.recurrent:
             self.snapshots[self.tokens_count] = taken = self._keep_state()
             mx.eval(taken)
 
     def take_marked(self, mark: CacheMark) -> None:
-        """Remember the recurrent states that were noted a few tokens ago."""
+        """Take a snapshot of the recurrent states at a mark."""
         if self.recurrent:
             taken = [state.snapshot() for state in mark.states]
             mx.eval(taken)
@@ -366,7 +366,7 @@ class ResidentCache:
             self._hold_state(mark.tokens_count, taken)
 
     def _keep_state(self) -> list[Snapshot]:
-        """Keep the present states in memory, with the newest others; return them."""
+        """Keep the present states in memory among the newest ones; return them."""
         taken = [layer.snapshot() for layer in self.recurrent]
         if taken:
             self._hold_state(self.tokens_count, taken)
@@ -377,7 +377,7 @@ class ResidentCache:
         self.states = dict(sorted(self.states.items())[-STATES_HOT_MAX:])
 
     def gather_snapshot(self, tokens_count: int) -> memoryview:
-        """Copy the states remembered at `tokens_count` into one buffer in file order."""
+        """Copy the snapshot at `tokens_count` into one buffer in file order."""
         arrays = [mx.contiguous(a) for state in self.snapshots[tokens_count] for a in state]
         mx.eval(arrays)
         out = bytearray()
@@ -387,11 +387,11 @@ class ResidentCache:
         return memoryview(out)
 
     def state_views(self) -> list[memoryview]:
-        """List writable views of the states of a cache that has not been used yet."""
+        """Return writable views of the states of a cache that has not been used yet."""
         return [memoryview(array).cast("B") for layer in self.recurrent for array in layer.cache]
 
     def clear_states(self) -> None:
-        """Go back to the states of an empty context."""
+        """Restore the states of an empty context."""
         for leaf, layer in zip(self.leaves, self.spec.layers, strict=True):
             if isinstance(leaf, RecurrentLayer):
                 leaf.replace(zero_states(layer))

@@ -1,7 +1,7 @@
 """One layer's key-value cache of one sequence, as mlx-lm's models expect a cache.
 
-Attention sees the stored values from the first token on, so a cache read back from disk is
-the same cache. Packed vectors go to decode-shaped calls; prefill gets plain numbers, for
+Attention sees the stored values from the first token on, so a cache restored from disk is
+the same cache. Decode steps get packed vectors; prefill gets plain numbers, for
 which MLX has a fused kernel (7x faster at 256 queries on CPU, 2.7x on an M5 Max).
 """
 
@@ -29,10 +29,10 @@ class ResidentLayer:
         self.spec = spec
         self.offset = 0
         self.base = 0  # position of the first token held; window layers move it
-        self.shifts: tuple[Shift, ...] = ()  # what was moved; stored as it was computed
-        self.appended_nan: list[mx.array] | None = None  # whether what was appended holds a NaN
+        self.shifts: tuple[Shift, ...] = ()  # moved rows, stored as they were computed
+        self.appended_nan: list[mx.array] | None = None  # whether appended values contain a NaN
         self._packed = packed
-        self._fetched = (0, 0)  # positions that the last step was given, and whether packed
+        self._fetched = (0, 0)  # positions of the last step's values
         self._is_fetched_packed = False
         self._parts = tuple(_share_stores(spec.slots, capacity_tokens))
         self._stores = tuple({id(store): store for store, _ in self._parts}.values())
@@ -51,7 +51,7 @@ class ResidentLayer:
         return [array for store in self._stores for array in store.arrays]
 
     def slots(self) -> Iterator[tuple[mx.array, slice]]:
-        """Yield every slot's arrays with the heads that are its own, in block-file order."""
+        """Yield every slot's arrays with its own heads, in block-file order."""
         for store, heads in self._parts:
             for array in store.arrays:
                 yield array, heads
@@ -62,33 +62,33 @@ class ResidentLayer:
             store.reserve(tokens_count - self.base)
 
     def give_back_room(self, tokens_count: int) -> None:
-        """Free what is not needed for `tokens_count` tokens, where it is the most."""
+        """Free memory not needed for `tokens_count` tokens, if that is most of it."""
         for store in self._stores:
             if store.capacity_tokens > 2 * round_up(tokens_count):
                 store.keep(0, tokens_count, tokens_count)
                 mx.eval(store.arrays)
 
     def rearrange(self, moves: Sequence[Move]) -> None:
-        """Put tokens in their new places, bit for bit; each store's memory is needed twice."""
+        """Move tokens to their new positions, bit for bit; needs each store's memory twice."""
         for store in self._stores:
             store.rearrange(moves)
             mx.eval(store.arrays)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append `[1, kv_heads, n, width]` and return what attention sees."""
+        """Append `[1, kv_heads, n, width]`; return the values for attention."""
         if self.appended_nan is not None:
             self.appended_nan.append(mx.isnan(keys).any())
         return self.append(self.encode(keys, values), keys.shape[2])
 
     def encode(self, keys: mx.array, values: mx.array) -> list[tuple[mx.array, ...]]:
-        """Return `[batch, kv_heads, n, width]` as each store has them."""
+        """Return `[batch, kv_heads, n, width]` in the stores' formats."""
         if len(self._stores) == 1 and len(self._parts) > 1:
             return [self._stores[0].encode(mx.concatenate([keys, values], axis=1))]
         pairs = zip(self._parts, (keys, values), strict=False)
         return [store.encode(vectors) for (store, _), vectors in pairs]
 
     def append(self, encoded: Sequence[Sequence[mx.array]], tokens_count: int) -> tuple[Any, Any]:
-        """Append encoded vectors of this sequence and return what attention sees."""
+        """Append encoded vectors of this sequence; return the values for attention."""
         first = self.first_seen()
         end = self.offset + tokens_count
         self.reserve(end)
@@ -100,8 +100,8 @@ class ResidentLayer:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return what the last step was given, for layers that share this cache."""
-        # Cut anew: a view that is kept would make the next write copy the whole array.
+        """Return the last step's values, for layers that share this cache."""
+        # A new slice: a kept view would make the next write copy the whole array.
         fetched = self.fetch(*self._fetched)
         if self._is_fetched_packed and (not self.shifts or self._only_keys_turn):
             return fetched[0], fetched[-1]
@@ -119,11 +119,11 @@ class ResidentLayer:
         return 0
 
     def seen_tokens(self) -> int:
-        """Count what the next token attends to, itself included."""
+        """Count the tokens that the next token attends to, itself included."""
         return self.offset + 1 - self.first_seen()
 
     def fetch(self, first: int, end: int) -> list[Any]:
-        """Return positions `first:end` of every slot as attention sees them."""
+        """Return positions `first:end` of every slot in the form for attention."""
         start, stop = first - self.base, end - self.base
         fetched = [store.fetch(heads, start, stop) for store, heads in self._parts]
         return self._turned(fetched, first, end) if self.shifts else fetched
@@ -150,7 +150,7 @@ class ResidentLayer:
 
     @property
     def keys(self) -> mx.array:
-        """An array whose evaluation covers what was appended."""
+        """An array whose evaluation includes the appended values."""
         return self._stores[0].arrays[0]
 
     @keys.setter
@@ -158,7 +158,7 @@ class ResidentLayer:
 
     @property
     def values(self) -> mx.array:
-        """An array whose evaluation covers what was appended."""
+        """An array whose evaluation includes the appended values."""
         return self._stores[-1].arrays[0]
 
     @values.setter
@@ -181,8 +181,8 @@ def _share_stores(
 ) -> Iterator[tuple[TokenStore, slice]]:
     """Give each slot a store and its heads in it.
 
-    Keys and values of equal shape share one, heads one behind the other: one quantization and
-    three writes per step instead of two and six, which on CPU is a tenth of a decode step.
+    Keys and values of equal shape share one, with concatenated heads: one quantization and three
+    writes per step instead of two and six, which on CPU is a tenth of a decode step.
     """
     shapes = {(s.heads, s.width, s.bits, s.group_size, s.dtype) for s in slots}
     if len(slots) > 1 and len(shapes) == 1:

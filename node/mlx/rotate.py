@@ -1,6 +1,6 @@
-"""Move stored keys to other positions by turning them further.
+"""Rotation of stored keys to other positions.
 
-MLX's kernel for Metal adds a row's number and its offset as unsigned numbers: what is turned back
+MLX's kernel for Metal adds a row's number and its offset as unsigned numbers: a rotation backwards
 gets its distance as a positive offset and a negative scale.
 Source: `pos.y + batch_offset` in mlx/backend/metal/kernels/rope.metal, MLX 0.32.
 """
@@ -49,7 +49,7 @@ def _turn(span: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.ar
 def _kernel(
     rows: mx.array, rotation: Rotation, offset: int | mx.array, *, is_back: bool
 ) -> mx.array:
-    # The model's own rope modules are not called: some would apply their magnitude factor again.
+    # The model's own rope modules would in part apply their magnitude factor again.
     periods = None
     if rotation.frequencies is not None:
         periods = mx.array([1 / f if f else inf for f in rotation.frequencies], mx.float32)

@@ -9,7 +9,7 @@ from node.store.staging import Place
 
 
 def rows_of(leaves: Iterable[ResidentLayer]) -> list[Place]:
-    """List writable views of the layers' arrays `[kv_heads, capacity, bytes]` in file order."""
+    """Return writable views of the layers' arrays `[kv_heads, capacity, bytes]` in file order."""
     return [
         np.frombuffer(view, np.uint8).reshape(heads, capacity, -1)
         for view, heads, capacity in _own_heads(leaves)

@@ -1,6 +1,6 @@
-"""Choose tokens: greedy in one batched call, anything else per sequence with its own key.
+"""Sampling: greedy in one batched call, otherwise per sequence with its own key.
 
-mlx-lm's samplers draw from a global generator, so a seed would depend on who else is in the
+mlx-lm's samplers use a global generator, so results would depend on the other sequences of the
 batch. Here the key of token n is a hash of (seed, n): reproducible alone and in any batch.
 """
 
@@ -22,7 +22,7 @@ _PENALTY_CONTEXT_TOKENS = 1_024
 
 @dataclass(slots=True)
 class Sampler:
-    """One sequence's way of choosing tokens."""
+    """Sampler of one sequence."""
 
     sampling: Sampling
     seed: int
@@ -32,16 +32,16 @@ class Sampler:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Say whether a batched argmax decides."""
+        """Return whether a batched argmax suffices."""
         s = self.sampling
         return s.temperature == 0 and not self.processors and s.logprobs is None
 
     def mark(self) -> tuple[int, mx.array | None]:
-        """Note what has been sampled so far."""
+        """Mark the tokens sampled so far."""
         return self.sampled_count, self.history
 
     def undo(self, mark: tuple[int, mx.array | None]) -> None:
-        """Forget what was sampled since: the step failed."""
+        """Forget tokens sampled since a mark: the step failed."""
         self.sampled_count, self.history = mark
 
     def sample(
@@ -49,12 +49,12 @@ class Sampler:
     ) -> tuple[mx.array, Likeliest | None]:
         """Pick from `[1, vocab]`; return the token `[1]` and log probabilities if wanted.
 
-        These are the model's own: what is not allowed is not picked, and no less probable. Where
-        it would take one of `openings` if all were allowed, it does.
+        The probabilities are the model's own: a token that is not allowed is never sampled, but no
+        less probable. A token of `openings` is taken if it would be sampled without the mask.
         """
         for processor in self.processors:
             logits = processor(self.history, logits)
-        if self.is_plain_greedy:  # the likeliest needs no probabilities
+        if self.is_plain_greedy:  # needs no probabilities
             logprobs = logits
         else:
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -72,7 +72,7 @@ class Sampler:
         return token, likeliest(logprobs, token, alternatives_count)
 
     def _only(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
-        """Share the probability out among what is allowed: top_p and its like count in it."""
+        """Renormalize over allowed tokens, before top_p and the like apply."""
         left = mx.where(allowed, logprobs, -mx.inf)
         if self.sampling.temperature == 0:
             return left
@@ -93,7 +93,7 @@ class Sampler:
 
 
 def unpack_mask(mask: Mask, vocabulary_size: int) -> mx.array:
-    """Turn a mask's bits into truth values `[1, vocab]`."""
+    """Unpack a mask's bits to booleans `[1, vocab]`."""
     bits = (mx.array(mask)[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     return bits.reshape(1, -1)[:, :vocabulary_size].astype(mx.bool_)
 
@@ -103,9 +103,9 @@ def _fold(seed: int, index: int) -> int:
 
 
 def make_sampler(sampling: Sampling, seed: int, prompt: list[int], vocabulary_size: int) -> Sampler:
-    """Set up one sequence's sampling; penalties see the prompt's last tokens too.
+    """Create one sequence's sampler; penalties apply to the prompt's last tokens, too.
 
-    Raise RejectedError for tokens without a logit: MLX would write to whatever lies there.
+    Raise RejectedError for tokens without a logit: MLX would write out of bounds.
     """
     biases = {int(token): bias for token, bias in sampling.logit_bias.items()}
     if any(not 0 <= token < vocabulary_size for token in biases):

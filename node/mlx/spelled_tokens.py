@@ -1,4 +1,4 @@
-"""Tokens that a client sent, as text, and where each one's ends."""
+"""Tokens of a client as text, with the end of each one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from typing import Final
 
 from node.limits import CHARACTER_TOKENS_MAX
 
-_CUT: Final = "\N{REPLACEMENT CHARACTER}"  # a token's end is in the middle of a character
+_CUT: Final = "\N{REPLACEMENT CHARACTER}"  # a token ends within a character
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledTokens:
-    """A text, and the end of each token's part of it, in bytes."""
+    """A text, and the end in bytes of each token's part."""
 
     text: str
     ends: list[int]
 
 
 def spell(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> SpelledTokens:
-    """Decode tokens, each behind the ones before it, whose spaces and bytes it may belong to."""
+    """Decode tokens in context, as spaces and bytes may depend on earlier ones."""
     parts: list[str] = []
     ends: list[int] = []
     known = begun = size_bytes = 0  # tokens known[…]begun are spelled, and context for the next

@@ -1,4 +1,4 @@
-"""Scores of one query against packed keys of many runs, each turned by a distance of its own.
+"""Scores of one query against packed keys of many runs, each rotated by its own distance.
 
 One product per run is a launch per run, layer and step. Here keys are cut into tiles, and one
 gathered product multiplies every tile by the queries of each run that has a part in it:
@@ -17,15 +17,15 @@ import numpy as np
 from fabric.kvcache.shift import Shift, runs
 from node.limits import TILE_PLANS_MAX
 
-TILE_TOKENS = 8  # Metal's kernel makes eight scores at a time; longer ones are multiplied in vain
+TILE_TOKENS = 8  # Metal's kernel computes eight scores at a time; longer tiles waste products
 TILED_RUNS_MIN = 24  # as many products cost as much as tiles do, on CPU
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Which tile is multiplied by which turned query, and where each token's score comes to lie."""
+    """Products of tiles and rotated queries, and the position of each token's score among them."""
 
-    tokens_count: int  # whole tiles: what lies behind them is multiplied otherwise
+    tokens_count: int  # of whole tiles; the rest is multiplied separately
     deltas: tuple[int, ...]
     query_of: mx.array  # of each product
     tile_of: mx.array
@@ -33,8 +33,8 @@ class TilePlan:
 
 
 def tile_plan(shifts: tuple[Shift, ...]) -> TilePlan:
-    """Plan the products for all whole tiles up to the last row that was moved."""
-    # By identity: every layer of a sequence has the same tuple, and comparing it takes longer.
+    """Plan the products for all whole tiles up to the last moved row."""
+    # By identity: all layers of a sequence share the tuple, and comparing it is slower.
     known = _plans.get(id(shifts))
     if known is None or known[0] is not shifts:
         known = _plans[id(shifts)] = shifts, _planned(shifts)

@@ -1,7 +1,7 @@
-"""How many bytes of a text one token stands for at most, read off a tokenizer's own parts.
+"""Maximal bytes of text per token, derived from a tokenizer's steps.
 
-A prompt is refused unread where no tokens could hold it. Whatever may drop text on its way to
-tokens, or is not known here, makes one token stand for any amount of it.
+A prompt is refused unread if it cannot fit in any tokens. A step that may drop text, or is unknown,
+allows any amount of text per token.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil, inf
 from typing import Any, Final
 
-# Bytes of a text for each one that is left of it: measured over all of Unicode by a test.
+# Bytes of a text per byte that is left: a test measures them over all of Unicode.
 _SHRINKING: Final[Mapping[str, float]] = {
     "ByteLevel": 1,
     "Lowercase": 3,
@@ -20,13 +20,13 @@ _SHRINKING: Final[Mapping[str, float]] = {
     "Prepend": 1,
 }
 _KEEPING: Final = frozenset({"ByteLevel", "Digits", "FixedLength", "Metaspace", "UnicodeScripts"})
-_CUTTING: Final = frozenset({"Punctuation", "Split"})  # keep all, unless told to remove
+_CUTTING: Final = frozenset({"Punctuation", "Split"})  # keep text, unless set to remove it
 _CHAR_BYTES_MAX: Final = 4
 _BYTES: Final = range(256)
 
 
 def token_reach_bytes(tokenizer: Any) -> int | None:
-    """Return the bytes of text that one token of a fast tokenizer may hold; None: any number."""
+    """Return the maximal bytes of text in one token of a fast tokenizer; None: unbounded."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -40,7 +40,7 @@ def token_reach_bytes(tokenizer: Any) -> int | None:
     )
     if not is_kept or inf in shrinks:
         return None
-    # Spelled in the vocabulary, no token has fewer bytes than in a text.
+    # A token's spelling in the vocabulary has at least the bytes of its text.
     reach_bytes = max(len(text.encode("utf-8", "replace")) for text in tokenizer.get_vocab())
     for factor in shrinks:
         reach_bytes *= ceil(factor)
@@ -48,7 +48,7 @@ def token_reach_bytes(tokenizer: Any) -> int | None:
 
 
 def _parts(part: Any, of_sequence: str) -> Iterator[dict[str, Any]]:
-    """Yield a normalizer's or pre-tokenizer's steps as the tokenizer's own file spells them."""
+    """Yield a normalizer's or pre-tokenizer's steps in the form of tokenizer.json."""
     stack = [] if part is None else [json.loads(part.__getstate__())]
     while stack:
         step = stack.pop()
@@ -59,7 +59,7 @@ def _parts(part: Any, of_sequence: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinking(step: Mapping[str, Any]) -> float:
-    """Say how many bytes of a text may become one; infinite where text may go."""
+    """Return the bytes of a text that may become one; infinite if text may be dropped."""
     if step["type"] != "Replace":
         return _SHRINKING.get(step["type"], inf)
     pattern, content = step["pattern"].get("String", ""), step["content"]
@@ -75,7 +75,7 @@ def _keeps(step: Mapping[str, Any]) -> bool:
 
 
 def _knows_every_byte(model: Any, cutters: list[dict[str, Any]]) -> bool:
-    """Say whether a model drops nothing, and makes no single token of a run of unknown letters."""
+    """Return whether a model drops nothing, and never fuses unknown characters into one token."""
     if type(model).__name__ != "BPE":
         return False
     if any(step["type"] == "ByteLevel" for step in cutters):
@@ -86,7 +86,7 @@ def _knows_every_byte(model: Any, cutters: list[dict[str, Any]]) -> bool:
 
 
 def _byte_letters() -> Iterator[str]:
-    """Yield the letters by which byte-level vocabularies spell bytes, of which some need others."""
+    """Yield the characters by which byte-level vocabularies spell bytes."""
     own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     yield from map(chr, sorted(own))
     yield from (chr(0x100 + index) for index in range(len(_BYTES) - len(own)))

@@ -20,13 +20,13 @@ DTYPES = {
     "BF16": mx.bfloat16,
     "U32": mx.uint32,
     "I32": mx.int32,
-    "I64": mx.int64,  # states of n-gram models are the last token ids
+    "I64": mx.int64,  # of n-gram models, whose states are the last token ids
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Packed(NamedTuple):
-    """Quantized vectors `[1, heads, tokens, width]` as attention is given them."""
+    """Quantized vectors `[1, heads, tokens, width]` for attention."""
 
     codes: mx.array
     scales: mx.array
@@ -34,10 +34,10 @@ class Packed(NamedTuple):
     bits: int
     group_size: int
     width: int  # without the zeros that fill the last group
-    turning: Turning | None = None  # of rows that were moved: the codes are as they were computed
+    turning: Turning | None = None  # of moved rows, whose codes are as they were computed
 
     def dense(self) -> mx.array:
-        """Return the numbers that the codes stand for, turned to where they lie."""
+        """Return the dequantized numbers, rotated to their positions."""
         numbers = mx.dequantize(
             self.codes, self.scales, self.biases, group_size=self.group_size, bits=self.bits
         )
@@ -90,11 +90,11 @@ class TokenStore:
         self.arrays = self._joined([self.cut(start, end)], end - start, capacity_tokens)
 
     def copy_from(self, other: "TokenStore", ranges: Sequence[Range]) -> None:
-        """Hold these tokens of another store, and have no room for more."""
+        """Hold these tokens of another store, without room for more."""
         self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
 
     def go_on_with(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
-        """Keep tokens `start:end` as the first ones, and put all of another store behind them."""
+        """Keep tokens `start:end` as the first ones, followed by all of another store."""
         parts = [self.cut(start, end), other.arrays]
         self.arrays = self._joined(parts, end - start + other.capacity_tokens, capacity_tokens)
 
@@ -109,7 +109,7 @@ class TokenStore:
         return tuple(mx.concatenate(each, axis=2) for each in zip(*parts, padding, strict=True))
 
     def rearrange(self, moves: Sequence[Move]) -> None:
-        """Put tokens in their new places, bit for bit; holes between them hold nothing."""
+        """Move tokens to their new positions, bit for bit; holes between them are undefined."""
         parts, at = [], 0
         for move in moves:
             parts.append(self._zeros(move.new_start - at))
@@ -129,12 +129,12 @@ class TokenStore:
         return tuple(mx.quantize(vectors, group_size=slot.group_size, bits=slot.bits))
 
     def write(self, encoded: Sequence[mx.array], start: int) -> None:
-        """Put encoded vectors of one sequence in their places from `start` on."""
+        """Write encoded vectors of one sequence from position `start` on."""
         for array, part in zip(self.arrays, encoded, strict=True):
             array[..., start : start + part.shape[2], :] = part
 
     def random(self, tokens_count: int, key: mx.array) -> mx.array:
-        """Return vectors `[1, heads, tokens, width]` of about the size that models compute."""
+        """Return random vectors `[1, heads, tokens, width]` of a realistic magnitude."""
         shape = (1, self._heads, tokens_count, self.slot.width)
         return mx.random.normal(shape, DTYPES[self.slot.dtype], key=key)
 
@@ -149,7 +149,7 @@ class TokenStore:
 
 
 def last_tokens(fetched: mx.array | Packed, count: int) -> mx.array | Packed:
-    """Return the last `count` tokens of what was fetched, or all if there are fewer."""
+    """Return the last `count` fetched tokens, or all if there are fewer."""
     if not isinstance(fetched, Packed):
         return fetched[:, :, -count:]
     codes, scales, biases = (array[:, :, -count:] for array in fetched[:3])
@@ -160,12 +160,12 @@ def last_tokens(fetched: mx.array | Packed, count: int) -> mx.array | Packed:
 
 
 def turned(fetched: mx.array | Packed, turning: Turning) -> mx.array | Packed:
-    """Turn what was fetched to where it lies, or note it where that is for attention to do."""
+    """Rotate fetched rows to their positions, or attach the rotation for attention."""
     if isinstance(fetched, Packed):
         return fetched._replace(turning=turning)
     return turning.of_rows(fetched)
 
 
 def dense(fetched: mx.array | Packed) -> mx.array:
-    """Return what was fetched as plain numbers."""
+    """Return fetched values as plain numbers."""
     return fetched.dense() if isinstance(fetched, Packed) else fetched

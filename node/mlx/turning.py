@@ -1,8 +1,8 @@
-"""Rows of a slot that were moved, turned on to the positions at which they lie now.
+"""Rotation of a slot's moved rows to their present positions.
 
-Stored rows stay as they were computed. Plain numbers are turned when they are fetched. Packed
-keys are not unpacked for it: a score depends only on how far query and key are turned apart, so
-the queries are turned back instead, once per distance.
+Stored rows stay as they were computed. Plain numbers are rotated when they are fetched. Packed keys
+are not unpacked for it: a score depends only on the relative rotation of query and key, so the
+queries are rotated back instead, once per distance.
 Source: q · R(d) k = R(-d) q · k, for a rotation R is orthogonal.
 """
 
@@ -15,18 +15,18 @@ from fabric.kvcache.rotation import Rotation
 from fabric.kvcache.shift import Shift, cut, runs
 from node.mlx.rotate import rotate
 
-ROWWISE_RUNS_MIN = 48  # from here on, turning every row by its own distance is cheaper, on CPU
+ROWWISE_RUNS_MIN = 48  # from here on, rotating every row by its own distance is cheaper, on CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """Which of the rows that were fetched lie elsewhere than where they were computed."""
+    """Shifts of fetched rows from the positions they were computed for."""
 
     rotation: Rotation
-    shifts: tuple[Shift, ...]  # counted from the first row that was fetched
+    shifts: tuple[Shift, ...]  # counted from the first fetched row
 
     def of_rows(self, rows: mx.array) -> mx.array:
-        """Turn `[batch, heads, tokens, width]` as computed to where they lie."""
+        """Rotate `[batch, heads, tokens, width]` to their present positions."""
         if len(self.shifts) >= ROWWISE_RUNS_MIN:
             deltas = [0] * rows.shape[2]
             for run in self.shifts:
@@ -39,7 +39,7 @@ class Turning:
         return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
     def of_queries(self, queries: mx.array, tokens_count: int) -> Iterator[tuple[Shift, mx.array]]:
-        """Yield every run of the rows, with the queries whose scores against it are right."""
+        """Yield every run of rows, with the queries rotated for it."""
         deltas = tuple(dict.fromkeys(shift.delta for shift in self.shifts))
         turned = {0: queries}
         if deltas:
@@ -49,19 +49,19 @@ class Turning:
             yield run, turned[run.delta]
 
     def back(self, queries: mx.array, deltas: Sequence[int]) -> mx.array:
-        """Turn `[..., width]` back by each distance, `[..., distances, width]`."""
+        """Rotate `[..., width]` back by each distance, `[..., distances, width]`."""
         if len(deltas) == 1:
             return rotate(queries, self.rotation, -deltas[0])[..., None, :]
-        # All of them at once: on CPU 64 distances took half the time that they took one by one.
+        # All at once: on CPU 64 distances took half the time of one by one.
         lead, width = queries.shape[:-1], queries.shape[-1]
         apart = mx.broadcast_to(queries[..., None, :], (*lead, len(deltas), width))
         return rotate(apart, self.rotation, [-delta for delta in deltas])
 
     def behind(self, start: int, tokens_count: int) -> "Turning":
-        """Return how the rows from `start` on turn, counted from there."""
+        """Return the shifts of the rows from `start` on, counted from there."""
         return replace(self, shifts=cut(self.shifts, start, tokens_count))
 
     def of_last(self, count: int, tokens_count: int) -> "Turning | None":
-        """Return how the last `count` of `tokens_count` rows turn, if any of them was moved."""
+        """Return the shifts of the last `count` of `tokens_count` rows, if any was moved."""
         shifts = cut(self.shifts, max(0, tokens_count - count), tokens_count)
         return replace(self, shifts=shifts) if shifts else None

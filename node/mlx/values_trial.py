@@ -1,4 +1,4 @@
-"""Choose at start how attention multiplies packed values: by a trial on the GPU itself.
+"""Choice of the form in which attention multiplies packed values, by a trial on the GPU at start.
 
 Query heads of one key head are rows of one product. MLX divides a product of few rows among all of
 a GPU's cores, and walks all tokens of one of more rows with a few of them, so beyond some number of
@@ -21,7 +21,7 @@ TRIAL_RUNS: Final = 3
 
 
 def choose_values_form(spec: ModelCacheSpec, query_heads: int, clock: Clock) -> ValuesForm:
-    """Return the form that took less time here; `folded` where there is nothing to choose."""
+    """Return the faster form on this machine; `folded` where there is no choice."""
     slot = _values_slot(spec)
     if slot is None or query_heads <= slot.heads:
         return ValuesForm.FOLDED
@@ -43,7 +43,7 @@ def choose_values_form(spec: ModelCacheSpec, query_heads: int, clock: Clock) -> 
 
 
 def _values_slot(spec: ModelCacheSpec) -> SlotSpec | None:
-    """Return how a layer stores the values that packed attention multiplies, if one does."""
+    """Return the spec of values for packed attention, if a layer has such."""
     for layer in spec.layers:
         if layer.kind is LayerKind.FULL and layer.slots and layer.slots[-1].bits != NATIVE:
             return layer.slots[-1]

@@ -1,7 +1,7 @@
 """A sliding-window layer: holds the last tokens only, in order, without rotating.
 
-Tokens are appended behind each other until the room is used up; then the ones still seen move
-to the front (`ResidentCache.slide`). A window's worth is copied once in 256 tokens, and masks,
+Tokens are appended until the capacity is used up; then the ones still visible move to the front
+(`ResidentCache.slide`). A window's worth is copied once in 256 tokens, and masks,
 files and restores see plain ascending positions.
 """
 
@@ -23,8 +23,8 @@ class WindowLayer(ResidentLayer):
         return max(0, self.offset - self.spec.window_tokens + 1)
 
     def keep_from(self, base: int, capacity_tokens: int) -> None:
-        """Forget the tokens before position `base`; leave room for `capacity_tokens`."""
-        assert self.base <= base <= self.offset, "keep tokens that are held"
+        """Drop the tokens before position `base`; leave room for `capacity_tokens`."""
+        assert self.base <= base <= self.offset, "only held tokens can be kept"
         if base == self.base and round_up(capacity_tokens) == self.capacity_tokens:
             return
         for store in self._stores:
@@ -33,15 +33,15 @@ class WindowLayer(ResidentLayer):
 
     @property
     def stores(self) -> tuple[TokenStore, ...]:
-        """What its vectors are in."""
+        """Stores of its vectors."""
         return self._stores
 
     def with_room(self, tokens_count: int) -> "WindowLayer":
-        """Return an empty layer like this one, with room for so many tokens at least."""
+        """Return an empty layer like this one, with room for at least so many tokens."""
         return type(self)(self.spec, tokens_count, packed=self._packed)
 
     def picked(self, ranges: Sequence[Range]) -> "WindowLayer":
-        """Return a layer like this one that holds copies of these tokens alone."""
+        """Return a layer like this one with copies of these tokens alone."""
         made = self.with_room(0)
         for store, own in zip(made.stores, self.stores, strict=True):
             store.copy_from(own, [(a - self.base, b - self.base) for a, b in ranges])
@@ -50,12 +50,12 @@ class WindowLayer(ResidentLayer):
     def go_on_behind(
         self, rows: "WindowLayer", keep_from: int, start: int, capacity_tokens: int
     ) -> None:
-        """Put the rows of another layer at `start`, and forget the own before `keep_from`.
+        """Append another layer's rows at `start`, and drop present ones before `keep_from`.
 
-        The own ones end there, or none of them is kept.
+        The present rows end at `start`, or none of them is kept.
         """
         keep = min(max(keep_from, self.base), start)
-        assert start in (keep, self.offset), "rows are one behind the other"
+        assert start in (keep, self.offset), "rows are contiguous"
         for store, other in zip(self.stores, rows.stores, strict=True):
             capacity = start - keep + capacity_tokens
             store.go_on_with(keep - self.base, start - self.base, other, capacity)
@@ -64,7 +64,7 @@ class WindowLayer(ResidentLayer):
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Build the mask over the tokens that are fetched for `n` new ones."""
+        """Build the mask over the fetched tokens for `n` new ones."""
         window = self.spec.window_tokens
         before = self.offset - self.first_seen()
         if n == 1 and (window_size is None or window_size >= window):
@@ -83,16 +83,16 @@ class ChunkLayer(WindowLayer):
 
     @property
     def start_position(self) -> int:
-        """First position that is fetched, from which models count their own mask."""
+        """First fetched position, from which models count their own mask."""
         return self.first_seen()
 
     def maybe_trim_front(self) -> None:
-        """Do nothing: what is no longer seen slides away elsewhere."""
+        """Do nothing: `ResidentCache.slide` drops rows that are no longer visible."""
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Build the mask over the tokens that are fetched for `n` new ones."""
+        """Build the mask over the fetched tokens for `n` new ones."""
         chunk = self.spec.window_tokens
         rows = mx.arange(self.offset, self.offset + n)[:, None]
         columns = mx.arange(self.first_seen(), self.offset + n)

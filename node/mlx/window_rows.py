@@ -1,10 +1,10 @@
-"""Rows of window layers that are in place where their layers do not reach yet.
+"""Rows of window layers, held for positions that their layers do not reach yet.
 
     layers  base ..... tokens_count [ hole )
     beside                                  ahead [ last window of it )
 
-When the hole is filled, the layers go on behind the rows that lie ahead of it: of these the last
-window is appended, and what nobody sees any more goes.
+When the hole is filled, the layers continue after the rows ahead of it: the last window of these is
+appended, and rows that are no longer visible are dropped.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class WindowRows:
 
     @classmethod
     def empty(cls, like: Sequence[WindowLayer], place: Range) -> "WindowRows":
-        """Make room for rows that are read to there."""
+        """Return room for rows to be read."""
         start, end = place
         leaves = tuple(leaf.with_room(end - start) for leaf in like)
         mx.eval([leaf.state for leaf in leaves])
@@ -39,7 +39,7 @@ class WindowRows:
     def moved(
         cls, leaves: Sequence[WindowLayer], place: Range, moves: Sequence[Move]
     ) -> "WindowRows":
-        """Copy the rows of which moves make `place`."""
+        """Copy the rows that moves bring to `place`."""
         parts = [source for move in moves if (source := _source(move, place)) is not None]
         made = tuple(leaf.picked(parts) for leaf in leaves)
         mx.eval([leaf.state for leaf in made])
@@ -50,11 +50,11 @@ class WindowRows:
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def views(self) -> list[Place]:
-        """List writable views of its rows, in the order of a block file."""
+        """Return writable views of its rows, in the order of a block file."""
         return [row[:, : self.end - self.start] for row in rows_of(self.leaves)]
 
     def put_behind(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
-        """Append them to the layers, which keep their own rows from `keep_from` on."""
+        """Append the rows to the layers, which keep present rows from `keep_from` on."""
         for leaf, own in zip(leaves, self.leaves, strict=True):
             leaf.go_on_behind(own, keep_from, self.start, self.end - self.start + room_tokens)
         mx.eval([leaf.state for leaf in leaves])
@@ -62,7 +62,7 @@ class WindowRows:
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """The same as bytes, which any thread may read from a disk; only the engine's computes."""
+    """Window rows as bytes, into which any thread may read from disk."""
 
     start: int
     end: int
@@ -70,7 +70,7 @@ class ReadRows:
 
     @classmethod
     def empty(cls, like: Sequence[WindowLayer], place: Range) -> "ReadRows":
-        """Make room for rows that are read to there."""
+        """Return room for rows to be read."""
         start, end = place
         shapes = [(row.shape[0], end - start, row.shape[2]) for row in rows_of(like)]
         return cls(start, end, tuple(np.empty(shape, np.uint8) for shape in shapes))
@@ -80,11 +80,11 @@ class ReadRows:
         return sum(row.nbytes for row in self.rows)
 
     def views(self) -> list[Place]:
-        """List writable views of its rows, in the order of a block file."""
+        """Return writable views of its rows, in the order of a block file."""
         return list(self.rows)
 
     def put_behind(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
-        """Append them to the layers, which keep their own rows from `keep_from` on."""
+        """Append the rows to the layers, which keep present rows from `keep_from` on."""
         made = WindowRows.empty(leaves, (self.start, self.end))
         for view, row in zip(made.views(), self.rows, strict=True):
             view[:] = row
@@ -92,7 +92,7 @@ class ReadRows:
 
 
 def can_be_moved(places: Sequence[Range], moves: Sequence[Move], held: Range) -> bool:
-    """Say whether all rows of which moves make `places` are among those that are held."""
+    """Return whether all rows that moves bring to `places` are held."""
     sources = [_source(move, place) for place in places for move in moves]
     return all(
         held[0] <= source[0] and source[1] <= held[1] for source in sources if source is not None
@@ -100,7 +100,7 @@ def can_be_moved(places: Sequence[Range], moves: Sequence[Move], held: Range) ->
 
 
 def _source(move: Move, place: Range) -> Range | None:
-    """Return which rows a move brings to `place`."""
+    """Return the rows that a move brings to `place`."""
     start, end = max(move.new_start, place[0]), min(move.new_end, place[1])
     by = move.new_start - move.start
     return (start - by, end - by) if start < end else None

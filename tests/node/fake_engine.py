@@ -121,10 +121,9 @@ class FakeEngine:
                 raise BrokenError
         return FakePrepared(slots, [slot.cache.tokens_count for slot in slots])
 
-    def launch(self, slots, prepared=None):
-        prepared = prepared or self.prepare(slots)
-        assert prepared.slots == slots
-        assert prepared.counts == [slot.cache.tokens_count for slot in slots]
+    def launch(self, step):
+        slots = step.slots
+        assert step.counts == [slot.cache.tokens_count for slot in slots]
         self.log.append(("decode", [slot.cache for slot in slots]))
         for slot in slots:
             slot.cache.tokens.append(slot.pending)

@@ -51,6 +51,16 @@ class SimDevice:
             raise DeviceError(message)
 
 
+class SimStep:
+    """A step of these slots; nothing is computed before it is launched."""
+
+    def __init__(self, slots):
+        self.slots = slots
+
+    def undo(self):
+        """Nothing was done yet."""
+
+
 class SimEngine:
     """Computes at once and says in `spent_s` how long it would have taken."""
 
@@ -88,12 +98,12 @@ class SimEngine:
         return SimSlot(cache, sampling, seed, prompt[-1])
 
     def prepare(self, slots):
-        return None
+        return SimStep(slots)
 
-    def launch(self, slots, prepared=None):
+    def launch(self, step):
         self.spent_s += self._step_s
         is_wrong = self.device.begin()
-        for slot in slots:
+        for slot in step.slots:
             slot.mark_before_read = slot.cache.mark()
             slot.cache.append(slot.pending ^ is_wrong)
             slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.sampled_count)

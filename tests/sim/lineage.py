@@ -10,7 +10,7 @@ from collections import defaultdict
 from unittest import mock
 
 from fabric.record.manifest import OwnerState
-from node.migration import forks, hibernation_import
+from node.migration import copy_targets, hibernation_import
 from node.store.manifest_store import ManifestStore
 from node.tiers.derived_memory import DerivedMemory
 from tests.sim import oracle
@@ -58,7 +58,7 @@ class Lineage:
         with (
             mock.patch.object(DerivedMemory, "_drop", dropped),
             mock.patch.object(ManifestStore, "_without_derived", loaded),
-            mock.patch.object(forks, "owned_anew", self._noted(forks.owned_anew)),
+            mock.patch.object(copy_targets, "owned_anew", self._noted(copy_targets.owned_anew)),
             mock.patch.object(
                 hibernation_import, "owned_anew", self._noted(hibernation_import.owned_anew)
             ),

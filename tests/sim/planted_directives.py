@@ -6,7 +6,7 @@ from unittest.mock import patch
 from fabric.edit_mode import EditMode
 from fabric.record import directed_messages as conversations
 from node.agents.agent_table import AgentTable
-from node.migration import forks
+from node.migration import copy_targets
 from node.migration.incoming import IncomingMoves
 from node.migration.target import IncomingCopies
 from node.prompt import directed_request
@@ -34,9 +34,11 @@ def moves_leave_directives_behind():
 
 def forks_forget_directives():
     """A fork begins with the memory alone."""
-    anew = forks.owned_anew
+    anew = copy_targets.owned_anew
     return patch.object(
-        forks, "owned_anew", lambda record, *more: replace(anew(record, *more), directives=None)
+        copy_targets,
+        "owned_anew",
+        lambda record, *more: replace(anew(record, *more), directives=None),
     )
 
 

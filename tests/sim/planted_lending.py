@@ -7,7 +7,7 @@ from unittest.mock import patch
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.lenders import merge_lenders
 from fabric.record.manifest import OwnerState
-from node.migration import forks, hibernation_import
+from node.migration import copy_targets, hibernation_import
 from node.migration.copy_targets import CopyPublisher
 from node.migration.target import IncomingCopies
 from node.store.block_index import BlockIndex
@@ -57,12 +57,12 @@ def _copies_omit_lenders(module):
 
 def forks_omit_lenders():
     """Record no lenders in a fork."""
-    return _copies_omit_lenders(forks)
+    return _copies_omit_lenders(copy_targets)
 
 
 def forks_omit_their_source():
     """Record in a fork who lent to its source, and not the source, whose edited rows it has."""
-    return patch.object(forks, "derived_from", lambda record, _: record)
+    return patch.object(copy_targets, "derived_from", lambda record, _: record)
 
 
 def files_omit_lenders():

@@ -1,1 +1,1 @@
-"""Trials at start: what a model's caches do, so that nothing is assumed."""
+"""Trials of a model's caches at start, so that nothing is assumed."""

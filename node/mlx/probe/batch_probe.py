@@ -1,6 +1,6 @@
-"""Find out how a model's sequences may decode together: so that each gets what it gets alone.
+"""Trial of batching: the first way in which each sequence decodes as it does alone.
 
-Twice: behind short prompts, and behind caches of random numbers that reach past every window
+Twice: after short prompts, and after caches of random numbers that reach past every window
 and every index's budget, where masks begin to matter. Computing so long a prompt would take
 a large model seconds; filling a cache takes none.
 """
@@ -22,11 +22,11 @@ from node.mlx.probe.trial_logits import agree, decoded, prefilled, prompt_of
 from node.mlx.resident_cache import ResidentCache
 
 _log = logging.getLogger(__name__)
-_INDEX_TOKENS = 4_096  # twice the budget of the indexes that models have today
+_INDEX_TOKENS = 4_096  # twice the budget of the indexes of today's models
 _FAR_TOKENS_MAX = 16_384
-_UNEQUAL = (300, 40)  # tokens past that: their ends lie in different blocks of an index
+_UNEQUAL = (300, 40)  # tokens past that, which end in different blocks of an index
 _EQUAL = (300, 300)
-_EQUAL_ONLY = 1.0  # nothing wasted on zeros
+_EQUAL_ONLY = 1.0  # no padding
 _TRIALS = (
     (Batching.RAGGED, WASTE_MAX),
     (Batching.PADDED, WASTE_MAX),
@@ -42,7 +42,7 @@ def find_batching(engine: Engine, prompts: Sequence[list[int]], tolerance: float
     for batching, waste_max in _TRIALS:
         is_equal = waste_max == _EQUAL_ONLY
         engine.batching = batching
-        engine.padded_waste_max = waste_max if is_equal else inf  # or they would decode alone
+        engine.padded_waste_max = waste_max if is_equal else inf  # else they would decode alone
         if _agrees(engine, prompts, far, tolerance, is_equal=is_equal):
             engine.padded_waste_max = waste_max
             break
@@ -69,7 +69,7 @@ def _agrees(
             if not _agrees_behind(engine, make, prompts, tolerance):
                 _log.info("%s batches differ from sequences alone", engine.batching)
                 return False
-    except Exception as error:  # noqa: BLE001 - whatever it is, decoding alone avoids it
+    except Exception as error:  # noqa: BLE001 - decoding alone avoids any error
         _log.info("no %s batches (%s)", engine.batching, type(error).__name__)
         return False
     return True
@@ -87,7 +87,7 @@ def _agrees_behind(
 
 
 def _far_tokens(engine: Engine) -> int:
-    """Return after how many tokens the model no longer sees everything; 0 if it always does."""
+    """Return the number of tokens after which the model no longer sees all; 0 if it always does."""
     spec = engine.spec
     far = max(spec.window_tokens, widest_mask(engine.model))
     if any(layer.kind is LayerKind.INDEXED for layer in spec.layers):
@@ -97,7 +97,7 @@ def _far_tokens(engine: Engine) -> int:
 
 
 def widest_mask(model: Any) -> int:
-    """Return the widest window that the model asks of any cache's mask; 0 for none."""
+    """Return the widest window that the model requests of a cache's mask; 0 for none."""
     asked = [0]
 
     def watched(make_mask: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ def widest_mask(model: Any) -> int:
 
 
 def _filled(engine: Engine, tokens_count: int, seed: int) -> ResidentCache:
-    """Return a cache of `tokens_count` tokens that nobody computed."""
+    """Return a cache of `tokens_count` random tokens."""
     cache = engine.new_cache(tokens_count + 2)
     cache.place_windows(tokens_count)
     cache.fill(tokens_count, mx.random.key(seed))

@@ -1,11 +1,11 @@
-"""Try a freshly loaded model on our caches before anyone depends on them.
+"""Trial of a loaded model on our caches, before they are used.
 
-1. With caches of full precision it must compute what it does with mlx-lm's own.
-2. Quantized, packed attention must agree with attention over the unpacked numbers; where it
-   cannot even run, the attention computes with what it fetches, and gets plain numbers.
+1. With caches of full precision it must compute the same as with mlx-lm's own.
+2. Quantized, packed attention must agree with attention over the unpacked numbers; if it does not
+   run, attention gets plain numbers.
 3. Sequences decoded together must agree with each alone.
 
-A model that fails the first is served without reuse; the others only cost speed.
+A model that fails the first is served without reuse; failing the others only costs speed.
 """
 
 import logging
@@ -37,7 +37,7 @@ _TOLERANCE = {"F32": 2e-3, "F16": 5e-2, "BF16": 1e-1}
 
 
 def fit_engine(model: Any, bits: KvBits, limits: ModelLimits | None = None) -> Engine:
-    """Find the caches that serve `model`; raise FatalError where none of ours does."""
+    """Return an engine with caches that suit `model`; raise FatalError if none of ours does."""
     limits = limits or read_limits(model)
     try:
         return _fit(model, bits, limits)
@@ -61,7 +61,7 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
         message = f"the model does not run on our caches ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
     if not agree(ours, reference, tolerance):
-        message = "the model computes something else on our caches than on mlx-lm's"
+        message = "the model computes different logits on our caches than on mlx-lm's"
         raise FatalError(message, code="unsupported_model")
     spec = with_rotations(read_spec(model, bits), read_rotations(model))
     engine = _quantized(model, limits, spec, bits, prompts)
@@ -72,13 +72,13 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
 
 
 def _pair_bytes(calls: list[AttentionCall]) -> int:
-    """Return the bytes of a prompt's scores per query token and key token; 0: none are kept."""
+    """Return the bytes of a prompt's scores per query and key token; 0 if none are stored."""
     fused = backend.current().fused_widths
     return max((call.pair_bytes for call in calls if call.width not in fused), default=0)
 
 
 def _check_storable(spec: ModelCacheSpec) -> None:
-    """Raise FatalError for caches of which no block file could be written or checked."""
+    """Raise FatalError for caches whose block files could not be written or verified."""
     try:
         encode_spec(SpecRecord(Fingerprint(bytes(32)), "", spec))
     except CorruptDataError as error:
@@ -114,7 +114,7 @@ def _quantized(
     bits: KvBits,
     prompts: list[list[int]],
 ) -> Engine:
-    """Return an engine on quantized caches, packed where attention takes them so."""
+    """Return an engine on quantized caches, packed if attention supports that."""
     packed = Engine(model, spec, packed=True, limits=limits)
     try:
         with attention.comparing() as differences:
@@ -123,8 +123,8 @@ def _quantized(
         if off <= _tolerance(spec) and bool(differences) == _is_quantized(spec):
             return packed
         _log.warning("packed attention differs from plain attention: using plain numbers")
-    except Exception as error:  # noqa: BLE001 - whatever it is, plain numbers avoid it
-        _log.info("attention takes no packed caches (%s)", type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - plain numbers avoid any error
+        _log.info("attention does not support packed caches (%s)", type(error).__name__)
     layers = tuple(_latent(layer, bits) for layer in spec.layers)
     return Engine(model, replace(spec, layers=layers), packed=False, limits=limits)
 
@@ -136,7 +136,7 @@ def _is_quantized(spec: ModelCacheSpec) -> bool:
 
 
 def _latent(layer: LayerSpec, bits: KvBits) -> LayerSpec:
-    """Take a layer for a latent: one head, two widths, and arithmetic on what is fetched."""
+    """Return a layer as a latent: one head, two widths, and arithmetic on fetched values."""
     heads = {slot.heads for slot in layer.slots}
     widths = {slot.width for slot in layer.slots}
     if layer.kind is not LayerKind.FULL or heads != {1} or len(widths) != len(layer.slots):

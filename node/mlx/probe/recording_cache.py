@@ -1,4 +1,4 @@
-"""A cache that claims any position, notes what a layer stores and shows it nothing."""
+"""Cache at any position that records a layer's values and returns zeros."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class RecordingCache:
     """
 
     def __init__(self, upstream: Any, position: int) -> None:
-        self._upstream = upstream  # answers for what only its class has, a window's size among them
+        self._upstream = upstream  # for attributes that only its class has, such as a window's size
         self.offset = position
         self.start_position = position  # of a chunked cache: nothing before is held
         self.keys: mx.array | None = None  # a model may set these two later, as an indexer does
@@ -25,7 +25,7 @@ class RecordingCache:
         return getattr(self._upstream, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Note `[rows, heads, tokens, width]`; return zeros of these shapes."""
+        """Record `[rows, heads, tokens, width]`; return zeros of these shapes."""
         self.keys, self.values = keys, values
         self.offset += keys.shape[2]
         self.writes_count += 1
@@ -33,7 +33,7 @@ class RecordingCache:
         return self._shown
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Show layers that share this cache what its own layer was shown."""
+        """Return the zeros of its own layer to layers that share this cache."""
         assert self._shown is not None, "read before it was written"
         return self._shown
 

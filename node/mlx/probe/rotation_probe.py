@@ -1,7 +1,7 @@
-"""Find by experiment which stored dimensions depend on the position, and how to turn them.
+"""Experiment on which stored dimensions depend on the position, and how to rotate them.
 
-The model runs a few tokens at position 0 and at two others, on caches that record. Whatever its
-modules declare about rotary embeddings is only a candidate: it counts if turning the rows of
+The model runs a few tokens at position 0 and at two others, on recording caches. Declarations
+of its modules about rotary embeddings are only candidates: one counts if rotating the rows of
 position 0 gives the rows of the other positions, dimension by dimension.
 """
 
@@ -21,7 +21,7 @@ from node.mlx.rotate import rotate
 # One token per row: then attention needs no mask and rows are exact in half precision too.
 _TOKENS = (3, 7, 12, 18, 25, 33, 42, 52)
 _NEAR_POSITION = 37
-# Past what models declare today, where embeddings that stretch with the length show themselves.
+# Past today's declared lengths, where embeddings that stretch with the length differ.
 _FAR_POSITION = 1_048_583
 
 Caches: TypeAlias = list[Any]
@@ -31,7 +31,7 @@ Caches: TypeAlias = list[Any]
 class _Store:
     """One recorded array: its slot, and its rows `[rows, heads, 1, width]` at each position."""
 
-    slot: str | None  # None: nothing that a Rotation could name
+    slot: str | None  # None: no slot that a Rotation could name
     label: str
     rows: dict[int, mx.array]
 
@@ -39,7 +39,7 @@ class _Store:
 def read_rotations(
     model: Any, make_caches: Callable[[], Caches] | None = None
 ) -> list[CacheRotations]:
-    """Return for each plain prompt cache of `model` how its rows move to other positions.
+    """Return for each plain prompt cache of `model` the rotation of its rows.
 
     Empty for recurrent layers and for rows that fit every position; UnknownRotation where no
     rotation explains the experiment. `make_caches` builds fresh caches as mlx-lm would.
@@ -48,11 +48,11 @@ def read_rotations(
     try:
         runs = {position: _record(model, fresh(), position) for position in (0, _NEAR_POSITION)}
         candidates = list(_candidates(model))
-        # A table of absolute positions turns no row; reading it far out would leave its memory.
+        # A table of absolute positions rotates no row; far positions would read out of bounds.
         if any(isinstance(found, tuple) and found for found in _explain_all(runs, candidates)):
             runs[_FAR_POSITION] = _record(model, fresh(), _FAR_POSITION)
         return list(_explain_all(runs, candidates))
-    except Exception as error:  # noqa: BLE001 - a model that runs otherwise stays usable
+    except Exception as error:  # noqa: BLE001 - the model may be usable without it
         why = f"the model does not run at a chosen position ({type(error).__name__}: {error})"
         return [UnknownRotation(why[:300]) for cache in fresh() for _ in _inside(cache)]
 
@@ -64,7 +64,7 @@ def _record(model: Any, caches: Caches, position: int) -> Caches:
     recorders = [_recorder(cache, position) for cache in caches]
     model(mx.array(_TOKENS)[:, None], cache=recorders)
     members = [member for cache in recorders for member in _members(cache)]
-    # Only what layers stored is computed; the logits never are.
+    # Only stored values are evaluated, never the logits.
     mx.eval([array for m in members for array in (m.keys, m.values) if array is not None])
     return recorders
 
@@ -85,11 +85,11 @@ def _members(cache: Any) -> list[RecordingCache]:
     return [member for member in _inside(cache) if isinstance(member, RecordingCache)]
 
 
-# --- what the modules declare ----------------------------------------------------------------
+# --- candidates of the modules ---------------------------------------------------------------
 
 
 def _candidates(model: Any) -> Iterator[Rotation]:
-    """Yield every distinct rotation that some module's attributes could mean, at start 0."""
+    """Yield every distinct rotation that a module's attributes could mean, at start 0."""
     seen = set()
     for module in model.modules():
         for rotation in _declared(module):
@@ -165,7 +165,7 @@ def _stores(members: dict[int, RecordingCache], number: int) -> Iterator[_Store]
     if not member.writes_count:
         return  # the layer reads another layer's cache
     assert member.values is not None, "keys and values are written together"
-    # An indexer keeps keys, and nothing in the values' place.
+    # An indexer stores keys, and no values.
     is_index = number > 0 and not mx.any(member.values).item()
     slots = (INDEX, None) if is_index else (KEYS, VALUES)
     for name, slot in zip((KEYS, VALUES), slots, strict=True):
@@ -203,9 +203,9 @@ def _place(slot: str, width: int, candidates: list[Rotation]) -> Iterator[Rotati
 
 
 def verified(rotation: Rotation | None, rows: dict[int, mx.array]) -> bool:
-    """Say whether turning the rows of position 0 gives those of every position.
+    """Return whether rotating the rows of position 0 gives those of every position.
 
-    `rows` are `[rows, heads, 1, width]` by position. None stands for rows that stay as they are.
+    `rows` are `[rows, heads, 1, width]` by position. None stands for rows that do not change.
     """
     before = rows[0]
     size = _pair_sizes(rotation, before.astype(mx.float32))
@@ -216,7 +216,7 @@ def verified(rotation: Rotation | None, rows: dict[int, mx.array]) -> bool:
         off = mx.abs(expected.astype(mx.float32) - after.astype(mx.float32)).max(axis=(0, 1, 2))
         # A dimension that is nearly zero everywhere is held to a thousandth of the largest.
         allowed = (size + size.max() / 1_000) * _tolerance(rotation, before.dtype, position)
-        if not mx.all(off <= allowed).item():  # also where something is not a number
+        if not mx.all(off <= allowed).item():  # also for NaN
             return False
     return True
 

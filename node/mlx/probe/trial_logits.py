@@ -1,4 +1,4 @@
-"""Logits of short trials, and whether those of two ways to compute them agree."""
+"""Logits of short trials, and their comparison."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import mlx.core as mx
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 
-STEPS = 2  # decoded behind a prompt
+STEPS = 2  # decoded after a prompt
 
 
 def prompt_of(tokens_count: int, seed: int = 0) -> list[int]:
-    """Make a prompt of small ids, which every model has."""
+    """Return a prompt of small ids, which every model has."""
     return [1 + (7 * at + tokens_count + seed) % 31 for at in range(tokens_count)]
 
 
@@ -40,7 +40,7 @@ def alone(engine: Engine, prompts: Sequence[list[int]]) -> list[mx.array]:
 
 
 def agree(ours: Sequence[mx.array], theirs: Sequence[mx.array], tolerance: float) -> bool:
-    """Compare by the largest logit; what is not finite must be equal, and something must be."""
+    """Compare relative to the largest logit; infinities must be equal, and some logit finite."""
     for one, other in zip(ours, theirs, strict=True):
         is_same = one == other  # infinite on both sides: a token that is masked out
         is_finite = mx.isfinite(other)

@@ -35,13 +35,13 @@ MISTAKES = {
         lambda c: c["metadata"]["macfabric"]["router"].update(api_keys={"_selftest": "0" * 16}),
         "error",
         "metadata.macfabric.router.api_keys._selftest",
-        "each node's own",
+        "reserved for the self-tests",
     ),
     "a share for each node's own tenant": (
         lambda c: c["metadata"]["macfabric"]["node"].update(tenants={"_selftest": {}}),
         "error",
         "metadata.macfabric.node.tenants._selftest",
-        "each node's own",
+        "reserved for the self-tests",
     ),
     "an unknown provider key": (
         lambda c: c["provider"].update(thunderbolt="en5"),

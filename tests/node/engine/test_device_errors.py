@@ -198,7 +198,7 @@ def test_a_device_that_does_not_recover_ends_the_process_at_once(thread):
 def test_a_token_that_no_model_has_is_an_error_of_the_device(model):
     engine = load_model(model).engine
     slot = engine.start(engine.new_cache(8), [1], Sampling(max_tokens=1), 0)
-    engine.launch([slot])
+    engine.launch(engine.prepare([slot]))
     slot.pending = mx.array([engine.limits.vocabulary_size], mx.uint32)
 
     with pytest.raises(DeviceError, match="does not have"):

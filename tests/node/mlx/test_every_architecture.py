@@ -53,7 +53,7 @@ def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     slots = [engine.start(prefilled(engine, p[:-1]), p, GREEDY, 0) for p in prompts]
     out: list[list[int]] = [[] for _ in prompts]
     for _ in range(STEPS):
-        engine.launch(slots)
+        engine.launch(engine.prepare(slots))
         for tokens, slot in zip(out, slots, strict=True):
             tokens.append(engine.read(slot).token)
     return out
@@ -82,7 +82,7 @@ def test_a_sequence_may_leave_and_join_a_batch(name):
     out: list[list[int]] = [[] for _ in prompts]
 
     for step in ((0, 1), (0, 1), (0, 1, 2), (2, 0), (2, 1, 0), (1, 2), (1,), (2, 0), (0, 1, 2)):
-        engine.launch([slots[index] for index in step])
+        engine.launch(engine.prepare([slots[index] for index in step]))
         for index in step:
             out[index].append(engine.read(slots[index]).token)
 
@@ -239,7 +239,7 @@ def test_a_failing_step_changes_nothing(name, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("node.mlx.engine._sampled_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            engine.launch(slots)
+            engine.launch(engine.prepare(slots))
 
     assert [cache.tokens_count for cache in caches] == [34, 35]
     got = np.array(engine.feed(caches, [mx.array([7], mx.uint32)] * 2))

@@ -59,7 +59,7 @@ def test_reading_a_token_asks_nothing_more_of_the_device(tmp_path, monkeypatch, 
     made.prefill(cache, prompt[:-1])
     slot = made.start(cache, prompt, Sampling(logprobs=alternatives_count), 0)
     for _ in range(3):
-        made.launch([slot])
+        made.launch(made.prepare([slot]))
     mx.synchronize()
     for module in (engine, logprobs):
         monkeypatch.setattr(module, "mx", Forbidden())

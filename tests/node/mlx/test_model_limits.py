@@ -108,9 +108,9 @@ def test_tables_of_positions_end_the_context(name: str) -> None:
         engine.prefill(cache, [7, 7])
     assert cache.tokens_count == POSITIONS - 1
     slot = engine.start(cache, [7] * POSITIONS, GREEDY, 0)
-    engine.launch([slot])
+    engine.launch(engine.prepare([slot]))
     with pytest.raises(RejectedError, match=f"{POSITIONS} positions"):
-        engine.launch([slot])
+        engine.launch(engine.prepare([slot]))
     assert cache.tokens_count == POSITIONS
 
 
@@ -140,7 +140,7 @@ def test_the_last_logit_can_be_biased() -> None:
     """The bound is exact, and the bias does something."""
     engine, last = engine_of("llama"), VOCABULARY - 1
     slot = started(engine, [5, 6, 7], Sampling(logit_bias={str(last): 100.0}))
-    engine.launch([slot])
+    engine.launch(engine.prepare([slot]))
 
     assert engine.read(slot).token == last
 
@@ -170,7 +170,7 @@ def test_nothing_is_drawn_that_could_not_be_fed(temperature: float) -> None:
     slots = [started(engine, [5, 6, n], sampling) for n in (7, 8)]
     drawn = []
     for _ in range(8):
-        engine.launch(slots)
+        engine.launch(engine.prepare(slots))
         drawn += [engine.read(slot) for slot in slots]
 
     named = [one.token for one in drawn] + [token for one in drawn for token, _ in one.top]

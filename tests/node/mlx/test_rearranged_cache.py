@@ -221,9 +221,9 @@ def test_tokens_of_equal_number_take_others_place(engine: Engine) -> None:
 def test_no_step_writes_over_what_is_in_place(engine: Engine) -> None:
     cache = filled(engine, TOKENS)
     cache.rearrange([Move(0, 50, 0), Move(60, TOKENS, 55)])
-    with pytest.raises(AssertionError, match="no step writes"):
+    with pytest.raises(AssertionError, match="no step overwrites"):
         engine.prefill(cache, prompt_of(6))
-    with pytest.raises(AssertionError, match="nothing is in place behind"):
+    with pytest.raises(AssertionError, match="no rows are held after"):
         engine.start(cache, prompt_of(51), Sampling(max_tokens=1), 0)
 
     assert (cache.tokens_count, cache.ahead) == (50, ((55, 295),))

@@ -71,13 +71,13 @@ def test_a_state_before_the_token_read_last_is_gone_back_to(
     slot, cache = slots[-1], caches[-1]
     slot.keeps_marks = True
     said: list[int] = []
-    engine.launch(slots)
+    engine.launch(engine.prepare(slots))
     while len(said) < 5:
         prepared = None if is_told_first else engine.prepare(slots)
         said.append(engine.read(slot).token)
         if is_told_first and len(said) == 3:
             mark = slot.mark_before_read
-        engine.launch(slots, prepared)
+        engine.launch(prepared or engine.prepare(slots))
         if not is_told_first and len(said) == 3:
             mark = slot.mark_before_read
     assert mark is not None

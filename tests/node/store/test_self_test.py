@@ -42,7 +42,7 @@ def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeyp
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.background.self_tests.found.passed
-        assert "could not tell" in node.view().degraded
+        assert "not conclusive" in node.view().degraded
         assert node.health.reuses
         warm = ask(service, WORDS + first.text, agent="alice", **BRIEF)
         assert warm.admitted.cache is CacheTier.DISK
@@ -81,13 +81,13 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.background.self_tests.found.passed
-        assert "could not tell" in node.view().degraded
+        assert "not conclusive" in node.view().degraded
         assert node.health.reuses
         wait_until(lambda: node.background.self_tests.found.passed)
 
 
 def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
-    """The first could not tell; the second reads what was never written."""
+    """The first was not conclusive; the second reads what was never written."""
     with running(tmp_path, model, tries_everything=True):
         pass
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
@@ -134,7 +134,7 @@ def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypa
             patch.setattr(BlockStore, "sweep", refuse)
             node.background.self_tests.is_sure = False
             wait_until(lambda: len(refusals) > 2)
-            wait_until(lambda: "could not tell" in (node.health.degraded or ""))
+            wait_until(lambda: "not conclusive" in (node.health.degraded or ""))
         wait_until(
             lambda: node.background.self_tests.is_sure and node.background.self_tests.found.passed
         )

@@ -10,11 +10,11 @@ from node.mlx.resident_layer import ResidentLayer
 from node.mlx.token_store import DTYPES
 from node.mlx.window_layer import ChunkLayer, WindowLayer
 
-Leaf = ResidentLayer | RecurrentLayer
+LayerCache = ResidentLayer | RecurrentLayer
 
 
-def make_leaf(layer: LayerSpec, capacity_tokens: int, *, packed: bool) -> Leaf:
-    """Make the empty cache of one layer."""
+def make_layer_cache(layer: LayerSpec, capacity_tokens: int, *, packed: bool) -> LayerCache:
+    """Return an empty cache of one layer."""
     if layer.kind is LayerKind.RECURRENT:
         return RecurrentLayer(zero_states(layer))
     if layer.kind is LayerKind.WINDOW:
@@ -29,8 +29,8 @@ def zero_states(layer: LayerSpec) -> Snapshot:
     return [mx.zeros(state.shape, DTYPES[state.dtype]) for state in layer.states]
 
 
-def nest(spec: ModelCacheSpec, leaves: list[Any]) -> list[Any]:
-    """Arrange one object per leaf as the model makes its caches: some are lists of several."""
+def arrange_layers(spec: ModelCacheSpec, leaves: list[Any]) -> list[Any]:
+    """Arrange one object per layer as the model does: some caches are lists of several."""
     at, out = 0, []
     for count in spec.nesting:
         out.append(leaves[at] if count == 0 else leaves[at : at + count])
