@@ -135,7 +135,9 @@ class NodeService:
         self.phase = "testing save and restore"
         self._on_loop(node.background.self_tests.run()).result()
         self._on_loop(node.background.drain_flag.recall()).result()
-        self._encryption = FolderEncryption(node.resources.identity, node.resources.workers, node.health)
+        self._encryption = FolderEncryption(
+            node.resources.identity, node.resources.workers, node.health
+        )
         folder = self._config.data_dir.expanduser()
         self._on_loop(node.resources.workers.run(lambda: exclude_from_backups(folder)))
         self._power = PowerAssertion(
@@ -148,7 +150,13 @@ class NodeService:
             node.background.upkeep,
             node.background.pressure,
         )
-        beside = (node.background.warm_start, node.background.scrubber, node.background.retries, node.background.upkeep, node.background.pressure)
+        beside = (
+            node.background.warm_start,
+            node.background.scrubber,
+            node.background.retries,
+            node.background.upkeep,
+            node.background.pressure,
+        )
         for each in (*beside, self._encryption, self._power):
             self._loop.call_soon_threadsafe(each.start)
         links, fingerprint = (

@@ -256,7 +256,9 @@ class Prefixes:
 
     def _hides(self, agent: Agent) -> bool:
         """Return whether the node may hold blocks of the tenant that this agent may not use."""
-        return self.table.has_private(agent) or self.moves.has_unrecorded_blocks(agent.manifest.tenant)
+        return self.table.has_private(agent) or self.moves.has_unrecorded_blocks(
+            agent.manifest.tenant
+        )
 
     def _of(
         self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier
