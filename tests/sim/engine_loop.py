@@ -50,7 +50,7 @@ class EngineLoop(EngineThread):
             return
         is_useful = self._iterate()
         spent_s, engine.spent_s = engine.spent_s, 0.0
-        if is_useful or self._has_news():
+        if is_useful or self._has_work():
             self._come(spent_s)
             return
         self._is_coming = False
