@@ -45,7 +45,7 @@ SPAN_LENDERS_MAX: Final = 1_024  # agents that are looked through for it, those 
 SPAN_TRIES_MAX: Final = 4  # agents tried for one: their windows and states there may be gone
 SPAN_OFFERS_MAX: Final = 32  # beginnings that one node offers another, the most shared first
 SPAN_RETURNS_MAX: Final = 1_024  # agents that lent something and are for themselves since, by node
-SPAN_LEASE_S: Final = 900.0  # a borrowed beginning that nobody has gone on with, unless renewed
+SPAN_LEASE_S: Final = 900.0  # a lent prefix that no agent has used, unless renewed
 FSCK_FINDINGS_MAX: Final = 10_000  # listed for one folder; the rest is counted
 
 # Encryption at rest

@@ -83,8 +83,23 @@ def missing_file(document: Document) -> Iterator[str]:
 
 
 # Documents that a flow links to are not files of it.
+# Phrases of translated English, outside of code.
+TRANSLATED = re.compile(
+    r"\b(?:nobody|somebody|whoever|(?:comes?|came) to nothing|lets? go of|as ever|of late|for good"
+    r"|(?:go|goes|gone|went) on with|(?:is|are) not to be had)\b",
+    re.IGNORECASE,
+)
+INLINE_CODE = re.compile(r"`[^`]*`")
+
+
+def translated_phrase(document: Document) -> Iterator[str]:
+    text = INLINE_CODE.sub("", FENCE.sub("", document.text))
+    for phrase in TRANSLATED.findall(text):
+        yield f"{document.path}: {phrase!r}: say which part does what"
+
+
 LINKED = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-RULES = (too_long, dead_link, missing_file)
+RULES = (too_long, dead_link, missing_file, translated_phrase)
 
 README = "README.md"
 BREAKS = [
@@ -98,8 +113,10 @@ BREAKS = [
     (missing_file, README, "in `node/nowhere/`"),
     (missing_file, README, "see `fabric/nowhere_*.py`"),
     (missing_file, README, "```\nclaim and plan (nowhere.py)\n```"),
+    (translated_phrase, "docs/cli.md", "A move that came to nothing is repeated."),
 ]
 KEEPS = [
+    (translated_phrase, "docs/cli.md", "not `nobody`\n```\nnobody\n```\n"),
     (too_long, README, "line\n" * 110),
     (too_long, "docs/format.md", "line\n" * 1_000),
     (dead_link, README, "[a](docs/security.md#the-keys), [b](https://example.org/x), [c](LICENSE)"),

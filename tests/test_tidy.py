@@ -57,6 +57,13 @@ RIDDLE = re.compile(
     r"(?:It|Its|They|Them|Their|He|She)\b|One \w+'s[.;]|One of (?:them|each)\b"
     r"|(?:How|Where|What|Who|Whom) (?:it|they|one|them)\b"
 )
+# Phrases of translated English; plain ones say who does what.
+TRANSLATED = re.compile(
+    r"\b(?:nobody|somebody|whoever|whomever|(?:comes?|came) to nothing|lets? go of|as ever|of late"
+    r"|for good|(?:go|goes|going|gone|went) on with|(?:is|are) not to be had)\b",
+    re.IGNORECASE,
+)
+SPOKEN_BY_MODELS = {"router/cli/demo/demo_script.py"}  # texts of agents, not of the product
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 KEPT_IN_BYTES = re.compile(r'on_wire\("\w+"\)')
 WRITING_MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,4}")
@@ -228,6 +235,15 @@ def retired_word(source: Source) -> Iterator[str]:
                 yield f"{source.path}:{number}: {word!r}; the field says {better}"
 
 
+def translated_phrase(source: Source) -> Iterator[str]:
+    """Report phrases of translated English in names, comments and texts alike."""
+    if source.path in SPOKEN_BY_MODELS:
+        return
+    for number, line in enumerate(source.text.splitlines(), 1):
+        for phrase in TRANSLATED.findall(line):
+            yield f"{source.path}:{number}: {phrase!r}: say which part does what"
+
+
 def limit_elsewhere(source: Source) -> Iterator[str]:
     """Bounds of queues, bodies, headers and loops are named in a package's limits.py."""
     if source.path.count("/") == 1 and source.path.endswith("/limits.py"):
@@ -254,6 +270,7 @@ RULES = {
     riddle: PRODUCT,
     loose_end: EVERYTHING,
     retired_word: PRODUCT,
+    translated_phrase: PRODUCT,
     limit_elsewhere: ("node", "router"),
 }
 
@@ -286,6 +303,9 @@ BREAKS = [
     (retired_word, "node/x.py", "room.seats = 1"),
     (retired_word, "router/x.py", "x = 1  # where the agent's landing is awaited"),
     (retired_word, "router/x.py", "log.debug('no beat from %s', name)"),
+    (translated_phrase, "node/x.py", 'def f():\n    """Tell nobody of the move."""'),
+    (translated_phrase, "router/x.py", 'message = f"the move came to nothing: {reason}"'),
+    (translated_phrase, "fabric/x.py", "x = 1  # the turn goes on with its cache"),
     (limit_elsewhere, "node/x.py", "QUEUE_MAX = 1_024"),
     (limit_elsewhere, "router/x.py", "_BODY_BYTES_MAX: Final = 2 * MIB"),
 ]
@@ -307,6 +327,7 @@ KEEPS = [
     (riddle, "fabric/x.py", 'class X:\n    """Records of one node\'s agents. It, too."""'),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),
     (retired_word, "fabric/x.py", "arrivals = HEARTBEAT_S  # of things that think, outstanding"),
+    (translated_phrase, "fabric/x.py", "lateness = goes_on  # within a good body"),
     (limit_elsewhere, "node/x.py", "LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX\nWAIT_S = 3.0"),
     (retired_word, "fabric/x.py", 'sampled: int = field(metadata=on_wire("drawn"))'),
 ]

@@ -340,7 +340,7 @@ REFUSAL_CODES: Final = frozenset(_REFUSED) | {UNKNOWN_REFUSAL}
 def refusal_error(refusal: Refusal) -> FabricError:
     """Return the error for a peer's refusal.
 
-    A code of no honest peer becomes one for all: whoever has yet to prove itself may send any,
+    A code of no honest peer becomes one for all: a peer that has not proved itself may send any,
     and codes are counted by name.
     """
     code = refusal.code if refusal.code in _REFUSED else UNKNOWN_REFUSAL

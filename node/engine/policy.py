@@ -48,7 +48,7 @@ class Schedulable(Protocol):
 
 
 S = TypeVar("S", bound=Schedulable)
-NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
+NONE_RUNNING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def next_move(
     paused: Iterable[S],
     running: Iterable[S],
     room: Capacity,
-    started: Mapping[str, int] = NOBODY,
+    started: Mapping[str, int] = NONE_RUNNING,
 ) -> Start[S] | Preempt[S] | None:
     """Return the next change of the running set, or None if none is due.
 
@@ -138,7 +138,7 @@ def is_warm(sequence: Schedulable) -> bool:
 
 
 def next_prompt(
-    ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NOBODY
+    ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NONE_RUNNING
 ) -> S | None:
     """Choose the next chunk's prompt; the last `warm_streak` chunks were of warm prompts.
 

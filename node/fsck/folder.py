@@ -42,7 +42,7 @@ class _Record:
 
 
 class FolderCheck:
-    """One check of one folder that nobody else holds."""
+    """One check of one folder, which it has locked."""
 
     def __init__(
         self, disk: PosixDisk, report: FolderReport, key: bytes | None, *, repair: bool
@@ -222,7 +222,7 @@ class FolderCheck:
     # --- what records lack -------------------------------------------------------------------
 
     def _shorten(self, sound: set[BlockRef]) -> set[BlockRef]:
-        """Cut records to what is there; return the blocks that records go on to need."""
+        """Cut records to what is there; return the blocks that records still need."""
         needed: set[BlockRef] = set()
         for record in self._records:
             lost = (record.refs - sound) | record.misplaced

@@ -77,7 +77,7 @@ class RestoredRequest:
     request: GenerateRequest
     places: MessagePlaces
     note: str = ""  # in words that follow a match's reason
-    answers: Answers = field(default_factory=dict)  # those restored, whoever gave them
+    answers: Answers = field(default_factory=dict)  # those restored, of any agent
     restores: bool = True
 
 

@@ -127,7 +127,7 @@ class Erasing:
     async def finish(self) -> None:
         """Repeat what the disk refused; what it refuses again is tried later.
 
-        Nobody else asks again: by its tombstones this node knows of the erasure, as the others do.
+        No catch-up repeats the call, because this node's tombstones equal those of the others.
         """
         await self._remove_or_owe(is_sure=False)
 

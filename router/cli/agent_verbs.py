@@ -99,7 +99,7 @@ def _retention(answer: Json, arguments: argparse.Namespace) -> Pairs:
         ("memory", ", ".join(answer.get("tiers") or ["nowhere"])),
         ("closed", "yes" if answer.get("closed") else "no"),
         ("decays", "no" if decays_s is None else f"after {decays_s:g} s without a turn"),
-        ("shared with", "its tenant" if answer.get("share") == "tenant" else "nobody"),
+        ("shared with", "its tenant" if answer.get("share") == "tenant" else "no other agent"),
     ]
 
 

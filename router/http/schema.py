@@ -81,7 +81,7 @@ class Text:
 
     chars_max: int | None = None
     chars_min: int = 0
-    pattern: str | None = None  # for the schema: whoever parses the text checks it
+    pattern: str | None = None  # for the schema only: the text's own parser checks it
 
     def read(self, value: Any, param: str) -> str:
         text = require_text(value, param)

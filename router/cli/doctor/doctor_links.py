@@ -117,7 +117,7 @@ def path_in_words(station: Station, link: LinkView) -> str:
         why = _PROBLEMS.get(link.problem or "", f"it failed ({link.problem})")
         if link.host.startswith("169.254.") and link.problem in {"silent", "host_unreachable"}:
             why = (
-                "nobody answers: macOS sends 169.254 through its primary interface unless a "
+                "no answer: macOS sends 169.254 through its primary interface unless a "
                 f"program binds the other one. To be safe, {_STATIC}; also: {why}"
             )
         return f"{path}: not used: {why}"
