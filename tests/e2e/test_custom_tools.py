@@ -111,7 +111,7 @@ def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
 @pytest.mark.parametrize(
     ("syntax", "definition", "reason"),
     [
-        ("lark", 'start: "(" start ")" | /(?=a)b/', "looks around"),
+        ("lark", 'start: "(" start ")" | /(?=a)b/', "lookaround"),
         ("lark", 'start: A start | "1"\nA: "(" A', "refers to itself"),
         ("lark", 'start: "1" start', "no finite text matches"),
         ("lark", 'start: "(', "line 1 of the grammar"),

@@ -62,7 +62,7 @@ def test_a_step_that_fails_in_any_way_is_logged_counted_and_tried_again(error, m
     assert steps.begun == 5
     assert steps.failures == 2
     assert [r.message for r in caplog.records] == [
-        "what the test asked for failed and is tried again"
+        "what the test asked for failed and will be retried"
     ] * 2
 
 

@@ -40,7 +40,7 @@ def test_the_erased_begin_anew():
 def node(**epochs):
     records = [Part(tenant="red", agent=agent, epoch=epoch) for agent, epoch in epochs.items()]
     table = [Part(manifest=record) for record in records]
-    return Part(node=Part(table=table))
+    return Part(node=Part(resources=Part(table=table)))
 
 
 def test_a_router_was_told_what_the_nodes_that_it_heard_hold():

@@ -35,7 +35,8 @@ def one_block():
         cache.append(token)
     (span,) = block_spans(b"salt", FULL.fingerprint, TOKENS)
     ref = blocks.put(span.parent, span.block_hash, TOKENS, [cache.gather(0, len(TOKENS))])
-    node = SimpleNamespace(name="node-a", table=(), store=SimpleNamespace(blocks=blocks))
+    resources = SimpleNamespace(table=(), store=SimpleNamespace(blocks=blocks))
+    node = SimpleNamespace(name="node-a", resources=resources)
     hosts = {"node-a": SimpleNamespace(node=node, platter=platter)}
     found = []
     world = SimpleNamespace(nodes=hosts, fail=found.append, found=found)
@@ -114,7 +115,8 @@ def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
     refused = Cache(50)
     table = [agent(caches[0]), agent(refused, is_unsaved=True), agent(None)]
     settings = SimpleNamespace(hot_bytes=budget_bytes)
-    node = SimpleNamespace(identity=SimpleNamespace(settings=settings))
+    resources = SimpleNamespace(identity=SimpleNamespace(settings=settings))
+    node = SimpleNamespace(resources=resources)
     host, found = SimpleNamespace(name="node-a", node=node), []
     host.caches = weakref.WeakSet([*caches, refused])
     judge = Memory(SimpleNamespace(nodes={"node-a": host}, fail=lambda _: found.append(1)))
@@ -134,7 +136,7 @@ def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
 def test_a_copy_whose_record_is_on_its_way_to_the_disk_is_no_violation(is_busy):
     record = SimpleNamespace(state=OwnerState.REPLICA, epoch=1)
     coming = SimpleNamespace(key=("red", "alice"), manifest=record, saved=None, is_busy=is_busy)
-    node = SimpleNamespace(name="node-a", table=[coming])
+    node = SimpleNamespace(name="node-a", resources=SimpleNamespace(table=[coming]))
     host, found = SimpleNamespace(platter=Platter(random.Random(0))), []
     Platters(SimpleNamespace(nodes={"node-a": host}, fail=found.append)).check_tables(node)
     assert len(found) == (not is_busy)

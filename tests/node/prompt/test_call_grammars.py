@@ -208,7 +208,9 @@ def test_a_model_without_a_format_of_calls_says_so(tmp_path):
     shape = Shape("plain", template, ("<end>",), "<end>", str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky"] * 9)
     with running(tmp_path, str(model)) as node:
-        with pytest.raises(RejectedError, match="no format of this model's tool calls") as caught:
+        with pytest.raises(
+            RejectedError, match="the format of this model's tool calls is unknown"
+        ) as caught:
             ask(node, QUESTION, tools=TOOLS, calls=MUST)
         assert (int(caught.value.status), caught.value.param) == (400, "tool_choice")
         assert ask(node, QUESTION, tools=TOOLS, calls=CallChoice(strict=("look",))).finished

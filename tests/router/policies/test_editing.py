@@ -176,8 +176,8 @@ def test_what_cannot_be_made_is_told_at_the_start(settings, why):
     ("listed", "why"),
     [
         ([{"use": "keep_all"}, {"use": "keep_all"}], "another one has it"),
-        ([{"use": "a.b:"}], "no name of a policy"),
-        ([{"use": "../x:Y"}], "no name of a policy"),
+        ([{"use": "a.b:"}], "is neither a policy's name nor"),
+        ([{"use": "../x:Y"}], "is neither a policy's name nor"),
         ([{"use": "keep_all", "name": "a b"}], "has letters"),
         ([{"use": "keep_all", "order": 1}], r"policies\[0\].order: is unknown"),
         ([{"use": "keep_all", "name": str(n)} for n in range(17)], "at most 16"),
