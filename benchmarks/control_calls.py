@@ -20,13 +20,11 @@ from starlette.applications import Starlette
 from fabric.control.calls import CONTROL_PATH, NODE_HEADER, encode_call, encode_reply
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.ids import AgentId, MigrationId, NodeName, TenantId
-from fabric.keys.cluster_secret import http_secret
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME, http_secret
 from fabric.turn.generation import CLUSTER_HEADER
-from node.http.control import ControlHttp
-from node.http.generate import http_server
+from node.http.routes import ControlHttp, http_server
 from node.keys import read_keys
-from router.cli.keys.key_folder import KeyFolder
+from router.cli.keys import KeyFolder
 from router.fleet.node_http import NodeHttp, Use
 from router.tls.authority import Subject
 from router.tls.contexts import read_router_keys

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.memory import GEOMETRIES, half_precision_spec
 from benchmarks.report import Limit, Report, say
 from fabric.ids import Fingerprint, TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import BLOCK_TOKENS
@@ -30,7 +30,7 @@ from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
 from node.store.block_readers import BlockReads
 from node.store.block_store import BlockStore
-from node.store.lent_payload import OpenPayload
+from node.store.descriptors import OpenPayload
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.staging import Place

@@ -1,7 +1,7 @@
 """Which agents to let go: the node's own choice, by different ranks, on simulated workloads.
 
 The figure is the share of reusable tokens that were still there when they were wanted: 1 with
-room for everything. Runs `fabric.retention.policy.choose`, the code that nodes run, without models.
+room for everything. Runs `fabric.retention.choose`, the code that nodes run, without models.
 """
 
 import argparse
@@ -13,8 +13,7 @@ from statistics import geometric_mean, mean
 from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.retention.policy import Candidate, Rules, by_benefit, by_recency, choose
-from fabric.retention.reuse_probability import ReuseProbability
+from fabric.retention import Candidate, ReuseProbability, Rules, by_benefit, by_recency, choose
 from node.limits import FREE_SHARE
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under another tenant's flood"

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import prose_model, prose_text
 from benchmarks.report import Limit, Report, say
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.arrangement import Shift
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import load_model, model_folder
 from node.mlx.resident_cache import ResidentCache

@@ -21,7 +21,7 @@ from benchmarks.report import Limit, Report, say
 from benchmarks.workload import Geometry
 from fabric.ids import AgentId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice, schema_format
 from fabric.turn.generation import (
     Finished,
     FinishReason,
@@ -31,7 +31,6 @@ from fabric.turn.generation import (
     Sampling,
 )
 from fabric.turn.messages import Message, MessageRole
-from fabric.turn.output_format import schema_format
 from node.service import NodeConfig, NodeService
 
 DESCRIPTION = "tokens per second and first tokens of schemas and forced calls, against free answers"

@@ -25,7 +25,7 @@ from fabric.ids import (
     parse_block_hash,
     parse_checksum,
 )
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import BLOCK_TOKENS
 from fabric.net.links import Address, LinkKind
 from fabric.settings import AUTO

@@ -2,18 +2,22 @@
 
 Every key has a default, an unknown key is an error that names it, and nothing else of the
 file is read here: the rest belongs to Ray.
+
+Names of the formats that the settings `node.tool_parser` and `node.reasoning_parser` accept.
+
+The formats are defined in `node/dialect/families/`; a test keeps these names equal to theirs.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Final
 
 from fabric.edit_mode import EDIT_MODES, EXACT
 from fabric.errors import RejectedError
 from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
-from fabric.keys.api_keys import key_digest
+from fabric.keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
     ALLOWED_HOSTS_MAX,
@@ -30,9 +34,51 @@ from fabric.limits import (
     TENANT_SHARES_MAX,
     WAITING_REQUESTS_MAX,
 )
-from fabric.retention.policy import Rules, TenantShare
+from fabric.retention import Rules, TenantShare
 from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_sound
-from fabric.template_options import RESERVED_OPTIONS
+
+PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
+CALL_NAMES: Final = frozenset(
+    {
+        *("apertus", "command", "command_r", "deepseek", "deepseek_v32", "function_gemma"),
+        *("gemma", "gemma4", "glm", "glm47", "granite", "hermes", "hunyuan", "json"),
+        *("json_tools", "kimi_k2", "kimi_k3", "laguna", "llama", "llama4", "longcat"),
+        *("minicpm5", "minimax_m2", "mistral", "muse_spark", "nemotron", "phi4"),
+        *("qwen3_coder", "seed_oss"),
+    }
+)
+THOUGHT_NAMES: Final = frozenset(
+    {"apertus", "command", "gemma4", "longcat", "mistral", "seed", "think"}
+)
+
+
+# They would replace arguments that the node passes to the template, or change how it is rendered.
+RESERVED_OPTIONS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+# Options that the node reads: restore earlier answers' reasoning, and move dates out of the system
+# prompt.
+RESTORE_OPTION: Final = "restore_reasoning"
+DATES_OPTION: Final = "move_dates"
+
 
 _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCII)
 _POLICY_USE = re.compile(r"\w+|\w+(\.\w+)*:\w+", re.ASCII)

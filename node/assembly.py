@@ -37,24 +37,21 @@ from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.warm_start import WarmStart
 from node.tiers.agent_records import AgentRecords
-from node.tiers.agent_removal import AgentRemoval
 from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import DiskSurvey
-from node.tiers.erased_folders import ErasedFolders
-from node.tiers.erasure import Erasing
+from node.tiers.erasure import AgentRemoval, Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
-from node.tiers.hot_tier import HotTier
+from node.tiers.hot_tier import HotTier, Unsaved
 from node.tiers.memory_pressure import MemoryPressure
-from node.tiers.other_folders import OtherFolders
+from node.tiers.other_folders import ErasedFolders, OtherFolders
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.span_leases import SpanLeases
-from node.tiers.unsaved import Unsaved
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes

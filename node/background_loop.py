@@ -1,9 +1,10 @@
-"""Periodic background work, which continues after a failed round."""
+"""Periodic background work, which continues after a failed round, and waits before retries."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from node.limits import LOOP_RETRY_S
 
@@ -60,3 +61,19 @@ class BackgroundLoop:
                 _log.exception("%s failed and will be retried", self._name)
                 self._failed()
                 self._wait_s = LOOP_RETRY_S
+
+
+@dataclass(slots=True)
+class BackOff:
+    """Waits between the retries of one operation."""
+
+    first_s: float
+    longest_s: float
+    _next_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next_s = self.first_s
+
+    def next_s(self) -> float:
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self.longest_s)
+        return wait_s

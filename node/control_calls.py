@@ -33,10 +33,10 @@ from fabric.fair_share import FairShare
 from fabric.limits import FLUSH_WAIT_S
 from fabric.net.links import PeerList
 from node.agents.agent_table import list_agents
-from node.http.generate import error_reply
+from node.http.routes import error_reply
 from node.limits import NODE_STOP_WAIT_S, WAITING_CALLS_MAX
-from node.low_latency import low_latency
 from node.node import Node
+from node.runtime.workers import low_latency
 
 _ELSEWHERE = RejectedError("this call is not accepted over HTTP", code="unknown_call")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit

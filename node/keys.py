@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from fabric.errors import FatalError
-from fabric.keys.key_files import (
+from fabric.keys import (
     AUTHORITY_CERTIFICATE,
     CLUSTER_KEY,
     KEYS_DIGEST_BYTES,

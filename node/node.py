@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from fabric.control.node_calls import THERMAL_STATES, NodeView, TierBytes
 from fabric.ids import NodeName
-from fabric.net.transfer_counts import FETCHING, SENDING, bounded
+from fabric.net.wire import FETCHING, SENDING, bounded
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
-from fabric.turn.prompt_limit import prompt_bytes_max
+from fabric.turn.prompt_plan import prompt_bytes_max
 from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
@@ -45,14 +45,13 @@ from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
-from node.tiers.hot_tier import HotTier
+from node.tiers.hot_tier import HotTier, Unsaved
 from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.span_leases import SpanLeases
-from node.tiers.unsaved import Unsaved
 from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.server import TransferServer
 from node.turn.turn import TurnServer

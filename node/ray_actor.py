@@ -30,7 +30,7 @@ from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.hosting.process import keep_pauses_short
 from fabric.ids import parse_node_name
 from fabric.settings import NodeSettings
-from node.back_off import BackOff
+from node.background_loop import BackOff
 from node.keys import Keys, read_keys
 from node.limits import INCARNATION_BYTES_MAX
 

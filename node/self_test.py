@@ -25,7 +25,7 @@ from fabric.turn.generation import (
     IdentityKind,
     Sampling,
 )
-from node.back_off import BackOff
+from node.background_loop import BackOff
 from node.limits import FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
@@ -34,7 +34,7 @@ from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers
 from node.store.posix_disk import DiskError
 from node.tiers.agent_records import AgentRecords
-from node.tiers.unsaved import SAVING
+from node.tiers.hot_tier import SAVING
 from node.turn.turn import TurnServer
 
 _log = logging.getLogger(__name__)

@@ -27,15 +27,13 @@ from fabric.record.spec_file import SpecRecord
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.agent_table import recovered_table
 from node.assembly import assemble
-from node.backups import exclude_from_backups
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
-from node.http.control import ControlHttp
-from node.http.generate import build_app, error_reply, http_server
 from node.http.hibernation import HibernationHttp
-from node.http.prompt_question import PromptQuestion
+from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply, http_server
+from node.mac_services import PowerAssertion, exclude_from_backups
 from node.machine import memory_pressure, ram_bytes, thermal_state
 from node.mlx import device
 from node.mlx.chat_tokenizer import ChatTokenizer, told_of
@@ -45,8 +43,7 @@ from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller
 from node.net.prober import LinkProber
 from node.node import Node, NodeResources
-from node.power_assertion import PowerAssertion
-from node.prompt.appended_prompt import AppendedPrompts
+from node.prompt.continued_prompt import AppendedPrompts
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore

@@ -20,8 +20,8 @@ from node.store.service_time import ServiceTime
 from node.tiers.disk_budget import DiskBudget, attempt
 from node.tiers.erasure import Erasing
 from node.tiers.flusher import Flusher
+from node.tiers.hot_tier import Unsaved
 from node.tiers.pins import Pins
-from node.tiers.unsaved import Unsaved
 
 
 class Upkeep:

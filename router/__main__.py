@@ -20,7 +20,7 @@ from router.fleet.node_roster import RosterFile
 from router.listener import listen
 from router.placement.placement import Placement
 from router.placement.seconds import Policy
-from router.policies.configured import configured_policies
+from router.policies.registry import configured_policies
 from router.tls.contexts import read_router_keys
 
 LOCAL_OPERATOR = "this machine's command line"  # not a valid name in settings

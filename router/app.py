@@ -18,9 +18,8 @@ from router.admin.copies import CopiesApi
 from router.admin.directives import DirectivesApi
 from router.admin.events import EventsApi
 from router.admin.generate import GenerateApi
-from router.admin.health import HealthApi
 from router.admin.hibernation import HibernationApi
-from router.admin.metrics import MetricsApi
+from router.admin.monitoring import HealthApi, MetricsApi
 from router.admin.nodes import NodesApi
 from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
@@ -30,27 +29,24 @@ from router.anthropic.dialect import AnthropicErrors, AnthropicModels
 from router.anthropic.messages_adapter import MessagesAdapter
 from router.api import openapi
 from router.api.adapter import ApiAdapter
-from router.api.description import ref
 from router.api.edit_stage import EditStage
-from router.api.model_names import ModelNames
-from router.api.models_api import ModelsApi
+from router.api.models import ModelNames, ModelsApi
+from router.api.openapi import ref
 from router.api.probes import PlainErrors, probe_routes
 from router.api.turn_route import TurnServices, turn_routes
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
-from router.http.dialect import Dialects, ErrorDialect
-from router.http.errors import ErrorBoundary, error_handlers
+from router.http.errors import Dialects, ErrorBoundary, ErrorDialect, error_handlers
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
 from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
-from router.openai.dialect import OpenAiErrors, OpenAiModels
 from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
-from router.openai.responses.store import ResponseStore
-from router.openai.responses.stored_api import StoredApi
+from router.openai.responses.store import ResponseStore, StoredApi
+from router.openai.shape import OpenAiErrors, OpenAiModels
 from router.policies.editing import Editing
 from router.runs import description as of_runs
 from router.runs.in_process import InProcessHost

@@ -7,7 +7,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 

@@ -18,8 +18,7 @@ from fabric.hosting.connection_table import ConnectionSlots
 from fabric.hosting.http_server import HttpServer, server_config
 from fabric.hosting.process import keep_pauses_short
 from fabric.ids import NodeName
-from fabric.keys.cluster_secret import http_secret
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME, http_secret
 from fabric.settings import RouterSettings
 from router.app import build_app
 from router.fleet import ray_control

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from fabric.control.node_calls import PRESSURES, THERMAL_STATES, NodeView
 from fabric.ids import NodeName
-from fabric.net.transfer_counts import FETCHING, SENDING, bounded
+from fabric.net.wire import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
 from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind

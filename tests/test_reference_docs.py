@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.retention.policy import TenantShare
+from fabric.retention import TenantShare
 from fabric.settings import FabricSettings
 from router.app import described
 from router.cli.commands import build_parser

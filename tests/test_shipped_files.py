@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fabric.keys.key_files import MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import MADE_KEYS, SHIPPED_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = yaml.safe_load((ROOT / "cluster.yaml").read_text())

@@ -13,9 +13,8 @@ from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
 from fabric.net.wire import Urgency
-from fabric.record.agent_settings import AgentSettings
 from fabric.record.edited_head import EditNote
-from fabric.record.manifest import OwnerState
+from fabric.record.manifest import AgentSettings, OwnerState
 
 READY: Final = "ready"
 DRAINING: Final = "draining"  # takes no new agents; those it has are moved away

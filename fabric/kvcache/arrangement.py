@@ -3,12 +3,92 @@
     in place   0 ...... tokens_count [ hole )[ ahead ........ )[ hole )[ ahead )
 
 Holes are computed in order; once one is filled, the tokens after it count as well.
+
+Shifts: rows of a cache that were moved from where they were computed.
+
+    computed   0 ....... 300 ....... 700 ...... 1000
+    edited     0 ....... 300 ...... 600                 300:700 taken out: Shift(300, 600, -400)
+
+An edit moves rows unchanged. A reader rotates them by `delta` (`Rotation`), so moving them back
+and forth loses nothing.
+
+Window grid: rows that window layers need of an edited cache, and blocks that store them.
+
+    cache   0 .......... exact ...(moved)... [ hole )(ahead)[ hole )(ahead) head ........
+    blocks  [ 256 )[ 256 )          none     [256)[rest)     [rest)        [ 256 )[ 256 )
+
+Tokens computed after the ahead rows see the last tokens before them only. So moved rows are
+needed for one window before each hole, and for one before the end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from fabric.kvcache.shift import Shift, cut, joined, runs
+from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
+from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Tokens `start:end` of a cache moved by `delta` positions from where they were computed."""
+
+    start: int
+    end: int
+    delta: int  # negative: before
+
+
+def joined(shifts: Iterable[Shift]) -> tuple[Shift, ...]:
+    """Leave out tokens in their own places, and join neighbours that are equally far from them."""
+    merged: list[Shift] = []
+    for shift in shifts:
+        if shift.start == shift.end or not shift.delta:
+            continue
+        last = merged[-1] if merged else None
+        if last is not None and (last.end, last.delta) == (shift.start, shift.delta):
+            merged[-1] = Shift(last.start, shift.end, shift.delta)
+        else:
+            merged.append(shift)
+    return tuple(merged)
+
+
+def cut(shifts: tuple[Shift, ...], start: int, end: int) -> tuple[Shift, ...]:
+    """Return what there is of them in `start:end`, counted from `start` on."""
+    if not shifts or (start == 0 and shifts[-1].end <= end):  # most often
+        return shifts
+    return tuple(
+        Shift(max(s.start, start) - start, min(s.end, end) - start, s.delta)
+        for s in shifts
+        if max(s.start, start) < min(s.end, end)
+    )
+
+
+def runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
+    """Yield all of `tokens_count` tokens in order: shifts, and what is in place as delta 0."""
+    at = 0
+    for shift in shifts:
+        if at < shift.start:
+            yield Shift(at, shift.start, 0)
+        yield shift
+        at = shift.end
+    if at < tokens_count:
+        yield Shift(at, tokens_count, 0)
+
+
+def why_unshiftable(spec: ModelCacheSpec) -> str:
+    """Return why rows of such a cache must stay where they were computed; "" if they need not."""
+    if not spec.layers:
+        return "nothing is known of the model's caches"
+    return next((why for why in map(_why_unshiftable, spec.layers) if why), "")
+
+
+def _why_unshiftable(layer: LayerSpec) -> str:
+    if layer.kind is LayerKind.RECURRENT:
+        return "recurrent layers keep all tokens in one state, of which none can be taken out"
+    if layer.is_chunked:
+        return "layers of chunks see back to places that do not move"
+    return layer.rotations_unknown
+
 
 Range = tuple[int, int]  # of tokens: the first, and the one after the last
 
@@ -88,3 +168,55 @@ def _are_ascending(ranges: Iterable[Range]) -> bool:
 
 def _are_within(tokens: Iterable[Shift | Move], ranges: Sequence[Range]) -> bool:
     return all(any(start <= t.start and t.end <= end for start, end in ranges) for t in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """Positions at which blocks of a cache start.
+
+    They have 256 tokens before `exact_tokens` and in each computed range. Rows of computed ranges
+    are stored as they slide away; all others are parts of older blocks.
+    """
+
+    exact_tokens: int
+    computed_ranges: tuple[Range, ...]
+
+    def block_start(self, position: int) -> int:
+        """Return the start of the block of a token; for a moved token, its own position."""
+        if position < self.exact_tokens:
+            return position // BLOCK_TOKENS * BLOCK_TOKENS
+        for start, end in reversed(self.computed_ranges):
+            if start <= position < end:
+                return position - (position - start) % BLOCK_TOKENS
+        return position
+
+    def blocks(self, first: int, until: int) -> Iterator[Range]:
+        """Yield blocks of computed ranges that start at `first` or later and end by `until`."""
+        for start, end in self.computed_ranges:
+            skipped = max(0, -(-(first - start) // BLOCK_TOKENS))
+            for at in range(start + skipped * BLOCK_TOKENS, min(end, until), BLOCK_TOKENS):
+                block_end = min(at + BLOCK_TOKENS, end)
+                if block_end <= until:
+                    yield at, block_end
+
+    def needed_from(self, tokens_count: int, window_tokens: int) -> int:
+        """Return the first row that is held for a token at `tokens_count`.
+
+        Its block is not full yet, or will be stored as a whole: so none is held in part.
+        """
+        first = max(0, tokens_count - window_tokens + 1)
+        return self.block_start(min(first, tokens_count))
+
+    def needed(self, arrangement: Arrangement, window_tokens: int) -> tuple[Range, ...]:
+        """Return the rows that must be there: before the next token, and before each hole.
+
+        One range for the beginning and one for each that lies ahead; none is needed of a hole.
+        """
+        count = arrangement.tokens_count
+        ranges = [(self.needed_from(count, window_tokens), count)]
+        for start, end in arrangement.ahead:
+            ranges.append((max(start, self.needed_from(end, window_tokens)), end))
+        return tuple(ranges)
+
+
+UNEDITED_GRID: Final = WindowGrid(0, ((0, AGENT_TOKENS_MAX),))

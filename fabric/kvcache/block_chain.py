@@ -12,12 +12,35 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
-from fabric.ids import BlockHash, Fingerprint
-from fabric.kvcache.block import BlockRef
+from fabric.ids import BlockHash, Checksum, Fingerprint
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import ROOT_PARENT, block_hash, edited_parent, group_hash
 from fabric.limits import BLOCK_TOKENS
 from fabric.u32s import U32s
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Reference to immutable bytes: two blocks are the same only if hash and checksum are.
+
+    The hash identifies the tokens and all before them; the checksum the bits. Two Macs may
+    compute one block with different rounding, and an agent must get back its own bits.
+    """
+
+    block_hash: BlockHash
+    checksum: Checksum
+    tokens_count: int
+    payload_bytes: int
+    group: CacheGroup = CacheGroup.FULL
+
+    def __hash__(self) -> int:
+        """Hash the bits' checksum only; refs are hashed thousands of times in every turn."""
+        return hash(self.checksum)
+
+    @property
+    def name(self) -> str:
+        """File name stem: hex digests only, so no outside text reaches a path."""
+        return f"{self.block_hash.hex()}-{self.checksum.hex()}"
 
 
 @dataclass(frozen=True, slots=True)

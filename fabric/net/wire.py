@@ -18,9 +18,15 @@ From the proof on every frame and every payload slice ends with a MAC under a ke
 direction, made from the cluster key and both nonces; the counter is the number of MACs before
 it. So the received bytes are complete, in order, and from this peer on this connection. If either
 end asks for it, all but heads is encrypted as well; keys and proofs cover what was agreed.
+
+Counters of one node's transfers since its start, under a fixed list of names.
+
+Both ends count by name, and a name may contain the other end's code. So a view, and a metric,
+has only the names listed here: whatever else was counted is summed up as one.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import partial
@@ -346,3 +352,36 @@ def refusal_error(refusal: Refusal) -> FabricError:
     code = refusal.code if refusal.code in _REFUSED else UNKNOWN_REFUSAL
     kind = _REFUSED.get(code, RejectedError)
     return kind(f"the peer refuses: {refusal.message}", code=code)
+
+
+OTHER: Final = "other"
+_REFUSED_COUNTS: Final = frozenset(f"refused_{code}" for code in REFUSAL_CODES)
+
+SENDING: Final = _REFUSED_COUNTS | {
+    "connections",
+    "parts",
+    "bytes",
+    "slices_held_back",  # throttled by more urgent ones
+    "broken",
+    "refused_tampered",
+}
+FETCHING: Final = _REFUSED_COUNTS | {
+    "dialled",
+    "reused",
+    "blocks",
+    "bytes",  # as they arrived: fewer where compressed, more where repeated
+    "resumed",  # blocks continued after a broken connection
+    "failed_over",  # fetches that completed although a link broke
+    "overtaken",  # connections whose work a much faster one took over
+    "silent",
+    "broken",
+    "tampered",
+    "corrupt",
+}
+
+
+def bounded(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    """Keep the counts of `names`, and all others under one name."""
+    kept = {name: counts[name] for name in sorted(names) if name in counts}
+    rest = sum(counts.values()) - sum(kept.values())
+    return kept | ({OTHER: rest} if rest else {})

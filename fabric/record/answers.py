@@ -1,18 +1,30 @@
-"""Parts of an agent's answers that clients leave out of later requests, or spell otherwise.
+"""Parts of an agent's answers that clients leave out later, and their places in its text.
 
 In a record's bytes it is JSON text: for each answer, the oldest first, an array of its place in the
 conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
 array of the arguments as they were written and the id; then its signs (16 hex digits each), if it
 can be known again where its place is another. Later versions may append to each array. What does
 not parse counts as empty.
+
+Places in a record's text of thoughts and calls, which messages have besides their texts.
+
+    |user ....|assistant <thought> .... <call> {...}|tool ....|
+         ----  known     ^^^^^^^^^      ^^^^^^^^^^^^      ----  known messages, and between them
+
+How a template writes these is unknown, so a place between two known messages may belong to any
+answer there that has some. What a template leaves out, such as earlier thoughts, is in the answers
+that the record keeps for clients that do not send them again.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fabric.limits import ANSWERS_BYTES_MAX
+from fabric.record.message_parts import OtherParts, id_digest
+from fabric.record.message_positions import MessagePosition
+from fabric.turn.messages import MessageRole
 
 _SIGN_DIGITS = 16
 _SIGNS_MAX = 8  # of one answer: there are five kinds
@@ -99,3 +111,92 @@ def _signs(spelled: Any) -> tuple[int, ...]:
         return tuple(int(spelled[at : at + _SIGN_DIGITS], 16) for at in starts)
     except ValueError:
         return ()
+
+
+Area = tuple[int, int]  # bytes of the record's text
+
+
+@dataclass(frozen=True, slots=True)
+class BesideTexts:
+    """Finder of thoughts and calls in one record."""
+
+    positions: Sequence[MessagePosition]
+    parts: Sequence[OtherParts]
+    areas_between_marks: Sequence[Area]
+    answers: Sequence[OmittedParts] = ()
+
+    def has(self, number: int) -> bool:
+        """Return whether an answer has thoughts or calls."""
+        return any(parts.number == number and self._is_answer(parts) for parts in self.parts)
+
+    def areas(self, number: int | None = None) -> Iterator[Area]:
+        """Yield the parts of the text that may hold thoughts and calls, of one or all messages."""
+        placed = [place for position in self.positions if (place := position.at) is not None]
+        if not placed:
+            return
+        for start, end in self.areas_between_marks:
+            text_starts = max(start, placed[0][1])
+            inside = [place for place in placed if place[0] < end and place[1] > text_starts]
+            edges = [text_starts, *(at for place in inside for at in place), end]
+            for low, high in zip(edges[::2], edges[1::2], strict=True):
+                numbers = self.numbers(low, high, 0) if low < high else []
+                if numbers and (number is None or number in numbers):
+                    yield low, high
+
+    def numbers(self, start: int, end: int, chars: int) -> list[int]:
+        """List the answers to which a part of the text between known messages may belong."""
+        before = [
+            n
+            for n, position in enumerate(self.positions)
+            if position.at and position.at[1] <= start
+        ]
+        after = [
+            n for n, position in enumerate(self.positions) if position.at and position.at[0] >= end
+        ]
+        if not before:
+            return []
+        first, last = before[-1], after[0] if after else len(self.positions) - 1
+        return [
+            parts.number
+            for parts in self.parts
+            if first <= parts.number <= last and self._is_answer(parts) and parts.chars >= chars
+        ]
+
+    def shown(self, start: int, end: int, chars: int) -> list[int]:
+        """List the answers whose thoughts or calls a part of the text may be."""
+        known = (position.at for position in self.positions if position.at is not None)
+        is_message = any(low <= start and end <= high for low, high in known)
+        return [] if is_message else self.numbers(start, end, chars)
+
+    def kept_with(self, text: str) -> list[tuple[int, ...]]:
+        """List, for each kept answer that contains a text, the messages that it may be."""
+        forms = spellings(text)
+        having = (answer for answer in self.answers if _has_any(forms, answer))
+        return [numbers for answer in having if (numbers := tuple(self._numbers_of(answer)))]
+
+    def _numbers_of(self, answered: OmittedParts) -> Iterator[int]:
+        ids = {id_digest(call.id) for call in answered.calls if call.id}
+        for parts in self.parts:
+            if not self._is_answer(parts):
+                continue
+            if ids.intersection(parts.ids) or (
+                not answered.calls and not parts.ids and parts.chars == len(answered.reasoning)
+            ):
+                yield parts.number
+
+    def _is_answer(self, parts: OtherParts) -> bool:
+        is_known = parts.chars > 0 and parts.number < len(self.positions)
+        return is_known and self.positions[parts.number].role is MessageRole.ASSISTANT
+
+
+def spellings(text: str) -> set[bytes]:
+    """Return how a template may write a text within arguments of a call."""
+    forms = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    return {form.encode("utf-8", "surrogatepass") for form in forms}
+
+
+def _has_any(forms: Iterable[bytes], answered: OmittedParts) -> bool:
+    texts = [answered.reasoning]
+    texts += [text for call in answered.calls for text in (call.arguments, call.id)]
+    spelled = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return any(form in text for form in forms for text in spelled)

@@ -1,4 +1,4 @@
-"""Application of directives to a conversation: find the messages they name and edit them."""
+"""Directives applied to a conversation, and those that an agent's text does not reflect yet."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from fabric.limits import CALL_IDS_KNOWN_MAX
-from fabric.record.directive import Directive, dropped_text, live
+from fabric.record.directive import Directive, dropped_text, live, text_digest
+from fabric.record.manifest import Manifest
 from fabric.record.message_parts import (
     OtherParts,
     all_words,
@@ -250,3 +251,36 @@ def _parts_of(
     described = map(other_parts, range(len(messages)), messages, sent)
     known = tuple(parts for parts in described if parts is not None)
     return known if sum(len(parts.ids) for parts in known) <= CALL_IDS_KNOWN_MAX else None
+
+
+def pending(record: Manifest) -> tuple[Directive, ...]:
+    """Return the directives still to be applied to a record's own text, in order."""
+    placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
+    if not placed:
+        return ()
+    text, done, pending_directives = record.text.encode("utf-8", "surrogatepass"), 0, []
+    for directive in sorted(placed, key=lambda directive: directive.at or (0, 0)):
+        start, end = directive.at or (0, 0)
+        if start >= done and text_digest(text[start:end]) == directive.was:
+            pending_directives.append(directive)
+            done = end
+    return tuple(pending_directives)
+
+
+def edits_of(directives: Sequence[Directive]) -> list[tuple[int, int, int]]:
+    """Return start, end and new size in bytes of what directives replace in a record's text."""
+    return [
+        (*directive.at, len((directive.replacement or "").encode("utf-8", "replace")))
+        for directive in directives
+        if directive.at is not None
+    ]
+
+
+def rewritten(record: Manifest) -> bytes:
+    """Return an agent's text with its pending directives applied."""
+    text = record.text.encode("utf-8", "surrogatepass")
+    for directive in reversed(pending(record)):
+        start, end = directive.at or (0, 0)
+        spelled = (directive.replacement or "").encode("utf-8", "replace")
+        text = text[:start] + spelled + text[end:]
+    return text

@@ -15,12 +15,9 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 from fabric.ids import BlockHash, Fingerprint
-from fabric.kvcache.arrangement import Arrangement, Move
-from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan, EditLineage, block_spans
+from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, Move, Shift, WindowGrid
+from fabric.kvcache.block_chain import BlockRef, BlockSpan, EditLineage, block_spans
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
-from fabric.kvcache.shift import Shift
-from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
 from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
 from fabric.record.lenders import Lender

@@ -28,13 +28,14 @@ from fabric.ids import (
     NodeName,
     TenantId,
 )
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import (
     AGENT_TOKENS_MAX,
     BLOCK_BYTES_MAX,
     BLOCK_TOKENS,
     CALL_IDS_KNOWN_MAX,
+    DECAY_S_MAX,
     DIRECTIVES_MAX,
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
@@ -42,7 +43,6 @@ from fabric.limits import (
     TOKEN_TEXT_BYTES_MAX,
     UNDONE_SHOWN_MAX,
 )
-from fabric.record.agent_settings import AgentSettings
 from fabric.record.bounds import is_count, is_hash, is_wall_time, text_bytes_max
 from fabric.record.directive import Directive
 from fabric.record.edited_head import EditedHead
@@ -53,6 +53,46 @@ from fabric.record.message_positions import MessagePositions
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
 from fabric.u32s import U32s
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings of one agent. All but `is_private` end with the agent's next turn."""
+
+    rebuilds: bool = False  # its next turn recomputes what was kept after edits
+    is_closed: bool = False  # it is finished: evict it first when others need room
+    decays_after_s: float | None = None  # once idle for so long, evict it before others
+    is_private: bool = False  # no other agent of its tenant may reuse its cache
+
+    def problem(self) -> str | None:
+        """Return why the settings are invalid; None if they are valid."""
+        after_s = self.decays_after_s
+        if after_s is not None and not 0 <= after_s <= DECAY_S_MAX:
+            return "it decays after no time"
+        return None
+
+    def after_turn(self) -> "AgentSettings | None":
+        """Return the settings that a turn leaves."""
+        return unless_default(AgentSettings(is_private=self.is_private))
+
+    def of_fork(self) -> "AgentSettings | None":
+        """Return the settings of a new agent with the same cache: its worth starts anew."""
+        return unless_default(replace(self, is_closed=False, decays_after_s=None))
+
+    def is_spent(self, idle_s: float) -> bool:
+        """Return whether an agent that has been idle for so long is evicted before others."""
+        return self.is_closed or (self.decays_after_s is not None and idle_s >= self.decays_after_s)
+
+
+def is_spent(settings: AgentSettings | None, idle_s: float) -> bool:
+    """Return whether an agent with these settings, if any, is evicted before others."""
+    return settings is not None and settings.is_spent(idle_s)
+
+
+def unless_default(settings: AgentSettings) -> AgentSettings | None:
+    """Return the settings, or None if all are the defaults."""
+    return None if settings == AgentSettings() else settings
+
 
 MAGIC = b"MFMANI01"
 

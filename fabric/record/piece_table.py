@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from operator import eq
 
 from fabric.errors import require
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import AGENT_TOKENS_MAX, PIECES_MAX
 from fabric.u32s import U32s
 

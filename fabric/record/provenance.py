@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, parse_node_name
-from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
+from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 
 _SERVED, _COPIED, _KEPT, _FORK, _TRUNCATED = "served", "copied", "kept", "fork", "cut"
 _HEAD, _ASKED, _CONVERSATION = "head", "asked", "conversation"

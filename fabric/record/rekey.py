@@ -10,19 +10,16 @@ from hashlib import blake2b
 
 from fabric.errors import RejectedError
 from fabric.ids import AgentKey, BlockHash, NodeName, parse_agent_id
-from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
 from fabric.record.hibernation_file import HibernationHeader, require_sound
 from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest, OwnerState, Placed
-from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
-from fabric.record.restore_plan import essential
-from fabric.record.truncate import without_edited
+from fabric.record.stored_part import essential, named_blocks, without_edited
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
-from fabric.record.answers import decode_answers
-from fabric.record.beside_texts import BesideTexts, spellings
+from fabric.record.answers import BesideTexts, decode_answers, spellings
 from fabric.record.directive import Directive, dropped_text, live, overlap, text_digest
 from fabric.record.hashed_text import hash_text
 from fabric.record.manifest import Manifest

@@ -20,7 +20,7 @@ from fabric.limits import (
     STATES_PER_AGENT_MAX,
 )
 from fabric.record.manifest import Placed
-from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
+from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 
 STATES_NEWEST: Final = 4  # before the question, before its answer, at the prompt's end, the turn's
 

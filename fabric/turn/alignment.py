@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,26 @@ def _add(runs: list[Run], run: Run) -> None:
             runs[-1] = Run(last.old, last.new, last.count + run.count)
             return
     runs.append(run)
+
+
+_STRIDE = 1 << 16
+
+Items = TypeVar("Items", str, bytes, list[int])
+
+
+def common_prefix(a: Items, b: Items) -> int:
+    """Count the leading characters, bytes or tokens that `a` and `b` share."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    at = 0
+    while a[at : at + _STRIDE] == b[at : at + _STRIDE]:
+        at += _STRIDE
+    low, high = at, min(at + _STRIDE, limit)  # a[:low] agree; a[:high] do not
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

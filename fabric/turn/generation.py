@@ -12,9 +12,8 @@ from fabric.codec import dump_json, from_plain, on_wire, parse_json
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice, OutputFormat
 from fabric.turn.messages import Message
-from fabric.turn.output_format import OutputFormat
 
 GENERATE_PATH = "/internal/generate"
 COUNT_PATH = "/internal/count"  # takes the same request, and answers with its prompt's tokens

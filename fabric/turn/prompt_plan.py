@@ -8,17 +8,105 @@
 Tokens before the cut are taken from the record, so that an answer keeps the tokens it was
 generated with; the rest is encoded afresh and compared. The fed tokens are therefore those
 of a fresh encoding, except that kept answers keep their own.
+
+Token counts at which a prompt's parts end, and at which later prompts may differ.
+
+    |system, tools|user ...|assistant ...|tool ...|<answer begins> <thought opened>|
+                 head   asked                 conversation                   whole prompt
+
+The template's text after `conversation` opens the answer (the generation prompt). A later prompt
+may have another opening, or none: a thought that was opened for the model is dropped.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NoReturn, Protocol
 
+from fabric.errors import HungUpError, RejectedError
 from fabric.kvcache.arrangement import Move
+from fabric.limits import BODY_BYTES_MAX
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import MatchKind
-from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
-from fabric.turn.text_match import common_prefix
+
+
+def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
+    """Return the size of text that no prompt within the context reaches.
+
+    At most that of a body, which contains the prompt.
+    """
+    if token_reach_bytes is None:
+        return BODY_BYTES_MAX
+    return min(BODY_BYTES_MAX, tokens_max * token_reach_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimit:
+    """Limit of one prompt's length, and whether its tokens are still wanted.
+
+    A prompt of `tokens_max` tokens or more is refused: the answer needs one, too.
+    """
+
+    tokens_max: int
+    token_reach_bytes: int | None  # of text that one token may stand for; None: any number
+    is_unwanted: Callable[[], bool] = lambda: False
+    passed_tokens: int = 0  # before the text that is encoded
+
+    def behind(self, tokens_count: int) -> "PromptLimit":
+        """Return the limit for what follows that many tokens."""
+        return replace(self, passed_tokens=self.passed_tokens + tokens_count)
+
+    def left(self, tokens_count: int) -> int:
+        """Return how many more than `tokens_count` reach the limit."""
+        return self.tokens_max - self.passed_tokens - tokens_count
+
+    def check_bytes(self, size_bytes: int) -> None:
+        """Raise RejectedError if no tokens within the limit can hold so much text."""
+        reach_bytes = self.token_reach_bytes
+        if reach_bytes is not None and size_bytes >= self.tokens_max * reach_bytes:
+            self._refuse(f"is {size_bytes} bytes long")
+
+    def check(self, tokens_count: int) -> None:
+        """Raise RejectedError once that many tokens reach the limit, HungUpError if unwanted."""
+        if self.is_unwanted():
+            raise HungUpError
+        if self.left(tokens_count) <= 0:
+            self._refuse(f"has {self.passed_tokens + tokens_count} tokens or more")
+
+    def _refuse(self, what: str) -> NoReturn:
+        message = (
+            f"this model's maximum context length is {self.tokens_max} tokens, but the prompt "
+            f"{what}: shorten the conversation"
+        )
+        raise RejectedError(message, code="context_length_exceeded", param="messages")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMarks:
+    """Token counts of a prompt's parts; 0 for a part that does not exist or was not looked for."""
+
+    head: int = 0  # all before the first message of the user: what conversations share
+    asked: int = 0  # up to the end of the user's last message, if other messages follow it
+    conversation: int = 0  # all but the opening of the answer
+    opens_more: bool = False  # the opening is more than the role: a thought, say
+    trims_answers: bool = False  # the template trims the end of earlier answers
+    # Where other prompts differ, or may; found for each prompt, and in no record.
+    branches: tuple[int, ...] = ()
+
+    def with_branch(self, tokens_count: int) -> "PromptMarks":
+        """Return the marks with one more branch."""
+        return replace(self, branches=(*self.branches, tokens_count))
+
+    def within(self, tokens_count: int) -> "PromptMarks":
+        """Return the marks of a prompt cut to so many tokens."""
+        return PromptMarks(
+            min(self.head, tokens_count),
+            min(self.asked, tokens_count),
+            min(self.conversation, tokens_count),
+        )
+
+
+NO_MARKS = PromptMarks()
 
 
 @dataclass(frozen=True, slots=True)

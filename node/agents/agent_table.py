@@ -10,13 +10,12 @@ from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
-from fabric.record.agent_settings import is_spent
 from fabric.record.answers import Answers, OmittedParts
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import Manifest, OwnerState, is_spent
 from fabric.record.piece_table import PieceTable
-from fabric.retention.policy import Candidate, Rules, choose
+from fabric.retention import Candidate, Rules, choose
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent

@@ -10,7 +10,7 @@ from fabric.limits import RETAIN_S_MAX
 from fabric.ports import Clock
 from fabric.record.answers import Answers, decode_answers
 from fabric.record.manifest import Manifest
-from fabric.retention.reuse_probability import ReuseProbability
+from fabric.retention import ReuseProbability
 from fabric.turn.sketch import is_whole_sketch, sketch_text
 from node.limits import ANSWERS_READ_MAX
 

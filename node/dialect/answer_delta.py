@@ -1,8 +1,12 @@
-"""Increments of an answer as the client receives them."""
+"""Increments of an answer as the client receives them, with the numbers and ids of its calls."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from fabric.turn.generation import ToolCall
+from node.dialect.call_reader import CallArguments, CallEnd, CallEvent, CallStart
+from node.limits import CALL_ID_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,65 @@ class AnswerDelta:
     call_deltas: list[ToolCallDelta] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)  # that are complete
     stopped_by: str | None = None
+
+
+_ID_CHARS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ID_SIZE = 9  # Mistral's templates require it, and no other model minds
+
+
+def call_id(seed: str, number: int) -> str:
+    """Return a call's id: the same wherever and however often the answer is read."""
+    value = int.from_bytes(blake2b(f"{seed}:{number}".encode(), digest_size=16).digest(), "big")
+    chars = ""
+    for _ in range(_ID_SIZE):
+        value, digit = divmod(value, len(_ID_CHARS))
+        chars += _ID_CHARS[digit]
+    return chars
+
+
+class CallCollector:
+    """Counter of an answer's calls that also gathers the open call's arguments."""
+
+    def __init__(self, seed: str, *, takes_one: bool = False) -> None:
+        """Derive ids from `seed`; with `takes_one`, drop all calls but the first."""
+        self._seed = seed
+        self._takes_one = takes_one
+        self._count = 0
+        self._ids: set[str] = set()
+        self._id = self._name = self._arguments = ""
+        self.ended_count = 0
+
+    def collect(self, events: Iterable[CallEvent], delta: AnswerDelta) -> None:
+        """Add the events to `delta`."""
+        for event in events:
+            if self._takes_one and self.ended_count:
+                return
+            if isinstance(event, CallStart):
+                self._start(event, delta)
+            elif isinstance(event, CallArguments):
+                self._arguments += event.text
+                self._add_arguments(event.text, delta)
+            elif isinstance(event, CallEnd):
+                self.ended_count += 1
+                delta.calls.append(ToolCall(self._name, self._arguments, self._id))
+
+    def _start(self, start: CallStart, delta: AnswerDelta) -> None:
+        model_id = start.id or ""
+        is_usable = model_id.isprintable() and model_id not in self._ids
+        if not model_id or len(model_id) > CALL_ID_CHARS_MAX or not is_usable:
+            model_id = call_id(self._seed, self._count)
+        self._id = model_id
+        self._ids.add(self._id)
+        self._name, self._arguments = start.name, ""
+        delta.call_deltas.append(ToolCallDelta(self._count, self._id, start.name))
+        self._count += 1
+
+    def _add_arguments(self, text: str, delta: AnswerDelta) -> None:
+        """Extend the last increment if it is of the same call."""
+        number = self._count - 1
+        last = delta.call_deltas[-1] if delta.call_deltas else None
+        if last is not None and last.number == number:
+            arguments = last.arguments + text
+            delta.call_deltas[-1] = ToolCallDelta(number, self._id, last.name, arguments)
+        else:
+            delta.call_deltas.append(ToolCallDelta(number, self._id, arguments=text))

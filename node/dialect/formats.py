@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from node.dialect.answer_delta import AnswerDelta
 from node.dialect.call_grammar import CallGrammar
 from node.dialect.call_reader import MakeReader

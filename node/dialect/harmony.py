@@ -8,11 +8,10 @@ import re
 from enum import StrEnum
 from typing import Any, Final
 
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
-from node.dialect.answer_delta import AnswerDelta
-from node.dialect.call_collector import CallCollector
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
+from node.dialect.answer_delta import AnswerDelta, CallCollector
 from node.dialect.call_reader import CallReader
-from node.dialect.header_calls import HeaderCallReader
+from node.dialect.json_calls import HeaderCallReader
 from node.dialect.text_filters import StopStrings, compile_marks
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"

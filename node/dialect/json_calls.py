@@ -1,4 +1,4 @@
-"""Calls that are JSON objects with a name and arguments: one, a list, or several in sequence."""
+"""Calls that are JSON objects: with the name inside, or with a header before them."""
 
 import re
 from collections.abc import Sequence
@@ -14,11 +14,76 @@ from node.dialect.call_grammar import (
     quote,
     repeat,
 )
-from node.dialect.call_reader import CallReader
+from node.dialect.call_reader import CallReader, MakeReader
 from node.dialect.formats import CallFormat, TemplateSign
-from node.dialect.json_scanner import JsonScanner
 from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression, Literal, Maybe, row
+from node.limits import CALL_HEADER_CHARS_MAX
+
+_IN_STRING = re.compile(r'[^"\\]*')
+_PLAIN = re.compile(r'[^"{}\[\],\s]*')
+_BETWEEN = re.compile(r'[^"{}\[\]]*')
+
+
+class JsonScanner:
+    """Scanner of one value; it looks at brackets and quotes only."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.is_in_string = False
+        self._is_escaped = False
+        self._depth = 0
+        self._has_begun = False
+
+    def feed(self, text: str) -> int:
+        """Return how many of the characters belong to the value."""
+        at = 0
+        while at < len(text) and not self.has_ended:
+            at = self._in_string(text, at) if self.is_in_string else self._outside(text, at)
+        return at
+
+    def _in_string(self, text: str, at: int) -> int:
+        if self._is_escaped:
+            self._is_escaped = False
+            return at + 1
+        at = _match_end(_IN_STRING, text, at)
+        if at == len(text):
+            return at
+        if text[at] == "\\":
+            self._is_escaped = True
+        else:
+            self.is_in_string = False
+            self.has_ended = self._depth == 0
+        return at + 1
+
+    def _outside(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == '"':
+            self.is_in_string = self._has_begun = True
+        elif char in "{[":
+            self._depth += 1
+            self._has_begun = True
+        elif self._depth:
+            if char in "}]":
+                self._depth -= 1
+                self.has_ended = self._depth == 0
+                return at + 1
+            return max(at + 1, _match_end(_BETWEEN, text, at))
+        elif self._has_begun:  # a number or a word: only the next character ends it
+            stop = _match_end(_PLAIN, text, at)
+            self.has_ended = stop < len(text)
+            return stop
+        elif not char.isspace():
+            self._has_begun = True
+            return at
+        return at + 1
+
+
+def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    match = pattern.match(text, at)
+    assert match is not None, "the pattern matches an empty text"
+    return match.end()
+
 
 _NAMES = frozenset({"name", "tool_name", "function"})
 _ARGUMENTS = frozenset({"arguments", "parameters"})
@@ -195,3 +260,54 @@ def json_list_format(
         return row(BLANK_LINES, start, "[", calls, "]", end)
 
     return CallFormat(name, (start,), end, JsonCallReader, grammar=grammar, signs=signs)
+
+
+class HeaderCallReader(CallReader):
+    """Reader of calls whose `header` matches all between two calls' arguments.
+
+    `tail` matches what may follow the last one.
+    """
+
+    def __init__(
+        self, tools: list[Any] | None, header: re.Pattern[str], tail: re.Pattern[str]
+    ) -> None:
+        super().__init__(tools)
+        self._header = header
+        self._tail = tail
+        self._value: JsonScanner | None = None
+
+    @property
+    def is_in_value(self) -> bool:
+        return self._value is not None and self._value.is_in_string
+
+    @property
+    def is_complete(self) -> bool:
+        return super().is_complete and self._tail.fullmatch(self._unread) is not None
+
+    def _read(self) -> None:
+        while self._unread and not self.has_failed:
+            if self._value is None:
+                header = self._header.match(self._unread)
+                if header is None:
+                    self.has_failed = len(self._unread) > CALL_HEADER_CHARS_MAX
+                    return
+                self._take(header.end())
+                groups = header.groupdict()
+                self._start_call(groups.get("name") or groups["other_name"], groups.get("id"))
+                self._value = JsonScanner()
+            else:
+                self._add_arguments(self._take(self._value.feed(self._unread)))
+                if not self._value.has_ended:
+                    return
+                self._value = None
+                self._end_call()
+
+
+def header_reader(header: str, tail: str) -> MakeReader:
+    """Return a maker of readers for these regular expressions."""
+    patterns = re.compile(header), re.compile(tail)
+
+    def make(tools: list[Any] | None) -> CallReader:
+        return HeaderCallReader(tools, *patterns)
+
+    return make

@@ -3,9 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
-from node.dialect.answer_delta import AnswerDelta
-from node.dialect.call_collector import CallCollector
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
+from node.dialect.answer_delta import AnswerDelta, CallCollector
 from node.dialect.call_reader import CallReader
 from node.dialect.formats import AnswerFormat
 from node.dialect.text_filters import LineEndFilter, StopStrings, compile_marks

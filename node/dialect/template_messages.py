@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fabric.errors import RejectedError
-from node.dialect.call_collector import call_id
+from node.dialect.answer_delta import call_id
 
 Messages = list[dict[str, Any]]
 _MARK: Final = "\ue0f1\ue0f5\ue0f1"  # private characters, which no template trims or escapes

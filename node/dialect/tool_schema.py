@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 
 DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
 # Keywords that do not constrain a value.

@@ -10,7 +10,7 @@ from fabric.turn.generation import FinishReason, TokenLogprob
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
 from node.mlx.engine import SampledToken
-from node.mlx.logprobs import Top
+from node.mlx.sampling import Top
 
 _log = logging.getLogger(__name__)
 

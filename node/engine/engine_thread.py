@@ -17,11 +17,10 @@ from typing import TypeVar
 from fabric.errors import EngineFailedError, OverloadedError, RetryLaterError
 from fabric.ports import Clock
 from fabric.turn.generation import Priority
-from fabric.turn.retry_after import retry_after_s
 from node.engine.memory_budget import MemoryBudget
 from node.engine.moving_streams import MovingStreams
 from node.engine.prefill_chunks import Speed
-from node.engine.run_queue import refusal
+from node.engine.run_queue import refusal, retry_after_s
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
 from node.limits import (

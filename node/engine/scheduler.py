@@ -9,8 +9,7 @@ from functools import partial
 from fabric.errors import EngineFailedError
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
-from node.engine.answer_growth import Growth, grow, victim
-from node.engine.decode_step import decode_step
+from node.engine.decode_step import Growth, decode_step, grow, victim
 from node.engine.delivery import end, fail, hand_over, note_scored, tell
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold

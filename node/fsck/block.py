@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError, require
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import TOKEN_BYTES, parse_parent, read_block_header
 from fabric.kvcache.hashing import block_hash, group_hash, payload_checksum
 from fabric.kvcache.safetensors_header import LENGTH_BYTES

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.hashing import agent_digest, tenant_salt
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
 from fabric.record.spec_file import SpecRecord
-from fabric.record.truncate import misplaced_refs, truncate_record
+from fabric.record.stored_part import misplaced_refs, truncate_record
 from node.fsck.block import BlockCheck
 from node.fsck.report import FolderReport, Kind
 from node.fsck.scan import Entry, make_private, scan_folder

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
 from fabric.limits import SCHEMA_PROPERTIES_MAX
-from fabric.turn.output_format import PARAM, OutputFormat
+from fabric.turn.answer_constraints import PARAM, OutputFormat
 from node.grammar.expression import Expression
 from node.grammar.format_grammar import format_grammar
 from node.grammar.lark import lark_grammar, write_lark

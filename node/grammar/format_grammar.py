@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fabric.errors import RejectedError
-from fabric.turn.output_format import PARAM, OutputFormat, OutputKind, choices_of, tags_of
+from fabric.turn.answer_constraints import PARAM, OutputFormat, OutputKind, choices_of, tags_of
 from node.grammar.lark import json_options, lark_grammar
 
 

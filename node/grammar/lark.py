@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fabric.turn.text_rules import START, respelled_rules
+from fabric.turn.answer_constraints import START, respelled_rules
 from node.grammar.expression import (
     Expression,
     Json,

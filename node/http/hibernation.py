@@ -28,14 +28,14 @@ from fabric.fair_share import FairShare
 from fabric.hosting.http_server import wait_for_disconnect
 from fabric.hosting.pace import Pace
 from fabric.ids import TenantId
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.limits import (
     HIBERNATION_BYTES_MAX,
     HIBERNATION_BYTES_PER_S_MIN,
     HIBERNATION_FRAME_BYTES_MAX,
     HIBERNATION_GRACE_S,
 )
-from node.http.generate import authorize, error_response
+from node.http.routes import authorize, error_response
 from node.limits import HIBERNATIONS_MAX
 from node.migration.hibernation_export import Export, Exports
 from node.migration.hibernation_import import Imports

@@ -13,7 +13,7 @@ from fabric.ids import MigrationId
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from fabric.record.rekey import derived_from, owned_anew
-from fabric.record.restore_plan import essential
+from fabric.record.stored_part import essential
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_cleanup import IncomingCleanup

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fabric.control.node_calls import Copied, CopyBlocks
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from node.net.connections import Connections

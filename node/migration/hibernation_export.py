@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from fabric.control.hibernation_calls import Hibernate
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import TenantId
-from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.hashing import token_bytes
 from fabric.limits import MODEL_NAME_CHARS_MAX
 from fabric.ports import Clock

@@ -13,7 +13,7 @@ from fabric.errors import (
     RetryLaterError,
     TooLargeError,
 )
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.ports import Clock
 from fabric.record.hibernation_file import (
@@ -31,7 +31,7 @@ from fabric.record.hibernation_file import (
 from fabric.record.lenders import Lender
 from fabric.record.manifest import OwnerState, decode_manifest
 from fabric.record.rekey import RekeyedRecord, derived_from, owned_anew, rekeyed
-from fabric.record.truncate import without_edited
+from fabric.record.stored_part import without_edited
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health

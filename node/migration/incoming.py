@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from fabric.errors import RetryElsewhereError
 from fabric.ids import AgentKey, MigrationId, TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from fabric.record.piece_table import PieceTable

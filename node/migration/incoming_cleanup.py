@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fabric.errors import UNDECIDED
 from fabric.ids import AgentKey, MigrationId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState
 from node.engine.moving_streams import MovingStreams

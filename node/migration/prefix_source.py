@@ -22,7 +22,7 @@ from fabric.ids import SELF_TEST_TENANT, AgentKey, BlockHash
 from fabric.limits import BLOCK_TOKENS, SPAN_SHARERS_MIN
 from fabric.record.layout import unedited_layout, unedited_pieces
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.restore_plan import essential
+from fabric.record.stored_part import essential
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable

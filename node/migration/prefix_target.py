@@ -11,7 +11,7 @@ from fabric.control.node_calls import Copied, CopyBlocks, Done
 from fabric.control.span_calls import ReturnSpans, TakeSpan
 from fabric.errors import ConflictError, RejectedError, RetryLaterError, UnauthorizedError
 from fabric.ids import SELF_TEST_TENANT
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest

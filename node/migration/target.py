@@ -19,11 +19,11 @@ from fabric.errors import (
     UnauthorizedError,
 )
 from fabric.ids import MigrationId, NodeName
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
-from fabric.record.restore_plan import essential
+from fabric.record.stored_part import essential
 from node.agents.agent import Agent
 from node.engine.moving_streams import MovingStreams
 from node.migration.fetching import Fetching

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from node.dialect.answer_delta import AnswerDelta
 from node.mlx.chat_tokenizer import ChatTokenizer
 

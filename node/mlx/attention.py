@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from node.mlx.column_layout import stored_by_columns
+from node.mlx.backend import stored_by_columns
 from node.mlx.packed_attention import packed_attention, packed_attention_of_rows
 from node.mlx.token_store import Packed, last_tokens
 

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import RejectedError
-from fabric.turn.text_match import common_prefix
+from fabric.turn.alignment import common_prefix
 from node.dialect.template_messages import TemplateTraits
 
 # Other fields of templates for a thought, beside `reasoning_content`.

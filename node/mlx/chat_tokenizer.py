@@ -15,9 +15,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from fabric.errors import FatalError, RejectedError
 from fabric.settings import NodeSettings
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
-from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.prompt_plan import Encoded
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
+from fabric.turn.prompt_plan import Encoded, PromptLimit
 from node.dialect.call_grammar import GrammarOptions
 from node.dialect.folding import Rendered, render_folded
 from node.dialect.format_selection import FormatSettings, select_format
@@ -28,8 +27,7 @@ from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
-from node.mlx.text_pieces import TextPieces
-from node.mlx.token_reach import token_reach_bytes
+from node.mlx.token_text import TextPieces, token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
 _BEFORE, _BEHIND = "x\n", "x"  # around a tried token

@@ -4,16 +4,24 @@ Metal keeps the error of a command buffer that failed and raises it once, from w
 or synchronized next. Arrays of that buffer count as computed in the meantime and hold arbitrary
 memory. So an error belongs to everything computed since the last check that found none.
 Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`.
+
+Detection of NaN computed by a prompt or step, an error of the device, before anything is kept.
+
+A NaN in any layer stays in a token's hidden state, so the last layer with a cache shows it. Layers
+after that one affect only the logits, and store nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from node.limits import STORED_ERRORS_MAX
 from node.mlx import backend
+from node.mlx.recurrent_layer import RecurrentLayer
+from node.mlx.resident_layer import ResidentLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +97,27 @@ def clear() -> None:
                 raise
         else:
             return
+
+
+@contextmanager
+def watch_nan(leaves: Iterable[Any]) -> Iterator[list[mx.array]]:
+    """Collect whether values stored by the layers contain a NaN; nothing is evaluated yet."""
+    found: list[mx.array] = []
+    stored = [leaf for leaf in leaves if isinstance(leaf, ResidentLayer) and leaf.spec.slots]
+    recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
+    for leaf in stored[-1:]:
+        leaf.appended_nan = found
+    try:
+        yield found
+    finally:
+        for leaf in stored[-1:]:
+            leaf.appended_nan = None
+    for layer in recurrent[-1:]:
+        found += [mx.isnan(array).any() for array in layer.cache if array is not None]
+
+
+def refuse_nan(found: Iterable[mx.array], what: str) -> None:
+    """Raise DeviceError if any of these flags is true."""
+    if any(each.item() for each in found):
+        message = f"{what} computed NaN"
+        raise DeviceError(message)

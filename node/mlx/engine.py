@@ -22,17 +22,13 @@ from node.grammar.answer_matcher import AnswerMatcher
 from node.grammar.compiler import Mask
 from node.limits import SCORES_COPIES
 from node.mlx import attention, backend, device, recurrent_layer
-from node.mlx.batch_layers import GroupedLayer, PaddedLayer, RaggedLayer
-from node.mlx.device import DeviceError, device_errors
-from node.mlx.layer_caches import arrange_layers
-from node.mlx.logprobs import Likeliest, Top, scored
+from node.mlx.batch_layers import WASTE_MAX, GroupedLayer, PaddedLayer, RaggedLayer, padded_groups
+from node.mlx.device import DeviceError, device_errors, refuse_nan, watch_nan
 from node.mlx.model_limits import ModelLimits, read_limits
-from node.mlx.nan_watch import refuse_nan, watch_nan
 from node.mlx.opaque_cache import OpaqueCache
-from node.mlx.padded_groups import WASTE_MAX, padded_groups
 from node.mlx.recurrent_layer import RecurrentLayer
-from node.mlx.resident_cache import CacheMark, ResidentCache
-from node.mlx.sampling import Sampler, make_sampler, unpack_mask
+from node.mlx.resident_cache import CacheMark, ResidentCache, arrange_layers
+from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, scored, unpack_mask
 
 
 class Batching(StrEnum):

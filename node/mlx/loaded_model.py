@@ -18,10 +18,9 @@ from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
 from fabric.memory_plan import MemoryPlan
 from fabric.settings import KvBits
 from node.mlx import backend, device
-from node.mlx.column_layout import store_weights_by_columns
-from node.mlx.context_length import context_tokens
+from node.mlx.backend import store_weights_by_columns
 from node.mlx.engine import Engine
-from node.mlx.model_limits import read_limits
+from node.mlx.model_limits import context_tokens, read_limits
 from node.mlx.probe.probe import fit_engine
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"

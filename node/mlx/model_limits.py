@@ -1,18 +1,19 @@
-"""Limits of a model's token ids and positions, which MLX does not check.
+"""Limits of a model: its context length, and token ids and positions that MLX does not check.
 
 A read past a table's end returns arbitrary memory, and a write changes it, perhaps another agent's
 cache. So the tables are found by running a few tokens and observing the lookups.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
+from transformers import CONFIG_MAPPING
 
 from fabric.errors import FatalError, RejectedError
 
@@ -114,3 +115,48 @@ def _noting_kind(kind: Any, noted: list[tuple[int, mx.array]]) -> Any:
         return kind.__call__(self, x, *args, **options)
 
     return type(kind.__name__, (kind,), {"__call__": call})
+
+
+_DEFAULT_TOKENS = 8_192
+_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "model_max_length",
+    "max_context_length",
+    "max_sequence_length",
+    "seq_length",
+    "sequence_len",
+    "block_size",
+)
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+
+
+def context_tokens(config: Mapping[str, Any], model_args: Any = None) -> int:
+    """Read the context length off a model's config, its family's defaults, or its arguments."""
+    return next(_found(config, model_args), _DEFAULT_TOKENS)
+
+
+def _found(config: Mapping[str, Any], model_args: Any) -> Iterator[int]:
+    texts = [part for key in _TEXT_KEYS if isinstance(part := config.get(key), Mapping)]
+    for part in (*texts, config):
+        yield from _named(part)
+    for part in (*texts, config):
+        yield from _named(_family_defaults(str(part.get("model_type"))))
+    for part in (getattr(model_args, "text_config", None), model_args):
+        yield from _named(part if isinstance(part, Mapping) else getattr(part, "__dict__", {}))
+
+
+def _named(values: Mapping[str, Any]) -> Iterator[int]:
+    for key in _KEYS:
+        value = values.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            yield value
+
+
+def _family_defaults(model_type: str) -> Mapping[str, Any]:
+    """Return the defaults that a family's configs may omit, if transformers knows them."""
+    with suppress(Exception):  # a family that it does not know or cannot build
+        return vars(CONFIG_MAPPING[model_type]().get_text_config())
+    return {}

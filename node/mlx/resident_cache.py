@@ -27,20 +27,53 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from fabric.kvcache.arrangement import Arrangement, Move, Range
-from fabric.kvcache.cache_spec import CacheGroup, LayerKind, ModelCacheSpec
-from fabric.kvcache.shift import Shift, cut, why_unshiftable
-from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
+from fabric.kvcache.arrangement import (
+    UNEDITED_GRID,
+    Arrangement,
+    Move,
+    Range,
+    Shift,
+    WindowGrid,
+    cut,
+    why_unshiftable,
+)
+from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
 from node.limits import STATES_HOT_MAX
-from node.mlx.layer_caches import arrange_layers, make_layer_cache, zero_states
 from node.mlx.recurrent_layer import Mark, RecurrentLayer, Snapshot
-from node.mlx.resident_layer import ResidentLayer
-from node.mlx.row_views import rows_of
+from node.mlx.resident_layer import ResidentLayer, rows_of
 from node.mlx.sliding_windows import SlidingWindows
-from node.mlx.token_store import GROWTH_TOKENS
-from node.mlx.window_layer import WindowLayer
+from node.mlx.token_store import DTYPES, GROWTH_TOKENS
+from node.mlx.window_layer import ChunkLayer, WindowLayer
 from node.store.staging import Place
+
+LayerCache = ResidentLayer | RecurrentLayer
+
+
+def make_layer_cache(layer: LayerSpec, capacity_tokens: int, *, packed: bool) -> LayerCache:
+    """Return an empty cache of one layer."""
+    if layer.kind is LayerKind.RECURRENT:
+        return RecurrentLayer(zero_states(layer))
+    if layer.kind is LayerKind.WINDOW:
+        kind = ChunkLayer if layer.is_chunked else WindowLayer
+        return kind(layer, capacity_tokens, packed=packed)
+    is_packed = packed and layer.kind is LayerKind.FULL
+    return ResidentLayer(layer, capacity_tokens, packed=is_packed)
+
+
+def zero_states(layer: LayerSpec) -> Snapshot:
+    """Return a recurrent layer's states of an empty context."""
+    return [mx.zeros(state.shape, DTYPES[state.dtype]) for state in layer.states]
+
+
+def arrange_layers(spec: ModelCacheSpec, leaves: list[Any]) -> list[Any]:
+    """Arrange one object per layer as the model does: some caches are lists of several."""
+    at, out = 0, []
+    for count in spec.nesting:
+        out.append(leaves[at] if count == 0 else leaves[at : at + count])
+        at += max(count, 1)
+    assert at == len(leaves), "the nesting covers every layer"
+    return out
 
 
 @dataclass(frozen=True, slots=True)

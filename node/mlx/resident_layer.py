@@ -6,18 +6,19 @@ which MLX has a fused kernel (7x faster at 256 queries on CPU, 2.7x on an M5 Max
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from fabric.kvcache.arrangement import Move
+from fabric.kvcache.arrangement import Move, Shift, cut
 from fabric.kvcache.cache_spec import LayerSpec, SlotSpec
 from fabric.kvcache.rotation import KEYS
-from fabric.kvcache.shift import Shift, cut
+from node.mlx.rotate import Turning
 from node.mlx.token_store import TokenStore, dense, round_up, turned
-from node.mlx.turning import Turning
+from node.store.staging import Place
 
 PACKED_QUERIES_MAX = 16
 
@@ -193,3 +194,22 @@ def _share_stores(
         return
     for slot in slots:
         yield TokenStore(slot, slot.heads, capacity_tokens), slice(0, slot.heads)
+
+
+def rows_of(leaves: Iterable[ResidentLayer]) -> list[Place]:
+    """Return writable views of the layers' arrays `[kv_heads, capacity, bytes]` in file order."""
+    return [
+        np.frombuffer(view, np.uint8).reshape(heads, capacity, -1)
+        for view, heads, capacity in _own_heads(leaves)
+    ]
+
+
+def _own_heads(leaves: Iterable[ResidentLayer]) -> Iterator[tuple[memoryview, int, int]]:
+    """Yield each array's own heads as (bytes, kv_heads, capacity)."""
+    for leaf in leaves:
+        for array, heads in leaf.slots():
+            capacity = array.shape[2]
+            view = memoryview(array).cast("B")
+            head_bytes = len(view) // array.shape[1]
+            part = view[heads.start * head_bytes : heads.stop * head_bytes]
+            yield part, heads.stop - heads.start, capacity

@@ -3,13 +3,22 @@
 MLX's kernel for Metal adds a row's number and its offset as unsigned numbers: a rotation backwards
 gets its distance as a positive offset and a negative scale.
 Source: `pos.y + batch_offset` in mlx/backend/metal/kernels/rope.metal, MLX 0.32.
+
+Rotation of a slot's moved rows to their present positions.
+
+Stored rows stay as they were computed. Plain numbers are rotated when they are fetched. Packed keys
+are not unpacked for it: a score depends only on the relative rotation of query and key, so the
+queries are rotated back instead, once per distance.
+Source: q · R(d) k = R(-d) q · k, for a rotation R is orthogonal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import mlx.core as mx
 
+from fabric.kvcache.arrangement import Shift, cut, runs
 from fabric.kvcache.rotation import Rotation
 
 
@@ -62,3 +71,55 @@ def _kernel(
         offset=offset,
         freqs=periods,
     )
+
+
+ROWWISE_RUNS_MIN = 48  # from here on, rotating every row by its own distance is cheaper, on CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """Shifts of fetched rows from the positions they were computed for."""
+
+    rotation: Rotation
+    shifts: tuple[Shift, ...]  # counted from the first fetched row
+
+    def of_rows(self, rows: mx.array) -> mx.array:
+        """Rotate `[batch, heads, tokens, width]` to their present positions."""
+        if len(self.shifts) >= ROWWISE_RUNS_MIN:
+            deltas = [0] * rows.shape[2]
+            for run in self.shifts:
+                deltas[run.start : run.end] = [run.delta] * (run.end - run.start)
+            return rotate(rows, self.rotation, deltas)
+        parts = []
+        for run in runs(self.shifts, rows.shape[2]):
+            part = rows[:, :, run.start : run.end]
+            parts.append(rotate(part, self.rotation, run.delta) if run.delta else part)
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+    def of_queries(self, queries: mx.array, tokens_count: int) -> Iterator[tuple[Shift, mx.array]]:
+        """Yield every run of rows, with the queries rotated for it."""
+        deltas = tuple(dict.fromkeys(shift.delta for shift in self.shifts))
+        turned = {0: queries}
+        if deltas:
+            back = self.back(queries, deltas)
+            turned |= {delta: back[..., index, :] for index, delta in enumerate(deltas)}
+        for run in runs(self.shifts, tokens_count):
+            yield run, turned[run.delta]
+
+    def back(self, queries: mx.array, deltas: Sequence[int]) -> mx.array:
+        """Rotate `[..., width]` back by each distance, `[..., distances, width]`."""
+        if len(deltas) == 1:
+            return rotate(queries, self.rotation, -deltas[0])[..., None, :]
+        # All at once: on CPU 64 distances took half the time of one by one.
+        lead, width = queries.shape[:-1], queries.shape[-1]
+        apart = mx.broadcast_to(queries[..., None, :], (*lead, len(deltas), width))
+        return rotate(apart, self.rotation, [-delta for delta in deltas])
+
+    def behind(self, start: int, tokens_count: int) -> "Turning":
+        """Return the shifts of the rows from `start` on, counted from there."""
+        return replace(self, shifts=cut(self.shifts, start, tokens_count))
+
+    def of_last(self, count: int, tokens_count: int) -> "Turning | None":
+        """Return the shifts of the last `count` of `tokens_count` rows, if any was moved."""
+        shifts = cut(self.shifts, max(0, tokens_count - count), tokens_count)
+        return replace(self, shifts=shifts) if shifts else None

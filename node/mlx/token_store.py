@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from fabric.kvcache.arrangement import Move, Range
 from fabric.kvcache.cache_spec import NATIVE, WORD_BITS, SlotSpec
-from node.mlx.turning import Turning
+from node.mlx.rotate import Turning
 
 GROWTH_TOKENS = 256
 DTYPES = {

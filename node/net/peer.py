@@ -1,27 +1,36 @@
-"""The peer of a fetch: dialling and mutual authentication."""
+"""The peer of a fetch: dialling, mutual authentication, and which links are encrypted."""
 
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fabric.errors import RejectedError
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import HANDSHAKE_TIMEOUT_S
 from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.links import Address
-from fabric.net.wire import (
-    NONCE_BYTES,
-    Challenge,
-    Hello,
-    Proof,
-    Refusal,
-    refusal_error,
-)
-from fabric.settings import AUTO
+from fabric.net.wire import NONCE_BYTES, Challenge, Hello, Proof, Refusal, refusal_error
+from fabric.settings import ALWAYS, AUTO, NEVER
 from node.limits import TRANSFER_SILENCE_ALONE_S, TRANSFER_SILENCE_S, TRANSFER_TIMEOUT_S
 from node.net.addresses import connect
 from node.net.channel import Channel
-from node.net.link_privacy import must_encrypt
+
+
+class Line(Protocol):
+    """A connection that can tell its kind of link."""
+
+    def is_on_cable(self) -> bool:
+        """Return whether everything it sends leaves by a Thunderbolt cable."""
+        ...
+
+
+def must_encrypt(mode: str, line: Line) -> bool:
+    """Return whether this end requires encryption; `mode` is `node.encrypt_links`.
+
+    Each end checks its own interface; a connection is encrypted if either requires it.
+    """
+    return mode == ALWAYS or (mode != NEVER and not line.is_on_cable())
 
 
 @dataclass(frozen=True, slots=True)

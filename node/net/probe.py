@@ -1,23 +1,32 @@
-"""Measurement of one link: reachability, round trip and rate. Blocking, bounded.
+"""Measurement of one link, and its answering end: reachability, round trip and rate.
 
 The handshake is that of a transfer, so it proves that the peer itself answers.
 """
 
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, Timer
+from threading import Event, Lock, Timer
 from typing import Final
 
-from fabric.errors import FabricError
+from fabric.errors import FabricError, OverloadedError
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import HANDSHAKE_TIMEOUT_S
 from fabric.net.interfaces import Interface
 from fabric.net.link_estimate import PROBE_BYTES_MIN
 from fabric.net.links import Address
-from fabric.net.wire import Goodbye, Ping, Pong, Probe, ProbeChunk, Refusal, refusal_error
+from fabric.net.wire import (
+    PROBE_CHUNK_BYTES,
+    Goodbye,
+    Ping,
+    Pong,
+    Probe,
+    ProbeChunk,
+    Refusal,
+    refusal_error,
+)
 from fabric.settings import AUTO
 from node.net.addresses import dial
 from node.net.channel import Channel
@@ -161,3 +170,31 @@ def _cut_after(channel: Channel, seconds: float) -> Iterator[None]:
         raise
     finally:
         timer.cancel()
+
+
+_FILL: Final = bytes(range(256)) * (PROBE_CHUNK_BYTES // 256)
+
+
+class LinkAnswers:
+    """Answers of a server to link probes; shared by its connections."""
+
+    def __init__(self, is_sending: Callable[[], bool]) -> None:
+        """`is_sending`: payload is being sent to a peer, so probes are refused."""
+        self._is_sending = is_sending
+        self._probing = Lock()
+
+    def answer(self, channel: Channel, request: Ping | Probe) -> None:
+        """Answer one request; raise OverloadedError where a probe would delay a transfer."""
+        if isinstance(request, Ping):
+            channel.send(Pong(request.number))
+            return
+        message = "the link is in use"
+        if not self._probing.acquire(blocking=False):
+            raise OverloadedError(message)
+        try:
+            for sent in range(0, request.size_bytes, PROBE_CHUNK_BYTES):
+                if self._is_sending():
+                    raise OverloadedError(message)
+                channel.send(ProbeChunk(_FILL[: request.size_bytes - sent]))
+        finally:
+            self._probing.release()

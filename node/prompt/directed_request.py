@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directed_messages import edit_messages
+from fabric.record.directed_messages import edit_messages, pending
 from fabric.record.directive import Directive, live
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import OtherParts
 from fabric.record.message_positions import MessagePositions, SentMessage
-from fabric.record.pending_edits import pending
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.messages import Message
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fabric.record.directed_messages import edits_of
 from fabric.record.message_parts import OtherParts, other_parts
 from fabric.record.message_positions import (
     MessagePositions,
@@ -9,7 +10,6 @@ from fabric.record.message_positions import (
     find_positions,
     message_digest,
 )
-from fabric.record.pending_edits import edits_of
 from node.prompt.directed_request import DirectedRequest
 from node.prompt.remembered_answers import ShownAnswer
 

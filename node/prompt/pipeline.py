@@ -17,13 +17,13 @@ from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest
 from fabric.record.message_positions import find_positions
 from fabric.turn.generation import GenerateRequest, TokenCount
-from fabric.turn.prompt_limit import PromptLimit
-from fabric.turn.prompt_plan import PromptPlan
+from fabric.turn.prompt_plan import PromptLimit, PromptPlan
 from node.dialect.folding import Rendered
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.answer_grammars import AnswerGrammars
+from node.prompt.continued_prompt import plan_resumption
 from node.prompt.directed_request import DirectedRequest, apply_directives, follow_record
 from node.prompt.encoder_threads import EncoderThreads
 from node.prompt.prompt_encoder import PromptEncoder
@@ -35,7 +35,6 @@ from node.prompt.restored_answers import (
     locate_messages,
     restore_answers,
 )
-from node.prompt.resumed_prompt import plan_resumption
 
 
 class KnownConversations(Protocol):

@@ -3,22 +3,54 @@
 This needs no knowledge of the template's tokens, and a user who writes one changes nothing. The fed
 tokens never depend on it: the boundaries decide where states are kept and by which text a
 conversation is recognised.
+
+Move lines that state the date out of the system prompt, so that tomorrow's begins the same.
+
+They go to the start of the user's first message: everything before it is shared by conversations,
+and a conversation keeps what it began with.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fabric.errors import RejectedError
 from fabric.limits import BLOCK_TOKENS
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, template_form
-from fabric.turn.prompt_marks import PromptMarks
-from fabric.turn.prompt_plan import PromptPlan
-from fabric.turn.text_match import common_prefix
+from fabric.turn.prompt_plan import PromptMarks, PromptPlan
 from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.prompt.date_lines import DATE_LINE
+
+_DATE: Final = (
+    r"(?:today(?:'s|\u2019s)? (?:date\b|is\b)|(?:the )?current (?:date|day|time)\b"
+    r"|date(?: and time)?:)"
+)
+DATE_LINE: Final = re.compile(
+    rf"^[ \t]*(?:[-*>#]+ )?\**{_DATE}[^\n]{{0,160}}$\n?", re.IGNORECASE | re.MULTILINE
+)
+
+
+def move_date_lines(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the system prompt's dates at the start of the user's first."""
+    users = (at for at, message in enumerate(messages) if message.role is MessageRole.USER)
+    first = next(users, len(messages))
+    moved, kept = [], []
+    for message in messages[:first]:
+        text = "".join(message.texts)
+        lines = [line.strip() for line in DATE_LINE.findall(text)]
+        rest = DATE_LINE.sub("", text).rstrip("\n") if lines else text
+        is_moved = message.role is MessageRole.SYSTEM and bool(rest)
+        moved += lines if is_moved else []
+        kept.append(replace(message, texts=(rest,)) if is_moved and lines else message)
+    if not moved or first == len(messages):
+        return messages
+    text = "\n".join(moved) + "\n\n" + "".join(messages[first].texts)
+    return [*kept, replace(messages[first], texts=(text,)), *messages[first + 1 :]]
+
 
 _OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
 _UNTRIMMED = "\N{REPLACEMENT CHARACTER} \n"

@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, RejectedError
+from fabric.kvcache.arrangement import why_unshiftable
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.shift import why_unshiftable
 from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
+from fabric.record.directed_messages import edits_of, pending, rewritten
 from fabric.record.manifest import Manifest
-from fabric.record.pending_edits import edits_of, pending, rewritten
 from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
 from fabric.turn.messages import template_form
-from fabric.turn.prompt_limit import PromptLimit
 from fabric.turn.prompt_plan import (
     EMPTY_TRANSCRIPT,
     Encoded,
+    PromptLimit,
     PromptPlan,
     Transcript,
     plan_prompt,
@@ -24,7 +24,7 @@ from fabric.turn.prompt_plan import (
 )
 from node.dialect.folding import Rendered
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.mlx.spelled_tokens import SpelledTokens, spell
+from node.mlx.token_text import SpelledTokens, spell
 from node.prompt.prompt_boundaries import PromptBoundaries
 from node.runtime.identity import NodeIdentity
 

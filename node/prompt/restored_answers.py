@@ -17,12 +17,12 @@ from typing import Any, Final
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fabric.record.answers import Answers, CallWritten, OmittedParts
-from fabric.template_options import DATES_OPTION, RESTORE_OPTION
+from fabric.settings import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
 from node.dialect.template_messages import WrittenArguments
 from node.prompt.answer_matching import answer_signs, match_answers
-from node.prompt.date_lines import move_date_lines
+from node.prompt.prompt_boundaries import move_date_lines
 
 _OWN_OPTIONS: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -1,13 +1,37 @@
-"""A node's threads for work that blocks: disk and hashing, and fetches from other nodes."""
+"""A node's threads: for work that blocks, and reserved for work that a token waits for.
+
+Threads reserved for work that a client's next token waits for.
+
+All other threads may be busy saving, restoring and checking blocks, or copying agents for an hour.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from fabric.errors import OverloadedError
 from node.limits import FETCHES_MAX, FETCHES_WAITING_MAX, LOW_LATENCY_WORKERS
-from node.low_latency import is_low_latency
+
+_LOW_LATENCY = ContextVar("low_latency", default=False)
+
+
+@contextmanager
+def low_latency() -> Iterator[None]:
+    """Run the work of this task, and of those it starts, on the reserved threads."""
+    token = _LOW_LATENCY.set(True)
+    try:
+        yield
+    finally:
+        _LOW_LATENCY.reset(token)
+
+
+def is_low_latency() -> bool:
+    """Return whether this task's work runs on the reserved threads."""
+    return _LOW_LATENCY.get()
+
 
 T = TypeVar("T")
 WORKERS = 8

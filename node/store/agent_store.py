@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentKey, Fingerprint, TenantId
-from fabric.kvcache.block import BlockRef
 from fabric.kvcache.block_chain import (
     UNEDITED,
+    BlockRef,
     BlockSpan,
     EditLineage,
     block_spans,
@@ -24,9 +24,8 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.edited_head import Origin
 from fabric.record.layout import Held, Layout, NamedHead, layout_of, named_head, unedited_layout
 from fabric.record.manifest import Manifest, Placed
-from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import Piece
-from fabric.record.restore_plan import restorable
+from fabric.record.stored_part import named_blocks, restorable
 from fabric.u32s import U32s
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fabric.errors import CorruptDataError, require
 from fabric.ids import BlockHash, Checksum, Fingerprint
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import (
     parse_parent,
     payload_bytes,
@@ -28,7 +28,7 @@ from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import payload_checksum, token_bytes
 from fabric.limits import BLOCK_TOKENS
 from fabric.ports import Disk, OpenFile
-from node.store.lent_payload import Payload
+from node.store.descriptors import Payload
 from node.store.posix_disk import DiskError
 from node.store.staging import Place, portions, staging_buffer
 

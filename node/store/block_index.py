@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from fabric.ids import BlockHash
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 
 
 class BlockIndex:

@@ -17,14 +17,14 @@ from typing import Final
 
 from fabric.errors import CorruptDataError
 from fabric.ids import BlockHash, Fingerprint
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup, ModelCacheSpec
 from fabric.kvcache.hashing import token_bytes
 from fabric.ports import DriveSpace
 from node.limits import BLOCK_READERS
 from node.store.block_files import BlockDisk, BlockFiles, file_name
 from node.store.block_index import BlockIndex
-from node.store.lent_payload import Payload
+from node.store.descriptors import Payload
 from node.store.posix_disk import QUARANTINE, DiskError
 from node.store.staging import Place
 

@@ -10,8 +10,11 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol
+
+from fabric.errors import CorruptDataError
 
 DURABILITIES: Final = ("full", "barrier", "none")
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -124,3 +127,39 @@ def _after(window: list[memoryview], count: int) -> list[memoryview]:
         count -= size
     message = "the system moved more bytes than it was given room for"
     raise AssertionError(message)
+
+
+SHORTER: Final = "the block's file is shorter than its record says"
+
+
+class Payload(Protocol):
+    """Bytes of a block; the caller closes it."""
+
+    @property
+    def length(self) -> int: ...
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where there are fewer bytes, or damaged ones."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPayload:
+    """A block's payload in an open file."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view`; raise CorruptDataError where the file has fewer bytes.
+
+        Not memory-mapped: a file that shrinks would raise SIGBUS while its MAC is computed.
+        """
+        if os.preadv(self.descriptor, [view], self.start + offset) != len(view):
+            raise CorruptDataError(SHORTER)
+
+    def close(self) -> None:
+        os.close(self.descriptor)

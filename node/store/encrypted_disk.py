@@ -21,10 +21,9 @@ from typing import Final
 from fabric.errors import CorruptDataError, FatalError
 from fabric.limits import MIB
 from node.store.block_files import DIRECTORY as BLOCKS
-from node.store.descriptors import write_all
+from node.store.descriptors import SHORTER, Payload, write_all
 from node.store.encrypted_file import MAGIC, EncryptedFile, encrypted_parts
 from node.store.folder_format import SPEC_FILE
-from node.store.lent_payload import SHORTER, Payload
 from node.store.manifest_store import DIRECTORY as MANIFESTS
 from node.store.posix_disk import QUARANTINE, Part, PosixDisk
 

@@ -18,7 +18,7 @@ from fabric.ids import AgentKey
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
-from fabric.record.truncate import without_edited
+from fabric.record.stored_part import without_edited
 from node.store.block_files import BlockDisk
 from node.store.posix_disk import DiskError
 

@@ -31,6 +31,8 @@ from node.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
 from node.store.descriptors import (
     DURABILITIES,
     OPEN_DIRECTORY,
+    OpenPayload,
+    Payload,
     closing,
     flush,
     make_private,
@@ -39,7 +41,6 @@ from node.store.descriptors import (
     trim,
     write_all,
 )
-from node.store.lent_payload import OpenPayload, Payload
 
 Part = bytes | bytearray | memoryview
 QUARANTINE: Final = "quarantine"

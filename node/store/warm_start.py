@@ -7,7 +7,7 @@ with the most references are read first. So no list can be lost, go stale, or re
 import logging
 from collections import deque
 
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from node.background_loop import BackgroundLoop
 from node.limits import WARM_START_BYTES_MAX, WARM_START_BYTES_PER_S, WARM_START_STEP_S
 from node.runtime.health import Health

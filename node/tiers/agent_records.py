@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.record.manifest import Manifest
-from fabric.record.truncate import truncate_record
+from fabric.record.stored_part import truncate_record
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.limits import RECORD_WRITES_MAX

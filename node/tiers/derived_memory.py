@@ -14,7 +14,7 @@ from typing import Final
 from fabric.errors import FabricError
 from fabric.ids import TenantId
 from fabric.record.lenders import Lender
-from fabric.record.truncate import without_edited
+from fabric.record.stored_part import without_edited
 from node.agents.agent import Agent
 from node.limits import RECORD_WRITE_POLLS_MAX
 from node.store.tombstones import TombstoneStore

@@ -21,9 +21,8 @@ from fabric.control.replica_calls import DropReplica
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
-from fabric.record.agent_settings import AgentSettings, unless_default
 from fabric.record.directive import Directive, is_to_forget, live, texts_bytes, undone
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import AgentSettings, Manifest, OwnerState, unless_default
 from fabric.record.message_positions import MessagePosition, MessagePositions
 from fabric.record.spans import Spans, tokens_of
 from node.agents.agent import Agent

@@ -5,7 +5,7 @@
 
 Over the budget, leased prefixes of other nodes' agents go first, then other models' folders, then
 old windows and states of the victims, then the victims themselves, which
-`fabric.retention.policy` chooses.
+`fabric.retention` chooses.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from fabric.errors import FabricError
 from fabric.ids import SELF_TEST_TENANT, TenantId
-from fabric.retention.policy import Choice, choose, tier_state
+from fabric.retention import Choice, choose, tier_state
 from fabric.settings import NodeSettings
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable

@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.ids import TenantId
-from fabric.record.agent_settings import is_spent
 from fabric.record.directive import texts_bytes
-from fabric.record.manifest import Manifest
-from fabric.retention.disk_reserve import disk_capacity_bytes
-from fabric.retention.policy import Candidate
+from fabric.record.manifest import Manifest, is_spent
+from fabric.retention import Candidate, disk_capacity_bytes
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.restore_plan import essential
+from fabric.record.stored_part import essential
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.limits import EVICTIONS_MAX

@@ -15,9 +15,8 @@ from node.agents.agent_table import AgentTable
 from node.limits import FLUSH_FAILURES_MAX
 from node.store.posix_disk import DiskError
 from node.tiers.disk_budget import NoRoomError
-from node.tiers.hot_tier import HotTier
+from node.tiers.hot_tier import HotTier, Unsaved
 from node.tiers.record_writer import RecordWriters
-from node.tiers.unsaved import Unsaved
 
 _log = logging.getLogger(__name__)
 

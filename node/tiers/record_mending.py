@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from fabric.record.manifest import OwnerState
-from fabric.record.truncate import truncate_record
+from fabric.record.stored_part import truncate_record
 from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_writer import RecordWriters

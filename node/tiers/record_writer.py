@@ -11,15 +11,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import BlockSpan
+from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import EMPTY_LAYOUT, Layout, NamedHead
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.state_points import kept_states
-from fabric.turn.prompt_marks import PromptMarks
+from fabric.turn.prompt_plan import PromptMarks
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread

@@ -14,7 +14,7 @@ import numpy as np
 
 from fabric.errors import CorruptDataError
 from fabric.ids import TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import token_bytes
 from fabric.record.edited_head import Origin

@@ -10,7 +10,7 @@ agent is evicted for room.
 from dataclasses import dataclass
 
 from fabric.ids import AgentKey
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
 from node.limits import SPAN_LEASE_S, SPAN_RETURNS_MAX

@@ -13,7 +13,7 @@ from math import ceil
 from threading import Event
 
 from fabric.ids import Fingerprint, NodeName
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import MIB
 from fabric.net.links import Address
 from fabric.net.wire import Urgency

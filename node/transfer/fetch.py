@@ -12,7 +12,7 @@ from threading import Condition, Event, Thread
 from typing import Final, Protocol
 
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.net.wire import FETCH_PARTS_MAX, PayloadHead, Urgency
 from node.limits import TRANSFER_RANGE_BYTES_MIN, TRANSFER_REQUEST_BYTES, TRANSFER_WRONG_MAX
 from node.net.channel import Channel

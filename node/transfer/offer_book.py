@@ -14,7 +14,7 @@ from typing import Final
 from fabric.control.agent_at import OfferRequest
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
 from fabric.ids import AgentKey, MigrationId, NodeName
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
 from fabric.ports import Clock

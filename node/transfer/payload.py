@@ -7,7 +7,7 @@ from fabric.errors import CorruptDataError, RejectedError
 from fabric.net.compression import compress_slice, decompress_slice, zstd_may_pay, zstd_pays
 from fabric.net.wire import FetchPart, PayloadCodec, PayloadHead, Refusal, refusal_error
 from node.net.channel import Channel
-from node.store.lent_payload import Payload
+from node.store.descriptors import Payload
 
 ZSTD_REST_MAX = 64  # slices sent raw at most before compressing is tried again
 

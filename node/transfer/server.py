@@ -26,7 +26,7 @@ from fabric.errors import (
     UnauthorizedError,
 )
 from fabric.ids import Fingerprint, NodeName
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S
 from fabric.net.handshake import HandshakeRole, check_proof, prove, session_keys
 from fabric.net.interfaces import Interface
@@ -49,10 +49,10 @@ from node.net.addresses import local_addresses
 from node.net.channel import Channel
 from node.net.frame_mac import TamperedError
 from node.net.interfaces import MACHINE
-from node.net.link_privacy import must_encrypt
 from node.net.listeners import EVERYWHERE, Listeners
-from node.net.probe_server import LinkAnswers
-from node.store.lent_payload import Payload
+from node.net.peer import must_encrypt
+from node.net.probe import LinkAnswers
+from node.store.descriptors import Payload
 from node.transfer.offer_book import OfferBook
 from node.transfer.payload import Compressor, send_range
 from node.transfer.urgency_gate import Sender, UrgencyGate

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.hashing import PayloadHash
 from fabric.limits import BLOCK_BYTES_MAX, TICKET_BLOCKS_MAX
 from node.limits import TRANSFER_WRONG_MAX

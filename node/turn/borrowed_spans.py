@@ -14,8 +14,7 @@ from itertools import pairwise
 
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentKey, TenantId
-from fabric.kvcache.arrangement import Move, Range
-from fabric.kvcache.shift import why_unshiftable
+from fabric.kvcache.arrangement import Move, Range, why_unshiftable
 from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest

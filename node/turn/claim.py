@@ -13,12 +13,11 @@ from fabric.errors import (
     StaleEpochError,
 )
 from fabric.ids import AgentKey, MigrationId
-from fabric.record.agent_settings import AgentSettings
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import goes_on
 from node.agents.agent import Agent, HandedOn

@@ -28,8 +28,8 @@ from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
 from node.limits import SCORED_CHUNK_TOKENS
 from node.mlx.engine import SampledToken
+from node.prompt.continued_prompt import without_answer
 from node.prompt.pipeline import PlannedPrompt, PromptPipeline, SpelledPrompt
-from node.prompt.resumed_prompt import without_answer
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.turn.claim import Claims

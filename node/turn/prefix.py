@@ -19,6 +19,7 @@ from fabric.record.layout import (
     unedited_pieces,
 )
 from fabric.record.manifest import Manifest
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import (
     Admitted,
     CacheTier,
@@ -27,7 +28,6 @@ from fabric.turn.generation import (
     MatchKind,
 )
 from fabric.turn.prompt_plan import PromptPlan
-from fabric.turn.text_match import common_prefix
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread

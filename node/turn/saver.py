@@ -18,10 +18,9 @@ from fabric.errors import EngineFailedError, FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.ports import Clock
-from fabric.record.agent_settings import AgentSettings
 from fabric.record.answers import encode_answers
 from fabric.record.directive import Directive, mark_applied
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
 from fabric.turn.generation import IdentityKind
@@ -30,15 +29,15 @@ from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended
 from node.limits import UNSAVED_BYTES_MAX
-from node.low_latency import low_latency
 from node.mlx.resident_cache import ResidentCache
 from node.prompt.message_positions import parts_after, positions_after
 from node.prompt.pipeline import PlannedPrompt
 from node.prompt.remembered_answers import ShownAnswer, remember_answer
 from node.runtime.health import Health
+from node.runtime.workers import low_latency
 from node.store.service_time import ServiceTime
+from node.tiers.hot_tier import Unsaved
 from node.tiers.record_writer import RecordWriters
-from node.tiers.unsaved import Unsaved
 from node.turn.prepared import Prepared
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from router.admin.directive_fields import (
     place_directives,
     require_held,
 )
-from router.admin.views.directives import AGENT_DIRECTIVES, agent_settings_row
+from router.admin.views.agents import AGENT_DIRECTIVES, agent_settings_row
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of

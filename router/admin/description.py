@@ -11,7 +11,7 @@ from router.admin.nodes import FLUSH_BODY
 from router.admin.views.agents import AGENT as AGENT_SHAPE
 from router.admin.views.agents import PIN
 from router.admin.views.moves import FORK, MIGRATION, PREFETCH, REPLICA, RESUMED
-from router.api.description import (
+from router.api.openapi import (
     AGENT,
     AGENT_ID,
     EVENT,

@@ -18,7 +18,7 @@ from router.admin.directive_fields import (
     place_directives,
     require_held,
 )
-from router.admin.views.directives import AGENT_DIRECTIVES, MEMORY, rebuild_row
+from router.admin.views.agents import AGENT_DIRECTIVES, MEMORY, rebuild_row
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_operation
 from router.http.auth import agent_key, caller_of

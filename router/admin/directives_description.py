@@ -4,8 +4,8 @@ from typing import Final
 
 from router.admin.agent_settings import DECAY_BODY, EVICT_BODY, SHARE_BODY, SUPERSEDE_BODY
 from router.admin.directives import ADD_DIRECTIVES_BODY
-from router.admin.views.directives import AGENT_DIRECTIVES, AGENT_SETTINGS, MEMORY, REBUILD
-from router.api.description import (
+from router.admin.views.agents import AGENT_DIRECTIVES, AGENT_SETTINGS, MEMORY, REBUILD
+from router.api.openapi import (
     AGENT,
     JSON,
     NAMED,

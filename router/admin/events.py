@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.admin.views.events import Snapshots, event_row
-from router.events.bus import FleetEvents, Subscription
+from router.events import FleetEvents, Subscription
 from router.http.auth import Principal, caller_of, tenant_of
-from router.http.dialect import ErrorDialect
+from router.http.errors import ErrorDialect
 from router.http.sse import COMMENT, EventStream, frame
 from router.limits import FLEET_SNAPSHOT_EVERY_S
 

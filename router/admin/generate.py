@@ -26,16 +26,20 @@ from fabric.turn.generation import (
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
-from router.api.function_tools import FUNCTION_TOOLS, Function
-from router.api.sampling_fields import SEED, StopTexts, TopP
-from router.api.template_options import TEMPLATE_OPTIONS
-from router.api.tool_choice import TOOL_CHOICE, ToolChoice, function_choice
+from router.api.shared_fields import SEED, TEMPLATE_OPTIONS, StopTexts, TopP
+from router.api.tool_choice import (
+    FUNCTION_TOOLS,
+    TOOL_CHOICE,
+    Function,
+    ToolChoice,
+    function_choice,
+)
 from router.api.turn_route import TurnServices, answer_turn
 from router.fleet.fleet import Fleet
 from router.fleet.prompt_queries import continued_prompt
 from router.fresh_ids import fresh_name, fresh_operation
 from router.http.auth import agent_key
-from router.http.dialect import ErrorBody, ErrorDialect
+from router.http.errors import ErrorBody, ErrorDialect
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyValue,

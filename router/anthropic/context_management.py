@@ -27,8 +27,7 @@ from router.http.schema import (
 from router.limits import CONTEXT_EDITS_MAX, EDIT_VALUE_MAX, TOOLS_MAX
 from router.policies.clear_thinking import ClearThinking
 from router.policies.clear_tool_uses import Clearing, ClearToolUses
-from router.policies.counted_edit import CountedEdit
-from router.policies.policy import EditOutcome
+from router.policies.policy import CountedEdit, EditOutcome
 
 _TOOL_USES: Final = "clear_tool_uses_20250919"
 _THINKING: Final = "clear_thinking_20251015"

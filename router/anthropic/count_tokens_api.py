@@ -14,7 +14,7 @@ from router.anthropic.content import Notes
 from router.anthropic.request import PROMPT_BODY, RequestedPrompt, requested_prompt
 from router.api.edit_fields import EditOptions, edits_of
 from router.api.edit_stage import EditStage, PromptWorker, edit_headers
-from router.api.model_names import ModelNames
+from router.api.models import ModelNames
 from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
 from router.http.json_body import read_parsed

@@ -3,7 +3,7 @@
 from typing import Final
 
 from router.anthropic.request import MESSAGES_BODY, PROMPT_BODY
-from router.api.description import (
+from router.api.openapi import (
     EDIT_ANSWER_HEADERS,
     EDIT_HEADERS,
     FLAG,

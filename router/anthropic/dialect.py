@@ -5,8 +5,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fabric.errors import FabricError
-from router.http.dialect import ErrorBody
-from router.http.errors import status_of
+from router.http.errors import ErrorBody, status_of
 
 OVERLOADED: Final = 529  # Anthropic's status for a server that is overloaded
 _KINDS: Final = {

@@ -7,18 +7,23 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.turn.answer_constraints import OutputFormat
 from fabric.turn.generation import Identity, Priority, Sampling
-from fabric.turn.output_format import OutputFormat
 from router.anthropic.content import CACHE_CONTROL, TEXT_BLOCKS, Notes, TextBlock
 from router.anthropic.context_management import CONTEXT_MANAGEMENT, AnyEdit, counted_edits
 from router.anthropic.dialect import THREAD_UNSUPPORTED
 from router.anthropic.messages import MESSAGES, AnyMessage, conversation
 from router.anthropic.tools import TOOL_CHOICE, TOOLS, Tool, ToolChoice, call_choice, functions_of
 from router.api.adapter import ApiRequest
-from router.api.answer_format import answer_format
 from router.api.conversation import is_begun, refuse_format
-from router.api.sampling_fields import StopTexts, TopP
-from router.api.template_options import TEMPLATE_OPTIONS, THINKING_SWITCHES, with_effort
+from router.api.shared_fields import (
+    TEMPLATE_OPTIONS,
+    THINKING_SWITCHES,
+    StopTexts,
+    TopP,
+    answer_format,
+    with_effort,
+)
 from router.http.refusals import refuse, unsupported
 from router.http.schema import (
     AnyValue,
@@ -35,7 +40,7 @@ from router.http.schema import (
 )
 from router.http.turn_headers import expected_next, identify, priority_of
 from router.limits import KEY_CHARS_MAX
-from router.policies.counted_edit import CountedEdit
+from router.policies.policy import CountedEdit
 from router.prompt import Prompt, chat_prompt
 
 _WITHOUT_EFFECT: Final = ("diagnostics", "speed", "inference_geo")

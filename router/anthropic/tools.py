@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from router.anthropic.content import CACHE_CONTROL, Notes
 from router.http.refusals import refuse, require_text, unsupported
 from router.http.schema import (

@@ -8,9 +8,8 @@ from typing import Any, Protocol, TypeVar
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.turn.generation import Admitted, Identity, Priority, Sampling, ToolCallPart
 from router.api.edit_fields import AS_CONFIGURED, EditOptions
-from router.http.dialect import ErrorDialect
-from router.policies.counted_edit import CountedEdit
-from router.policies.policy import EditOutcome
+from router.http.errors import ErrorDialect
+from router.policies.policy import CountedEdit, EditOutcome
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 from router.turns.answer import WholeAnswer

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from fabric.turn.generation import Sampling
 from fabric.turn.messages import Message, MessageRole
 from router.http.refusals import refuse

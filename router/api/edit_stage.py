@@ -17,9 +17,8 @@ from router.fleet.fleet import Fleet
 from router.fleet.prompt_queries import count_tokens
 from router.fresh_ids import fresh_operation
 from router.large_work import run_sized
-from router.policies.counted_edit import CountedEdit
 from router.policies.editing import Editing
-from router.policies.policy import EditOutcome
+from router.policies.policy import CountedEdit, EditOutcome
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fabric.errors import FabricError, NotFoundError
-from router.http.dialect import ErrorBody
+from router.http.errors import ErrorBody
 
 
 class PlainErrors:

@@ -1,20 +1,21 @@
-"""The choice of tools in OpenAI's APIs: in nested objects, or flat."""
+"""Functions among a request's tools, and the choice of them in OpenAI's APIs."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from fabric.turn.call_choice import CallChoice
-from fabric.turn.text_rules import ToolText
-from router.api.function_tools import Function
+from fabric.turn.answer_constraints import CallChoice, ToolText
 from router.http.refusals import refuse
 from router.http.schema import (
+    AnyObject,
     ArrayOf,
     Either,
+    Flag,
     Nested,
     ObjectOf,
     Tagged,
     Text,
+    as_sent,
     only,
     optional,
     param_path,
@@ -23,6 +24,24 @@ from router.http.schema import (
     words,
 )
 from router.limits import TOOLS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """Declaration of a function; templates get it as it was sent."""
+
+    name: str = required(Text(chars_min=1))
+    description: str | None = optional(Text())
+    parameters: dict[str, Any] | None = optional(AnyObject())
+    strict: bool = optional(Flag(), False)
+    sent: dict[str, Any] = as_sent()
+
+
+FUNCTION_TOOL: Final = only("function", ObjectOf(Function))
+FUNCTION_TOOLS: Final = ArrayOf(
+    Tagged({"function": FUNCTION_TOOL}, "only functions are supported"), TOOLS_MAX
+)
+
 
 _NAME: Final = only("name", Text())
 

@@ -16,7 +16,7 @@ from router.api.adapter import ApiAdapter, ApiRequest, BatchAdapter
 from router.api.edit_fields import edits_of
 from router.api.edit_stage import EditStage, edit_headers
 from router.api.late_stream import PendingTurn, StreamParts
-from router.api.model_names import ModelNames
+from router.api.models import ModelNames
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
 from router.http.json_body import read_parsed

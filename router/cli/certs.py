@@ -9,12 +9,12 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.hosting.cluster_file import fabric_section
-from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.keys import SHIPPED_KEYS
 from fabric.settings import parse_settings
 from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir, make_private_folder
 from router.cli.errors import MISUSED, CommandError
-from router.cli.keys.key_folder import AUTHORITY_KEY, KeyFolder
+from router.cli.keys import AUTHORITY_KEY, KeyFolder
 from router.cli.terminal import print_json, print_line
 from router.cli.up import own_subject
 from router.tls.authority import Subject, expires_at

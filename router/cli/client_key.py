@@ -10,7 +10,7 @@ from typing import Any
 
 from fabric.errors import RejectedError
 from fabric.ids import DEFAULT_TENANT
-from fabric.keys.api_keys import DIGEST_PREFIX, key_digest
+from fabric.keys import DIGEST_PREFIX, key_digest
 from fabric.settings import RouterSettings, check_keys
 from router.cli.config_file import keys_of_file, others_may_read
 from router.cli.endpoint import KEY_VARIABLE

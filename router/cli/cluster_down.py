@@ -4,26 +4,75 @@
 until they have missed the head for a minute.
 """
 
+import json
 import shlex
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from string import Formatter
+from typing import Any, Final
 
 from fabric.errors import FabricError
 from fabric.hosting.cluster_file import fabric_section
 from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import parse_settings
 from router.cli.config_file import read_cluster_file
-from router.cli.down_progress import DownProgress
 from router.cli.errors import FAILED, MISUSED, CommandError
 from router.cli.output import Steps, print_table
-from router.cli.terminal import print_json
+from router.cli.terminal import print_error, print_json
 from router.limits import STOP_LINE_CHARS_MAX, STOPS_AT_ONCE_MAX
+
+PROGRESS_S: Final = 1.0  # between two reads of the progress
+
+_TEXTS: Final = {
+    "asked": "asking process {pid} to stop; turns get {wait_s:g} s to end",
+    "already_stopping": "already stopping; waiting for its end (`--wait 0` hurries it)",
+    "draining": "waiting for running turns: {turns}, up to {left_s:g} s",
+    "saving": "stopping the nodes; agents in memory are saved first",
+    "stopping_ray": "stopping Ray",
+}
+
+
+class DownProgress:
+    """Printer of each state of a stop, with `host` for another machine."""
+
+    def __init__(self, steps: Steps, *, as_json: bool, host: str = "") -> None:
+        self._steps = steps
+        self._as_json = as_json
+        self._host = host
+        self._shown: Mapping[str, Any] = {}
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        """Show a state, unless it is the one that was shown last."""
+        if not row or row == self._shown:
+            return
+        self._shown = row
+        if self._as_json:
+            print_error(json.dumps({"host": self._host, **row} if self._host else row))
+            return
+        text = _TEXTS.get(str(row.get("event")))
+        if text is not None:
+            lead = f"{self._host}: " if self._host else ""
+            self._steps.say(lead + text.format_map(row))
+
+    def relay(self, line: str) -> bool:
+        """Show a line that `down --json` printed elsewhere; return whether it is progress."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        event = row.get("event") if isinstance(row, dict) else None
+        text = _TEXTS.get(event) if isinstance(event, str) else None
+        if text is not None:
+            names = [name for _, name, _, _ in Formatter().parse(text) if name]
+            if all(type(row.get(name)) in (int, float) for name in names):
+                self.note({"event": event, **{name: row[name] for name in names}})
+        return True
+
 
 # Where cluster.yaml puts the programs.
 PROGRAMS = "~/macfabric/venv/bin"

@@ -16,7 +16,7 @@ from router.cli.drain import add_drain
 from router.cli.events import add_events
 from router.cli.fsck import add_fsck
 from router.cli.hibernate import add_hibernation
-from router.cli.launch.launch import add_launch
+from router.cli.launch import add_launch
 from router.cli.queries import add_queries
 from router.cli.ray_start import add_ray_start
 from router.cli.scenario.scenario import add_scenario

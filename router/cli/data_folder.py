@@ -29,7 +29,7 @@ from fabric.codec import to_plain
 from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
-from router.cli.keys.key_folder import KeyFolder
+from router.cli.keys import KeyFolder
 from router.private_files import close_to_others, write_private
 from router.supervise.processes import ProcessId, from_record, to_record
 from router.supervise.ray_processes import is_short_dir

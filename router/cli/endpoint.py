@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import AUTHORITY_CERTIFICATE, MADE_KEYS, SHIPPED_KEYS
 from fabric.settings import is_loopback
 from router.cli.data_folder import DataFolder, default_data_dir, read_json
 from router.cli.errors import CommandError
 from router.cli.terminal import print_error
 from router.client.client import Fabric, FabricAgent
-from router.client.errors import Hints
+from router.client.http_api import Hints
 from router.supervise.processes import is_alive
 
 URL_VARIABLE: Final = "MACFABRIC_URL"

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fabric.keys.key_files import CLUSTER_KEY, SHIPPED_KEYS
+from fabric.keys import CLUSTER_KEY, SHIPPED_KEYS
 from router.cli.child import run_module
 from router.cli.data_folder import default_data_dir
 

@@ -17,10 +17,10 @@ from fabric.record.hibernation_file import HibernationHeader, SignedWith, brough
 from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of, fabric_of
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
-from router.cli.keys.key_file import SALT_BYTES, signing_key
+from router.cli.keys import SALT_BYTES, signing_key
 from router.cli.output import human_bytes, human_count, print_answer
 from router.client.client import FabricAgent
-from router.client.errors import RefusedError
+from router.client.http_api import RefusedError
 
 AGENT_EXISTS = "agent_exists"  # error code
 

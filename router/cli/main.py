@@ -17,7 +17,7 @@ from router.cli.errors import (
     describe_os_error,
 )
 from router.cli.terminal import discard_output, flush_output, print_error
-from router.client.errors import ClientError, InvalidUrlError
+from router.client.http_api import ClientError, InvalidUrlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def _run(argv: list[str]) -> int:
     # Imported here, so that Ctrl-C during the imports does not end in a traceback either.
     from router.cli.commands import build_parser
     from router.cli.doctor.import_check import require_own_names
-    from router.cli.launch.launch import split_off
+    from router.cli.launch import split_off
 
     own_argv, further = split_off(argv)
     arguments = build_parser().parse_args(own_argv, argparse.Namespace(further=further))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
-from fabric.keys.key_files import AUTHORITY_CERTIFICATE, CLUSTER_KEY
+from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_KEY
 from fabric.limits import NODES_MAX
 from router.cli.config_file import nodes_expected, read_settings
 from router.cli.data_folder import DataFolder, default_data_dir

@@ -18,10 +18,9 @@ from fabric.ids import NodeName, parse_node_name
 from fabric.limits import NODES_MAX, STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings, RouterSettings, check_doors, is_loopback
 from router.cli.client_key import add_key_options, with_client_keys
-from router.cli.cluster_down import stop_cluster
+from router.cli.cluster_down import PROGRESS_S, DownProgress, stop_cluster
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
-from router.cli.down_progress import PROGRESS_S, DownProgress
 from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import chosen_model
 from router.cli.output import Steps

@@ -5,15 +5,14 @@
     mira = Fabric("http://127.0.0.1:8000", key="...").agent("mira")
     mira.direct({"tool_call_id": "call_17", "replacement": "[cleared]", "mode": "amortize"})
 
-Answers are those of docs/http-api.md, as dicts; errors are those of router/client/errors.py.
+Answers are those of docs/http-api.md, as dicts; errors are those of router/client/http_api.py.
 """
 
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from router.client.errors import ClientError
-from router.client.http_api import HttpApi
+from router.client.http_api import ClientError, HttpApi
 
 Json = dict[str, Any]
 

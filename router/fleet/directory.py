@@ -17,18 +17,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentList, AgentView
+from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
-from router.events.bus import Publish
-from router.events.fleet_event import (
-    AgentCreated,
-    AgentErased,
-    AgentEvicted,
-    AgentFound,
-    AgentMoved,
-)
-from router.fleet.agent_settings import settings_fingerprint
+from router.events import AgentCreated, AgentErased, AgentEvicted, AgentFound, AgentMoved, Publish
 from router.limits import EPOCHS_ISSUED_MAX
+
+
+def settings_fingerprint(view: AgentView) -> object:
+    """Return an agent's settings and directives, whether or not its memory reflects them yet."""
+    directives = tuple(replace(d, is_applied=False, message=None) for d in view.directives)
+    return view.settings, directives
+
+
+def applied_forgets(view: AgentView) -> frozenset[object]:
+    """Return the directives to forget a message that an agent's memory reflects already."""
+    return frozenset(
+        replace(directive, message=None, dropped_chars=None, dropped_digest=None)
+        for directive in view.directives
+        if directive.mode is EditMode.FORGET and directive.is_applied
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fabric.errors import FabricError
 from fabric.hosting.guarded_connection import is_closing
-from router.http.dialect import ErrorDialect
-from router.http.errors import unknown_error
+from router.http.errors import ErrorDialect, unknown_error
 from router.limits import STREAM_SILENCE_S
 
 COMMENT: Final = b": keep-alive\n\n"

@@ -19,7 +19,7 @@ from enum import StrEnum
 from fabric.control.node_calls import DRAINING, Done, DrainNode
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
-from router.events.fleet_event import DrainChanged
+from router.events import DrainChanged
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member

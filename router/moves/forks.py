@@ -6,7 +6,7 @@ from fabric.control.replica_calls import KeepFork
 from fabric.errors import ConflictError, FabricError, RetryLaterError
 from fabric.ids import AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
-from router.events.fleet_event import AgentForked
+from router.events import AgentForked
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent

@@ -35,7 +35,7 @@ from fabric.ids import AgentKey, NodeName
 from fabric.limits import FRAME_BYTES_MAX
 from fabric.record.hibernation_file import HibernationHeader
 from fabric.record.manifest import OwnerState
-from router.events.fleet_event import AgentHibernated, AgentResumed
+from router.events import AgentHibernated, AgentResumed
 from router.fleet.directory import Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError

@@ -35,7 +35,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.record.manifest import OwnerState
-from router.events.fleet_event import MoveChanged, MoveState
+from router.events import MoveChanged, MoveState
 from router.fleet.agent_lists import read_list
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet

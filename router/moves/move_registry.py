@@ -11,7 +11,7 @@ from fabric.errors import (
 )
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
-from router.events.fleet_event import MoveChanged
+from router.events import MoveChanged
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration

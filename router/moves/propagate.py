@@ -17,8 +17,7 @@ from fabric.control.replica_calls import DropReplica
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
-from router.fleet.agent_settings import settings_fingerprint
-from router.fleet.directory import Holding
+from router.fleet.directory import Holding, settings_fingerprint
 from router.fleet.fleet import Fleet
 from router.limits import SUSPECT_S
 from router.moves.replicas import Replicas

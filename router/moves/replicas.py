@@ -21,8 +21,7 @@ from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
-from router.fleet.agent_settings import applied_forgets, settings_fingerprint
-from router.fleet.directory import Holding
+from router.fleet.directory import Holding, applied_forgets, settings_fingerprint
 from router.fleet.fleet import Fleet
 from router.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
 from router.moves.copier import CopyReceipt, copy_agent

@@ -21,8 +21,7 @@ from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.chat_request import ChatRequest, parse_chat
 from router.openai.custom_tools import custom_text
-from router.openai.dialect import OpenAiErrors
-from router.openai.shape import Shape, logprob_form
+from router.openai.shape import OpenAiErrors, Shape, logprob_form
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import AnswerEvent
 

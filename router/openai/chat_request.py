@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from fabric.json_items import ItemCount
 from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
+from fabric.turn.answer_constraints import ToolText
 from fabric.turn.messages import Message, MessageRole
-from fabric.turn.text_rules import ToolText
 from router.api.adapter import AnswerBatch
 from router.api.conversation import (
     ignored_lines,
@@ -16,9 +16,8 @@ from router.api.conversation import (
     without_billing_lines,
     without_empty,
 )
-from router.api.function_tools import FUNCTION_TOOL, Function
-from router.api.template_options import TEMPLATE_OPTIONS, with_effort
-from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
+from router.api.shared_fields import TEMPLATE_OPTIONS, with_effort
+from router.api.tool_choice import FUNCTION_TOOL, TOOL_CHOICE, Function, ToolChoice, call_choice
 from router.http.refusals import refuse
 from router.http.schema import (
     ArrayOf,

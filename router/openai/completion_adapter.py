@@ -17,8 +17,7 @@ from router.api.adapter import BatchAdapter, NumberedParts
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT, frame
 from router.openai.completion_request import CompletionRequest, parse_completion
-from router.openai.dialect import OpenAiErrors
-from router.openai.shape import Shape
+from router.openai.shape import OpenAiErrors, Shape
 from router.turns.answer import WholeAnswer
 
 

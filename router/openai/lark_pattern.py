@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from fabric.limits import PATTERN_CHARS_MAX, RULES_CHARS_MAX, TEXT_RULES_CHARS_MAX
-from fabric.turn.text_rules import START, regex_part
+from fabric.turn.answer_constraints import START, regex_part
 
 _TOKEN: Final = re.compile(
     r"""(?P<skip>\s+|//[^\n]*|\#[^\n]*)

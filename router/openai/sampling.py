@@ -1,26 +1,102 @@
-"""Sampling fields of OpenAI's APIs, with the common extensions for local models."""
+"""Sampling fields and answer formats of OpenAI's APIs, with the extensions of local models."""
 
+import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.limits import CHOICES_MAX, COMPLETION_TOKENS_MAX
+from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
 from fabric.turn.generation import Sampling
-from fabric.turn.output_format import OutputFormat
-from router.api.sampling_fields import SEED, StopTexts, TopP
-from router.http.refusals import refuse, require_object
-from router.http.schema import Flag, Integer, Number, Parsed, Schema, either, optional
-from router.limits import LOGIT_BIAS_MAX, TOKEN_DIGITS_MAX
-from router.openai.request import IdentityBody
-from router.openai.response_format import (
-    CHOICE_FORMAT,
-    GRAMMAR_FORMAT,
-    JSON_FORMAT,
-    JSON_OBJECT_FORMAT,
-    REGEX_FORMAT,
-    RESPONSE_FORMAT,
-    STRUCTURED_OUTPUTS,
-    StructuredOutputs,
+from router.api.shared_fields import SEED, StopTexts, TopP
+from router.http.refusals import kind_of, refuse, require_object
+from router.http.schema import (
+    AnyObject,
+    AnyValue,
+    Flag,
+    Integer,
+    Mapped,
+    Number,
+    ObjectOf,
+    Parsed,
+    Schema,
+    Tagged,
+    Text,
+    constant,
+    either,
+    only,
+    optional,
 )
+from router.limits import KEY_CHARS_MAX, LOGIT_BIAS_MAX, TOKEN_DIGITS_MAX
+from router.openai.request import IdentityBody
+
+_ANY_OBJECT: Final = OutputFormat(OutputKind.JSON_OBJECT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedSchema:
+    """JSON schema, as OpenAI has it."""
+
+    name: str | None = optional(Text(KEY_CHARS_MAX))
+    description: str | None = optional(Text())
+    strict: bool = optional(Flag(), False)
+    schema: Any = optional(AnyValue())
+
+    def output(self) -> OutputFormat:
+        if self.schema is None:
+            return _ANY_OBJECT
+        return schema_format(self.schema, is_strict=self.strict)
+
+
+_LOOSE_SCHEMA: Final = Mapped(AnyObject(), partial(schema_format, is_strict=False))
+RESPONSE_FORMAT: Final = Tagged(
+    {
+        "text": constant(None),
+        "json_object": only("schema", _LOOSE_SCHEMA, _ANY_OBJECT),  # a schema: llama.cpp's way
+        "json_schema": only("json_schema", Mapped(ObjectOf(_NamedSchema), _NamedSchema.output)),
+    },
+    "expected text, json_object or json_schema",
+    "invalid_value",
+)
+
+
+def _json(value: Any, param: str) -> OutputFormat:
+    if isinstance(value, str):  # some clients send the schema as text
+        return OutputFormat(OutputKind.JSON_SCHEMA, value, is_strict=False)
+    if not isinstance(value, (dict, bool)):
+        refuse(param, f"expected a schema, got {kind_of(value)}", "invalid_type")
+    return schema_format(value, is_strict=False)
+
+
+def _choice(value: Any, param: str) -> OutputFormat:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        refuse(param, "expected a list of strings", "invalid_type")
+    if len(value) > CHOICES_MAX:
+        refuse(param, f"more than {CHOICES_MAX} items")
+    return OutputFormat(OutputKind.CHOICE, json.dumps(value, ensure_ascii=False))
+
+
+_TEXT: Final = Text().schema()
+JSON_FORMAT: Final = Parsed(_json, either(AnyObject().schema(), _TEXT, Flag().schema()))
+JSON_OBJECT_FORMAT: Final = Mapped(Flag(), lambda wanted: _ANY_OBJECT if wanted else None)
+CHOICE_FORMAT: Final = Parsed(_choice, {"type": "array", "items": _TEXT, "maxItems": CHOICES_MAX})
+REGEX_FORMAT: Final = Mapped(Text(), partial(OutputFormat, OutputKind.REGEX))
+GRAMMAR_FORMAT: Final = Mapped(Text(), partial(OutputFormat, OutputKind.GRAMMAR))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """vLLM's extension: at most one of its fields is set."""
+
+    json: OutputFormat | None = optional(JSON_FORMAT)
+    json_object: OutputFormat | None = optional(JSON_OBJECT_FORMAT)
+    choice: OutputFormat | None = optional(CHOICE_FORMAT)
+    regex: OutputFormat | None = optional(REGEX_FORMAT)
+    grammar: OutputFormat | None = optional(GRAMMAR_FORMAT)
+
+
+STRUCTURED_OUTPUTS: Final = ObjectOf(StructuredOutputs)
+
 
 _BIAS: Final = Number(-100.0, 100.0)
 _PENALTY: Final = Number(-2.0, 2.0)

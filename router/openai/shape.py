@@ -1,9 +1,12 @@
-"""Parts of whole and streamed answers in OpenAI's dialect, and the end of a stream."""
+"""Answers, errors and lists of models in OpenAI's dialect, whole and streamed."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
+from fabric.errors import FabricError
 from fabric.turn.generation import Admitted, TokenLogprob
+from router.http.errors import ErrorBody, status_of
 from router.http.sse import frame
 from router.openai.request import OpenAiRequest
 
@@ -64,3 +67,30 @@ def logprob_form(token: TokenLogprob) -> dict[str, Any]:
 def _alone(token: str, logprob: float | None) -> dict[str, Any]:
     spelled = list(token.encode("utf-8", "surrogatepass"))
     return {"token": token, "logprob": logprob, "bytes": spelled}
+
+
+_CLIENT_ERRORS = range(400, 500)
+
+
+class OpenAiErrors:
+    """Errors of every route."""
+
+    streams_calls = False
+
+    def error(self, error: FabricError) -> ErrorBody:
+        status = status_of(error)
+        kind = "invalid_request_error" if status in _CLIENT_ERRORS else "server_error"
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
+        body = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+        return ErrorBody({"error": body})
+
+
+class OpenAiModels:
+    """Models, alone and as a list."""
+
+    def model(self, name: str, created_s: int) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": created_s, "owned_by": "macfabric"}
+
+    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"object": "list", "data": models}

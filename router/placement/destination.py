@@ -5,15 +5,15 @@
     reload_i   loading from disk at each turn, if i's memory has no room for it
     turn_i     queue, one typical message and one typical answer at i's speed
 
-The terms are those that place turns (`router.placement.cost`), with a typical message and answer
+The terms are those that place turns (`router.placement.seconds`), with a typical message and answer
 instead of those of a request.
 """
 
 from fabric.assumed_speeds import DECODE_TOKENS_PER_S, PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentView
-from router.placement.cost import decode_s, load_s, near_s, prefill_s, ship_s
 from router.placement.decision import Ship
 from router.placement.link_rates import rate
+from router.placement.seconds import decode_s, load_s, near_s, prefill_s, ship_s
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
 
 MESSAGE_TOKENS = 512

@@ -15,14 +15,15 @@ from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import BLOCK_TOKENS
-from router.placement.cost import load_s, prefill_s
 from router.placement.decision import Load, Recompute, Stay, TurnFacts
 from router.placement.seconds import (
     Job,
     NodeCandidate,
     Policy,
     assumed_rates,
+    load_s,
     place,
+    prefill_s,
     with_shares,
 )
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot, PrefixHolder

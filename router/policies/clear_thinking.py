@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from fabric.turn.messages import Message, MessageRole
-from router.policies.counted_edit import CountedEdit, PromptDesk
 from router.policies.exchanges import user_turns
-from router.policies.policy import EditOutcome
+from router.policies.policy import CountedEdit, EditOutcome, PromptDesk
 from router.policies.strip_thinking import without_thoughts
 from router.prompt import Prompt
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from router.policies.counted_edit import CountedEdit, PromptDesk, may_have
 from router.policies.exchanges import Exchange, exchanges_of, last_of
-from router.policies.policy import EditOutcome
+from router.policies.policy import CountedEdit, EditOutcome, PromptDesk, may_have
 from router.prompt import Prompt
 
 CLEARED: Final = "[This tool result was cleared.]"

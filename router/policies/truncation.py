@@ -15,9 +15,8 @@ from fabric.errors import RejectedError
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks
 from router.limits import TRUNCATION_COUNTS_MAX
-from router.policies.counted_edit import CountedEdit, PromptDesk, may_have
 from router.policies.exchanges import last_of, user_turns
-from router.policies.policy import EditOutcome
+from router.policies.policy import CountedEdit, EditOutcome, PromptDesk, may_have
 from router.prompt import BYTES_PER_TOKEN, Prompt
 
 

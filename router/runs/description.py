@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from router.api.description import (
+from router.api.openapi import (
     EVENT,
     EVENTS,
     FLAG,
@@ -25,7 +25,7 @@ from router.api.description import (
 )
 from router.http.schema import Schema, nullable
 from router.runs.routes import LAST_ID_HEADER, PATH
-from router.runs.run_record import RunStatus
+from router.runs.run_folders import RunStatus
 from router.runs.run_request import RUN_BODY
 
 _SHORT: Final = {

@@ -18,9 +18,8 @@ from fabric.ports import Clock
 from router.http.errors import unknown_error
 from router.large_work import run_apart
 from router.limits import SCENARIO_NODES_WAIT_S
-from router.runs.run_folders import RunFolders
+from router.runs.run_folders import RunEnd, RunFolders, RunRecord, RunStatus
 from router.runs.run_log import RunLog
-from router.runs.run_record import RunEnd, RunRecord, RunStatus
 from router.scenario.event_rows import event_name, event_row
 from router.scenario.fabric_client import RETRY_WAIT_S, FabricClient
 from router.scenario.journal import RunJournal

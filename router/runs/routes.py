@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from router.http.auth import tenant_of
-from router.http.dialect import ErrorDialect
+from router.http.errors import ErrorDialect
 from router.http.json_body import read_parsed
 from router.http.refusals import query_flag
 from router.http.sse import EventStream

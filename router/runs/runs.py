@@ -25,8 +25,7 @@ from router.limits import (
     SCENARIO_RUNS_MAX,
 )
 from router.runs.hosted_run import HostedRun, RunHost
-from router.runs.run_folders import RunFolders
-from router.runs.run_record import RunRecord, RunStatus
+from router.runs.run_folders import RunFolders, RunRecord, RunStatus
 from router.runs.run_request import RunRequest
 from router.scenario.source import ScenarioSource
 

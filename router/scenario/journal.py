@@ -4,16 +4,22 @@
     {"event": "turn", "of": {…}}
 
 A line is on the drive before its event is reported. An incomplete last line is dropped.
+
+Threads for the blocking work of runs: journals and long prompts.
+
+The pool is separate from asyncio's default one, whose threads may all be waiting for answers.
 """
 
+import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from fabric.codec import dump_json, from_plain, left_out, parse_json
 from fabric.errors import ConflictError, CorruptDataError, RejectedError
@@ -142,3 +148,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+T = TypeVar("T")
+
+_THREADS = 4
+_WORKERS = ThreadPoolExecutor(_THREADS, thread_name_prefix="scenario")
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run a function in a thread; it finishes even if its caller is cancelled."""
+    return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)

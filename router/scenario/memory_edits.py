@@ -19,8 +19,8 @@ from router.scenario.fabric_client import (
     AskAgainError,
     FabricClient,
 )
+from router.scenario.journal import run_in_thread
 from router.scenario.run_state import RunState
-from router.scenario.run_threads import run_in_thread
 from router.scenario.scenario import MemoryEdit, Phase, Scenario
 from router.scenario.transcript import RunTranscript
 

@@ -9,7 +9,7 @@ finished turn.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -31,8 +31,8 @@ from router.scenario.fabric_client import (
     MemoryLostError,
     Question,
 )
+from router.scenario.journal import run_in_thread
 from router.scenario.memory_edits import RunEdits, digest, operation_id
-from router.scenario.placing import preferred_node
 from router.scenario.run_events import (
     AgentAsked,
     AgentCopied,
@@ -46,10 +46,41 @@ from router.scenario.run_events import (
     Waited,
 )
 from router.scenario.run_state import RunState
-from router.scenario.run_threads import run_in_thread
-from router.scenario.scenario import Lifetime, Phase, Scenario
+from router.scenario.scenario import Lifetime, Phase, PlaceHint, Scenario
 from router.scenario.tool_answers import answer_call, offered_tools
 from router.scenario.transcript import AnsweredCall, RunTranscript, ToolStep, TurnKey, Utterance
+
+
+async def preferred_node(
+    scenario: Scenario, agent: str, client: FabricClient, id_of: Callable[[str], AgentId]
+) -> str | None:
+    """Return the node that an agent should move to, or be created on; None: do not move it."""
+    place = scenario.agents[agent].place
+    if place is None:
+        return None
+    nodes = await client.nodes()
+    others = [id_of(other) for other in (*(place.apart_from or ()), *(place.together_with or ()))]
+    owners = await client.owners([id_of(agent), *others])
+    near = [owners[other] for other in others if other in owners]
+    return choose_node(place, nodes, owners.get(id_of(agent)), near)
+
+
+def choose_node(
+    place: PlaceHint, nodes: Collection[str], current: str | None, others: Sequence[str]
+) -> str | None:
+    """Return the node for an agent on `current`; `others` are the nodes of the named agents."""
+    if place.node is not None:
+        candidates = [place.node]
+    elif place.together_with is not None:
+        candidates = list(others)
+    else:
+        candidates = [node for node in nodes if node not in others]
+        if current is not None and current not in others:
+            return None
+    if current in candidates:
+        return None
+    return next((node for node in candidates if node in nodes), None)
+
 
 _T = TypeVar("_T")
 _CALL_ID_BYTES = 6

@@ -15,11 +15,10 @@ from fabric.ids import AgentId, parse_agent_id
 from router.limits import SCENARIO_KEY_CHARS_MAX
 from router.scenario.diagnostics import shorten
 from router.scenario.fabric_client import FabricClient
-from router.scenario.journal import JournalHead, RunJournal
+from router.scenario.journal import JournalHead, RunJournal, run_in_thread
 from router.scenario.run import ScenarioRun
 from router.scenario.run_events import DurableEvent, RunEvent
 from router.scenario.run_state import RunState
-from router.scenario.run_threads import run_in_thread
 from router.scenario.scenario import Lifetime, Scenario
 
 _RUN = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{SCENARIO_KEY_CHARS_MAX - 1}}}")

@@ -6,6 +6,11 @@
 When the command goes away, for whatever reason, its end of the pipe closes and the keeper ends
 all that it started. On Linux the keeper also adopts orphans (a Ray worker whose raylet was
 killed), and its children die with it should it be killed itself.
+
+Bounded log that a child process appends to: a log that is too long is moved to `NAME.1`.
+
+The writer keeps its descriptor and appends, so the file is copied and truncated, not renamed.
+Lines written in between are lost.
 """
 
 import contextlib
@@ -13,6 +18,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +27,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from router.limits import CHILD_LINE_BYTES_MAX, LOG_BYTES_MAX
-from router.supervise.log_file import bound, open_log
 from router.supervise.processes import (
     KILL_WAIT_S,
     POLL_S,
@@ -35,6 +40,30 @@ from router.supervise.processes import (
     to_record,
     wait_gone,
 )
+
+
+def open_log(path: Path) -> int:
+    """Open a log for appending, readable by its owner alone; return the descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def bound(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
+    """Rotate a log that is longer than `bytes_max`; return whether it was."""
+    try:
+        size = path.stat().st_size
+        if size <= bytes_max:
+            return False
+        older = path.with_name(f"{path.name}.1")
+        older.unlink(missing_ok=True)
+        with path.open("rb") as source, os.fdopen(open_log(older), "wb") as target:
+            source.seek(size - bytes_max)
+            shutil.copyfileobj(source, target)
+    except OSError:
+        pass  # a full disk: the old lines are lost then
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
+    return True
+
 
 KEEPER = "keeper"
 LAST_GRACE_S = 8.0

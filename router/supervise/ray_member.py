@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.keys import SHIPPED_KEYS
 from router.private_files import close_to_others, write_private
 from router.supervise.processes import ProcessId, identify, send, wait_gone
 from router.supervise.ray_processes import (

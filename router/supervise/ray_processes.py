@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fabric.ids import NodeName
-from fabric.keys.key_files import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
+from fabric.keys import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
 from router.limits import LOG_BYTES_MAX
 from router.private_files import close_to_others, write_private
 from router.supervise.keeper import Keeper

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME
 
 AUTHORITY_VALID: Final = timedelta(days=3650)
 MEMBER_VALID: Final = timedelta(days=820)  # Apple's clients refuse a server's over 825 days

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.errors import FatalError
-from fabric.keys.key_files import AUTHORITY_CERTIFICATE, CLUSTER_KEY, MEMBER_CERTIFICATE, MEMBER_KEY
+from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_KEY, MEMBER_CERTIFICATE, MEMBER_KEY
 from fabric.settings import TlsSettings
 
 KEY_BYTES = 32

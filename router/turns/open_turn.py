@@ -21,8 +21,7 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
-from router.fleet.node_client import NodeLostError
-from router.fleet.remote_errors import remote_error
+from router.fleet.node_client import NodeLostError, remote_error
 from router.telemetry import Telemetry
 from router.turns.running_turns import Breaker
 

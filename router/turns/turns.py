@@ -21,11 +21,10 @@ from fabric.errors import (
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
-from router.events.fleet_event import FleetEvent, TurnBegan, TurnEnded
+from router.events import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
-from router.fleet.node_client import NodeLostError
-from router.fleet.remote_errors import remote_error
+from router.fleet.node_client import NodeLostError, remote_error
 from router.limits import OWNER_WAIT_S_MAX
 from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery

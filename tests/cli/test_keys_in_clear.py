@@ -11,7 +11,7 @@ import pytest
 from router.cli.data_folder import DataFolder
 from router.cli.endpoint import fabric_of, find_fabric, sends_key_readably
 from router.client.client import Fabric
-from router.client.errors import ClientError, RefusedError
+from router.client.http_api import ClientError, RefusedError
 from tests.cli.fake_fabric import ANSWERS, STATUSES
 
 LAN = "http://192.168.1.10:8000"

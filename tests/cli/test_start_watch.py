@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.cli.start_watch import CPU_PROGRESS_S, STALL_S, START_LIMIT_S, StartWatch
+from router.cli.supervisor import CPU_PROGRESS_S, STALL_S, START_LIMIT_S, StartWatch
 
 
 class World:

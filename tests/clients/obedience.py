@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fabric.turn.answer_constraints import OutputKind
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole
-from fabric.turn.output_format import OutputKind
 from tests.clients.shapes import FAMILIES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.obedient_model import ObedientModel, english, obedient

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from router.cli.data_folder import KEPT_TEMPORARIES

@@ -15,7 +15,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
+from fabric.keys import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from router.supervise.processes import descendants, wait_gone
 from tests.cluster.conftest import ROOT
 from tests.support.packet_capture import Capture, why_not

@@ -7,7 +7,7 @@ import pytest
 from fabric.ids import AgentId, TenantId
 from router.cli.main import main
 from router.client.client import Fabric
-from router.client.errors import RefusedError
+from router.client.http_api import RefusedError
 from tests.support.local_fabric import local_fabric
 
 KEYS = {"one": "key-of-tenant-number-one", "two": "key-of-tenant-number-two"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from fabric.limits import BODY_BYTES_MAX, MIB
 from router.limits import PROMPT_ESCAPES, PROMPT_FRAME_BYTES
 from tests.e2e.test_hostile_requests import CHAT, head, message, post

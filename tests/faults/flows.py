@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentId, BlockHash, OperationId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import (
     CacheGroup,
@@ -36,7 +36,7 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
-from fabric.record.restore_plan import essential
+from fabric.record.stored_part import essential
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore

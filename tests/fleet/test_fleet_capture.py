@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.emulated_fleet import ETHERNET, EmulatedFleet
 from benchmarks.emulated_mac import ROOT, why_not
-from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
+from fabric.keys import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from tests.fleet.ray_up import KEY, NAMES, OPERATOR_KEY, RayUp, client_argv
 from tests.support.packet_capture import Capture
 from tests.support.wire_secrets import keys_of, parts_of

@@ -14,7 +14,7 @@ from fabric.ids import (
     NodeName,
     TenantId,
 )
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import render_block_header
 from fabric.kvcache.cache_spec import (
     CacheGroup,

@@ -15,7 +15,7 @@ from fabric.record.directive import Directive
 from fabric.record.edited_head import EditNote, dropped_digest
 from fabric.record.layout import layout_of, named_head
 from fabric.record.manifest import Manifest
-from fabric.record.named_blocks import named_blocks
+from fabric.record.stored_part import named_blocks
 from fabric.u32s import U32s
 from tests.fuzz.mutation import mutate_tree, spell_msgpack
 from tests.support.blocks import FINGERPRINT, MIXED, SALT, Block, make_block, make_manifest, with_kv

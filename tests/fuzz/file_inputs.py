@@ -18,7 +18,7 @@ from fabric.kvcache.safetensors_header import LENGTH_BYTES, parse_header, render
 from fabric.record.manifest import MAGIC, Placed, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from fabric.record.spec_file import SpecRecord, encode_spec
-from fabric.record.truncate import misplaced_refs, truncate_record
+from fabric.record.stored_part import misplaced_refs, truncate_record
 from tests.fuzz.bounds_inputs import rebuilt_bounds, require_bounds
 from tests.fuzz.edited_inputs import DIRECTIVES, edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_json, spell_msgpack

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from node import backups
+from node import mac_services
 from node import service as service_module
-from node.backups import exclude_from_backups
+from node.mac_services import exclude_from_backups
 from tests.support.services import running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -21,7 +21,7 @@ def tmutil(tmp_path, monkeypatch):
         program.chmod(0o755)
         return log
 
-    monkeypatch.setattr(backups, "TMUTIL", str(program))
+    monkeypatch.setattr(mac_services, "TMUTIL", str(program))
     return does
 
 
@@ -47,7 +47,7 @@ def test_a_missing_or_silent_program_keeps_no_node_from_starting(
     tmp_path, tmutil, caplog, monkeypatch
 ):
     exclude_from_backups(tmp_path, "darwin")
-    monkeypatch.setattr(backups, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(mac_services, "TIMEOUT_S", 0.1)
     tmutil("exec sleep 60")
     exclude_from_backups(tmp_path, "darwin")
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]

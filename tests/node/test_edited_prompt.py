@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
 from fabric.limits import EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX
+from fabric.turn.alignment import common_prefix
 from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript, plan_prompt
-from fabric.turn.text_match import common_prefix
 from node.mlx.chat_tokenizer import ChatTokenizer
 from tests.support.tiny_models import write_tokenizer
 

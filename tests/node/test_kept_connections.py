@@ -10,8 +10,7 @@ from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import FabricError
 from fabric.hosting import guarded_connection
 from fabric.hosting.connection_table import ConnectionSlots
-from fabric.keys.cluster_secret import http_secret
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME, http_secret
 from node.keys import read_keys
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
@@ -78,7 +77,7 @@ def has_ended(sock):
 
 
 async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.http.generate.SLOTS", FEW)
+    monkeypatch.setattr("node.http.routes.SLOTS", FEW)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.2)
     async with Linked(tmp_path) as linked, linked.node() as service:

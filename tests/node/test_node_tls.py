@@ -9,8 +9,7 @@ import pytest
 
 from fabric.control.calls import CONTROL_PATH
 from fabric.errors import HTTPS_REQUIRED, FatalError
-from fabric.keys.cluster_secret import http_secret
-from fabric.keys.key_files import CLUSTER_KEY, MEMBER_KEY, MEMBER_NAME
+from fabric.keys import CLUSTER_KEY, MEMBER_KEY, MEMBER_NAME, http_secret
 from fabric.turn.generation import CLUSTER_HEADER
 from node.keys import read_keys
 from router.fleet.node_http import NodeHttp

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from node import power_assertion
+from node import mac_services
 from node import service as service_module
-from node.power_assertion import IDLE_S, RETRY_S, PowerAssertion, caffeinate_command
+from node.mac_services import IDLE_S, RETRY_S, PowerAssertion, caffeinate_command
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -33,7 +33,7 @@ class Bench:
         self.log, self.program = folder / "log", folder / "caffeinate"
         self.program.write_text(PROGRAM.format(log=self.log))
         self.program.chmod(0o755)
-        monkeypatch.setattr(power_assertion, "CAFFEINATE", str(self.program))
+        monkeypatch.setattr(mac_services, "CAFFEINATE", str(self.program))
         self.now_s, self.is_busy, self.failed_rounds = 1_000.0, False, 0
         self.power = PowerAssertion(
             lambda: self.is_busy, lambda: self.now_s, self._note_failed_round, "darwin"
@@ -124,7 +124,7 @@ def test_a_node_holds_it_from_a_turn_on_until_it_stops(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch)
     on_macos = partial(PowerAssertion, platform="darwin")
     monkeypatch.setattr(service_module, "PowerAssertion", on_macos)
-    monkeypatch.setattr(power_assertion, "POLL_S", 0.01)
+    monkeypatch.setattr(mac_services, "POLL_S", 0.01)
     with running(tmp_path / "disk", str(write_model(tmp_path / "model", ONE_LAYER))) as service:
         assert bench.starts == [], "it has no work"
         ask(service, "the cat", agent="a", max_tokens=200, ignore_eos=True)

@@ -12,7 +12,7 @@ from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.node_calls import Describe, Done, NodeView, Stop
 from fabric.settings import NodeSettings
 from node import ray_actor
-from node.back_off import BackOff
+from node.background_loop import BackOff
 from node.keys import read_keys
 from node.ray_actor import NodeActor, NodeStart, next_incarnation
 from node.store.model_folders import ModelFolders

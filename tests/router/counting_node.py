@@ -5,7 +5,7 @@ import json
 from aiohttp import web
 
 from fabric.codec import from_plain, parse_json
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.turn.generation import CLUSTER_HEADER, COUNT_PATH, GenerateRequest
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
 

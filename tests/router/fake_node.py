@@ -13,7 +13,7 @@ from fabric.codec import from_plain, parse_json
 from fabric.control.calls import CONTROL_PATH, NODE_HEADER, ErrorReply, decode_call, encode_reply
 from fabric.control.node_calls import LastMatch
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import Tombstones
 from fabric.turn.generation import (

@@ -12,8 +12,7 @@ import openai
 import uvicorn
 
 from fabric.control import calls
-from fabric.keys.api_keys import OPERATOR_HEADER
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import OPERATOR_HEADER, http_secret
 from fabric.limits import HEARTBEAT_S
 from fabric.settings import RouterSettings
 from router.app import build_app

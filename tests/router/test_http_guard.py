@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-import node.http.generate
+import node.http.routes
 import router.serve
 from fabric.hosting import guarded_connection, lingering
 from fabric.hosting.connection_table import ConnectionSlots
@@ -25,7 +25,7 @@ HANG_S = 60
 OK = b"HTTP/1.1 200"
 SERVERS = [
     pytest.param(router.serve.http_config, id="router"),
-    pytest.param(node.http.generate.http_config, id="node"),
+    pytest.param(node.http.routes.http_config, id="node"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, OPERATOR_KEY, OTHER_KEY, rig

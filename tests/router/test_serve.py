@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from fabric.errors import FatalError
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from router.listener import listen, url_of
 from router.serve import serve_roster

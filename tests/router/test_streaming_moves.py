@@ -9,7 +9,7 @@ from fabric.control.node_calls import CommitMigration
 from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError
 from fabric.turn.generation import HandedOver
-from router.events.fleet_event import TurnEnded
+from router.events import TurnEnded
 from tests.router.rig import rig, shorten, until
 from tests.support.moves import LONG, begun, migrate, owners
 

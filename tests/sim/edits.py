@@ -11,7 +11,7 @@ from unittest import mock
 
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
-from fabric.kvcache.shift import runs
+from fabric.kvcache.arrangement import runs
 from fabric.turn.generation import Identity, IdentityKind, MatchKind
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences

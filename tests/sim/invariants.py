@@ -7,7 +7,7 @@ from fabric.kvcache.hashing import tenant_salt
 from fabric.record.layout import unedited_layout
 from fabric.record.manifest import OwnerState
 from fabric.record.provenance import TruncatedBy
-from fabric.record.restore_plan import restorable
+from fabric.record.stored_part import restorable
 from node.agents.outgoing import OutgoingState
 from node.store.block_files import file_name
 from node.tiers.restore import load_layout

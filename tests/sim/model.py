@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from fabric.ids import Fingerprint
-from fabric.kvcache.arrangement import Arrangement
+from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, cut, why_unshiftable
 from fabric.kvcache.cache_spec import (
     CacheGroup,
     LayerKind,
@@ -22,8 +22,6 @@ from fabric.kvcache.cache_spec import (
     SlotSpec,
     TensorSpec,
 )
-from fabric.kvcache.shift import cut, why_unshiftable
-from fabric.kvcache.window_grid import UNEDITED_GRID
 from node.limits import STATES_HOT_MAX
 from tests.sim.rows import ENTRY_BYTES, STATE_BYTES, Growth, Rows, grown
 from tests.sim.window import WINDOW_ENTRY_BYTES, WINDOW_TOKENS, SimWindow

@@ -14,9 +14,8 @@ from node.agents.agent_table import recovered_table
 from node.assembly import assemble
 from node.control_calls import ControlCalls
 from node.engine.memory_budget import MemoryBudget
-from node.http.control import ControlHttp
-from node.http.generate import build_app, error_reply
 from node.http.hibernation import HibernationHttp
+from node.http.routes import ControlHttp, build_app, error_reply
 from node.machine import Pressure
 from node.node import HttpEndpoint, Node, NodeResources
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel

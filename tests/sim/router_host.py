@@ -3,7 +3,7 @@
 import asyncio
 
 from fabric.ids import NodeName
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.settings import RouterSettings
 from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink, NodeLostError

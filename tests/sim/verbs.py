@@ -1,7 +1,6 @@
 """Settings that clients give their agents, and the judge of whether they hold."""
 
-from fabric.record.agent_settings import AgentSettings
-from fabric.record.manifest import OwnerState
+from fabric.record.manifest import AgentSettings, OwnerState
 
 HOT = "hot"
 

@@ -11,7 +11,7 @@ from unittest import mock
 from fabric.control.calls import decode_reply
 from fabric.control.node_calls import Done, ReleaseAgent
 from fabric.record.manifest import OwnerState
-from fabric.record.truncate import without_edited
+from fabric.record.stored_part import without_edited
 from fabric.turn.generation import Admitted, Finished
 from node.agents.agent_table import AgentTable
 from node.migration import hibernation_import

@@ -3,8 +3,8 @@
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from fabric.kvcache.window_grid import UNEDITED_GRID
-from node.mlx.window_rows import can_be_moved
+from fabric.kvcache.arrangement import UNEDITED_GRID
+from node.mlx.sliding_windows import can_be_moved
 from tests.sim.rows import Growth
 
 WINDOW_ENTRY_BYTES = 4

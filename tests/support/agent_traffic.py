@@ -14,8 +14,8 @@ from typing import Any
 
 from fabric.edit_mode import EditMode
 from fabric.ids import OperationId, TenantId
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import Admitted, Delta, GenerateRequest, Sampling, ToolCalls
-from fabric.turn.text_match import common_prefix
 from node.service import NodeService
 from router.prompt import chat_prompt
 from tests.support.conversations import said as read_messages

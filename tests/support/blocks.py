@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fabric.codec import pack
 from fabric.ids import AgentId, BlockHash, Fingerprint, NodeName, TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import (
     CacheGroup,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import load
 
-from fabric.turn.output_format import OutputFormat, OutputKind
+from fabric.turn.answer_constraints import OutputFormat, OutputKind
 from node.grammar.compiler import Compiler, TokenizerFacts
 from node.mlx.chat_tokenizer import ChatTokenizer
 

@@ -14,7 +14,7 @@ from fabric.control.hibernation_calls import (
     encode_header,
 )
 from fabric.ids import AgentId, TenantId
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.record.hibernation_file import HEAD_BYTES, MAGIC, TAG_BYTES
 from fabric.turn.generation import CLUSTER_HEADER
 from node.service import NodeService

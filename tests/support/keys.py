@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fabric.keys.key_files import CLUSTER_KEY
-from router.cli.keys.key_folder import KeyFolder
+from fabric.keys import CLUSTER_KEY
+from router.cli.keys import KeyFolder
 from router.private_files import write_private
 from router.tls.authority import Subject
 from router.tls.machine_hosts import machine_hosts

@@ -16,7 +16,7 @@ import openai
 
 from fabric.control.node_calls import Done, Flush
 from fabric.ids import NodeName
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import RouterSettings
 from node.service import NodeService

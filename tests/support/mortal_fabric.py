@@ -16,7 +16,7 @@ from typing import Any
 from fabric.control.calls import decode_call
 from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView
 from fabric.ids import AgentId, NodeName
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.limits import HEARTBEAT_S
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings

@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from fabric.keys.api_keys import OPERATOR_HEADER
+from fabric.keys import OPERATOR_HEADER
 from tests.support.local_fabric import OPERATOR_KEY, REAL_UP, LocalFabric
 from tests.support.up_fabric import running_up
 

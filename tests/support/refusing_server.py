@@ -61,7 +61,7 @@ async def refuse(scope, _receive, send) -> None:
 async def serve(name: str, keys: Path | None) -> None:
     """Serve until the input ends."""
     from fabric.settings import TlsSettings
-    from node.http.generate import http_config as node_config
+    from node.http.routes import http_config as node_config
     from router.serve import http_config as router_config
     from router.tls.contexts import read_router_keys
 

@@ -25,7 +25,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.settings import NodeSettings
-from fabric.turn.call_choice import ANY_CALLS, CallChoice
+from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from fabric.turn.generation import (
     Admitted,
     Delta,

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.kvcache.arrangement import Range
-from fabric.kvcache.shift import Shift, cut
+from fabric.kvcache.arrangement import Range, Shift, cut
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 from node.mlx.resident_layer import ResidentLayer

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from node.mlx.column_layout import store_weights_by_columns
+from node.mlx.backend import store_weights_by_columns
 
 SPECIALS = [
     "<|endoftext|>",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fabric.ids import AgentId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.block_file import TOKEN_BYTES
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from fabric.control.agent_at import OfferRequest
 from fabric.errors import NotFoundError, RejectedError
 from fabric.ids import AgentId, BlockHash, Fingerprint, MigrationId, NodeName, TenantId
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.hashing import payload_checksum
 from fabric.net.links import Address, LinkKind
 from fabric.net.wire import FetchPart
 from node.net.channel import Channel
 from node.net.peer import Patience
-from node.store.lent_payload import OpenPayload
+from node.store.descriptors import OpenPayload
 from node.transfer.client import fetch_blocks
 from node.transfer.server import TransferServer
 

@@ -1,6 +1,6 @@
 """Secrets that must not travel between machines, in all their spellings."""
 
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 
 WINDOW_BYTES = 256
 TOKENS_BYTES = 4 * 256 + WINDOW_BYTES  # at a block's end, and a window that begins before them

@@ -12,7 +12,7 @@ from node.dialect.call_grammar import (
     require_plain_name,
 )
 from node.dialect.formats import CallFormat, Family, ThoughtFormat, sign
-from node.dialect.header_calls import header_reader
+from node.dialect.json_calls import header_reader
 from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression, row
 

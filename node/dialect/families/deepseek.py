@@ -12,9 +12,8 @@ from node.dialect.call_grammar import (
     require_plain_name,
 )
 from node.dialect.formats import CallFormat, Family, sign
-from node.dialect.header_calls import header_reader
-from node.dialect.tag_calls import TagFormat
-from node.dialect.tag_grammar import tag_format
+from node.dialect.json_calls import header_reader
+from node.dialect.tag_calls import TagFormat, tag_format
 from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression, row
 

@@ -3,8 +3,7 @@
 import re
 
 from node.dialect.formats import Family, sign
-from node.dialect.tag_calls import TagFormat
-from node.dialect.tag_grammar import tag_format
+from node.dialect.tag_calls import TagFormat, tag_format
 
 CALL_PATTERN = re.compile(r"\s*(?P<name>[^\s<]+)(?=[\s<])")
 _TAGS = TagFormat(

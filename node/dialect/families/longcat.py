@@ -4,8 +4,7 @@ import re
 
 from node.dialect.families.glm import CALL_PATTERN
 from node.dialect.formats import Family, ThoughtFormat, sign
-from node.dialect.tag_calls import TagFormat
-from node.dialect.tag_grammar import tag_format
+from node.dialect.tag_calls import TagFormat, tag_format
 
 _TAGS = TagFormat(
     start="<longcat_tool_call>",

@@ -3,8 +3,7 @@
 import re
 
 from node.dialect.formats import Family, sign
-from node.dialect.tag_calls import TagFormat
-from node.dialect.tag_grammar import tag_format
+from node.dialect.tag_calls import TagFormat, tag_format
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _PARTIAL_CDATA = "|".join(re.escape(_CDATA[:size]) for size in range(len(_CDATA)))

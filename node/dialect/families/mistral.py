@@ -15,7 +15,7 @@ from node.dialect.call_grammar import (
 )
 from node.dialect.call_reader import CallReader
 from node.dialect.formats import CallFormat, Family, ThoughtFormat, sign
-from node.dialect.header_calls import header_reader
+from node.dialect.json_calls import header_reader
 from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression, Literal, Maybe, Pattern, row
 

@@ -8,8 +8,7 @@ import re
 
 from node.dialect.formats import CallFormat, Family, Rank, TemplateSign, ThoughtFormat, sign
 from node.dialect.json_calls import JsonCallReader, json_grammar
-from node.dialect.tag_calls import TagFormat
-from node.dialect.tag_grammar import tag_format
+from node.dialect.tag_calls import TagFormat, tag_format
 
 CODER_TAGS = TagFormat(
     start="<tool_call>",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from node.dialect.families.qwen import CODER_TAGS
 from node.dialect.formats import Family, ThoughtFormat, sign
-from node.dialect.tag_grammar import tag_format
+from node.dialect.tag_calls import tag_format
 
 _TAGS = replace(CODER_TAGS, start="<seed:tool_call>", end="</seed:tool_call>")
 

@@ -25,9 +25,8 @@ from node.mlx.attention import AttentionCall
 from node.mlx.engine import Engine
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.model_spec import read_spec, with_rotations
-from node.mlx.probe.batch_probe import find_batching
+from node.mlx.probe.batch_probe import STEPS, agree, alone, find_batching, prompt_of
 from node.mlx.probe.rotation_probe import read_rotations
-from node.mlx.probe.trial_logits import STEPS, agree, alone, prompt_of
 
 _log = logging.getLogger(__name__)
 _LENGTHS = (40, 33)  # close enough to be padded to one length

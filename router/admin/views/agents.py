@@ -1,18 +1,70 @@
-"""Agents, their copies and receipts of erasures, as JSON."""
+"""Agents, their copies, edits, settings and receipts of erasures, as JSON."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from fabric.codec import to_plain
+from fabric.control.directive_calls import MemoryView
 from fabric.control.node_calls import AgentView, TierBytes
-from fabric.ids import AgentKey
-from fabric.record.manifest import OwnerState
-from router.admin.views.directives import SETTINGS_TYPES, settings_row
+from fabric.ids import AgentId, AgentKey
+from fabric.record.manifest import AgentSettings, OwnerState
 from router.admin.views.shape import AnswerShape, Row
-from router.api.description import array, one_of, text
+from router.api.openapi import array, one_of, text
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
 from router.moves.erasures import Erasure
+
+SETTINGS_TYPES: Final[dict[str, Any]] = {
+    "rebuilds": bool,
+    "closed": bool,
+    "decays_after_s": float | None,
+    "share": one_of("tenant", "agent"),
+}
+AGENT_DIRECTIVES: Final = AnswerShape(
+    AgentView,
+    "agent.directives",
+    "node",
+    "directives",
+    id="agent",
+    beside={"operation": str | None},
+)
+MEMORY: Final = AnswerShape(
+    MemoryView,
+    "agent.memory",
+    "tokens",
+    "messages",
+    "directives",
+    "undone",
+    beside={"id": AgentId, "node": str},
+)
+REBUILD: Final = AnswerShape(
+    AgentView, "agent.rebuild", "node", "exact_tokens", id="agent", beside={"rebuilds": bool}
+)
+AGENT_SETTINGS: Final = AnswerShape(
+    AgentView, "agent.wishes", "node", "tiers", "pinned", id="agent", beside=SETTINGS_TYPES
+)
+
+
+def settings_row(view: AgentView) -> Row:
+    """Show what clients set for an agent as a whole."""
+    settings = view.settings or AgentSettings()
+    return {
+        "rebuilds": settings.rebuilds,
+        "closed": settings.is_closed,
+        "decays_after_s": settings.decays_after_s,
+        "share": "agent" if settings.is_private else "tenant",
+    }
+
+
+def agent_settings_row(view: AgentView) -> Row:
+    """Show the same, and which tiers hold the agent's memory."""
+    return AGENT_SETTINGS.row(view, **settings_row(view))
+
+
+def rebuild_row(view: AgentView) -> Row:
+    """Show whether an agent's next turn computes its memory anew, and from which token on."""
+    return REBUILD.row(view, rebuilds=view.settings is not None and view.settings.rebuilds)
+
 
 ERASING = "erasing"  # not served any more; a node that was not reached still has its bytes
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from fabric.ids import AgentKey
 from router.admin.views.agents import agent_row
-from router.admin.views.health import health_row
-from router.admin.views.nodes import node_rows
+from router.admin.views.nodes import health_row, node_rows
 from router.admin.views.shape import Row
-from router.events.bus import Published
-from router.events.fleet_event import FleetEvent
+from router.events import FleetEvent, Published
 from router.fleet.fleet import Fleet
 from router.http.auth import Principal
 from router.limits import FLEET_SNAPSHOT_AGENTS_MAX

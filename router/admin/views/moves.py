@@ -6,7 +6,7 @@ from fabric.control.hibernation_calls import Resumed
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId
 from router.admin.views.shape import AnswerShape
-from router.api.description import array, one_of
+from router.api.openapi import array, one_of
 from router.moves.copier import CopyReceipt
 from router.moves.migration import MigrationReceipt
 

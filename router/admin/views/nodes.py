@@ -1,14 +1,16 @@
-"""Nodes and their drains as JSON: in full for operators, a tenant's own part for tenants."""
+"""Nodes, their drains and the fabric's health as JSON: in full for operators only."""
 
 from collections.abc import Sequence
 from typing import Final
 
+from fabric import __version__
+from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView, NodeView
 from fabric.ids import NodeName, TenantId
 from router.admin.views.shape import AnswerShape, Row
-from router.api.description import OBJECT
+from router.api.openapi import OBJECT
 from router.fleet.fleet import Fleet
-from router.fleet.membership import Member
+from router.fleet.membership import LeaseState, Member
 from router.http.auth import Principal
 from router.limits import DRAIN_STUCK_MAX
 from router.moves.drains import Drains
@@ -115,3 +117,54 @@ def _failure(fleet: Fleet, member: Member) -> Row:
         return {}
     left_s = max(0.0, member.failure.again_s - fleet.clock.monotonic_s())
     return {"failure": member.failure.message, "starts_again_in_s": round(left_s, 1)}
+
+
+DOWN = "unavailable"
+DRAINING = "draining"  # the router is stopping: running turns end, new ones are refused
+PARTIAL = "partial"  # some nodes, and their agents, have not joined yet
+
+
+def health_row(fleet: Fleet, caller: Principal) -> Row:
+    """Show whether the fabric serves, and which nodes are missing."""
+    nodes = [_node_row(fleet, member) for member in fleet.membership.members]
+    row: Row = {"status": _status(fleet, nodes)}
+    if caller.operator is not None:
+        missing = fleet.discovery.missing
+        joining = [member.name for member in fleet.membership.members if _is_joining(member)]
+        row |= {"version": __version__, "nodes": nodes}
+        row |= {"missing": sorted([*missing.names, *joining]), "unmet": missing.count}
+    return row
+
+
+def _status(fleet: Fleet, nodes: Sequence[Row]) -> str:
+    if not fleet.ready():
+        return DOWN
+    members = fleet.membership.members
+    if fleet.discovery.missing.count or any(map(_is_joining, members)):
+        return PARTIAL
+    return "ok" if all(node["ok"] for node in nodes) else "degraded"
+
+
+def _is_joining(member: Member) -> bool:
+    """Return whether a node has yet to report its agents since the router started."""
+    return member.listed is None
+
+
+def _node_row(fleet: Fleet, member: Member) -> Row:
+    view = member.view
+    health = fleet.membership.health(member.name)
+    is_ok = (
+        view is not None
+        and health is LeaseState.ALIVE
+        and view.self_test.passed
+        and view.degraded is None
+    )
+    return {
+        "name": member.name,
+        "state": health.value,
+        "ok": is_ok,
+        "self_test": to_plain(view.self_test) if view else None,
+        "reuse": view.reuse if view else None,
+        "degraded": view.degraded if view else None,
+        "damaged_blocks": view.damaged_blocks if view else None,
+    }

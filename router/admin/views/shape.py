@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_
 
 from fabric.codec import is_left_out, to_plain, wire_name
 from fabric.ids import AgentId
-from router.api.description import AGENT_ID, FLAG, answer, array, integer, number, one_of, text
+from router.api.openapi import AGENT_ID, FLAG, answer, array, integer, number, one_of, text
 from router.http.schema import Schema, either
 
 Row: TypeAlias = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 from router.cli.demo.demo_script import DemoAgent, Fact
 from router.cli.errors import CommandError
 from router.client.client import Fabric
-from router.client.errors import ClientError
+from router.client.http_api import ClientError
 
 ANSWER_TOKENS_MAX = 48
 TURN_TIMEOUT_S = 90.0  # a cold turn on a busy machine

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.keys import SHIPPED_KEYS
 from fabric.limits import NODES_MAX
 from fabric.settings import is_host, is_loopback
 from router.cli.doctor.finding import ConfigFinding, error, warning

@@ -6,6 +6,7 @@ import platform
 import re
 import resource
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,13 +19,13 @@ from typing import Any
 import fabric
 from fabric.errors import FabricError, FatalError
 from fabric.hosting.cluster_file import fabric_section
+from fabric.keys import CLUSTER_KEY, MADE_KEYS, MEMBER_KEY, RAY_TOKEN, SHIPPED_KEYS
 from fabric.limits import GIB, MIB
 from fabric.memory_plan import MachineMemory, plan_memory
-from fabric.retention.disk_reserve import disk_capacity_bytes
+from fabric.retention import disk_capacity_bytes
 from fabric.settings import FabricSettings, parse_settings
 from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
-from router.cli.doctor.doctor_keys import key_checks
 from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
 from router.cli.doctor.doctor_mac import mac_checks
 from router.cli.doctor.doctor_network import network_checks, run
@@ -32,11 +33,41 @@ from router.cli.doctor.finding import Check
 from router.cli.doctor.import_check import foreign_names
 from router.cli.endpoint import add_fabric_options, fabric_of
 from router.cli.errors import FAILED, MISUSED, CommandError
+from router.cli.keys import AUTHORITY_KEY, KeyFolder
 from router.cli.model_choice import weights_bytes
 from router.cli.output import human_bytes
 from router.cli.terminal import print_json, print_line
-from router.client.errors import ClientError
+from router.client.http_api import ClientError
 from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_BYTES
+from router.tls.authority import RENEW_BEFORE, Subject, expires_at
+
+_NOBODY = Subject(frozenset(), frozenset())
+
+
+def key_checks(data: Path, now: datetime) -> Iterator[Check]:
+    """Yield the checks of every key folder on this machine."""
+    made, shipped = Path(MADE_KEYS).expanduser(), Path(SHIPPED_KEYS).expanduser()
+    folders = [KeyFolder.in_data(data), KeyFolder(made, made.parent / AUTHORITY_KEY)]
+    for keys in (*folders, KeyFolder(shipped, shipped / AUTHORITY_KEY)):
+        if keys.certificate.exists():
+            yield _check(keys, now)
+
+
+def _check(keys: KeyFolder, now: datetime) -> Check:
+    name = f"keys in {keys.path}"
+    secret = [keys.path / file for file in (CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN)]
+    for path in (*secret, keys.authority_key):
+        if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return Check(name, "error", f"{path} can be read by others; run `chmod 600` on it")
+    why = keys.why_renew(_NOBODY, now)
+    if why is None:
+        ends = expires_at(keys.certificate.read_bytes())
+        return Check(name, "ok", f"the certificate is valid until {ends:%Y-%m-%d}")
+    # A certificate that ends soon still works; one that has ended or does not match does not.
+    still_serves = keys.why_renew(_NOBODY, now - RENEW_BEFORE) is None
+    remedy = "`macfabric certs rotate` replaces it; `macfabric up` does so by itself"
+    return Check(name, "warning" if still_serves else "error", f"{why}; {remedy}")
+
 
 PACKAGES = ("ray", "mlx", "mlx-lm", "aiohttp", "uvicorn")
 TESTED_RAY = "2.60"

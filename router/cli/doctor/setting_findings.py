@@ -10,11 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from fabric.dialect_names import CALL_NAMES, PARSER_MODES, THOUGHT_NAMES
 from fabric.ids import DEFAULT_TENANT
-from fabric.keys.key_files import MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import MADE_KEYS, SHIPPED_KEYS
 from fabric.limits import GIB, MIB
-from fabric.settings import NEVER, FabricSettings, NodeSettings, RouterSettings, is_loopback
+from fabric.settings import (
+    CALL_NAMES,
+    NEVER,
+    PARSER_MODES,
+    THOUGHT_NAMES,
+    FabricSettings,
+    NodeSettings,
+    RouterSettings,
+    is_loopback,
+)
 from router.cli.doctor.cluster_findings import named_hosts
 from router.cli.doctor.finding import ConfigFinding, error, warning
 from router.cli.errors import CommandError

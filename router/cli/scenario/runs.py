@@ -23,8 +23,7 @@ from router.cli.scenario.report import (
 )
 from router.cli.terminal import print_json, print_line
 from router.client.client import Fabric
-from router.client.errors import BrokenOffError, ClientError
-from router.client.http_api import ServerEvent
+from router.client.http_api import BrokenOffError, ClientError, ServerEvent
 from router.scenario.diagnostics import ScenarioError
 from router.scenario.event_rows import read_event
 from router.scenario.report import ReportRow, Saving

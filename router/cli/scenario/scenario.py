@@ -11,10 +11,9 @@ from router.cli.output import print_table
 from router.cli.scenario.runs import run_cancel, run_run, run_runs
 from router.cli.terminal import print_json, print_line
 from router.scenario.diagnostics import ScenarioError
-from router.scenario.folder import read_scenario_file
 from router.scenario.reader import json_schema
 from router.scenario.scenario import Scenario
-from router.scenario.source import shipped_names, shipped_scenario
+from router.scenario.source import read_scenario_file, shipped_names, shipped_scenario
 
 _WHAT = "a scenario file, or the name of a shipped scenario"
 

@@ -25,7 +25,6 @@ from router.api.adapter import ApiAdapter
 from router.fresh_ids import fresh_name
 from router.http.sse import COMMENT
 from router.large_work import run_sized, weigh
-from router.openai.dialect import OpenAiErrors
 from router.openai.responses.items import answered_message, conversation
 from router.openai.responses.request import (
     ResponsesRequest,
@@ -35,6 +34,7 @@ from router.openai.responses.request import (
 from router.openai.responses.shape import ResponseShape
 from router.openai.responses.store import ResponseStore, StoredResponse
 from router.openai.responses.stream import ItemStream
+from router.openai.shape import OpenAiErrors
 from router.turns.answer import WholeAnswer
 from router.turns.open_turn import AnswerEvent
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from router.api.description import (
+from router.api.openapi import (
     FLAG,
     JSON,
     NAMED,

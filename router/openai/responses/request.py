@@ -8,13 +8,11 @@ from typing import Any, Final
 from fabric.ids import TenantId
 from fabric.json_items import ItemCount
 from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice, OutputFormat
 from fabric.turn.messages import Message, MessageRole
-from fabric.turn.output_format import OutputFormat
 from router.api.adapter import ApiRequest
-from router.api.answer_format import answer_format
 from router.api.conversation import ignored_lines, without_billing_lines
-from router.api.template_options import TEMPLATE_OPTIONS, with_effort
+from router.api.shared_fields import TEMPLATE_OPTIONS, answer_format, with_effort
 from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
 from router.http.refusals import refuse, unsupported
 from router.http.schema import (

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fabric.turn.answer_constraints import ToolText
 from fabric.turn.generation import ToolCall
-from fabric.turn.text_rules import ToolText
 from router.http.refusals import refuse, require_object
 from router.http.schema import (
     AnyObject,

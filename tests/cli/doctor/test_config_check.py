@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fabric.errors import RejectedError
-from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.keys import SHIPPED_KEYS
 from fabric.settings import parse_settings
 from router.cli.config_file import read_settings
 from router.cli.doctor.config_check import own_findings

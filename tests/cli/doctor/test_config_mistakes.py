@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fabric.keys.key_files import SHIPPED_KEYS
+from fabric.keys import SHIPPED_KEYS
 from fabric.limits import GIB, MIB
-from router.cli.doctor.yaml_lines import compose, line_of, repeated_keys
+from router.cli.doctor.config_check import compose, line_of, repeated_keys
 from router.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from router.cli.doctor.doctor_keys import key_checks
+from router.cli.doctor.doctor import key_checks
 from router.tls.authority import MEMBER_VALID
 from tests.support.keys import make_keys
 

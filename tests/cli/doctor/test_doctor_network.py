@@ -8,12 +8,14 @@ from fabric.codec import to_plain
 from fabric.ids import NodeName
 from fabric.net.links import Address, AddressScope, LinkKind, LinkView
 from router.cli.doctor.doctor_links import link_checks, link_rows, stations_of
-from router.cli.doctor.doctor_network import darwin_checks, linux_checks, network_checks
-from router.cli.routes import (
+from router.cli.doctor.doctor_network import (
     Route,
+    darwin_checks,
     default_device,
     firewall_is_on,
     link_local_device,
+    linux_checks,
+    network_checks,
     parse_dhcp_packet,
     parse_netstat,
     parse_proc_route,

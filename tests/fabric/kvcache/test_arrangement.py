@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.kvcache.arrangement import Arrangement, Move
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.arrangement import Arrangement, Move, Shift
 
 TOKENS = 12
 

@@ -12,9 +12,8 @@ from xxhash import xxh3_128
 
 from fabric import limits
 from fabric.codec import wire_name
-from fabric.keys.key_files import CLUSTER_KEY as CLUSTER_KEY_FILE
-from fabric.kvcache.block import BlockRef
-from fabric.kvcache.block_chain import EditLineage, block_spans
+from fabric.keys import CLUSTER_KEY as CLUSTER_KEY_FILE
+from fabric.kvcache.block_chain import BlockRef, EditLineage, block_spans
 from fabric.kvcache.block_file import VERSION, payload_tensors, render_block_header
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import agent_digest, payload_checksum

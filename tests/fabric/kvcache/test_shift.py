@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fabric.kvcache.arrangement import Shift, cut, joined, runs, why_unshiftable
 from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
-from fabric.kvcache.shift import Shift, cut, joined, runs, why_unshiftable
 from tests.support.layers import attention_layer
 
 TOKENS = 12

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from fabric.kvcache.arrangement import Arrangement
-from fabric.kvcache.window_grid import UNEDITED_GRID, WindowGrid
+from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, WindowGrid
 
 GRID = WindowGrid(300, ((300, 700), (900, 910), (2_000, 10**6)))
 

@@ -1,6 +1,6 @@
 """Transfer counters have a fixed list of names."""
 
-from fabric.net.transfer_counts import FETCHING, OTHER, SENDING, bounded
+from fabric.net.wire import FETCHING, OTHER, SENDING, bounded
 
 
 def test_known_names_are_kept_and_all_others_are_one():

@@ -15,7 +15,7 @@ from fabric.limits import (
     WALL_S_MAX,
 )
 from fabric.record.manifest import decode_manifest, encode_manifest
-from fabric.record.truncate import truncate_record
+from fabric.record.stored_part import truncate_record
 from tests.support.blocks import make_block, make_manifest, sealed_unchecked
 
 RECORD = make_manifest([make_block(1, 256), make_block(2, 127)])

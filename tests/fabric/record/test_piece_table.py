@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import CorruptDataError
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import AGENT_TOKENS_MAX, PIECES_MAX
 from fabric.record.piece_table import Piece, PieceTable, TokenPlace
 

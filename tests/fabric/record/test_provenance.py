@@ -9,7 +9,7 @@ from fabric.record.envelope import Envelope
 from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
 from fabric.record.rekey import owned_anew
-from fabric.turn.prompt_marks import PromptMarks
+from fabric.turn.prompt_plan import PromptMarks
 from tests.support.blocks import make_block, make_manifest
 
 SERVED = LastServed(NodeName("node-a"), 17)

@@ -8,16 +8,15 @@ import pytest
 from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import OperationId
-from fabric.record.agent_settings import AgentSettings
+from fabric.record.directed_messages import edits_of, pending, rewritten
 from fabric.record.directive import mark_applied
-from fabric.record.manifest import decode_manifest, encode_manifest
+from fabric.record.manifest import AgentSettings, decode_manifest, encode_manifest
 from fabric.record.message_positions import (
     MessagePositions,
     SentMessage,
     find_positions,
     message_digest,
 )
-from fabric.record.pending_edits import edits_of, pending, rewritten
 from fabric.record.spans import Spans, WantedSpan
 from fabric.turn.messages import Message, MessageRole
 from tests.support.blocks import make_manifest

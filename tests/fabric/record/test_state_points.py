@@ -6,7 +6,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS, STATE_EVERY_TOKENS, STATES_PER_AGENT_MAX
 from fabric.record.manifest import Placed
 from fabric.record.state_points import STATES_NEWEST, kept_states, state_points
-from fabric.turn.prompt_marks import NO_MARKS, PromptMarks
+from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 from tests.support.blocks import make_block
 
 

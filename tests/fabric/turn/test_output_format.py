@@ -11,8 +11,8 @@ from fabric.codec import dump_json, from_plain, parse_json
 from fabric.errors import RejectedError
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.limits import GRAMMAR_BYTES_MAX, RULES_CHARS_MAX, SCHEMA_DEPTH_MAX
+from fabric.turn.answer_constraints import OutputFormat, OutputKind, choices_of, tags_of
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
-from fabric.turn.output_format import OutputFormat, OutputKind, choices_of, tags_of
 
 FORMATS = st.builds(
     OutputFormat, st.sampled_from(list(OutputKind)), st.text(max_size=200), st.booleans()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.limits import RETRY_AFTER_S_MAX
-from fabric.turn.retry_after import RETRY_AFTER_S_MIN, retry_after_s
+from node.engine.run_queue import RETRY_AFTER_S_MIN, retry_after_s
 
 COUNTS = st.integers(0, 10_000)
 

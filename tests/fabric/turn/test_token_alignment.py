@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.limits import EDIT_KEPT_TOKENS_MIN
-from fabric.turn.token_alignment import aligned_tokens
+from fabric.turn.edited_prompt import aligned_tokens
 
 LEAST = EDIT_KEPT_TOKENS_MIN
 MANY = 100_000

@@ -4,7 +4,7 @@ import pytest
 
 from fabric.ids import AgentId
 from fabric.limits import RETAIN_S_MAX
-from fabric.retention.policy import Candidate, by_benefit
+from fabric.retention import Candidate, by_benefit
 from node.agents.indexes import PROMISED_REUSE, UseLog
 from tests.node.fake_engine import FakeClock
 from tests.support.blocks import make_manifest

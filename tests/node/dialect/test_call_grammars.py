@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
-from fabric.turn.text_rules import ToolText
+from fabric.turn.answer_constraints import CallChoice, ToolText
 from node.dialect.call_grammar import GrammarOptions
 from node.dialect.families.gpt_oss import FAMILY as GPT_OSS
 from node.dialect.format_selection import CALL_FORMATS

@@ -2,7 +2,7 @@
 
 from itertools import permutations
 
-from fabric.dialect_names import CALL_NAMES, PARSER_MODES, THOUGHT_NAMES
+from fabric.settings import CALL_NAMES, PARSER_MODES, THOUGHT_NAMES
 from node.dialect.format_selection import (
     AUTO,
     CALL_ALIASES,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.kvcache.arrangement import Move
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.arrangement import Move, Shift
 from node.mlx.resident_cache import ResidentCache
 from tests.node.engine_bench import GREEDY, Bench, ended, prompt_of
 from tests.support.tiny_models import ONE_LAYER, write_model

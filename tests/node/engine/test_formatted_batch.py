@@ -12,7 +12,7 @@ from fabric.errors import RejectedError
 from fabric.turn.generation import FinishReason, Sampling
 from node.engine.sequence import Broke, Ended, Produced
 from node.grammar.answer_matcher import AnswerMatcher
-from node.mlx.logprobs import LOGPROB_MIN
+from node.mlx.sampling import LOGPROB_MIN
 from tests.node.engine_bench import Bench, ended, prompt_of, wait
 from tests.support.formats import TOO_COMPLEX, compiler_of, random_schema, regex, schema
 from tests.support.samples import sample

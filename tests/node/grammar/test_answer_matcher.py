@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.output_format import OutputFormat
+from fabric.turn.answer_constraints import OutputFormat
 from node.grammar import answer_matcher
 from node.grammar.answer_matcher import AnswerMatcher, CallRule
 from node.grammar.expression import Pattern, row

@@ -7,7 +7,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from fabric.limits import SCHEMA_PROPERTIES_MAX
-from fabric.turn.output_format import OutputFormat, OutputKind
+from fabric.turn.answer_constraints import OutputFormat, OutputKind
 from node.grammar.compiler import Compiler, TokenizerFacts, bit
 from node.mlx.loaded_model import BUNDLED
 from tests.support.formats import (

@@ -14,11 +14,11 @@ from fabric.control.calls import (
 )
 from fabric.control.node_calls import AgentView, CommitMigration, Committed, Flush, Offer, SealAgent
 from fabric.errors import RetryElsewhereError
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.limits import CONTROL_BYTES_MAX, MANIFEST_BYTES_MAX
 from fabric.turn.generation import CLUSTER_HEADER
 from node.control_calls import ControlCalls
-from node.http.control import ControlHttp
+from node.http.routes import ControlHttp
 
 pytestmark = pytest.mark.anyio
 KEY = b"k" * 32

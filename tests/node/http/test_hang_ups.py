@@ -12,7 +12,7 @@ import pytest
 
 from fabric.codec import dump_json
 from fabric.ids import OperationId
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.turn.generation import (
     CLUSTER_HEADER,
     COUNT_PATH,
@@ -21,8 +21,7 @@ from fabric.turn.generation import (
     GenerateRequest,
     Sampling,
 )
-from node.http.generate import build_app, http_server
-from node.http.prompt_question import PromptQuestion
+from node.http.routes import PromptQuestion, build_app, http_server
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model

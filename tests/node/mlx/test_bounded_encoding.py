@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
 from fabric.errors import FabricError, RejectedError
-from fabric.turn.prompt_limit import PromptLimit
-from node.mlx import chat_tokenizer, text_pieces
+from fabric.turn.prompt_plan import PromptLimit
+from node.mlx import chat_tokenizer, token_text
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.loaded_model import BUNDLED
-from node.mlx.text_pieces import TextPieces
+from node.mlx.token_text import TextPieces
 from tests.support.tiny_models import SPECIALS, write_tokenizer
 
 RECALLS = [
@@ -44,7 +44,7 @@ def tokenizer(request, tmp_path_factory):
 def small_pieces():
     """Cut wherever that is allowed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE_CHARS", 1)
+        patch.setattr(token_text, "PIECE_CHARS", 1)
         patch.setattr(chat_tokenizer, "_SLICE_CHARS", 8)
         yield
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import FatalError, RejectedError
-from fabric.template_options import RESERVED_OPTIONS
+from fabric.settings import RESERVED_OPTIONS
 from node.dialect.format_selection import FormatSettings
 from node.mlx.answer import Answer
 from tests.support.chat_models import (

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from node.mlx.column_layout import store_weights_by_columns, stored_by_columns
+from node.mlx.backend import store_weights_by_columns, stored_by_columns
 from node.mlx.loaded_model import load_model
 
 pytestmark = pytest.mark.skipif(

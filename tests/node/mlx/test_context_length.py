@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fabric.errors import FatalError
-from node.mlx.context_length import context_tokens
 from node.mlx.loaded_model import load_model
+from node.mlx.model_limits import context_tokens
 from tests.node.mlx.test_model_limits import GPT2, POSITIONS
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import LLAMA, write_model

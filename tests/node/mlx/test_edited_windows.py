@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabric.kvcache.arrangement import Arrangement, Move
+from fabric.kvcache.arrangement import Arrangement, Move, Shift, WindowGrid
 from fabric.kvcache.cache_spec import CacheGroup
-from fabric.kvcache.shift import Shift
-from fabric.kvcache.window_grid import WindowGrid
 from fabric.limits import AGENT_TOKENS_MAX
 from fabric.settings import KvBits
 from node.mlx.engine import Engine

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from fabric.turn.generation import Sampling
-from node.mlx import engine, logprobs
+from node.mlx import engine, sampling
 from node.mlx.loaded_model import load_model
-from node.mlx.logprobs import LOGPROB_MIN, likeliest, scored
+from node.mlx.sampling import LOGPROB_MIN, likeliest, scored
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 LOGITS = mx.array(np.random.default_rng(0).normal(size=(5, 40)) * 4, mx.float32)
@@ -61,7 +61,7 @@ def test_reading_a_token_asks_nothing_more_of_the_device(tmp_path, monkeypatch, 
     for _ in range(3):
         made.launch(made.prepare([slot]))
     mx.synchronize()
-    for module in (engine, logprobs):
+    for module in (engine, sampling):
         monkeypatch.setattr(module, "mx", Forbidden())
     read = made.read(slot)
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.mlx.backend import CPU_PADDED_TOKENS_MAX
-from node.mlx.padded_groups import WASTE_MAX, padded_groups
+from node.mlx.batch_layers import WASTE_MAX, padded_groups
 
 
 def test_equal_and_short_ones_go_together():

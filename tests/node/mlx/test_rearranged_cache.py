@@ -7,8 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from fabric.kvcache.arrangement import Move
-from fabric.kvcache.shift import Shift
+from fabric.kvcache.arrangement import Move, Shift
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
 from node.mlx.engine import Engine

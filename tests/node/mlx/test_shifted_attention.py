@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fabric.kvcache.arrangement import Shift, joined
 from fabric.kvcache.cache_spec import LayerKind, ModelCacheSpec
 from fabric.kvcache.rotation import Rotation
-from fabric.kvcache.shift import Shift, joined
 from fabric.settings import KvBits
-from node.mlx import attention, packed_attention, turning
+from node.mlx import attention, packed_attention, rotate
 from node.mlx.attention import LastTokens, Rows, attend
 from node.mlx.engine import Batching, Engine
 from node.mlx.resident_cache import ResidentCache
@@ -235,13 +235,13 @@ def test_many_runs_in_one_product_score_as_one_product_each(
     name: str, is_tail_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(name, layers_count=2)
-    many = max(packed_attention.TILED_RUNS_MIN, turning.ROWWISE_RUNS_MIN)
+    many = max(packed_attention.TILED_RUNS_MIN, rotate.ROWWISE_RUNS_MIN)
     shifts = _scattered(name, many + 20, is_tail_moved=is_tail_moved)
     count = shifts[-1].end + (0 if is_tail_moved else 70)
     assert len(shifts) > many
     together = decode(engine, filled(engine, count, shifts))
     monkeypatch.setattr(packed_attention, "TILED_RUNS_MIN", len(shifts) + 1)
-    monkeypatch.setattr(turning, "ROWWISE_RUNS_MIN", len(shifts) + 1)
+    monkeypatch.setattr(rotate, "ROWWISE_RUNS_MIN", len(shifts) + 1)
     apart = decode(engine, filled(engine, count, shifts))
     assert off(together, apart) <= ROUNDING
     if name != "no_layer":

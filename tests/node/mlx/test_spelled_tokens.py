@@ -7,7 +7,7 @@ from mlx_lm.tokenizer_utils import load
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.mlx.spelled_tokens import spell
+from node.mlx.token_text import spell
 from tests.support.agent_traffic import corpus
 from tests.support.template_shapes import SHAPES, write_tokenizer
 

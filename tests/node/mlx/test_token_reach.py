@@ -12,10 +12,10 @@ from mlx_lm.tokenizer_utils import load
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from fabric.limits import BODY_BYTES_MAX
-from fabric.turn.prompt_limit import prompt_bytes_max
+from fabric.turn.prompt_plan import prompt_bytes_max
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.loaded_model import BUNDLED
-from node.mlx.token_reach import token_reach_bytes
+from node.mlx.token_text import token_reach_bytes
 from tests.support.tiny_models import write_tokenizer
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -16,8 +16,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from fabric.errors import FatalError
+from fabric.kvcache.arrangement import Shift, why_unshiftable
 from fabric.kvcache.cache_spec import NATIVE, CacheGroup
-from fabric.kvcache.shift import Shift, why_unshiftable
 from fabric.settings import KvBits
 from node.mlx import attention
 from node.mlx.engine import Batching, Engine

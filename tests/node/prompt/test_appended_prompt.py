@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.prompt.appended_prompt import append
+from node.prompt.continued_prompt import append
 
 END = "<|im_end|>"
 TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from fabric.turn.generation import FinishReason, ToolCalls
 from node.limits import CALL_SCHEMAS_BYTES_MAX
 from tests.support.chat_models import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.prompt.date_lines import move_date_lines
+from node.prompt.prompt_boundaries import move_date_lines
 from tests.node.prompt.test_restored_answers import asking, restored
 from tests.support.agent_traffic import Driver, Talk, corpus, words
 from tests.support.conversations import said

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.limits import ANSWERS_BYTES_MAX
-from fabric.template_options import RESTORE_OPTION
+from fabric.settings import RESTORE_OPTION
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import indexes

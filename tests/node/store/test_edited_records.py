@@ -11,9 +11,8 @@ from fabric.kvcache.block_chain import UNEDITED
 from fabric.limits import BLOCK_TOKENS, MIB
 from fabric.record.layout import Held, Layout
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
-from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
-from fabric.record.truncate import truncate_record, without_edited
+from fabric.record.stored_part import named_blocks, truncate_record, without_edited
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore

@@ -11,10 +11,8 @@ from fabric.kvcache.arrangement import Move
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec, SlotSpec
 from fabric.record.layout import Layout, layout_of
 from fabric.record.manifest import Manifest, Placed, decode_manifest, encode_manifest
-from fabric.record.named_blocks import named_blocks
 from fabric.record.piece_table import PieceTable
-from fabric.record.restore_plan import essential, restorable
-from fabric.record.truncate import truncate_record
+from fabric.record.stored_part import essential, named_blocks, restorable, truncate_record
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.control.node_calls import Done, Flush
 from fabric.errors import CorruptDataError, FatalError
-from fabric.keys.key_files import CLUSTER_KEY
+from fabric.keys import CLUSTER_KEY
 from fabric.limits import MIB
 from fabric.turn.generation import CacheTier
 from node.fsck.run import main as fsck

@@ -11,7 +11,7 @@ from fabric.control.node_calls import (
 )
 from fabric.errors import FabricError
 from fabric.ids import TenantId
-from fabric.retention.policy import TenantShare
+from fabric.retention import TenantShare
 from fabric.turn.generation import CacheTier
 from node.tiers.disk_budget import NoRoomError
 from node.tiers.disk_tier import record_bytes

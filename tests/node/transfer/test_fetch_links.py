@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fabric.ids import BlockHash
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.hashing import payload_checksum
 from fabric.limits import MIB
 from fabric.net.links import LinkKind

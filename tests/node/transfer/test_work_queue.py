@@ -7,7 +7,7 @@ import pytest
 
 from fabric.errors import CorruptDataError
 from fabric.ids import BlockHash
-from fabric.kvcache.block import BlockRef
+from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.hashing import PayloadHash, payload_checksum
 from node.transfer.work_queue import FetchSlice, FetchWork, PendingBlock
 

@@ -8,7 +8,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, OperationId
 from fabric.record.spans import WantedSpan
-from fabric.template_options import RESTORE_OPTION
+from fabric.settings import RESTORE_OPTION
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, call, running

@@ -6,7 +6,7 @@ import pytest
 
 from fabric.edit_mode import EditMode
 from fabric.limits import BLOCK_TOKENS
-from fabric.turn.text_match import common_prefix
+from fabric.turn.alignment import common_prefix
 from node.limits import SPAN_KEPT_TOKENS_MIN
 from node.store.block_files import file_name
 from tests.node.turn.test_edited_turns import agent_of, history

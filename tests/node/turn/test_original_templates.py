@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.tokenizer_utils import load
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from fabric.turn.text_match import common_prefix
+from fabric.turn.alignment import common_prefix
 from node.mlx.chat_tokenizer import ChatTokenizer
 from tests.clients.installed import wheel_folder
 from tests.node.mlx.test_chat_tokenizer import answer

@@ -8,7 +8,7 @@ import pytest
 from fabric.settings import RouterSettings
 from router.admin import events as module
 from router.admin.views import events as views
-from router.events.fleet_event import AgentErased, NodeChanged
+from router.events import AgentErased, NodeChanged
 from router.limits import FLEET_EVENTS_MAX
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.sse_reader import following

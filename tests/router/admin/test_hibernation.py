@@ -22,7 +22,7 @@ from fabric.limits import BODY_BYTES_MAX
 from fabric.record.hibernation_file import MAGIC, HibernationHeader, SignedWith, encode_file, key_id
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
-from router.events.fleet_event import AgentHibernated
+from router.events import AgentHibernated
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import KEY, OTHER_KEY, rig, until

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind
 from fabric.turn.generation import Identity, IdentityKind
-from fabric.turn.output_format import OutputFormat, OutputKind
 from router.anthropic.request import parse_request
 from tests.support.any_json import ANY_JSON
 from tests.support.conversations import as_templates_get_it

@@ -22,7 +22,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from router.api.adapter import ApiAdapter, ApiRequest
-from router.http.dialect import ErrorBody
+from router.http.errors import ErrorBody
 from router.http.schema import Flag, ObjectOf, Text, optional, required
 from router.http.sse import COMMENT, frame
 from router.prompt import raw_prompt

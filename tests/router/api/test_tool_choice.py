@@ -3,7 +3,7 @@
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from router.api.tool_choice import TOOL_CHOICE, call_choice
 
 NAMES = ("look", "now")

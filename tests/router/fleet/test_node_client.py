@@ -14,7 +14,7 @@ from fabric.errors import (
     RetryLaterError,
     StaleEpochError,
 )
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.turn.generation import Admitted, GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use

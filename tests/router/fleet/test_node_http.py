@@ -9,7 +9,7 @@ from fabric.control.calls import encode_call, encode_reply
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.errors import ConflictError, FabricError
 from fabric.hosting.limits import KEEP_ALIVE_S
-from fabric.keys.cluster_secret import http_secret
+from fabric.keys import http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use

@@ -1,6 +1,6 @@
 import pytest
 
-from router.events.fleet_event import LinkMeasured, MemoryChanged
+from router.events import LinkMeasured, MemoryChanged
 from tests.router.rig import rig, until
 from tests.router.test_links import CABLE, LAN, B, link
 

@@ -6,8 +6,7 @@ import ssl
 import pytest
 
 from fabric.control.node_calls import Offer, SealAgent
-from fabric.keys.cluster_secret import http_secret
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME, http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use

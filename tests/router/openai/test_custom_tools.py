@@ -3,7 +3,7 @@
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.call_choice import CallChoice
+from fabric.turn.answer_constraints import CallChoice
 from fabric.turn.generation import Finished, FinishReason, ToolCall, ToolCallPart, ToolCalls
 from router.openai.chat_request import parse_chat
 from tests.router.fake_node import MODEL

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fabric.turn.text_rules import respelled_rules
+from fabric.turn.answer_constraints import respelled_rules
 from node.grammar.compiler import _compiled
 from node.grammar.lark import lark_grammar
 from router.openai.lark_pattern import NoPatternError, lark_pattern, lark_rules

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fabric.errors import RejectedError
-from fabric.turn.output_format import OutputFormat, OutputKind
+from fabric.turn.answer_constraints import OutputFormat, OutputKind
 from router.openai.chat_request import parse_chat
 from router.openai.completion_request import parse_completion
 

@@ -11,8 +11,8 @@ from fabric.errors import RejectedError
 from fabric.settings import PolicySettings, RouterSettings, parse_settings
 from fabric.turn.messages import MessageRole
 from router.policies import foreign_calls
-from router.policies.configured import configured_policies
 from router.policies.editing import Editing, RequestedPolicy
+from router.policies.registry import configured_policies
 from tests.router.policies import operators_own
 from tests.router.policies.strategies import answer, call, result, system, user
 from tests.router.rig import until

@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.policies.drop_failed_tool_calls import DropFailedToolCalls
-from router.policies.error_texts import tells_of_failure
+from router.policies.drop_failed_tool_calls import DropFailedToolCalls, tells_of_failure
 from tests.router.policies.strategies import TURN, answer, call, result, user
 
 FAILURES = [

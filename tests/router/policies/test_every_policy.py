@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from fabric.codec import dump_json, from_plain, parse_json
 from fabric.turn.messages import Message
-from router.policies.built_in import BUILT_IN, KeepAll
 from router.policies.clear_tool_uses import Clearing
 from router.policies.drop_failed_tool_calls import DropFailedToolCalls
+from router.policies.editing import checked, edited_count
 from router.policies.exchanges import unpaired
+from router.policies.registry import BUILT_IN, KeepAll
 from router.policies.strip_thinking import StripThinking
 from router.policies.summarize_to_stub import SummarizeToStub
 from router.policies.truncate_older_than import TruncateOlderThan
 from router.policies.truncation import oldest_first, without_oldest
-from router.policies.validity import checked, edited_count
 from tests.router.policies.strategies import TURN, conversations
 
 SMALL = st.integers(1, 4)

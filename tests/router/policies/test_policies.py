@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RejectedError
-from router.policies.built_in import KeepAll, create_built_in
-from router.policies.drop_failed_tool_calls import DropFailedToolCalls
-from router.policies.error_texts import tells_of_failure
+from router.policies.drop_failed_tool_calls import DropFailedToolCalls, tells_of_failure
 from router.policies.exchanges import Exchange, exchanges_of, unpaired
+from router.policies.registry import KeepAll, create_built_in
 from router.policies.strip_thinking import StripThinking
 from router.policies.summarize_to_stub import SummarizeToStub
 from router.policies.truncate_older_than import TruncateOlderThan

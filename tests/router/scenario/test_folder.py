@@ -7,7 +7,7 @@ import pytest
 from fabric.errors import RejectedError
 from router.limits import SCENARIO_FILE_BYTES_MAX
 from router.scenario.diagnostics import ScenarioError
-from router.scenario.folder import ScenarioFolder, read_scenario_file
+from router.scenario.source import ScenarioFolder, read_scenario_file
 
 FILE = """\
 scenario: s

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.scenario.placing import choose_node
+from router.scenario.run import choose_node
 from router.scenario.scenario import PlaceHint
 
 NODES = ("a", "b", "c")

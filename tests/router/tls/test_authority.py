@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from fabric.keys.key_files import MEMBER_NAME
+from fabric.keys import MEMBER_NAME
 from router.tls.authority import (
     MEMBER_VALID,
     Subject,

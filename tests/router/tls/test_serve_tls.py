@@ -11,7 +11,7 @@ import pytest
 from fabric.errors import FatalError
 from fabric.settings import RouterSettings, TlsSettings
 from router.cli.endpoint import find_fabric
-from router.client.errors import ClientError
+from router.client.http_api import ClientError
 from router.listener import listen
 from router.private_files import write_private
 from router.serve import serve_roster

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import node.http.generate
+import node.http.routes
 import router.serve
 from fabric.hosting import guarded_connection, tls_gate
 from fabric.hosting.connection_table import ConnectionSlots, ConnectionTable
@@ -36,7 +36,7 @@ def keys(tmp_path_factory):
     return make_keys(tmp_path_factory.mktemp("keys")).path
 
 
-@pytest.fixture(params=[router.serve.http_config, node.http.generate.http_config])
+@pytest.fixture(params=[router.serve.http_config, node.http.routes.http_config])
 def server(request, keys, monkeypatch):
     tables = []
     monkeypatch.setattr(

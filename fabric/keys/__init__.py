@@ -1,1 +1,0 @@
-"""The names and forms of keys and secrets; files and sockets are elsewhere."""

@@ -1,1 +1,0 @@
-"""Retention: probability of reuse, and choice of victims."""

@@ -1,0 +1,196 @@
+"""The node's HTTP application: routes of turns, control calls and questions about prompts.
+
+Tokens are sent by HTTP and not through Ray, where each would cost milliseconds.
+
+The route for control calls that a client waits for.
+
+HEAD does nothing: with it the router opens a connection before such a call.
+"""
+
+import asyncio
+import hmac
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fabric.codec import from_plain, parse_json, to_plain
+from fabric.control.calls import CONTROL_PATH, NODE_HEADER, ErrorReply
+from fabric.errors import (
+    FabricError,
+    RetryElsewhereError,
+    RetryLaterError,
+    TooLargeError,
+    UnauthorizedError,
+)
+from fabric.hosting.connection_table import ConnectionSlots
+from fabric.hosting.guarded_connection import admit
+from fabric.hosting.http_server import HttpServer, server_config, unless_disconnected
+from fabric.ids import NodeName
+from fabric.keys import http_secret
+from fabric.limits import CONTROL_BYTES_MAX, KIB, TURN_BODY_BYTES_MAX, TURN_ITEMS_MAX
+from fabric.turn.generation import (
+    CLUSTER_HEADER,
+    GENERATE_PATH,
+    ContinuedPrompt,
+    Event,
+    GenerateRequest,
+    TokenCount,
+    encode_event,
+)
+
+LARGE_BYTES = 64 * KIB
+BACKLOG = 512  # connections that wait to be accepted
+# Few, as only the router connects, and mlx-lm lowers the limit of open files.
+SLOTS = ConnectionSlots(unauthenticated=384, unauthenticated_per_source=384, admitted=768)
+
+Serve = Callable[[GenerateRequest], AsyncIterator[Event]]
+
+
+def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> Starlette:
+    """Build the node's ASGI application; `more` routes check the cluster's secret themselves."""
+    secret = http_secret(cluster_key)
+
+    async def generate(request: Request) -> Response:
+        try:
+            events = serve(await read_turn(request, secret))
+            first = await unless_disconnected(request.receive, anext(events, None))
+            if first is None:
+                message = "the turn was cancelled before it began"
+                raise RetryElsewhereError(message)
+        except FabricError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return StreamingResponse(_lines(first, events), media_type="application/x-ndjson")
+
+    return Starlette(routes=[Route(GENERATE_PATH, generate, methods=["POST"]), *more])
+
+
+async def read_turn(request: Request, secret: str) -> GenerateRequest:
+    """Return the router's turn request; raise UnauthorizedError for other clients."""
+    authorize(request, secret)
+    raw = await read_body(request)
+    # Parsing a long body on this loop would delay the tokens of all streams.
+    return await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
+
+
+def _asked(raw: bytes) -> GenerateRequest:
+    asked: GenerateRequest = from_plain(GenerateRequest, parse_json(raw, TURN_ITEMS_MAX), "request")
+    return asked
+
+
+def http_config(
+    app: Starlette, slots: ConnectionSlots | None = None, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
+    """Return the configuration of a node's server."""
+    return server_config(app, slots or SLOTS, tls, log_level="warning")
+
+
+def http_server(app: Starlette, tls: ssl.SSLContext | None) -> HttpServer:
+    """Return a node's server."""
+    return HttpServer(http_config(app, tls=tls), BACKLOG)
+
+
+def error_reply(error: FabricError) -> ErrorReply:
+    """Describe an error for another process."""
+    retry_after_s = error.retry_after_s if isinstance(error, RetryLaterError) else None
+    return ErrorReply(int(error.status), error.code, error.message, retry_after_s, error.param)
+
+
+def error_response(error: FabricError) -> JSONResponse:
+    """Return the response for an error, as the router reads it."""
+    return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
+
+
+def authorize(request: Request, secret: str) -> None:
+    """Raise UnauthorizedError unless the request is from this cluster's router."""
+    given = request.headers.get(CLUSTER_HEADER, "")
+    if not hmac.compare_digest(given.encode(), secret.encode()):
+        message = "only this cluster's router may call a node"
+        raise UnauthorizedError(message)
+    admit(request.scope, "the router")
+
+
+async def read_body(request: Request, limit_bytes: int = TURN_BODY_BYTES_MAX) -> bytes:
+    """Return the whole body; raise TooLargeError over the limit."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > limit_bytes:
+            message = f"the request is over {limit_bytes} bytes"
+            raise TooLargeError(message)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _lines(first: Event, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    yield encode_event(first)
+    try:
+        async for event in events:
+            yield encode_event(event)
+    finally:
+        closing: Callable[[], Awaitable[None]] | None = getattr(events, "aclose", None)
+        if closing is not None:
+            await closing()
+
+
+class ControlHttp:
+    """Route of control calls; a call is completed even if the router no longer waits for it."""
+
+    def __init__(
+        self, name: NodeName, cluster_key: bytes, answer: Callable[[bytes], Awaitable[bytes]]
+    ) -> None:
+        self._name = name
+        self._secret = http_secret(cluster_key)
+        self._answer = answer
+
+    def routes(self) -> list[Route]:
+        return [Route(CONTROL_PATH, self.control, methods=["HEAD", "POST"])]
+
+    async def control(self, request: Request) -> Response:
+        try:
+            authorize(request, self._secret)
+            if request.headers.get(NODE_HEADER) != self._name:
+                message = "another node listens here now"
+                raise RetryElsewhereError(message, code="wrong_node")
+            if request.method == "HEAD":
+                return Response(status_code=204)
+            raw = await read_body(request, CONTROL_BYTES_MAX)
+        except FabricError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return Response(await self._answer(raw), media_type="application/msgpack")
+
+
+class PromptQuestion:
+    """Route of one question; nothing is computed or kept."""
+
+    def __init__(
+        self,
+        path: str,
+        cluster_key: bytes,
+        told: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
+    ) -> None:
+        self._path = path
+        self._secret = http_secret(cluster_key)
+        self._told = told
+
+    def route(self) -> Route:
+        return Route(self._path, self.answer, methods=["POST"])
+
+    async def answer(self, request: Request) -> Response:
+        try:
+            asked = await read_turn(request, self._secret)
+            told = await unless_disconnected(request.receive, self._told(asked))
+        except FabricError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return JSONResponse(to_plain(told))

@@ -1,0 +1,53 @@
+"""Routes of monitoring: GET /healthz and /health without a key, GET /metrics for operators."""
+
+from http import HTTPStatus
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.admin.views.nodes import DOWN, DRAINING, health_row
+from router.fleet.fleet import Fleet
+from router.http.auth import caller_of, require_operator
+from router.telemetry import Telemetry
+from router.turns.running_turns import RunningTurns
+
+
+class HealthApi:
+    """Whether the router serves turns, and the state of its nodes."""
+
+    def __init__(self, fleet: Fleet, turns: RunningTurns) -> None:
+        self._fleet = fleet
+        self._turns = turns
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/healthz", self.check, methods=["GET"]),
+            Route("/health", self.check, methods=["GET"]),  # as other model servers have it
+        ]
+
+    async def check(self, request: Request) -> Response:
+        """Answer 200 while turns are accepted; show details to operators only."""
+        row = health_row(self._fleet, caller_of(request))
+        if self._turns.is_refusing:
+            row["status"] = DRAINING
+        is_down = row["status"] in (DOWN, DRAINING)
+        return JSONResponse(row, HTTPStatus.SERVICE_UNAVAILABLE if is_down else HTTPStatus.OK)
+
+
+class MetricsApi:
+    """Metrics of the router."""
+
+    def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
+        self._fleet = fleet
+        self._telemetry = telemetry
+
+    def routes(self) -> list[Route]:
+        return [Route("/metrics", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        """Render all metrics, which are sums over all tenants."""
+        require_operator(request)
+        body = self._telemetry.exposition(self._fleet.membership)
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})

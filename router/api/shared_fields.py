@@ -1,0 +1,136 @@
+"""Fields of a turn's body that all dialects share: sampling, template options, answer format."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from fabric.errors import RejectedError
+from fabric.settings import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
+from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
+from router.http.refusals import refuse, require_object, require_text, wrong_type
+from router.http.schema import (
+    AnyObject,
+    AnyValue,
+    ArrayOf,
+    Flag,
+    Integer,
+    Mapped,
+    Number,
+    ObjectOf,
+    Parsed,
+    Schema,
+    Tagged,
+    Text,
+    constant,
+    either,
+    optional,
+    param_path,
+    required,
+)
+from router.limits import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
+
+SEED: Final = Integer(-(1 << 63), (1 << 64) - 1)
+_TOP_P_MIN: Final = 1e-6
+_STRINGS: Final = ArrayOf(Text(STOP_STRING_CHARS_MAX, 1), STOP_STRINGS_MAX)
+_ANY_STRINGS: Final = ArrayOf(AnyValue(), STOP_STRINGS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class TopP(Number):
+    """Probability mass to sample from; 0 keeps the most probable token."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def read(self, value: Any, param: str) -> float:
+        return max(_TOP_P_MIN, Number.read(self, value, param))
+
+
+@dataclass(frozen=True, slots=True)
+class StopTexts:
+    """Strings that end an answer."""
+
+    takes_text: bool = False  # OpenAI's form: also one string, and empty ones are ignored
+
+    def read(self, value: Any, param: str) -> tuple[str, ...]:
+        if self.takes_text:
+            value = [value] if isinstance(value, str) else value
+        items = _ANY_STRINGS.read(value, param)
+        texts = tuple(require_text(item, param) for item in items if not self._is_unset(item))
+        if not all(1 <= len(text) <= STOP_STRING_CHARS_MAX for text in texts):
+            refuse(param, f"each must have between 1 and {STOP_STRING_CHARS_MAX} characters")
+        return texts
+
+    def _is_unset(self, item: Any) -> bool:
+        return self.takes_text and item == ""
+
+    def schema(self) -> Schema:
+        if not self.takes_text:
+            return _STRINGS.schema()
+        text = Text(STOP_STRING_CHARS_MAX)
+        return either(text.schema(), ArrayOf(text, STOP_STRINGS_MAX).schema())
+
+
+# Templates have one or the other, and know three efforts.
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+_EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def with_effort(options: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """Return options with an effort that templates know, unless the client set it there."""
+    options = dict(options or {})
+    if effort is not None:
+        options.setdefault("reasoning_effort", _EFFORTS.get(effort, effort))
+    if effort == "none":
+        for name in THINKING_SWITCHES:
+            options.setdefault(name, False)
+    return options
+
+
+def _template_options(value: Any, param: str) -> dict[str, Any]:
+    options = require_object(value, param)
+    for name in options:
+        if name in RESERVED_OPTIONS:
+            refuse(f"{param}.{name}", "it is reserved for the server")
+    for name in (RESTORE_OPTION, DATES_OPTION):
+        flag = options.get(name, True)
+        if not isinstance(flag, bool):
+            wrong_type(flag, f"{param}.{name}", "a boolean")
+    return options
+
+
+# `chat_template_kwargs`, an extension that all servers of local models have.
+TEMPLATE_OPTIONS: Final = Parsed(_template_options, {"type": "object"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SchemaFormat:
+    name: str | None = optional(Text())
+    schema: dict[str, Any] = required(AnyObject())
+    strict: bool | None = optional(Flag())
+    param: str = param_path()
+
+
+def answer_format(*, is_strict: bool) -> Tagged:
+    """Return the kind of a format, with `is_strict` as its default."""
+    return Tagged(
+        {
+            "text": constant(None),
+            "json_object": constant(OutputFormat(OutputKind.JSON_OBJECT)),
+            "json_schema": Mapped(ObjectOf(_SchemaFormat), partial(_checked, is_strict)),
+        },
+        "expected text, json_object or json_schema",
+        "invalid_value",
+    )
+
+
+def _checked(is_strict: bool, form: _SchemaFormat) -> OutputFormat:  # noqa: FBT001 - bound above
+    is_strict = is_strict if form.strict is None else form.strict
+    output = schema_format(form.schema, is_strict=is_strict)
+    try:
+        output.check()
+    except RejectedError as error:
+        param = f"{form.param}.schema"
+        message = f"Invalid '{param}': {error.message}"
+        raise RejectedError(message, code=error.code, param=param) from None
+    return output

@@ -1,1 +1,0 @@
-"""Keys and certificates that the command line makes and reads."""

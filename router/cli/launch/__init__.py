@@ -1,1 +1,0 @@
-"""`macfabric launch`: agent programs, pointed at the fabric and started."""

@@ -1,0 +1,41 @@
+"""A drive is never filled, never emptied for others, and always takes some agents."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.limits import DISK_RESERVE_BYTES_MAX, DISK_RESERVE_BYTES_MIN, GIB
+from fabric.retention import disk_capacity_bytes, disk_reserve_bytes
+
+SIZES = st.integers(0, 16_000 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("drive", "usable", "reserve"),
+    [
+        (256, 200, 25.6),  # a tenth
+        (64, 60, 10),  # at least
+        (8_000, 7_000, 64),  # at most
+        (256, 30, 15),  # nearly full: half of what is left
+        (256, 0, 0),
+    ],
+)
+def test_reserves(drive, usable, reserve):
+    assert disk_reserve_bytes(drive * GIB, usable * GIB) == int(reserve * GIB)
+
+
+@given(drive=SIZES, free=SIZES, stored=SIZES)
+def test_what_is_stored_stays_and_the_reserve_is_not_touched(drive, free, stored):
+    capacity = disk_capacity_bytes(drive, free, stored)
+    grown = capacity - stored
+    reserve = disk_reserve_bytes(drive, free + stored)
+
+    assert grown >= 0
+    assert grown == 0 or free - grown >= reserve
+    assert 0 <= reserve <= DISK_RESERVE_BYTES_MAX
+    assert reserve >= min(DISK_RESERVE_BYTES_MIN, (free + stored) // 2)
+
+
+@given(drive=SIZES, free=st.integers(2 * GIB, 16_000 * GIB))
+def test_an_empty_store_may_always_grow(drive, free):
+    assert disk_capacity_bytes(drive, free, 0) >= GIB
