@@ -9,8 +9,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-import numpy as np
-
 from fabric.errors import CorruptDataError
 
 ITEM_BYTES = 4
@@ -48,6 +46,8 @@ class U32s(Sequence[int]):
 
     def is_ascending(self) -> bool:
         """Return whether no number is smaller than the one before it."""
+        import numpy as np  # a quarter of a second, which the command line need not wait
+
         numbers = np.frombuffer(self._items, np.uint32) if self._items else np.empty(0, np.uint32)
         return bool((numbers[1:] >= numbers[:-1]).all())
 

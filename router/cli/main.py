@@ -63,7 +63,7 @@ def _run(argv: list[str]) -> int:
     from router.cli.launch import split_off
 
     own_argv, further = split_off(argv)
-    arguments = build_parser().parse_args(own_argv, argparse.Namespace(further=further))
+    arguments = build_parser(own_argv).parse_args(own_argv, argparse.Namespace(further=further))
     require_own_names()
     return int(arguments.run(arguments))
 

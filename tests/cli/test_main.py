@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.commands import build_parser
+from router.cli.commands import DECLARATIONS, build_parser
 from router.cli.doctor import import_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,6 +162,33 @@ def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
     assert status == 1
     assert "virtual environment of its own" in err
     assert "router" in err
+
+
+def test_each_command_is_declared_where_the_table_says():
+    everything = _choices(build_parser())
+
+    assert list(DECLARATIONS) == list(everything)
+    for name, place in DECLARATIONS.items():
+        alone = _choices(build_parser([name]))
+        assert set(alone) == {each for each in DECLARATIONS if DECLARATIONS[each] == place}
+        assert alone[name].format_help() == everything[name].format_help()
+
+
+def _choices(parser):
+    (commands,) = (each for each in parser._actions if isinstance(each.choices, dict))
+    return commands.choices
+
+
+def test_a_command_loads_no_other_one():
+    code = (
+        "import sys; from router.cli.commands import build_parser; build_parser(['bench']);"
+        "print(sorted({'numpy', 'cryptography', 'router.scenario'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
 
 
 def test_help_needs_no_heavy_package():
