@@ -10,8 +10,14 @@ WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read 
 # HTTP
 PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
 PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
+BASE64_BLOCK_BYTES: Final = 1 * KIB  # of a body, without a space: no text that people write
+BASE64_CHARS_MIN: Final = 32  # different ones in such a block; repeated letters are text
 CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
 BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # of content, in dialects that have such
+PLACEHOLDER_NAME_CHARS_MAX: Final = 100  # of a file or tool, in the text that stands for it
+PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, likewise
+IGNORED_NAME_CHARS_MAX: Final = 64  # of one name in X-Macfabric-Ignored
+IGNORED_HEADER_CHARS_MAX: Final = 1_024  # of all names; proxies limit headers to 4 to 8 KiB
 TOOLS_MAX: Final = 512
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512

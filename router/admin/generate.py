@@ -26,6 +26,8 @@ from fabric.turn.generation import (
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
+from router.api.hosted_tools import HostedTool, hosted_types
+from router.api.other_content import OTHER_PART, Content, content_kind
 from router.api.shared_fields import SEED, TEMPLATE_OPTIONS, StopTexts, TopP
 from router.api.tool_choice import (
     FUNCTION_TOOLS,
@@ -51,6 +53,7 @@ from router.http.schema import (
     Tagged,
     Text,
     WordIn,
+    only,
     optional,
     required,
 )
@@ -62,6 +65,8 @@ from router.turns.answer import WholeAnswer
 from router.turns.open_turn import AnswerEvent
 
 PATH: Final = "/v1/agents/{agent}/generate"
+_PART: Final = Tagged({"text": only("text", Text())}, other=OTHER_PART)
+_CONTENT: Final = content_kind(_PART)
 _ROLES: Final = {
     role.value: role
     for role in (MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL)
@@ -71,10 +76,10 @@ _ROLES: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
     role: MessageRole = required(WordIn(_ROLES))
-    content: str = required(Text())
+    content: Content = required(_CONTENT)
 
     def message(self) -> Message:
-        return Message(self.role, (self.content,))
+        return Message(self.role, self.content.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +87,7 @@ class _ToolResult(_Message):
     tool_call_id: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
 
     def message(self) -> Message:
-        return Message(self.role, (self.content,), result_of=self.tool_call_id)
+        return Message(self.role, self.content.texts, result_of=self.tool_call_id)
 
 
 _RECORDS: Final = {role: ObjectOf(_Message) for role in _ROLES} | {"tool": ObjectOf(_ToolResult)}
@@ -106,7 +111,7 @@ class GenerateBody:
     stop: tuple[str, ...] = optional(StopTexts(), ())
     stream: bool = optional(Flag(), False)
     chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
-    tools: list[Function] = optional(FUNCTION_TOOLS, ())
+    tools: list[Function | HostedTool] = optional(FUNCTION_TOOLS, ())
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
     parallel_tool_calls: bool = optional(Flag(), True)
     own: Any = optional(AnyValue(), name=OWN_FIELD)  # read by `edits_of`, as in every dialect
@@ -123,9 +128,15 @@ class GenerateBody:
                 refuse("tools", "they need messages: no calls are read after a text")
             return raw_prompt(self.text)
         messages = [message.message() for message in self.messages or ()]
-        shown = [{"type": "function", "function": function.sent} for function in self.tools]
+        functions = [tool for tool in self.tools if isinstance(tool, Function)]
+        shown = [{"type": "function", "function": function.sent} for function in functions]
         prompt = chat_prompt(messages, shown or None, self.chat_template_kwargs)
         return replace(prompt, reads_calls=reads_calls, calls=calls)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Return the types of hosted tools, and of content that the model does not see."""
+        contents = (message.content for message in self.messages or ())
+        return (*hosted_types(self.tools), *(name for c in contents for name in c.ignored))
 
     def sampling(self) -> Sampling:
         """Return how to sample."""
@@ -182,6 +193,7 @@ class _Generate(ApiAdapter[ApiRequest]):
             stream=body.stream,
             priority=priority_of(headers, Priority.INTERACTIVE),
             prefetch=expected_next(headers),
+            ignored=body.ignored(),
             is_whole_conversation=False,
         )
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from fabric.turn.messages import ToolUse
 from router.api.conversation import BILLING_HEADER, without_billing_line
+from router.api.other_content import OtherContent, OtherPart, ignored_types
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
@@ -31,8 +32,8 @@ class Notes:
     ignored: dict[str, None] = field(default_factory=dict)  # without effect; answers list it
     retain_s: float = 0.0  # the longest of the cache breakpoints
 
-    def ignore(self, name: str) -> None:
-        self.ignored[name] = None
+    def ignore(self, *names: str) -> None:
+        self.ignored |= dict.fromkeys(names)
 
     def retain(self, cache_s: float | None) -> None:
         """Note a cache breakpoint: everything is cached, at least for this long."""
@@ -79,10 +80,8 @@ class ThinkingBlock:
     signature: str | None = optional(Text())
 
 
-_REFUSAL: Final = (
-    "a block of {} is not taken here; this server reads text, tool_use, tool_result and thinking, "
-    "each where it belongs"
-)
+_OWN_TYPES: Final = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking"))
+_MISPLACED: Final = "a block of {} does not belong here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,9 @@ class Blocks:
 
     @classmethod
     def of(cls, **records: JsonKind) -> "Blocks":
-        """Return the kind of content that may hold these types of blocks."""
-        blocks = Tagged(records, _REFUSAL, "unsupported_content")
+        """Return the kind of content of these types of blocks, and of types unknown here."""
+        others = OtherPart(_OWN_TYPES - records.keys(), _MISPLACED)
+        blocks = Tagged(records, other=others)
         return cls(ArrayOf(blocks, BLOCKS_PER_MESSAGE_MAX, noun="blocks"))
 
     def read(self, value: Any, param: str) -> list[Any]:
@@ -117,7 +117,7 @@ class ToolResultBlock(_Block):
     """Result of a tool call."""
 
     is_error: bool = optional(Flag(), False)
-    content: list[TextBlock] | None = optional(TEXT_BLOCKS)
+    content: list[TextBlock | OtherContent] | None = optional(TEXT_BLOCKS)
     tool_use_id: str = required(Text(KEY_CHARS_MAX))
 
 
@@ -136,6 +136,15 @@ def unbilled(text: str, notes: Notes) -> str:
     if kept != text:
         notes.ignore(BILLING_HEADER)
     return kept
+
+
+def read_text(block: TextBlock | OtherContent, notes: Notes) -> str:
+    """Return the text of a block, or the text that stands for it; note what is left out."""
+    if isinstance(block, OtherContent):
+        notes.ignore(*ignored_types([block]))
+    else:
+        notes.retain(block.cache_s)
+    return block.text
 
 
 def joined(texts: list[str]) -> str:

@@ -18,6 +18,7 @@ from router.api.models import ModelNames
 from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
+from router.http.turn_headers import ignored_header
 from router.turns.model_check import ModelCheck
 
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
@@ -30,6 +31,7 @@ class _CountRequest:
     model: str
     requested: RequestedPrompt
     edits: EditOptions
+    ignored: tuple[str, ...]
 
 
 class CountTokensApi:
@@ -63,9 +65,11 @@ class CountTokensApi:
                     request.receive, worker.count(requested.prompt)
                 )
             counts["context_management"] = {"original_input_tokens": original}
-        return JSONResponse(counts, headers=edit_headers(edited.outcomes))
+        headers = edit_headers(edited.outcomes) | ignored_header(parsed.ignored)
+        return JSONResponse(counts, headers=headers)
 
 
 def _parse(headers: Mapping[str, str], sent: dict[str, Any]) -> _CountRequest:
-    body = PROMPT_BODY.read(sent)
-    return _CountRequest(body.model, requested_prompt(body, Notes()), edits_of(headers, sent))
+    body, notes = PROMPT_BODY.read(sent), Notes()
+    requested, edits = requested_prompt(body, notes), edits_of(headers, sent)
+    return _CountRequest(body.model, requested, edits, tuple(notes.ignored))

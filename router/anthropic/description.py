@@ -21,6 +21,7 @@ from router.api.openapi import (
     with_rare,
 )
 from router.http.schema import Schema, nullable
+from router.http.turn_headers import IGNORED_HEADER
 
 _ERRORS: Final = tuple(status for status in WRITES if status != 503)
 _USAGE: Final = answer(
@@ -83,7 +84,7 @@ DESCRIBED: Final = (
         _ERRORS,
         body=with_own(PROMPT_BODY.schema()),
         parameters=EDIT_HEADERS,
-        rare_headers=EDIT_ANSWER_HEADERS,
+        rare_headers={**EDIT_ANSWER_HEADERS, IGNORED_HEADER: text()},
         error="AnthropicError",
     ),
 )

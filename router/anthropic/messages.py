@@ -16,9 +16,11 @@ from router.anthropic.content import (
     ToolResultBlock,
     ToolUseBlock,
     joined,
+    read_text,
     unbilled,
 )
 from router.api.conversation import JoinedMessages, without_empty
+from router.api.other_content import OtherContent, ignored_types, spaced_texts
 from router.http.refusals import refuse
 from router.http.schema import ArrayOf, ObjectOf, Tagged, required
 
@@ -29,7 +31,7 @@ _ROLES: Final = (MessageRole.USER, MessageRole.ASSISTANT, MessageRole.SYSTEM)
 class _SystemMessage:
     """System message, which clients also send in mid-conversation."""
 
-    content: list[TextBlock] = required(TEXT_BLOCKS)
+    content: list[TextBlock | OtherContent] = required(TEXT_BLOCKS)
 
     def messages(self, notes: Notes) -> list[Message]:
         return [system_message(self.content, notes)]
@@ -50,12 +52,12 @@ class _UserMessage:
                 texts.clear()
 
         for block in self.content:
-            notes.retain(block.cache_s)
             if isinstance(block, ToolResultBlock):
                 end_text()
+                notes.retain(block.cache_s)
                 messages.append(_result(block, notes))
             else:
-                texts.append(block.text)
+                texts.append(read_text(block, notes))
         if not self.content:
             texts.append("")
         end_text()
@@ -70,7 +72,12 @@ class _Answer:
         for block in self.content:
             if isinstance(block, TextBlock | ToolUseBlock):
                 notes.retain(block.cache_s)
-        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        notes.ignore(*ignored_types(self.content))
+        texts = spaced_texts(
+            block.text if isinstance(block, TextBlock) else block
+            for block in self.content
+            if isinstance(block, TextBlock | OtherContent)
+        )
         thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
         uses = [block.use() for block in self.content if isinstance(block, ToolUseBlock)]
         return [
@@ -105,7 +112,7 @@ MESSAGES: Final = ArrayOf(
 
 
 def conversation(
-    system: list[TextBlock] | None, messages: Sequence[AnyMessage], notes: Notes
+    system: list[TextBlock | OtherContent] | None, messages: Sequence[AnyMessage], notes: Notes
 ) -> list[Message]:
     """Return `system` and `messages` as a conversation; raise RejectedError for an empty one."""
     conversation = JoinedMessages(between="\n")
@@ -119,15 +126,12 @@ def conversation(
     return without_empty(conversation.messages, "messages")
 
 
-def system_message(blocks: list[TextBlock], notes: Notes) -> Message:
-    """Return a system prompt of blocks of text."""
-    for block in blocks:
-        notes.retain(block.cache_s)
-    return Message(MessageRole.SYSTEM, (joined([unbilled(block.text, notes) for block in blocks]),))
+def system_message(blocks: list[TextBlock | OtherContent], notes: Notes) -> Message:
+    """Return a system prompt of blocks."""
+    texts = [unbilled(read_text(block, notes), notes) for block in blocks]
+    return Message(MessageRole.SYSTEM, (joined(texts),))
 
 
 def _result(block: ToolResultBlock, notes: Notes) -> Message:
-    for inner in block.content or ():
-        notes.retain(inner.cache_s)
-    text = joined([inner.text for inner in block.content or ()])
+    text = joined([read_text(inner, notes) for inner in block.content or ()])
     return Message(MessageRole.TOOL, (text,), result_of=block.tool_use_id, is_error=block.is_error)

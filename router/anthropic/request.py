@@ -16,6 +16,8 @@ from router.anthropic.messages import MESSAGES, AnyMessage, conversation
 from router.anthropic.tools import TOOL_CHOICE, TOOLS, Tool, ToolChoice, call_choice, functions_of
 from router.api.adapter import ApiRequest
 from router.api.conversation import is_begun, refuse_format
+from router.api.hosted_tools import HostedTool
+from router.api.other_content import OtherContent
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
     THINKING_SWITCHES,
@@ -44,6 +46,7 @@ from router.policies.policy import CountedEdit
 from router.prompt import Prompt, chat_prompt
 
 _WITHOUT_EFFECT: Final = ("diagnostics", "speed", "inference_geo")
+_HOSTED: Final = ("mcp_servers", "container")  # what runs tools at Anthropic
 _KEY: Final = Text(KEY_CHARS_MAX)
 
 
@@ -97,12 +100,12 @@ class PromptBody:
     """Fields of a body that become tokens; the body of POST /v1/messages/count_tokens."""
 
     model: str = required(Text())
-    system: list[TextBlock] | None = optional(TEXT_BLOCKS)
+    system: list[TextBlock | OtherContent] | None = optional(TEXT_BLOCKS)
     messages: list[AnyMessage] = required(MESSAGES)
-    tools: list[Tool] | None = optional(TOOLS)
+    tools: list[Tool | HostedTool] | None = optional(TOOLS)
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
-    mcp_servers: Any = optional(_REMOTE)
-    container: Any = optional(_REMOTE)
+    mcp_servers: Any = optional(AnyValue())
+    container: Any = optional(AnyValue())
     fallbacks: Any = optional(_REMOTE)
     thread: Any = optional(Parsed(_thread, {}))
     diagnostics: Any = optional(AnyValue())
@@ -165,6 +168,7 @@ def requested_prompt(body: PromptBody, notes: Notes) -> RequestedPrompt:
     for name in _WITHOUT_EFFECT:
         if getattr(body, name) is not None:
             notes.ignore(name)
+    notes.ignore(*(name for name in _HOSTED if getattr(body, name)))
     notes.retain(body.cache_s)
     _check_budget(body.thinking, notes)
     options = with_effort(body.chat_template_kwargs, body.output_config.effort)

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from fabric.turn.answer_constraints import CallChoice
 from router.anthropic.content import CACHE_CONTROL, Notes
-from router.http.refusals import refuse, require_text, unsupported
+from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
+from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
     ArrayOf,
     Flag,
     ObjectOf,
-    Parsed,
     Text,
     optional,
     refuse_missing,
@@ -22,19 +22,10 @@ from router.http.schema import (
 from router.limits import TOOLS_MAX
 
 
-def _tool_type(value: Any, param: str) -> str:
-    kind = require_text(value, param)
-    if kind != "custom":
-        why = f"{kind[:64]!r} runs at Anthropic; define a tool of your own with an input_schema"
-        unsupported(param, why)
-    return kind
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """Declaration of a tool."""
 
-    type: str | None = optional(Parsed(_tool_type, words("custom").schema()))
     name: str = required(Text(chars_min=1))
     cache_s: float | None = optional(CACHE_CONTROL, name="cache_control")
     strict: bool = optional(Flag(), False)
@@ -48,7 +39,11 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-TOOLS: Final = ArrayOf(ObjectOf(Tool), TOOLS_MAX)
+_REFUSAL: Final = "a tool with an input_schema has the type 'custom', not {}"
+_TOOL: Final = AnyTool(
+    {"custom": ObjectOf(Tool)}, _REFUSAL, declares="input_schema", default="custom"
+)
+TOOLS: Final = ArrayOf(_TOOL, TOOLS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +58,20 @@ class ToolChoice:
 TOOL_CHOICE: Final = ObjectOf(ToolChoice)
 
 
-def functions_of(tools: Sequence[Tool], notes: Notes) -> list[Any]:
-    """Return tools as templates get them."""
-    for tool in tools:
+def functions_of(tools: Sequence[Tool | HostedTool], notes: Notes) -> list[Any]:
+    """Return tools as templates get them; note the hosted ones, which are left out."""
+    notes.ignore(*hosted_types(tools))
+    own = [tool for tool in tools if isinstance(tool, Tool)]
+    for tool in own:
         notes.retain(tool.cache_s)
-    return [tool.function() for tool in tools]
+    return [tool.function() for tool in own]
 
 
-def call_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> tuple[bool, CallChoice]:
-    """Return whether calls are read, and which of `tools` may or must be called."""
+def call_choice(
+    choice: ToolChoice | None, all_tools: Sequence[Tool | HostedTool]
+) -> tuple[bool, CallChoice]:
+    """Return whether calls are read, and which of the tools may or must be called."""
+    tools = [tool for tool in all_tools if isinstance(tool, Tool)]
     strict = tuple(tool.name for tool in tools if tool.strict)
     if choice is None:
         return True, CallChoice(strict=strict)
@@ -81,11 +81,14 @@ def call_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> tuple[bool,
     if choice.type == "auto":
         return True, CallChoice(strict=strict, takes_one=takes_one)
     if not tools:
-        refuse("tool_choice.type", "it is only allowed with tools")
+        why = "it is only allowed with tools that have an input_schema: others are not run here"
+        refuse("tool_choice.type", why if all_tools else "it is only allowed with tools")
     if choice.type == "any":
         return True, CallChoice(True, (), strict, takes_one)
     if choice.name is None:
         refuse_missing("tool_choice.name")
+    if any(isinstance(tool, HostedTool) and tool.name == choice.name for tool in all_tools):
+        refuse("tool_choice.name", f"the hosted tool {choice.name[:64]!r} is not run here")
     if all(tool.name != choice.name for tool in tools):
         refuse("tool_choice.name", f"there is no tool {choice.name[:64]!r} in 'tools'")
     return True, CallChoice(True, (choice.name,), strict, takes_one)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fabric.turn.answer_constraints import CallChoice, ToolText
+from router.api.hosted_tools import AnyTool, HostedTool
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
@@ -38,9 +39,10 @@ class Function:
 
 
 FUNCTION_TOOL: Final = only("function", ObjectOf(Function))
-FUNCTION_TOOLS: Final = ArrayOf(
-    Tagged({"function": FUNCTION_TOOL}, "only functions are supported"), TOOLS_MAX
+_FUNCTION_ONLY: Final = AnyTool(
+    {"function": FUNCTION_TOOL}, "only functions are called, not {}", ("custom",), "function"
 )
+FUNCTION_TOOLS: Final = ArrayOf(_FUNCTION_ONLY, TOOLS_MAX)
 
 
 _NAME: Final = only("name", Text())
@@ -71,7 +73,7 @@ class _NamedTool:
 
 
 _RECORD: Final = ObjectOf(_NamedTool)
-_NAMED: Final = Tagged({"function": _RECORD, "custom": _RECORD}, "{} is not run here")
+_NAMED: Final = AnyTool({"function": _RECORD, "custom": _RECORD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,15 @@ class _AllowedTools:
     """Tools that may be called, or one of which must be."""
 
     mode: str = required(words("auto", "required", expected="auto or required"))
-    tools: list[_NamedTool] = required(ArrayOf(_NAMED, TOOLS_MAX, 1))
+    tools: list[_NamedTool | HostedTool] = required(ArrayOf(_NAMED, TOOLS_MAX, 1))
+    param: str = param_path()
+
+    def known_names(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the allowed tools without those that run elsewhere."""
+        own = [tool.known_name(names) for tool in self.tools if isinstance(tool, _NamedTool)]
+        if not own:
+            refuse(f"{self.param}.tools", "it names only hosted tools, which are not run here")
+        return tuple(dict.fromkeys(own))
 
 
 _WORDS: Final = words("auto", "none", "required", expected="none, auto, required or an object")
@@ -111,22 +121,24 @@ def call_choice(
         name = choice.known_name(names)
         return True, CallChoice(True, (name,), strict, takes_one=True, texts=texts)
     if isinstance(choice, _AllowedTools):
-        allowed = tuple(dict.fromkeys(tool.known_name(names) for tool in choice.tools))
         must_call = choice.mode == "required"
-        return True, CallChoice(must_call, allowed, strict, takes_one, texts)
+        return True, CallChoice(must_call, choice.known_names(names), strict, takes_one, texts)
     if choice == "required" and not names:
-        refuse("tool_choice", "it is only allowed with tools")
+        refuse(
+            "tool_choice",
+            "it is only allowed with tools that are run here: functions and custom tools",
+        )
     return True, CallChoice(choice == "required", (), strict, takes_one, texts)
 
 
 def function_choice(
     choice: ToolChoice | None,
-    functions: Iterable[Function],
+    functions: Iterable[Function | HostedTool],
     *,
     parallel: bool,
 ) -> tuple[bool, CallChoice]:
     """Return the choice among functions."""
-    known = list(functions)
+    known = [function for function in functions if isinstance(function, Function)]
     strict = tuple(function.name for function in known if function.strict)
     return call_choice(
         choice, {function.name for function in known}, parallel=parallel, strict=strict

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,14 +22,13 @@ from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
 from router.http.refusals import refuse
 from router.http.sse import EventStream
+from router.http.turn_headers import ignored_header
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
 from router.turns.fan_out import FanOut
 from router.turns.open_turn import OpenTurn
 from router.turns.owner_wait import AwaitedNodes
 from router.turns.turns import Turns
-
-IGNORED_HEADER: Final = "x-macfabric-ignored"
 
 A = TypeVar("A", bound=ApiRequest)
 
@@ -150,7 +149,4 @@ async def _stream(
 
 def _headers(parsed: ApiRequest, admitted: Admitted | None = None) -> dict[str, str]:
     headers = cache_headers(admitted) if admitted is not None else {}
-    headers |= edit_headers(parsed.outcomes)
-    if parsed.ignored:
-        headers[IGNORED_HEADER] = ", ".join(parsed.ignored)
-    return headers
+    return headers | edit_headers(parsed.outcomes) | ignored_header(parsed.ignored)

@@ -1,8 +1,8 @@
 """Limits of requests: their number, and the size and pace of bodies as they arrive.
 
 Content-Length is not trusted. A prompt that fits no node's context is refused by the length of its
-body, before it is buffered. Each tenant has a share of the buffers. An agent's file is streamed
-through to a node, with limits of its own.
+text as it arrives; pictures and files in base64 do not count, as no model reads them. Each tenant
+has a share of the buffers. An agent's file is streamed through to a node, with limits of its own.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ from fabric.limits import (
 )
 from router.http.auth import owner_of
 from router.limits import (
+    BASE64_BLOCK_BYTES,
+    BASE64_CHARS_MIN,
     BODIES_ARRIVING_BYTES_MAX,
     BODIES_BYTES_MAX,
     BODY_BYTES_PER_S_MIN,
@@ -37,6 +39,9 @@ from router.limits import (
 )
 
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
+_BASE64: Final = (
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\"  # and escapes
+)
 _PASSES_THROUGH: Final = re.compile(r"/v1/agents/[^/]+/resume")
 
 
@@ -47,15 +52,13 @@ class _Gauge:
     limit_bytes: int
     text_bytes_max: int | None = None  # of the longest prompt that fits a context
     read_bytes: int = 0
-    escaped_bytes: int = 0  # upper bound of those that are escapes and not text
+    other_bytes: int = 0  # upper bound of those that are escapes or base64, and not text
 
     def declare(self, size_bytes: int) -> None:
-        """Raise RejectedError if a body of this size is too long whatever it contains."""
+        """Raise TooLargeError if a body of this size is too long whatever it contains."""
         if size_bytes > self.limit_bytes:
             message = f"the body is over the limit of {self.limit_bytes} bytes"
             raise TooLargeError(message)
-        if self.text_bytes_max is not None:
-            self._require_fitting((size_bytes - PROMPT_FRAME_BYTES) // PROMPT_ESCAPES)
 
     def feed(self, part: bytes) -> None:
         """Count one more part; raise RejectedError once the body is too long."""
@@ -64,8 +67,9 @@ class _Gauge:
         if self.text_bytes_max is not None:
             # An upper bound: an escaped backslash may precede a "u".
             long_count = part.count(b"\\u")
-            self.escaped_bytes += part.count(b"\\") + (PROMPT_ESCAPES - 2) * long_count
-            self._require_fitting(self.read_bytes - self.escaped_bytes - PROMPT_FRAME_BYTES)
+            self.other_bytes += part.count(b"\\") + (PROMPT_ESCAPES - 2) * long_count
+            self.other_bytes += _base64_bytes(part)
+            self._require_fitting(self.read_bytes - self.other_bytes - PROMPT_FRAME_BYTES)
 
     def _require_fitting(self, text_bytes: int) -> None:
         assert self.text_bytes_max is not None, "only prompts are measured"
@@ -76,6 +80,16 @@ class _Gauge:
                 "shorten the conversation"
             )
             raise RejectedError(message, code="context_length_exceeded", param="messages")
+
+
+def _base64_bytes(part: bytes) -> int:
+    """Return an upper bound of the bytes of base64: blocks of many of its characters only."""
+    total = 0
+    for start in range(0, len(part), BASE64_BLOCK_BYTES):
+        block = part[start : start + BASE64_BLOCK_BYTES]
+        if not block.translate(None, _BASE64) and len(set(block)) >= BASE64_CHARS_MIN:
+            total += len(block)
+    return total
 
 
 class BodyLimit:

@@ -398,7 +398,6 @@ class Tagged:
     tag: str = "type"
     default: str = ""  # of objects without the field
     other: JsonKind | None = None  # of any other word
-    refuses_object: bool = False  # complaints name the object, and not the field
 
     def read(self, value: Any, param: str) -> Any:
         body = require_object(value, param)
@@ -410,7 +409,6 @@ class Tagged:
             refuse_missing(at)
         kind = self.kinds.get(require_text(word, at), self.other)
         if kind is None:
-            at = param if self.refuses_object else at
             refuse(at, self.refusal.format(repr(word[:64])), self.code)
         return kind.read(body, param)
 

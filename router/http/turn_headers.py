@@ -1,13 +1,14 @@
-"""Headers of a turn: its agent, its priority, and the agents whose turns come next."""
+"""Headers of a turn: its agent, its priority, the agents whose turns come next, what is ignored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fabric.ids import AgentId, agent_id_from_key, parse_agent_id
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from router.http.refusals import refuse
-from router.limits import PREFETCH_HINTS_MAX
+from router.limits import IGNORED_HEADER_CHARS_MAX, IGNORED_NAME_CHARS_MAX, PREFETCH_HINTS_MAX
 
 AGENT_HEADER = "x-agent-id"
+IGNORED_HEADER = "x-macfabric-ignored"
 PREFETCH_HEADER = "x-macfabric-prefetch"
 PRIORITY_HEADER = "x-macfabric-priority"
 
@@ -44,3 +45,24 @@ def expected_next(headers: Mapping[str, str]) -> tuple[AgentId, ...]:
     if len(agents) > PREFETCH_HINTS_MAX:
         refuse(PREFETCH_HEADER, f"more than {PREFETCH_HINTS_MAX} agents")
     return tuple(parse_agent_id(agent) for agent in agents)
+
+
+def header_word(word: str) -> str:
+    """Return a client's word as a header of the answer can carry it, cut to a limit."""
+    cut = word[:IGNORED_NAME_CHARS_MAX]
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in cut)
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Return the header that lists what has no effect, cut to a limit; empty without names."""
+    unique = list(dict.fromkeys(names))
+    shown_count, chars = 0, 0
+    for name in unique:
+        chars += len(name) + len(", ")
+        if chars > IGNORED_HEADER_CHARS_MAX:
+            break
+        shown_count += 1
+    shown = unique[:shown_count]
+    if shown_count < len(unique):
+        shown.append(f"and {len(unique) - shown_count} more")
+    return {IGNORED_HEADER: ", ".join(shown)} if shown else {}

@@ -8,13 +8,13 @@ from fabric.errors import RejectedError
 from fabric.json_items import ItemCount
 from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
+from router.api.other_content import NO_CONTENT, OTHER_PART, Content, content_kind
 from router.http.schema import (
     AnyObject,
     AnyValue,
     ArrayOf,
     Either,
     Flag,
-    Mapped,
     ObjectOf,
     Tagged,
     Text,
@@ -40,17 +40,13 @@ _ROLES: Final = {
 
 _TEXT: Final = only("text", Text())
 _PART: Final = Tagged(
-    {"text": _TEXT, "input_text": _TEXT, "refusal": only("refusal", Text())},
-    "this server takes text only, not {}",
-    "unsupported_content",
-    refuses_object=True,
+    {
+        **dict.fromkeys(("text", "input_text", "output_text"), _TEXT),
+        "refusal": only("refusal", Text()),
+    },
+    other=OTHER_PART,
 )
-_PARTS: Final = ArrayOf(Either({str: Text(), dict: _PART}), count_max=None)
-# One string, or parts.
-_CONTENT: Final = Mapped(
-    Either({str: Text(), list: _PARTS}, "a string or an array of parts"),
-    lambda content: (content,) if isinstance(content, str) else tuple(content),
-)
+_CONTENT: Final = content_kind(Either({str: Text(), dict: _PART}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +93,13 @@ class ChatMessage:
 
     role: MessageRole = required(WordIn(_ROLES))
     function_call: Any = optional(Unsupported("use tool_calls"))
-    content: tuple[str, ...] = required(_CONTENT)
+    content: Content = required(_CONTENT)
     name: str | None = optional(_NAME)
     prefix: bool = optional(Flag(), False)  # of the last one: the model continues it
 
     def message(self, _argument_items: ItemCount) -> Message:
         """Return the message of a turn; `_argument_items` bounds the arguments of all calls."""
-        return Message(self.role, self.content, name=self.name)
+        return Message(self.role, self.content.texts, name=self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +107,13 @@ class _ToolResult(ChatMessage):
     tool_call_id: str | None = optional(_NAME)
 
     def message(self, _argument_items: ItemCount) -> Message:
-        return Message(self.role, self.content, name=self.name, result_of=self.tool_call_id)
+        texts = self.content.texts
+        return Message(self.role, texts, name=self.name, result_of=self.tool_call_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer(ChatMessage):
-    content: tuple[str, ...] = optional(_CONTENT, ())  # absent where it only called tools
+    content: Content = optional(_CONTENT, NO_CONTENT)  # absent where it only called tools
     tool_calls: list[_FunctionCall | _CustomCall] | None = optional(ArrayOf(_CALL, TOOLS_MAX))
     # The reasoning, by any of the names that servers of local models use.
     reasoning_content: str | None = optional(Text())
@@ -127,7 +124,7 @@ class _Answer(ChatMessage):
         thoughts = (self.reasoning_content, self.reasoning, self.thinking)
         return Message(
             self.role,
-            self.content,
+            self.content.texts,
             name=self.name,
             uses=tuple(call.use(argument_items) for call in self.tool_calls or ()),
             reasoning=next((thought for thought in thoughts if isinstance(thought, str)), None),

@@ -16,15 +16,16 @@ from router.api.conversation import (
     without_billing_lines,
     without_empty,
 )
+from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
 from router.api.shared_fields import TEMPLATE_OPTIONS, with_effort
 from router.api.tool_choice import FUNCTION_TOOL, TOOL_CHOICE, Function, ToolChoice, call_choice
 from router.http.refusals import refuse
 from router.http.schema import (
+    AnyValue,
     ArrayOf,
     Flag,
     Integer,
     ObjectOf,
-    Tagged,
     Text,
     Unsupported,
     only,
@@ -44,9 +45,10 @@ from router.openai.request import (
 from router.openai.sampling import SamplingBody, TokenLimit
 from router.prompt import chat_prompt
 
-_TOOL: Final = Tagged(
+_TOOL: Final = AnyTool(
     {"function": FUNCTION_TOOL, "custom": only("custom", ObjectOf(CustomTool))},
-    "functions and custom tools are called",
+    "functions and custom tools are called, not {}",
+    declares="function",
 )
 _OLD_CALLS: Final = Unsupported("use tools and tool_choice")
 _TEXT_ONLY: Final = "this server answers with text only"
@@ -58,12 +60,13 @@ class ChatBody(SamplingBody):
 
     model: str = required(Text())
     messages: list[ChatMessage] = required(MESSAGES)
-    tools: list[Function | CustomTool] = optional(ArrayOf(_TOOL, TOOLS_MAX), ())
+    tools: list[Function | CustomTool | HostedTool] = optional(ArrayOf(_TOOL, TOOLS_MAX), ())
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
     parallel_tool_calls: bool = optional(Flag(), True)
     best_of: Any = optional(Unsupported("chats have n", (1,), Integer(1, 1).schema()))
     functions: Any = optional(_OLD_CALLS)
     function_call: Any = optional(_OLD_CALLS)
+    web_search_options: Any = optional(AnyValue())
     modalities: Any = optional(Unsupported(_TEXT_ONLY, (["text"],)))
     audio: Any = optional(Unsupported(_TEXT_ONLY))
     n: int = optional(COUNT, 1)
@@ -103,6 +106,7 @@ class _ChatTools:
     strict: tuple[str, ...]
     custom: frozenset[str]
     texts: tuple[ToolText, ...]
+    hosted: tuple[str, ...]  # types of those that run elsewhere
 
 
 def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
@@ -143,10 +147,17 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
         priority=body.priority(headers),
         retain_s=body.retain_s,
         prefetch=expected_next(headers),
-        ignored=ignored_lines(messages),
+        ignored=_ignored(body, tools, messages),
         batch=AnswerBatch((prompt,), body.n, body.n) if body.n > 1 else None,
         custom_tools=tools.custom,
     )
+
+
+def _ignored(body: ChatBody, tools: _ChatTools, messages: Sequence[Message]) -> tuple[str, ...]:
+    """Return the names of what has no effect: hosted tools, fields, and parts of contents."""
+    parts = (name for message in body.messages for name in message.content.ignored)
+    fields = () if body.web_search_options is None else ("web_search_options",)
+    return tuple(dict.fromkeys((*tools.hosted, *fields, *parts, *ignored_lines(messages))))
 
 
 def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
@@ -165,12 +176,14 @@ def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
     return reason is not None
 
 
-def _tools(tools: Sequence[Function | CustomTool], sent: Sequence[Any]) -> _ChatTools:
+def _tools(tools: Sequence[Function | CustomTool | HostedTool], sent: Sequence[Any]) -> _ChatTools:
     functions, strict, custom, texts = [], [], set(), []
     for tool, tool_sent in zip(tools, sent, strict=True):
         if isinstance(tool, Function):
             functions.append(tool_sent)
             strict += [tool.name] if tool.strict else []
+            continue
+        if isinstance(tool, HostedTool):
             continue
         name, function = tool.name, tool.function()
         custom.add(name)
@@ -181,4 +194,5 @@ def _tools(tools: Sequence[Function | CustomTool], sent: Sequence[Any]) -> _Chat
             strict.append(name)
             declaration["strict"] = True
         functions.append({"type": "function", "function": declaration})
-    return _ChatTools(functions, tuple(strict), frozenset(custom), tuple(texts))
+    hosted = hosted_types(tools)
+    return _ChatTools(functions, tuple(strict), frozenset(custom), tuple(texts), hosted)

@@ -12,13 +12,20 @@ from fabric.json_items import ItemCount
 from fabric.limits import MESSAGES_MAX
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.api.conversation import JoinedMessages
+from router.api.other_content import (
+    NO_CONTENT,
+    OTHER_PART,
+    Content,
+    OtherContent,
+    content_kind,
+)
 from router.http.refusals import refuse
 from router.http.schema import (
     ArrayOf,
     Either,
-    Mapped,
     ObjectOf,
     Parsed,
+    Schema,
     Tagged,
     Text,
     WordIn,
@@ -59,43 +66,51 @@ Entry = Message | Reference
 _TEXT: Final = only("text", Text())
 _TEXT_TYPES: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _PART: Final = Tagged(
-    {**dict.fromkeys(_TEXT_TYPES, _TEXT), "refusal": only("refusal", Text())},
-    "only text is read here",
-    "unsupported_content",
+    {**dict.fromkeys(_TEXT_TYPES, _TEXT), "refusal": only("refusal", Text())}, other=OTHER_PART
 )
-# One string, or parts.
-_CONTENT: Final = Mapped(
-    Either({str: Text(), list: ArrayOf(_PART, MESSAGES_MAX)}, "a string or an array of parts"),
-    lambda content: (content,) if isinstance(content, str) else tuple(content),
-)
+_CONTENT: Final = content_kind(_PART, MESSAGES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _MessageItem:
+class _Item:
+    """Any item."""
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Types of what the model does not see of it."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MessageItem(_Item):
     role: MessageRole = required(_ROLES)
-    content: tuple[str, ...] = required(_CONTENT)
+    content: Content = required(_CONTENT)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return self.content.ignored
 
     def entry(self, _argument_items: ItemCount) -> Entry:
-        return Message(self.role, self.content)
+        return Message(self.role, self.content.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reasoning:
-    content: tuple[str, ...] = optional(_CONTENT, ())
+class _Reasoning(_Item):
+    content: Content = optional(_CONTENT, NO_CONTENT)
     encrypted_content: str = optional(Text(), "")
     summary: Any = optional(Parsed(lambda value, _param: value, _CONTENT.schema()))
     param: str = param_path()
 
     def entry(self, _argument_items: ItemCount) -> Entry:
         """Return the reasoning: whole, or as `carried` encoded it, or at least its summary."""
-        thought = "".join(self.content) or _uncarried(self.encrypted_content)
+        thought = "".join(self.content.texts) or _uncarried(self.encrypted_content)
         if not thought and self.summary is not None:
-            thought = "\n".join(_CONTENT.read(self.summary, f"{self.param}.summary"))
+            thought = "\n".join(_CONTENT.read(self.summary, f"{self.param}.summary").texts)
         return Message(MessageRole.ASSISTANT, (), reasoning=thought or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _Call(_Item):
     call_id: str = required(_NAME)
     name: str = required(_NAME)
     namespace: str | None = optional(_NAME)
@@ -127,17 +142,21 @@ class _CustomCall(_Call):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CallOutput:
+class _CallOutput(_Item):
     call_id: str = required(_NAME)
-    output: tuple[str, ...] = required(_CONTENT)
+    output: Content = required(_CONTENT)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return self.output.ignored
 
     def entry(self, _argument_items: ItemCount) -> Entry:
-        text = "".join(self.output)
+        text = "".join(self.output.texts)
         return Message(MessageRole.TOOL, (text,), result_of=self.call_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ReferenceItem:
+class _ReferenceItem(_Item):
     id: str = required(_NAME)
     param: str = param_path()
 
@@ -145,7 +164,44 @@ class _ReferenceItem:
         return Reference(self.id, f"{self.param}.id")
 
 
-InputItem = _MessageItem | _Reasoning | _FunctionCall | _CustomCall | _CallOutput | _ReferenceItem
+@dataclass(frozen=True, slots=True)
+class _OtherItem:
+    """Item of another type, such as a hosted tool's call, which is part of an answer."""
+
+    content: OtherContent
+    is_call: bool
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return (self.content.ignored,) if self.content.ignored else ()
+
+    def entry_after(self, before: Sequence[Entry]) -> Message:
+        """Return its message; a call is on lines of its own, as answers are joined without any."""
+        if not self.is_call:
+            return Message(MessageRole.USER, (self.content.text,))
+        start = "\n" if _ends_within_line(before) else ""
+        return Message(MessageRole.ASSISTANT, (f"{start}{self.content.text}\n",))
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherItemKind:
+    def read(self, value: Any, param: str) -> _OtherItem:
+        content = OTHER_PART.read(value, param)
+        return _OtherItem(content, value["type"].endswith("_call"))
+
+    def schema(self) -> Schema:
+        return OTHER_PART.schema()
+
+
+InputItem = (
+    _MessageItem
+    | _Reasoning
+    | _FunctionCall
+    | _CustomCall
+    | _CallOutput
+    | _ReferenceItem
+    | _OtherItem
+)
 
 
 _OUTPUT: Final = ObjectOf(_CallOutput)
@@ -159,10 +215,8 @@ _ITEM: Final = Tagged(
         "custom_tool_call_output": _OUTPUT,
         "item_reference": ObjectOf(_ReferenceItem),
     },
-    "items of {} are not taken here; messages, reasoning, and calls of functions and custom tools "
-    "with their outputs are",
-    "unsupported_content",
     default="message",
+    other=_OtherItemKind(),
 )
 INPUT: Final = Either({str: Text(), list: ArrayOf(_ITEM, MESSAGES_MAX)})
 
@@ -171,7 +225,24 @@ def entries_of(given: str | Sequence[InputItem], argument_items: ItemCount) -> t
     """Return the entries of an input: one text of the user, or items."""
     if isinstance(given, str):
         return (Message(MessageRole.USER, (given,)),)
-    return tuple(item.entry(argument_items) for item in given)
+    entries: list[Entry] = []
+    for item in given:
+        if isinstance(item, _OtherItem):
+            entries.append(item.entry_after(entries))
+        else:
+            entries.append(item.entry(argument_items))
+    return tuple(entries)
+
+
+def _ends_within_line(entries: Sequence[Entry]) -> bool:
+    """Return whether the entries end with text of an answer that does not end its line."""
+    for entry in reversed(entries):
+        if not isinstance(entry, Message) or entry.role is not MessageRole.ASSISTANT:
+            return False
+        text = "".join(entry.texts)
+        if text:
+            return not text.endswith("\n")
+    return False
 
 
 def answered_message(item: dict[str, Any], argument_items: ItemCount) -> Message:

@@ -40,7 +40,7 @@ from router.openai.responses.items import (
     conversation,
     entries_of,
 )
-from router.openai.responses.tools import TOOLS, AnyTool, Tools, tools_of
+from router.openai.responses.tools import TOOLS, ResponsesTool, Tools, tools_of
 from router.openai.sampling import SamplingBody, TokenLimit
 from router.policies.truncation import Truncation
 from router.prompt import Prompt, chat_prompt
@@ -109,7 +109,7 @@ class ResponsesBody(SamplingBody):
 
     model: str = required(Text())
     input: str | list[InputItem] = required(INPUT)
-    tools: list[AnyTool] | None = optional(TOOLS)
+    tools: list[ResponsesTool] | None = optional(TOOLS)
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
     parallel_tool_calls: bool = optional(Flag(), True)
     background: bool = optional(Flag(), False)
@@ -184,7 +184,10 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
     for name in ("input", "metadata", "reasoning", "text", "tools"):
         _require_finite(sent.get(name), name)
     head = Message(MessageRole.SYSTEM, (request.instructions or "",))
-    request = replace(request, ignored=request.ignored + ignored_lines([head, *request.messages()]))
+    items = () if isinstance(body.input, str) else body.input
+    parts = (name for item in items for name in item.ignored)
+    lines = ignored_lines([head, *request.messages()])
+    request = replace(request, ignored=tuple(dict.fromkeys((*request.ignored, *parts, *lines))))
     return with_prompt(request) if request.is_whole else request
 
 

@@ -9,16 +9,14 @@ from typing import Any, Final
 
 from fabric.turn.answer_constraints import ToolText
 from fabric.turn.generation import ToolCall
-from router.http.refusals import refuse, require_object
+from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
+from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
     ArrayOf,
     Flag,
     ObjectOf,
-    Schema,
-    Tagged,
     Text,
-    either,
     optional,
     required,
 )
@@ -26,8 +24,6 @@ from router.limits import TOOLS_MAX
 from router.openai.custom_tools import CustomTool
 
 _SEPARATOR: Final = "__"
-# Run by OpenAI and offered by every coding agent: the model does not see them.
-_HOSTED: Final = ("web_search", "image_generation", "tool_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,6 @@ class _Custom(CustomTool):
         return name, function.declaration
 
 
-_REFUSAL: Final = "{} is not run here; functions and custom tools are"
 _OWN: Final[dict[str, ObjectOf[Any]]] = {
     "function": ObjectOf(_Function),
     "custom": ObjectOf(_Custom),
@@ -98,49 +93,29 @@ _OWN: Final[dict[str, ObjectOf[Any]]] = {
 class _Namespace:
     name: str = required(Text(chars_min=1))
     description: str | None = optional(Text())
-    tools: list[_Function | _Custom] | None = optional(ArrayOf(Tagged(_OWN, _REFUSAL), TOOLS_MAX))
+    tools: list[_Function | _Custom | HostedTool] | None = optional(
+        ArrayOf(AnyTool(_OWN), TOOLS_MAX)
+    )
+
+    def hosted(self) -> tuple[str, ...]:
+        """Return the types of its hosted tools."""
+        return hosted_types(self.tools or ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Hosted:
-    """A tool that OpenAI runs."""
-
-    type: str
+ResponsesTool = _Function | _Custom | _Namespace | HostedTool
+TOOLS: Final = ArrayOf(AnyTool({**_OWN, "namespace": ObjectOf(_Namespace)}), TOOLS_MAX)
 
 
-_TOOL: Final = Tagged({**_OWN, "namespace": ObjectOf(_Namespace)}, _REFUSAL)
-AnyTool = _Function | _Custom | _Namespace | _Hosted
-
-
-@dataclass(frozen=True, slots=True)
-class _AnyTool:
-    """A tool that the model may call, or one that OpenAI runs, by the beginning of its type."""
-
-    def read(self, value: Any, param: str) -> AnyTool:
-        kind = require_object(value, param).get("type")
-        if isinstance(kind, str) and kind.startswith(_HOSTED):
-            return _Hosted(kind)
-        tool: AnyTool = _TOOL.read(value, param)
-        return tool
-
-    def schema(self) -> Schema:
-        kind = {"type": "string", "pattern": f"^({'|'.join(_HOSTED)})"}
-        hosted = {"type": "object", "properties": {"type": kind}, "required": ["type"]}
-        return either(_TOOL.schema(), hosted)
-
-
-TOOLS: Final = ArrayOf(_AnyTool(), TOOLS_MAX)
-
-
-def tools_of(tools: list[AnyTool], given: list[Any]) -> Tools:
+def tools_of(tools: list[ResponsesTool], given: list[Any]) -> Tools:
     """Return a request's tools; `given` are the same as they were sent."""
     functions: list[Any] = []
     names: dict[str, ToolName] = {}
-    hosted: dict[str, None] = {}
+    hosted = dict.fromkeys(hosted_types(tools))
     for tool in tools:
-        if isinstance(tool, _Hosted):
-            hosted[_header_text(tool.type)] = None
+        if isinstance(tool, HostedTool):
             continue
+        if isinstance(tool, _Namespace):
+            hosted |= dict.fromkeys(tool.hosted())
         for name, declaration in _named(tool):
             key = template_name(name.name, name.namespace)
             names[key] = name
@@ -155,11 +130,7 @@ def _named(
     tool: _Function | _Custom | _Namespace,
 ) -> Iterator[tuple[ToolName, dict[str, Any]]]:
     if isinstance(tool, _Namespace):
-        yield from (inner.named(tool.name) for inner in tool.tools or ())
+        own = (inner for inner in tool.tools or () if not isinstance(inner, HostedTool))
+        yield from (inner.named(tool.name) for inner in own)
     else:
         yield tool.named(None)
-
-
-def _header_text(kind: str) -> str:
-    """Return a client's word as a header of the answer can carry it."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in kind[:64])

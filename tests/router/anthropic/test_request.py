@@ -227,6 +227,7 @@ def test_a_choice_says_what_is_called(choice, expected):
 DEEP = {"type": "object"}
 for _ in range(60):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 REFUSED = [
     ({"model": None}, "model"),
     ({"max_tokens": None}, "max_tokens"),
@@ -243,13 +244,12 @@ REFUSED = [
     ({"messages": [user("x")]}, "messages[0].content[0]"),
     ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
-    ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0].type"),
     ({"messages": [user({"type": "tool_use"})]}, "messages[0].content[0].type"),
     ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
     (
         {
             "messages": [
-                user({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]})
+                user({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "thinking"}]})
             ]
         },
         "messages[0].content[0].content[0].type",
@@ -277,7 +277,8 @@ REFUSED = [
     ({"messages": [user(text("x", cache_control={"type": "y"}))]}, None),
     ({"messages": [user(text("x", cache_control={"type": "ephemeral", "ttl": "9d"}))]}, None),
     ({"system": 5}, "system"),
-    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"system": [{"type": "tool_use"}]}, "system[0].type"),
+    ({"system": [{"type": 5}]}, "system[0].type"),
     ({"temperature": 1.1}, "temperature"),
     ({"top_p": -1}, "top_p"),
     ({"top_k": -1}, "top_k"),
@@ -286,7 +287,12 @@ REFUSED = [
     ({"stream": 1}, "stream"),
     ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
     ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "Custom", "name": "look", "input_schema": {}}]}, "tools[0].type"),
+    ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
+    (
+        {"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+        "tool_choice.name",
+    ),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
     ({"tool_choice": {"type": "tool", "name": "look"}}, "tool_choice.type"),
@@ -301,7 +307,7 @@ REFUSED = [
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
     ({"output_config": {"format": "json"}}, "output_config.format"),
     ({"output_format": {"type": "json_schema", "schema": DEEP}}, "output_format.schema"),
-    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ({"fallbacks": [{"model": "x"}]}, "fallbacks"),
     ({"metadata": "x"}, "metadata"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"service_tier": "fast"}, "service_tier"),

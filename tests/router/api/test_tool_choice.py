@@ -71,7 +71,7 @@ REFUSED = [
     (allowed("auto", "x"), "tool_choice.allowed_tools.tools[0].function.name"),
     (
         {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
-        "tool_choice.tools[0].type",
+        "tool_choice.tools",
     ),
 ]
 

@@ -1,13 +1,15 @@
-"""A prompt that fits no node's context is refused by the length of its body, before it is held."""
+"""A prompt that fits no node's context is refused by the length of its text, as it arrives."""
 
 import json
+from base64 import b64encode, encodebytes, urlsafe_b64encode
+from random import randbytes
 
 import pytest
 
 from fabric.limits import BODY_BYTES_MAX, MIB
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Finished, FinishReason
-from router.limits import CALL_BODY_BYTES_MAX, PROMPT_ESCAPES, PROMPT_FRAME_BYTES
+from router.limits import CALL_BODY_BYTES_MAX, PROMPT_FRAME_BYTES
 from tests.router.fake_node import MODEL
 from tests.router.http.test_body_limit import error_of, open_body
 from tests.router.rig import KEY, rig
@@ -65,14 +67,35 @@ async def test_escapes_are_not_taken_for_text(spelled):
         assert not is_too_long(await post(made, spelled * (TEXT_BYTES // text_bytes)))
 
 
-async def test_a_length_that_is_told_is_believed_and_nothing_of_the_body_awaited():
+async def test_a_prompt_is_refused_at_the_first_byte_that_fits_no_context():
     async with rig("a", settings=SETTINGS) as made:
         await told(made, TEXT_BYTES)
-        longest = PROMPT_ESCAPES * (TEXT_BYTES + 1) + PROMPT_FRAME_BYTES
-        reader, _ = await open_body(made, KEY, longest, b"{")
+        begun = b'{"x": "' + b"y" * (TEXT_BYTES + PROMPT_FRAME_BYTES)
+        reader, _ = await open_body(made, KEY, BODY_BYTES_MAX, begun)
         status, error = await error_of(reader)
 
     assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_declared_length():
+    async with rig("a", settings=SETTINGS) as made:
+        reader, _ = await open_body(made, KEY, BODY_BYTES_MAX + 1, b"{")
+        status, error = await error_of(reader)
+
+    assert (status, error["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode, encodebytes])
+async def test_pictures_do_not_count_as_text_of_the_prompt(encode):
+    pixels = encode(randbytes(8 * MIB)).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixels}"}}
+    async with rig("a", settings=SETTINGS) as made:
+        await told(made, TEXT_BYTES)
+        for beside, is_refused in (("x" * TEXT_BYTES, False), ("x" * 2 * MIB, True)):
+            content = [{"type": "text", "text": beside}, image]
+            body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+            answer = await made.http(KEY).post("/v1/chat/completions", json=body)
+            assert is_too_long(answer) is is_refused
 
 
 async def test_a_body_of_no_told_length_is_refused_as_it_comes():

@@ -100,14 +100,14 @@ REFUSED = [
     ("messages[0].content", {"messages": [{"role": "user"}]}, "missing_required_parameter"),
     ("messages[0].content", {"messages": [{"role": "user", "content": 1}]}, "invalid_type"),
     (
-        "messages[0].content[0]",
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "unsupported_content",
+        "messages[0].content[0].type",
+        {"messages": [{"role": "user", "content": [{"image_url": {}}]}]},
+        "missing_required_parameter",
     ),
     (
-        "messages[0].content[0]",
-        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-        "unsupported_content",
+        "messages[0].content[0].type",
+        {"messages": [{"role": "user", "content": [{"type": 5}]}]},
+        "invalid_type",
     ),
     (
         "messages[0].content[0].text",
@@ -151,7 +151,33 @@ REFUSED = [
     ("logit_bias.1", {"logit_bias": {"1": 101}}, "invalid_value"),
     ("logit_bias", {"logit_bias": {str(i): 0 for i in range(1025)}}, "invalid_value"),
     ("tools", {"tools": {}}, "invalid_type"),
-    ("tools[0].type", {"tools": [{"type": "web_search"}]}, "unsupported_parameter"),
+    (
+        "tools[0].type",
+        {"tools": [{"type": "functions", "function": {"name": "f"}}]},
+        "unsupported_parameter",
+    ),
+    (
+        "tool_choice",
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "invalid_value",
+    ),
+    (
+        "tool_choice.type",
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        "unsupported_parameter",
+    ),
+    (
+        "tool_choice.tools",
+        {
+            "tools": [{"type": "web_search"}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "web_search"}],
+            },
+        },
+        "invalid_value",
+    ),
     ("tools[0].function", {"tools": [{"type": "function"}]}, "missing_required_parameter"),
     (
         "tools[0].function.parameters",
