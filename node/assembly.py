@@ -36,6 +36,7 @@ from node.self_test import Questions, SelfTests
 from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.warm_start import WarmStart
+from node.system_sleep import SystemSleep, system_notices
 from node.tiers.agent_records import AgentRecords
 from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directive_store import DirectiveStore
@@ -118,6 +119,7 @@ def assemble(resources: NodeResources) -> Node:
             ),
             warm_start=WarmStart(workers, resources.store.blocks, live_turns, health),
             drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+            sleep=SystemSleep(health, live_turns, tiers.flusher.flush, system_notices()),
         ),
     )
 

@@ -114,7 +114,9 @@ class ControlCalls:
             self._waiting.give(call.tenant)
 
     async def _describe(self, _: Describe) -> object:
-        return self._node.view()
+        view = self._node.view()
+        self._node.background.sleep.note_report(view.state)
+        return view
 
     async def _list_agents(self, call: ListAgents) -> object:
         node = self._node

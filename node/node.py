@@ -39,6 +39,7 @@ from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
 from node.store.warm_start import WarmStart
+from node.system_sleep import SystemSleep
 from node.tiers.agent_records import AgentRecords
 from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
@@ -144,6 +145,7 @@ class Background:
     scrubber: Scrubber
     warm_start: WarmStart
     drain_flag: DrainFlag
+    sleep: SystemSleep
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -146,13 +146,7 @@ class NodeService:
             node.background.retries,
             node.background.upkeep,
             node.background.pressure,
-        )
-        beside = (
-            node.background.warm_start,
-            node.background.scrubber,
-            node.background.retries,
-            node.background.upkeep,
-            node.background.pressure,
+            node.background.sleep,
         )
         for each in (*beside, self._encryption, self._power):
             self._loop.call_soon_threadsafe(each.start)
@@ -355,6 +349,7 @@ class NodeService:
         await node.background.retries.stop()
         await node.background.upkeep.stop()
         await node.background.pressure.stop()
+        await node.background.sleep.stop()
         left = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()

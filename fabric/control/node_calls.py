@@ -17,6 +17,7 @@ from fabric.record.edited_head import EditNote
 from fabric.record.manifest import AgentSettings, OwnerState
 
 READY: Final = "ready"
+ASLEEP: Final = "asleep"  # its machine is about to sleep, or has not reported since
 DRAINING: Final = "draining"  # takes no new agents; those it has are moved away
 
 
@@ -93,7 +94,7 @@ class NodeView:
     model: str
     fingerprint: str
     context_tokens_max: int
-    state: str  # READY, DRAINING or "stopping"
+    state: str  # READY, DRAINING, ASLEEP or "stopping"
     agents: int
     tokens: int
     bytes: TierBytes

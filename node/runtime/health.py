@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fabric.control.node_calls import DRAINING, READY
+from fabric.control.node_calls import ASLEEP, DRAINING, READY
 from fabric.errors import RetryElsewhereError, RetryLaterError
 from fabric.ids import NodeName
 from node.runtime.one_loop import of_one_loop
@@ -19,6 +19,7 @@ class Health:
     problem: str | None = None  # why caches are not kept: every prompt is prefilled in full
     is_draining: bool = False  # no new agents, by an operator's command
     is_stopping: bool = False
+    is_asleep: bool = False  # its machine has announced its sleep
     owes_erasure: bool = False  # the disk has refused a part of one
     troubles: dict[str, str] = field(default_factory=dict)  # present problems by cause
     failed_rounds: int = 0  # of background work
@@ -39,19 +40,21 @@ class Health:
         """State of the node in one word."""
         if self.is_stopping:
             return "stopping"
+        if self.is_asleep:
+            return ASLEEP
         return DRAINING if self.is_draining else READY
 
     @property
     def stopping(self) -> RetryLaterError | None:
-        """Error for turns while the node stops, or None."""
-        if not self.is_stopping:
+        """Error for turns while the node stops or is about to sleep, or None."""
+        if not self.is_stopping and not self.is_asleep:
             return None
-        message = f"{self.name} is stopping"
+        message = f"{self.name} is {self.state}"
         return RetryLaterError(message, code="stopping")
 
     def refuse_new(self) -> None:
         """Raise if this node accepts no new agents."""
-        if self.is_draining or self.is_stopping:
+        if self.state != READY:
             message = f"this node is {self.state}"
             raise RetryElsewhereError(message, code="draining")
 

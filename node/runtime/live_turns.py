@@ -54,13 +54,14 @@ class LiveTurns:
         return len(running)
 
     async def end(self, wait_s: float = 0.0) -> None:
-        """Refuse new turns, give running ones `wait_s` to end, and cancel the rest.
-
-        Cancelled turns end with an error event; returns once their tokens have been saved.
-        """
+        """Refuse new turns, give running ones `wait_s` to end, and cancel the rest."""
         self._health.is_draining = self._health.is_stopping = True
         if wait_s > 0.0:
             await self.quiesce(wait_s)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """Cancel the running turns; they end with an error event, their tokens saved."""
         for turn in self:
             turn.cancel()
         await self.quiesce()

@@ -2,6 +2,7 @@
 
      heartbeat answered        silent SUSPECT_S         silent LEASE_S
     ────────●───────── alive ────────●───── suspect ─────────●──── expired ───▶
+    ──── answered `asleep` ──────────────────────────────────────── expired ───▶
 
 A lease counts from when its heartbeat was sent, so a slow answer never extends it. A node that was
 away catches up first: it gets the tombstones of what was erased meanwhile.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from fabric.control.node_calls import AgentList, Describe, NodeView
+from fabric.control.node_calls import ASLEEP, AgentList, Describe, NodeView
 from fabric.errors import FabricError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
@@ -98,6 +99,11 @@ class Member:
     listing: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
+    def is_asleep(self) -> bool:
+        """Return whether it last reported that its machine goes to sleep."""
+        return self.view is not None and self.view.state == ASLEEP
+
+    @property
     def state(self) -> tuple[int, int] | None:
         """Incarnation and change counter as of the last heartbeat."""
         return None if self.view is None else (self.view.incarnation, self.view.changes)
@@ -143,7 +149,7 @@ class Membership:
         """Return the state of a node's lease; that of an unknown node is expired."""
         member = self._members.get(name)
         self._stalls.look()
-        silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
+        silent_s = self._silent_s(member)
         if silent_s >= LEASE_S:
             return LeaseState.EXPIRED
         return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
@@ -153,6 +159,8 @@ class Membership:
         health = self.health(member.name)
         if member.failure is not None:
             return "failed"
+        if member.is_asleep:
+            return ASLEEP
         if health is not LeaseState.ALIVE:
             return health.value
         return member.view.state if member.view else "joining"
@@ -167,9 +175,13 @@ class Membership:
 
     def lease_left_s(self, name: NodeName) -> float:
         """Return the time until the lease of a silent node expires."""
-        member = self._members.get(name)
-        silent_s = self._clock.monotonic_s() - member.heartbeat_s if member else LEASE_S
-        return max(0.0, LEASE_S - silent_s)
+        return max(0.0, LEASE_S - self._silent_s(self._members.get(name)))
+
+    def _silent_s(self, member: Member | None) -> float:
+        """Return how long a node has been silent: a lease's time if it is unknown or asleep."""
+        if member is None or member.is_asleep:
+            return LEASE_S
+        return self._clock.monotonic_s() - member.heartbeat_s
 
     def is_returning(self, name: NodeName) -> bool:
         """Return whether a node that was lost is starting again."""
@@ -294,7 +306,8 @@ class Membership:
             is_expired = not self.is_up(member.name)
             if is_expired and not member.was_expired:
                 self.expired_count += 1
-                _LOG.warning("the lease of %s ran out", member.name)
+                cause = "its machine sleeps" if member.is_asleep else "it is silent"
+                _LOG.warning("the lease of %s ended: %s", member.name, cause)
             member.was_expired = is_expired
             self._watch(member, self.state_of(member))
 

@@ -117,7 +117,7 @@ def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monke
                 service._loop.call_soon_threadsafe(enough.set)
             raise RuntimeError(name)
 
-        monkeypatch.setattr(type(node.tiers.hot_tier), "agents", lambda _: fail("flusher"))
+        monkeypatch.setattr(type(node.tiers.unsaved), "agents", lambda _: fail("flusher"))
         monkeypatch.setattr(type(node.background.upkeep), "round", lambda _: fail("reclaim"))
         monkeypatch.setattr(type(node.background.scrubber), "_is_idle", lambda _: fail("scrubber"))
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(enough.wait(), 60), service._loop).result(

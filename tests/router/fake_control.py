@@ -8,6 +8,9 @@ from xxhash import xxh3_64_hexdigest
 
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
+    ASLEEP,
+    DRAINING,
+    READY,
     AbortMigration,
     AgentList,
     AgentSketch,
@@ -63,6 +66,12 @@ class FakeControl(FakeCopies):
         self.peers = call.peers
         return Done()
 
+    @property
+    def state(self):
+        if self.is_asleep:
+            return ASLEEP
+        return DRAINING if self.is_draining else READY
+
     def view(self):
         text = sum(len(m.text) for m in self.memory.values())
         view = NodeView(
@@ -74,7 +83,7 @@ class FakeControl(FakeCopies):
             model=self.model,
             fingerprint="f" * 64,
             context_tokens_max=100_000,
-            state="draining" if self.is_draining else "ready",
+            state=self.state,
             agents=len(self.memory),
             tokens=text,
             bytes=TierBytes(text, text),

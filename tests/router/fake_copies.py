@@ -15,6 +15,7 @@ class FakeCopies:
     """Mixed into a fake node, whose memory and blocks these calls are about."""
 
     is_draining = False
+    is_asleep = False
 
     def copy_handlers(self):
         return {

@@ -333,7 +333,7 @@ def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monk
 
     async def scenario():
         agent.is_durable = False
-        monkeypatch.setattr(node.tiers.hot_tier, "hurry", lambda: None)
+        monkeypatch.setattr(node.tiers.unsaved, "hurry", lambda: None)
         waiting = asyncio.ensure_future(anext(node.turns.serve(request("waits too", WORDS * 6))))
         begun_s = time.monotonic()
         await asyncio.sleep(1.0)

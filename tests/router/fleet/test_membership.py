@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.node_calls import AgentList, Describe, ListAgents
+from fabric.control.node_calls import ASLEEP, READY, AgentList, Describe, ListAgents
 from fabric.errors import FabricError, RetryLaterError
 from fabric.limits import HEARTBEAT_S
 from router.fleet.membership import LeaseState, Membership
@@ -95,6 +95,25 @@ async def test_a_lease_runs_out_by_the_clock():
     assert world.links["a"].is_lost()
     await world.heartbeat()
     assert world.health() is LeaseState.ALIVE
+
+
+async def test_a_node_that_goes_to_sleep_ends_its_lease_and_gets_one_when_it_is_awake():
+    world = await joined()
+    await world.heartbeat()
+    world.nodes["a"].is_asleep = True
+    await world.heartbeat()
+    member = world.membership.find("a")
+
+    assert world.health() is LeaseState.EXPIRED
+    assert world.membership.state_of(member) == ASLEEP
+    assert world.membership.lease_left_s("a") == 0.0
+    assert world.links["a"].is_lost()
+
+    world.clock.now_s += 8 * 3600.0
+    world.nodes["a"].is_asleep = False
+    await world.heartbeat()
+    assert world.health() is LeaseState.ALIVE
+    assert world.membership.state_of(member) == READY
 
 
 async def test_a_slow_answer_does_not_stretch_the_lease():
