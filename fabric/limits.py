@@ -55,7 +55,7 @@ SPAN_SHARERS_MIN: Final = 2  # agents that begin with a block before it counts a
 ENCRYPTION_RETRY_S: Final = 300.0  # before a folder that could not be encrypted is tried again
 
 # Retention
-PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor: pins that keep everybody else out are no favour
+PIN_SHARE_MAX: Final = 0.25  # of a tenant's floor, so that pins cannot evict all its other agents
 # Left free of a drive, whatever the budget says: systems swap and update there.
 DISK_RESERVE_SHARE: Final = 0.1
 DISK_RESERVE_BYTES_MIN: Final = 10 * GIB

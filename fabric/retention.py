@@ -110,7 +110,7 @@ class Choice:
     """Victims in order, and the room left after their eviction; negative: over by so much."""
 
     dropped: tuple[Candidate, ...]
-    held: frozenset[AgentKey]  # the pins that are honoured
+    held: frozenset[AgentKey]  # the pins that are honored
     free_bytes: float  # of the budget
     quota_free_bytes: Mapping[TenantId, float]  # of the quota of each tenant present
 
@@ -151,7 +151,7 @@ def tier_state(
 def _held_pins(
     candidates: Sequence[Candidate], floors: Mapping[TenantId, float], rules: Rules
 ) -> frozenset[AgentKey]:
-    """Choose the pins that are honoured, the most valuable first; others count for nothing."""
+    """Choose the pins that are honored, the most valuable first; others count for nothing."""
     room = {tenant: rules.pin_share * floor for tenant, floor in floors.items()}
     held: set[AgentKey] = set()
     counted: set[Hashable] = set()

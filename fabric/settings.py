@@ -1,11 +1,10 @@
-"""Settings of an operator: the `metadata: {macfabric: …}` section of cluster.yaml.
+"""Operator settings: the `metadata: {macfabric: …}` section of cluster.yaml.
 
-Every key has a default, an unknown key is an error that names it, and nothing else of the
-file is read here: the rest belongs to Ray.
+Every key has a default, and an unknown key is an error that names it. This module reads nothing
+else in the file; the rest belongs to Ray.
 
-Names of the formats that the settings `node.tool_parser` and `node.reasoning_parser` accept.
-
-The formats are defined in `node/dialect/families/`; a test keeps these names equal to theirs.
+The names of tool and reasoning parsers that settings accept are those of
+`node/dialect/families/`; a test keeps both lists equal.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Text of unknown origin, made safe to show on a terminal.
 
-A terminal obeys control characters: they can recolour what follows, rename the window, overwrite
+A terminal obeys control characters: they can recolor what follows, rename the window, overwrite
 lines that were printed before, or reorder what a person reads. They are shown as escapes instead.
 """
 
@@ -25,7 +25,7 @@ def escape_line(text: str) -> str:
 
 
 def escape_block(text: str) -> str:
-    """Drop colours, as logs have, and escape everything else that a terminal would obey.
+    """Drop colors, as logs have, and escape everything else that a terminal would obey.
 
     Line ends and tabs stay.
     """

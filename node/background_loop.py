@@ -1,4 +1,4 @@
-"""Periodic background work, which continues after a failed round, and waits before retries."""
+"""Background loops that survive a failed round, and back-off between retries."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Credentials of a node: the cluster's key and a certificate, from files of its Mac."""
+"""Credentials of a node: the cluster key and a certificate, read from files on its Mac."""
 
 import os
 import ssl

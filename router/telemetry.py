@@ -1,4 +1,4 @@
-"""Counters and histograms under `macfabric_`, with few and bounded labels.
+"""Prometheus counters and histograms under `macfabric_`, with few and bounded labels.
 
 Labels never name a tenant, an agent or a prompt; they may name nodes, as there are few.
 """

@@ -1,24 +1,21 @@
-"""Arrangement of a resident cache: the tokens in place, holes, and moved tokens.
+"""Layout of a resident cache's rows: valid tokens, holes, moved rows, and sliding-window blocks.
 
-    in place   0 ...... tokens_count [ hole )[ ahead ........ )[ hole )[ ahead )
+`Arrangement`: which tokens are valid. Holes are computed in order; once a hole is filled, the
+tokens after it (`ahead`) become valid too.
 
-Holes are computed in order; once one is filled, the tokens after it count as well.
+    valid      0 ...... tokens_count [ hole )[ ahead ........ )[ hole )[ ahead )
 
-Shifts: rows of a cache that were moved from where they were computed.
+`Shift`: rows that an edit moved. Their bytes stay unchanged; attention rotates them by `delta`
+(`Rotation`) when it reads, so moving rows back and forth loses no precision.
 
     computed   0 ....... 300 ....... 700 ...... 1000
-    edited     0 ....... 300 ...... 600                 300:700 taken out: Shift(300, 600, -400)
+    edited     0 ....... 300 ...... 600                 300:700 removed: Shift(300, 600, -400)
 
-An edit moves rows unchanged. A reader rotates them by `delta` (`Rotation`), so moving them back
-and forth loses nothing.
-
-Window grid: rows that window layers need of an edited cache, and blocks that store them.
+`WindowGrid`: where blocks of window layers start. A token computed after the ahead rows attends
+to one window before it, so window rows are stored before each hole and before the end.
 
     cache   0 .......... exact ...(moved)... [ hole )(ahead)[ hole )(ahead) head ........
     blocks  [ 256 )[ 256 )          none     [256)[rest)     [rest)        [ 256 )[ 256 )
-
-Tokens computed after the ahead rows see the last tokens before them only. So moved rows are
-needed for one window before each hole, and for one before the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

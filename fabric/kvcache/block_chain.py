@@ -1,7 +1,8 @@
-"""Block chain: a token sequence cut into blocks, each named by everything up to its end.
+"""Block chain: a token sequence cut into blocks, each named by a hash of all tokens up to its end.
 
-Rows computed after an edit are not what their tokens alone would give, since they have seen what
-the edit removed. So their names depend on the edits, too, and neither is ever found for the other.
+Rows computed after an edit differ from what their tokens alone would give, because they attended
+to the removed tokens. So block names also cover the edits: a lookup for edited tokens never finds
+an unedited block, nor the reverse.
 
     unedited   0 [ 256 )[ 256 )[ tail )
     edited     0 ( parts of older blocks ) start [ 256 )[ 256 )[ tail )

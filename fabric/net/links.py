@@ -24,7 +24,7 @@ class LinkKind(StrEnum):
 
 
 class AddressScope(StrEnum):
-    """From how far away an address can be reached."""
+    """Network within which an address can be reached."""
 
     MACHINE = "machine"  # 127.0.0.0/8
     LINK = "link"  # 169.254.0.0/16: the cable's other end only
@@ -92,12 +92,12 @@ class PeerNode:
 
 @dataclass(frozen=True, slots=True)
 class PeerList:
-    """To a node: these are all the others. Replaces the list before; repeatable."""
+    """Call that replaces a node's list of all other nodes; idempotent."""
 
     peers: tuple[PeerNode, ...]
 
     def __post_init__(self) -> None:
-        """Raise RejectedError for lists over a node's limits."""
+        """Raise TooLargeError for a list over a node's limits."""
         most = max((len(peer.addresses) for peer in self.peers), default=0)
         if len(self.peers) > PEERS_MAX or most > ADDRESSES_MAX:
             message = f"at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"

@@ -1,4 +1,4 @@
-"""Frames of the data plane, the messages of two nodes about blocks.
+"""Frames of the data plane: the messages that two nodes exchange about blocks.
 
     client                                          server
       Hello ->
@@ -7,22 +7,16 @@
                                                  <- PayloadHead, bytes, PayloadHead, bytes ...
       Goodbye ->
 
-Instead of fetching, the client may measure: Ping is answered by Pong, Probe by ProbeChunks with
-as many bytes of no meaning.
+To measure a link, the client sends Ping (answered by Pong) or Probe (answered by ProbeChunks of
+meaningless bytes). Either end may send a Refusal and close.
 
-A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The
-version precedes anything that may change, so any two versions can refuse each other.
-Either side may answer with a Refusal and close. Payload bytes follow their head unframed.
+A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The version
+comes first, so any two versions can refuse each other. Payload bytes follow their head unframed.
 
-From the proof on every frame and every payload slice ends with a MAC under a key of its own
-direction, made from the cluster key and both nonces; the counter is the number of MACs before
-it. So the received bytes are complete, in order, and from this peer on this connection. If either
-end asks for it, all but heads is encrypted as well; keys and proofs cover what was agreed.
-
-Counters of one node's transfers since its start, under a fixed list of names.
-
-Both ends count by name, and a name may contain the other end's code. So a view, and a metric,
-has only the names listed here: whatever else was counted is summed up as one.
+After Proof every frame and payload slice ends with a MAC over itself and a counter, under a key per
+direction derived from the cluster key and both nonces. So bytes arrive complete, in order, from
+this peer and on this connection. If either end requires encryption, everything but heads is
+encrypted; keys and proofs cover that choice.
 """
 
 import re
@@ -316,7 +310,7 @@ def decode_body(head: FrameHead, body: bytes) -> Message:
 
 
 def refusal_of(error: FabricError) -> Refusal:
-    """Say `error` to the peer."""
+    """Return the Refusal that reports `error` to the peer."""
     text = "".join(c if c.isprintable() else " " for c in error.message)
     return Refusal(error.code, text[:REFUSAL_CHARS_MAX])
 
@@ -346,14 +340,16 @@ REFUSAL_CODES: Final = frozenset(_REFUSED) | {UNKNOWN_REFUSAL}
 def refusal_error(refusal: Refusal) -> FabricError:
     """Return the error for a peer's refusal.
 
-    A code of no honest peer becomes one for all: a peer that has not proved itself may send any,
-    and codes are counted by name.
+    Replaces a code outside the protocol by UNKNOWN_REFUSAL: an unauthenticated peer may send any
+    text, and refusals are counted by code.
     """
     code = refusal.code if refusal.code in _REFUSED else UNKNOWN_REFUSAL
     kind = _REFUSED.get(code, RejectedError)
     return kind(f"the peer refuses: {refusal.message}", code=code)
 
 
+# Names of the counters of a node's transfers since its start; `bounded` sums all others as OTHER,
+# since a name may contain a code that the peer chose.
 OTHER: Final = "other"
 _REFUSED_COUNTS: Final = frozenset(f"refused_{code}" for code in REFUSAL_CODES)
 
@@ -381,7 +377,7 @@ FETCHING: Final = _REFUSED_COUNTS | {
 
 
 def bounded(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
-    """Keep the counts of `names`, and all others under one name."""
+    """Keep the counts of `names`, and sum up all others as OTHER."""
     kept = {name: counts[name] for name in sorted(names) if name in counts}
     rest = sum(counts.values()) - sum(kept.values())
     return kept | ({OTHER: rest} if rest else {})

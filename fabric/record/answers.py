@@ -1,19 +1,18 @@
-"""Parts of an agent's answers that clients leave out later, and their places in its text.
+"""Parts of answers that clients omit later: how records encode them, and their places in the text.
 
-In a record's bytes it is JSON text: for each answer, the oldest first, an array of its place in the
-conversation (16 hex digits), its reasoning, the white space around its text, and its calls, each an
-array of the arguments as they were written and the id; then its signs (16 hex digits each), if it
-can be known again where its place is another. Later versions may append to each array. What does
+Encoding: JSON text, one array per answer, the oldest first: a hash of the messages up to it (16
+hex digits), its reasoning, the white space before and after its text, its calls (each an array of
+arguments as written and id), and optionally its signs (16 hex digits each), which identify the
+answer after an earlier message was edited. Later versions may append to each array. Text that does
 not parse counts as empty.
 
-Places in a record's text of thoughts and calls, which messages have besides their texts.
+Places: templates write thoughts and calls in unknown ways, so any text between two known messages
+may belong to any answer there that has thoughts or calls.
 
     |user ....|assistant <thought> .... <call> {...}|tool ....|
          ----  known     ^^^^^^^^^      ^^^^^^^^^^^^      ----  known messages, and between them
 
-How a template writes these is unknown, so a place between two known messages may belong to any
-answer there that has some. What a template leaves out, such as earlier thoughts, is in the answers
-that the record keeps for clients that do not send them again.
+Parts that a template drops, such as earlier thoughts, are found in the encoded answers only.
 """
 
 import json

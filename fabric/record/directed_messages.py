@@ -1,4 +1,4 @@
-"""Directives applied to a conversation, and those that an agent's text does not reflect yet."""
+"""Directives: their application to a conversation and an agent's text, and those still pending."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,10 +1,10 @@
-"""Layout of a cache: parts of stored blocks in order, and holes that have to be computed.
+"""Layout of a cache: parts of stored blocks in token order, and holes to be computed.
 
     unedited [ block 0    )[ block 1    )[ tail )
-    edited   [ block 0 )( hole )[ 1    )[ tail )      the rest moved with what was put in
+    edited   [ block 0 )( hole )[ 1    )[ tail )      later rows moved by the size of the edit
 
-A cache is restored, rearranged in memory, named and saved from its layout. Building one checks no
-block's name: that is done when the block is read.
+A cache is restored, rearranged in memory, named and saved from its layout. Block names are not
+checked when a layout is built but when a block is read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,13 +1,13 @@
-"""An agent's durable record: a piece table over immutable blocks.
+"""An agent's durable record: its text, its tokens, and a piece table over immutable blocks.
 
-Published after its blocks, it is the commit point of a turn. Text comes first and tokens
-second: a prompt is matched on `text`, and `token_ends` maps the match back to tokens.
+Published after its blocks, the record is the commit point of a turn. A prompt is matched on
+`text` first; `token_ends` then maps the matched bytes to tokens.
 
     tokens   0 ......... 256 ......... 512 .... n
     pieces   [ block 0    )[ block 1    )[ tail  )     each: block, token range in it, shift
-    edited         |                                   what is known of the pieces up to an edit
+    edited         |                                   lineage of the pieces up to an edit
     windows                [ block 1    )[ tail  )     sliding-window layers, where stored;
-                                                       of an edited cache by where a piece ends
+                                                       after an edit, keyed by a piece's end
     states                       |              |      recurrent states, each at its token
 """
 

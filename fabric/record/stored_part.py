@@ -1,18 +1,18 @@
-"""Stored part of a record: the blocks it must name, and what is left of it when some are lost.
+"""Stored part of a record: its block names, and what remains of it when some blocks are lost.
 
-Cut an agent's record down to what is still stored of it: a record never claims more.
+A record is cut before the first lost block, so it never claims more than is stored:
 
-pieces   [ good )[ good )[ lost )[ good )   ->   [ good )[ good )
+    pieces   [ good )[ good )[ lost )[ good )   ->   [ good )[ good )
 
-Largest part of a stored layout that a cache can be restored to.
+To restore a cache from a layout (`restorable`), each kind of layer needs:
 
-full layers        need every block that is kept
-window layers      need the window before each token that is computed next: at the end, and
-                   before each hole
-recurrent layers   need a state of exactly the last token
+    full layers        every block
+    window layers      one window before each token that is computed next: before the end and
+                       before each hole
+    recurrent layers   a state at exactly the last token
 
-Rows of windows that are not stored come back only by computing all tokens before them, so what is
-kept after such a place becomes a hole, too.
+Missing window rows could be recomputed only by computing all tokens before them, so the tokens
+after such a gap become a hole too.
 """
 
 from collections.abc import Iterator, Sequence

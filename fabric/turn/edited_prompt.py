@@ -1,20 +1,19 @@
-"""Match an edited prompt against an agent's record, and keep tokens after the edits, too.
+"""Match an edited prompt against an agent's record, so that tokens after the edits are reused too.
 
     stored   |system|user|call|result ............|user|answer|
     prompt   |system|user|call|[cleared]|user|answer|user|
               ------ same ----           -- moved --
 
-Both are cut into chunks at special tokens, where tokenizers cut as well: so a chunk of the prompt
-whose text a record still has may have the record's tokens.
+Both are cut into chunks at special tokens, where tokenizers cut as well: a prompt chunk whose text
+occurs in the record can take the record's tokens.
 
-Align the tokens of a message with an edited version of it.
+Within an edited message, tokens are aligned one by one:
 
     old   a a a a b b c c c c c d d e e e e
     new   a a a a x   c c c c c     e e e e      kept: a, c and e
 
-Runs that occur once in both are the anchors, as in `alignment.py`; between them, runs that occur
-once there, and their equal neighbours. The work is arithmetic on arrays, in at most three passes:
-100k tokens take a third of a second, whatever they are.
+Anchors are runs that occur once in both, as in `alignment.py`; the search repeats between anchors,
+at most three times, on arrays: 100k tokens take a third of a second in the worst case.
 """
 
 from bisect import bisect_left, bisect_right

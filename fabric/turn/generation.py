@@ -26,7 +26,7 @@ class IdentityKind(StrEnum):
 
     AGENT = "agent"  # X-Agent-ID: this agent's context becomes what the caller sends
     GROUP = "group"  # prompt_cache_key, user: several conversations may share it
-    CONTENT = "content"  # nothing: recognised by its content
+    CONTENT = "content"  # nothing: recognized by its content
 
 
 class CacheTier(StrEnum):

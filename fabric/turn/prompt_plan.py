@@ -5,17 +5,16 @@
                   common bytes ---------------------------^
                   cut: the last special token that starts within them
 
-Tokens before the cut are taken from the record, so that an answer keeps the tokens it was
-generated with; the rest is encoded afresh and compared. The fed tokens are therefore those
-of a fresh encoding, except that kept answers keep their own.
+Tokens before the cut come from the record, so an answer keeps the tokens it was generated with.
+The text after the cut is encoded afresh and compared with the record's remaining tokens.
 
-Token counts at which a prompt's parts end, and at which later prompts may differ.
+`PromptMarks`: token counts where parts of the prompt end, since later prompts may differ there.
 
     |system, tools|user ...|assistant ...|tool ...|<answer begins> <thought opened>|
                  head   asked                 conversation                   whole prompt
 
 The template's text after `conversation` opens the answer (the generation prompt). A later prompt
-may have another opening, or none: a thought that was opened for the model is dropped.
+may open it differently or not at all; a template may drop a thought that it opened here.
 """
 
 from bisect import bisect_right

@@ -119,7 +119,7 @@ class Agent:
     named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
     layout: Layout | None = None  # of an edited cache that could not be saved
     was_evicted: bool = False  # while turns waited: they resolve their agent again
-    is_pin_held: bool = False  # the pin is honoured: it fits its tenant's part
+    is_pin_held: bool = False  # the pin is honored: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
     is_taken_over: bool = False  # by the starting turn: the last owner may have known more
     last_match: LastMatch | None = None

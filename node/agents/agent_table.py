@@ -188,7 +188,7 @@ class AgentTable:
         )
         return Agent(manifest)
 
-    def recognise(
+    def recognize(
         self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int] = ()
     ) -> Agent | None:
         """Find the idle conversation that `prompt` continues or repeats.

@@ -1,4 +1,4 @@
-"""Indexes of one node's agents: by answers, conversations and first blocks, and their last use."""
+"""Indexes of one node's agents: by answer, conversation, first block and last use."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Increments of an answer as the client receives them, with the numbers and ids of its calls."""
+"""Increments of a streamed answer, and the numbers and ids of its calls."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

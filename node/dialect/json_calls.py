@@ -1,4 +1,4 @@
-"""Calls that are JSON objects: with the name inside, or with a header before them."""
+"""Reader and grammar of calls written as JSON objects, with the name inside or before them."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, each as plain text: their reader and grammar."""
+"""Reader and grammar of calls whose arguments stand between tags, each as plain text."""
 
 import ast
 import re

@@ -1,10 +1,10 @@
-"""One decode step of a batch: a failing sequence ends alone, a device error ends the batch.
+"""One decode step of a batch, and the memory that each answer reserves before it.
 
-Grow the memory that is reserved for an answer, or choose an answer to preempt for it.
+A failing sequence ends alone; a device error ends the batch.
 
-More is requested a little ahead, so that idle caches can be dropped in time. If no memory is left,
-one of the answers gives its own back: it is saved, and the router requests it again as an answer to
-be resumed, which waits for its memory like any other.
+An answer reserves its next block a little early, so that idle caches can be dropped in time. If
+no memory is left, one answer is preempted: it is saved, its memory is freed, and the router
+resumes it with a new request, which waits for memory like any other.
 """
 
 import logging

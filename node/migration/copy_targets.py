@@ -185,7 +185,7 @@ class ForkTarget:
             settings=offered.settings.of_fork() if offered.settings is not None else None,
             sketch=(),  # matches no conversation until its first turn
             created_s=wall_s,
-            migration=MigrationId(call.operation),  # by which a repeated call is recognised
+            migration=MigrationId(call.operation),  # by which a repeated call is recognized
             provenance=replace(anew.provenance, is_fork=True, served=self.service_time.stamp()),
         )
         await self.copies.budget.make_place(record.tenant)

@@ -1,4 +1,4 @@
-"""Moves and copies on their way to this node: one object for all that is known of each.
+"""Moves and copies on their way to this node: one object with everything known about each.
 
     copying ──▶ committing ──▶ committed          a failed commit may be repeated
        └───────────┴──▶ aborted                   final: it is remembered and refused

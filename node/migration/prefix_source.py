@@ -1,4 +1,4 @@
-"""Prefixes that several agents share, offered to a node without memory.
+"""Shared prefixes that this node offers to nodes that lack them.
 
     alice  [ system ][ tools ][ …      all three begin with `system`, two with `tools` after it:
     bob    [ system ][ tools ][ …      a new agent may continue from either end

@@ -1,7 +1,7 @@
-"""Prefixes that agents of other nodes share, fetched and leased for a while without an agent here.
+"""Shared prefixes fetched from other nodes and leased here, without an agent on this node.
 
-Fetched and verified as the blocks of a move are: names are recomputed from the tokens under this
-cluster's key and the tenant's salt. Nothing is evicted for them, on disk or in memory.
+Blocks are fetched and verified like those of a move: their names are recomputed from the tokens
+under this cluster's key and the tenant's salt. Nothing is evicted for them, on disk or in memory.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class SharedPrefixTarget:
         try:
             with self.moves.copying(record.tenant):
                 copied = await self.fetching.fetch_missing(copy, record, on_block)
-        except UnauthorizedError as error:  # towards the router this would be about its own secret
+        except UnauthorizedError as error:  # the router would take it for a refusal of its own key
             message = f"{call.source} does not offer this any more ({error.message})"
             raise ConflictError(message, code=error.code) from None
         if self.moves.is_aborted(call.migration) or self.leases.is_erased(record):

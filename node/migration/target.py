@@ -79,7 +79,7 @@ class IncomingCopies:
         try:
             with self.moves.copying(record.tenant):
                 return await self.fetching.fetch_missing(call, record, on_block)
-        except UnauthorizedError as error:  # the router would take it for its own secret's
+        except UnauthorizedError as error:  # the router would take it for a refusal of its own key
             message = f"{call.source} no longer offers the agent ({error.message})"
             raise ConflictError(message, code=error.code) from None
 
@@ -188,7 +188,7 @@ class MoveTarget:
             owner=self.name,
             epoch=call.epoch,
             revision=record.revision + 1,
-            migration=call.migration,  # by which a repeated commit is recognised
+            migration=call.migration,  # by which a repeated commit is recognized
             sealed_to=None,
             provenance=replace(record.provenance, served=self.service_time.stamp()),
         )

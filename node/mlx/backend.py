@@ -1,14 +1,13 @@
-"""Differences between the backends of MLX: its CPU code, Metal, and CUDA.
+"""Differences between MLX's backends: its CPU code, Metal, and CUDA.
 
-All code that depends on the backend uses this module. `device.py` has the calls that watch a
+All code that depends on the backend uses this module; `device.py` has the calls that check a
 device's memory and errors.
 
-Arrays stored column by column, for the BLAS of MLX's CPU wheels.
-
-It multiplies by the transpose of such an array two to four times as fast as by that of one stored
-row by row, and adds in the same order, so no bit changes (`x @ w.T`, 256 rows of 144 by 1,900 of
-144: 5.1 GFLOPS instead of 1.9). Where a product adds a bias, the order would change. On a GPU, and
-for numbers of 16 bits, arrays stay as they are.
+On the CPU, weights are stored by columns: the BLAS in MLX's CPU wheels multiplies by the transpose
+of such an array two to four times as fast as by that of a row-major one (`x @ w.T`, 256 rows of 144
+by 1,900 of 144: 5.1 GFLOPS instead of 1.9). It adds in the same order, so no bit changes. Adding a
+bias would change the order, so layers with a bias keep their layout, as do GPU arrays and 16-bit
+numbers.
 """
 
 import sys
@@ -36,7 +35,7 @@ class Backend:
     chunk_tokens_max: int
     padded_tokens_max: int  # fetched together by sequences padded to one length
     fused_widths: frozenset[int]  # of heads whose scores of a prompt are not kept
-    # For the BLAS of the CPU's wheels, see `column_layout`.
+    # For the BLAS in MLX's CPU wheels, see the module's docstring.
     stores_by_columns: bool
 
 

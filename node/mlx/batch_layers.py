@@ -1,15 +1,15 @@
 """One layer's caches of several sequences, shown to the model as one cache for one new token.
 
-Ragged: every sequence keeps its own arrays and attention loops over them, so nothing is
-padded or copied; left padding, the usual way, measured 8x the memory and 4x the time on
-agents of unequal length. Padded: for attention that computes with the fetched
-arrays, which must not be a list; the plain numbers are stacked in every step.
+Ragged: every sequence keeps its own arrays and attention loops over them, so nothing is padded or
+copied. Left padding, the usual way, took 8x the memory and 4x the time on agents of unequal length.
 
-Grouping of sequences of similar length, which are padded to one length.
+Padded: for attention that computes with the fetched arrays, which must then be one array instead
+of a list; plain numbers are stacked in every step.
 
-Measured with a latent model on CPU, as time alone by time together: 8 of 128 tokens 1.3, 8 of
-1,024 1.0, 8 of 4,096 0.7, one of 4,096 with 7 of 512 0.3. On a GPU a step reads the weights
-once for all, so only what is wasted on zeros counts.
+Grouped: sequences of similar length share one padded call. Measured with a latent model on CPU, the
+speedup over separate calls was 1.3 for 8 of 128 tokens, 1.0 for 8 of 1,024, 0.7 for 8 of 4,096, and
+0.3 for one of 4,096 with 7 of 512. On a GPU a step reads the weights once for all sequences, so
+only padding costs time.
 """
 
 from collections.abc import Sequence

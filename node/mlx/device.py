@@ -1,14 +1,12 @@
-"""The device that MLX computes on, and the errors that are its own.
+"""The device that MLX computes on: its memory, its errors, and NaN, which counts as one.
 
-Metal keeps the error of a command buffer that failed and raises it once, from whatever is encoded
-or synchronized next. Arrays of that buffer count as computed in the meantime and hold arbitrary
-memory. So an error belongs to everything computed since the last check that found none.
+Metal keeps the error of a failed command buffer and raises it once, from whatever call encodes or
+synchronizes next. Until then arrays of that buffer count as computed and hold arbitrary memory. So
+an error invalidates everything computed since the last check that found none.
 Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`.
 
-Detection of NaN computed by a prompt or step, an error of the device, before anything is kept.
-
-A NaN in any layer stays in a token's hidden state, so the last layer with a cache shows it. Layers
-after that one affect only the logits, and store nothing.
+NaN is checked before a prompt's or step's results are kept. A NaN in any layer stays in a token's
+hidden state, so checking the last layer with a cache is enough; later layers store nothing.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Loading of a model folder, with the layout and fingerprint of its caches."""
+"""Loaded model: read from its folder, with the layout and fingerprint of its caches."""
 
 import json
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
-"""Limits of a model: its context length, and token ids and positions that MLX does not check.
+"""Limits of a model: its context length, its vocabulary and its tables of positions.
 
-A read past a table's end returns arbitrary memory, and a write changes it, perhaps another agent's
-cache. So the tables are found by running a few tokens and observing the lookups.
+MLX does not check indexes: a read past a table's end returns arbitrary memory, and a write may
+change another agent's cache. To find the tables, this module runs a few tokens and records every
+lookup.
 """
 
 import sys

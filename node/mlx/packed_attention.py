@@ -1,13 +1,12 @@
 """Attention over quantized keys and values, without unpacking them.
 
-Query heads of one key head become rows of one product, so nothing is broadcast. Sinks are
-logits without values: they only take a share of the softmax, by which the output is scaled.
+All query heads that share a key head are rows of one product, so nothing is broadcast. Sinks are
+logits without values: they take a share of the softmax, and the output is scaled by the rest.
 Source: `exp(s_i) / (sum_j exp(s_j) + exp(sink)) = softmax(s)_i * sigmoid(lse(s) - sink)`.
 
-Scores of one query against packed keys of many runs, each rotated by its own distance.
-
-One product per run is a launch per run, layer and step. Here keys are cut into tiles, and one
-gathered product multiplies every tile by the queries of each run that has a part in it:
+After edits, each run of moved keys is rotated by its own distance. One product per run would
+launch a kernel per run, layer and step. Instead keys are cut into tiles, and one gathered product
+multiplies each tile by the queries of every run that overlaps it:
 
     tiles      |   0   |   1   |   2   |   3   |
     runs       |  a      |b|      c            |

@@ -1,15 +1,13 @@
-"""Rotation of stored keys to other positions.
+"""Rotation of stored keys to other positions, for rows that an edit moved.
 
-MLX's kernel for Metal adds a row's number and its offset as unsigned numbers: a rotation backwards
-gets its distance as a positive offset and a negative scale.
+MLX's Metal kernel adds a row's index and its offset as unsigned numbers, so a backward rotation
+passes its distance as a positive offset with a negative scale.
 Source: `pos.y + batch_offset` in mlx/backend/metal/kernels/rope.metal, MLX 0.32.
 
-Rotation of a slot's moved rows to their present positions.
-
-Stored rows stay as they were computed. Plain numbers are rotated when they are fetched. Packed keys
-are not unpacked for it: a score depends only on the relative rotation of query and key, so the
-queries are rotated back instead, once per distance.
-Source: q · R(d) k = R(-d) q · k, for a rotation R is orthogonal.
+Stored rows never change. Plain keys are rotated when they are fetched. Packed keys stay packed: a
+score depends only on the relative rotation of query and key, so `Turning` rotates the queries back
+instead, once per distance.
+Source: q · R(d) k = R(-d) q · k, because a rotation R is orthogonal.
 """
 
 from collections.abc import Iterator, Sequence

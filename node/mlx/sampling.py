@@ -1,11 +1,10 @@
-"""Sampling: greedy in one batched call, otherwise per sequence with its own key.
+"""Sampling of tokens, and log probabilities of the chosen and the likeliest ones.
 
-mlx-lm's samplers use a global generator, so results would depend on the other sequences of the
-batch. Here the key of token n is a hash of (seed, n): reproducible alone and in any batch.
+Greedy sequences are sampled in one batched call, the others one by one. mlx-lm's samplers use a
+global generator, so results would depend on the batch. Here the key of token n is a hash of
+(seed, n), which is reproducible alone and in any batch.
 
-Log probabilities of the chosen token and the likeliest ones.
-
-They are computed in the same graph as their token, so reading them costs no further computation.
+Log probabilities are computed in the same graph as their token, so they cost no extra step.
 """
 
 from dataclasses import dataclass

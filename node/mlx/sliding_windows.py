@@ -1,12 +1,12 @@
-"""All window layers of one sequence: their rows, the blocks of these, and rows held beside them.
+"""All window layers of one sequence: their rows, their blocks, and rows held for after a hole.
 
-Rows of window layers, held for positions that their layers do not reach yet.
+Window layers hold one contiguous run of tokens. Rows after a hole are held beside them:
 
     layers  base ..... tokens_count [ hole )
     beside                                  ahead [ last window of it )
 
-When the hole is filled, the layers continue after the rows ahead of it: the last window of these is
-appended, and rows that are no longer visible are dropped.
+Once the hole is filled, the held rows are appended to the layers, and rows outside the window are
+dropped.
 """
 
 from collections.abc import Iterator, Sequence

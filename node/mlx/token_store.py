@@ -1,4 +1,4 @@
-"""Growing arrays of one slot: vectors of some heads, appended token by token.
+"""Growing arrays of one layer slot: vectors of some heads, appended token by token.
 
 Packed stores hold 4- or 8-bit codes with scales and biases, plain ones the model's numbers.
 All arrays are `[1, heads, capacity, width]`; positions count from the store's own start.

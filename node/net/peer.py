@@ -1,4 +1,4 @@
-"""The peer of a fetch: dialling, mutual authentication, and which links are encrypted."""
+"""The peer of a fetch: dialing, mutual authentication, and which links must be encrypted."""
 
 import secrets
 import time
@@ -35,7 +35,7 @@ def must_encrypt(mode: str, line: Line) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Timeouts and retries towards a peer."""
+    """Timeouts and retries of a fetch from one peer."""
 
     connect_s: float = 2.0
     handshake_s: float = HANDSHAKE_TIMEOUT_S
@@ -49,7 +49,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer to fetch from, and our identity towards it."""
+    """A peer to fetch from, and the identity that this node presents to it."""
 
     name: NodeName
     source: NodeName

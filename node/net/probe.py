@@ -1,6 +1,6 @@
-"""Measurement of one link, and its answering end: reachability, round trip and rate.
+"""Measurement of one link, client and server: reachability, round-trip time and rate.
 
-The handshake is that of a transfer, so it proves that the peer itself answers.
+The handshake is that of a transfer, so an answer proves that the peer itself is reachable.
 """
 
 import errno

@@ -1,7 +1,7 @@
-"""Grammars of answers: compiled on threads of their own, and kept for the next turn.
+"""Grammars of answers: compiled on their own threads, and cached for later turns.
 
-A compiler cannot be stopped, so its input is bounded beforehand (`OutputFormat.check`), and turns
-wait for it only until a timeout.
+A compilation cannot be stopped, so its input is bounded beforehand (`OutputFormat.check`), and a
+turn waits for it only until a timeout.
 """
 
 import asyncio

@@ -1,13 +1,12 @@
-"""Find where a prompt's parts end, by rendering less of the conversation and comparing.
+"""Where a prompt's parts end, and a system prompt that stays the same from day to day.
 
-This needs no knowledge of the template's tokens, and a user who writes one changes nothing. The fed
-tokens never depend on it: the boundaries decide where states are kept and by which text a
-conversation is recognised.
+`PromptBoundaries` renders shorter versions of the conversation and compares the results, so it
+needs no knowledge of the template's tokens, and a user who types such a token cannot confuse it.
+Boundaries decide where recurrent states are kept and by which text a conversation is recognized;
+they never change the tokens that the model reads.
 
-Move lines that state the date out of the system prompt, so that tomorrow's begins the same.
-
-They go to the start of the user's first message: everything before it is shared by conversations,
-and a conversation keeps what it began with.
+`move_date_lines` moves lines with today's date from the system prompt to the first user message,
+so that tomorrow's prompt has the same prefix.
 """
 
 import re

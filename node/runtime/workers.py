@@ -1,8 +1,7 @@
-"""A node's threads: for work that blocks, and reserved for work that a token waits for.
+"""A node's worker threads: a general pool, and threads reserved for low-latency work.
 
-Threads reserved for work that a client's next token waits for.
-
-All other threads may be busy saving, restoring and checking blocks, or copying agents for an hour.
+The general pool may be busy for an hour with saves, restores, checks and copies. Work that a
+client's next token waits for runs on the reserved threads.
 """
 
 import asyncio

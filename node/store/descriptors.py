@@ -1,7 +1,7 @@
-"""Complete reads and writes on open descriptors, which `os` calls may do in part.
+"""Complete reads and writes, durable flushes and listings on open file descriptors.
 
-Errors are the system's OSError. The differences between macOS and Linux in making bytes durable
-are all here.
+`os.read` and `os.write` may transfer only part of a buffer; these functions finish the rest. Errors
+are the system's OSError. All differences between macOS and Linux in making bytes durable are here.
 """
 
 import contextlib

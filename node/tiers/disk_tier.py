@@ -1,4 +1,4 @@
-"""Content of a node's disk: the candidates that retention chooses from."""
+"""Contents of a node's disk: the candidates that retention chooses from."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,10 +1,10 @@
-"""Erasure of agents: record, turn, blocks, quarantine, and other models' folders.
+"""Erasure of agents: running turn, record, blocks, quarantine, and other models' folders.
 
     tombstone ─▶ quarantine ─▶ other models ─▶ running turn ends ─▶ record ─▶ unreferenced blocks
 
-The tombstone comes first and the record before its blocks, each durably, so that a crash in
-between leaves what the next start removes. What the disk refuses is tried again by `node.upkeep`;
-an erasure is acknowledged only when done.
+The tombstone is written first, and the record is removed before its blocks, each durably, so the
+next start finishes an erasure that a crash interrupted. `node.upkeep` retries what the disk
+refused. An erasure is acknowledged only when it is complete.
 """
 
 import asyncio

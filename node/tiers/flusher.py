@@ -1,4 +1,4 @@
-"""Flusher: saves agents again that are in memory only, since the disk refused them.
+"""Flusher: save again the agents that the disk refused, which are in memory only.
 
 Every turn is saved at its end. If that fails, the agent is the last to be dropped from memory, and
 the save is repeated: while it is idle, when its memory is wanted, as soon as another agent's save

@@ -1,4 +1,4 @@
-"""Memory of idle caches: what it holds, what only it holds, and which caches are dropped."""
+"""Memory of idle caches: their sizes, which of them are unsaved, and which to drop."""
 
 import asyncio
 import logging

@@ -1,11 +1,10 @@
-"""Folders of models that are not served now: measured, removed when expired, erased from.
+"""Folders of models that are not served now: measured, removed when expired, and erased from.
 
-They are kept until their model is served again. If the disk is short of room, they go first.
+A folder is kept until its model is served again, but is the first to be removed when the disk is
+short of room.
 
-Erasures in the folders of models that are not served now.
-
-Records of erased agents are removed there with the blocks that no other record refers to, and the
-whole quarantine, since the owner of a damaged block is unknown.
+An erasure removes the records of erased agents in these folders, the blocks that no other record
+refers to, and the whole quarantine, since the owner of a damaged block is unknown.
 """
 
 import logging

@@ -54,7 +54,7 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Handler of the pin calls; `weigh` decides again which pins are honoured."""
+    """Handler of the pin calls; `weigh` decides again which pins are honored."""
 
     owned: OwnedAgents
     pins: Pins

@@ -1,7 +1,7 @@
-"""Mending of an idle agent's record that lost blocks: saved again from memory, or cut short.
+"""Repair of an idle agent's record that lost blocks: save them from memory, or cut the record.
 
-Its next turn would do the same. Calls that cannot wait for it (a move, a copy, a pin) do it first,
-so that one lost block does not pin the agent to this node.
+The agent's next turn would repair it too. A move, a copy or a pin cannot wait for that turn, so it
+repairs the record first: one lost block must not keep the agent on this node.
 """
 
 import logging

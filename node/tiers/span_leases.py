@@ -1,10 +1,10 @@
-"""Leases of prefixes that several agents of other nodes share, held here for a while.
+"""Leases on prefixes that several agents of other nodes share, held here for a limited time.
 
-No record refers to these blocks, so each lease holds them. They are named by their tenant's salt,
-as all are, and found by prompts that begin with them; an agent that continues one has its blocks
-in its own record from then on. Leases are in memory only: a start sweeps what they held. They end
-when they expire, when the agent that they came from is erased or made private, and before any
-agent is evicted for room.
+No record refers to these blocks, so each lease holds them. They are named under their tenant's
+salt, like all blocks, and prompts that begin with them find them; an agent that continues one has
+its blocks in its own record from then on. Leases are in memory only: after a restart their blocks
+are swept. A lease ends when it expires, when the agent that it came from is erased or made private,
+and before any agent is evicted for room.
 """
 
 from dataclasses import dataclass

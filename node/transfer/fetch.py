@@ -1,6 +1,6 @@
 """One fetch: the state its streams share, the assignment of ranges, and its end.
 
-Ranges are assigned by speed: a stream gets a moment's worth, less towards the end. A stream that
+Ranges are assigned by speed: a stream gets a moment's worth, less near the end. A stream that
 runs out of work takes over the ranges of a much slower link.
 """
 
@@ -122,7 +122,7 @@ class Fetch:
                 now_s = time.monotonic()
                 has_work = is_first or (self.work.waiting_bytes and self._helps(stream, now_s))
                 if has_work and self.links.may_dial(link, now_s):
-                    link.dialling += 1
+                    link.dialing += 1
                     stream.failures_before = link.failed_count
                     stream.moved_bytes, stream.is_closed = 0, False
                     return True
@@ -140,7 +140,7 @@ class Fetch:
         """Begin requests over an authenticated connection; return False if the fetch is over."""
         with self._changed:
             stream.channel = connection.channel
-            stream.link.dialling -= 1
+            stream.link.dialing -= 1
             stream.is_conversing = not self.is_over
             return stream.is_conversing
 
@@ -151,12 +151,12 @@ class Fetch:
             stream.channel = None
             self._changed.notify_all()
 
-    def broke(self, stream: Stream, error: Exception, *, is_dialling: bool) -> None:
+    def broke(self, stream: Stream, error: Exception, *, is_dialing: bool) -> None:
         """Return the ranges of `stream`; let its link rest, unless it was cut for being slow."""
         counted = self.connections.count
         with self._changed:
             now_s, link = time.monotonic(), stream.link
-            link.dialling -= is_dialling
+            link.dialing -= is_dialing
             if stream.queue:
                 link.end(now_s)
             self.work.give_back(list(stream.queue), cut=True)
@@ -177,7 +177,7 @@ class Fetch:
         """Exclude a link whose other end is not the peer."""
         self.connections.count(f"refused_{refusal.code}")
         with self._changed:
-            stream.link.dialling -= 1
+            stream.link.dialing -= 1
             self.links.exclude(stream.link, refusal)
             failure = self.links.hopeless_error()
         if failure is not None:

@@ -36,7 +36,7 @@ class FetchLink:
         self.failures = 0  # in a row
         self.failed_count = 0
         self.rests_until_s = 0.0
-        self.dialling = 0
+        self.dialing = 0
         self.moved_bytes = 0
         self.moved_s = 0.0  # time of the last bytes
         self._busy = 0
@@ -132,7 +132,7 @@ class FetchLinks:
             return False
         if not link.failures:
             return True
-        return now_s >= link.rests_until_s and not link.dialling
+        return now_s >= link.rests_until_s and not link.dialing
 
     def _is_well(self, now_s: float) -> bool:
         moved_s = max([self._begun_s, *(link.moved_s for link in self.links)])

@@ -49,7 +49,7 @@ class FetchStream:
             fetch.dialled(self, channel)
             peer.authenticate(channel)
         except (OSError, RetryLaterError) as error:
-            fetch.broke(self, error, is_dialling=True)
+            fetch.broke(self, error, is_dialing=True)
         except FabricError as error:
             fetch.refused(self, error)
         else:
@@ -68,9 +68,9 @@ class FetchStream:
             is_sound = not self.queue and not self.was_stolen_from
         except CorruptDataError as error:
             fetch.received_wrong(error)
-            fetch.broke(self, error, is_dialling=False)
+            fetch.broke(self, error, is_dialing=False)
         except (OSError, RetryLaterError) as error:
-            fetch.broke(self, error, is_dialling=False)
+            fetch.broke(self, error, is_dialing=False)
         finally:
             self.queue.clear()
             # Kept before the fetch may return, so that the next fetch finds it.

@@ -191,9 +191,9 @@ class Claims:
             return known
         # A raw prompt's last piece is not in its sketch.
         said = request.sketch if request.messages is not None else ()
-        recognised = table.recognise(request.tenant, identity, text.encode(), said)
-        if recognised is not None and not self._is_erased(recognised):
-            return recognised
+        recognized = table.recognize(request.tenant, identity, text.encode(), said)
+        if recognized is not None and not self._is_erased(recognized):
+            return recognized
         self.health.refuse_new()
         group = identity.agent if identity.kind is IdentityKind.GROUP else None
         name = table.name_new(request.tenant, identity)

@@ -1,4 +1,4 @@
-"""POST generate: appends to an agent's context and answers; no history is sent again."""
+"""POST generate: append to an agent's context and answer, without sending the history again."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing

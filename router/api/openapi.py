@@ -1,9 +1,7 @@
-"""The OpenAPI document at GET /openapi.json, and the schemas by which routes describe themselves.
+"""The OpenAPI document at GET /openapi.json, and the building blocks with which routes describe it.
 
-Building blocks of the OpenAPI document: schemas, parameters, routes.
-
-Each room describes its own routes; `router.api.openapi` combines them. Bodies are described by the
-declarations that read them; tests hold answers to their descriptions.
+Each room describes its own routes, and this module combines them. Bodies are described by the
+declarations that parse them; tests check answers against their descriptions.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Functions among a request's tools, and the choice of them in OpenAI's APIs."""
+"""Tool choice of OpenAI's APIs: declared functions, and which of them a model may or must call."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The fabric that a command talks to: its options, its address, and the keys to it."""
+"""The fabric that a command talks to: command-line options, address and keys."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`macfabric hibernate` and `resume`: write an agent into a file, and restore it."""
+"""`macfabric hibernate` and `resume`: write an agent to a file, and restore it."""
 
 import argparse
 import secrets

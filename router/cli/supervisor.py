@@ -1,12 +1,11 @@
 """Supervision of a fabric's processes: start in order, restart what dies, stop in order.
 
-start:  Ray nodes (local only) ─► node launch ─► router ─► every node answers through it
-stop:   router, so that no turn begins ─► nodes save what they hold ─► Ray
+    start:  Ray nodes (local only) ─► node launch ─► router ─► every node answers through it
+    stop:   router, so that no turn begins ─► nodes save unsaved agents ─► Ray
 
-Time limit of a start: as long as it makes progress, up to a fixed bound.
-
-Progress is an event of a started process, a log that grows, or processor time used: a busy
-machine is slow in all of these, a start that hangs shows none.
+A start may take as long as it makes progress (`StartWatch`), up to a fixed bound. Progress is an
+event of a started process, a growing log, or processor time used: a busy machine shows these
+slowly, a hung start not at all.
 """
 
 import contextlib

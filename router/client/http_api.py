@@ -1,4 +1,4 @@
-"""HTTP requests to a fabric: keys, TLS, JSON, event streams, uploads, and errors of all these."""
+"""HTTP requests to a fabric: keys, TLS, JSON, event streams, uploads, and their errors."""
 
 import contextlib
 import http.client

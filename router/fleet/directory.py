@@ -3,11 +3,11 @@
     holdings   (tenant, agent) ─▶ node ─▶ (epoch, state)     one node's report on one agent
     owner      the owned or sealed holding of the highest epoch that was not erased
     reserved   (tenant, agent) ─▶ node, until the first turn there has ended
-    issued     (tenant, agent) ─▶ the last epoch given out, by this router or, as far as nodes
-                                  report, an earlier one: no epoch is given to two nodes
+    issued     (tenant, agent) ─▶ the last epoch issued by this router, or by an earlier one as far
+                                  as nodes report it: no epoch is issued to two nodes
 
-Soft state only. A whole list replaces all earlier reports of its node, except what was noted after
-the list was requested; a list of changes replaces those on the agents that it names. Lists may
+Soft state only. A full list replaces all earlier reports of its node, except those noted after the
+list was requested; a list of changes replaces the reports on the agents that it names. Lists may
 arrive late, twice, or in any order.
 """
 

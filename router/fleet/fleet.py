@@ -1,4 +1,4 @@
-"""What the router knows of its nodes and their agents: leases, owners, sketches, load."""
+"""The router's view of its nodes and their agents: leases, owners, sketches, load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

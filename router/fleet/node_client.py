@@ -1,8 +1,8 @@
-"""Link to one node: control calls over any transport, tokens over HTTP.
+"""Client of one node: control calls over any transport, turns over HTTP.
 
-A call without an answer may or may not have been executed. It is repeated only over HTTP, if a kept
-connection broke before the answer (`node_http.py`): such calls are idempotent, and a turn whose
-connection broke has been cancelled.
+A call without an answer may or may not have been executed. Only HTTP calls are retried, and only if
+a kept-alive connection broke before the answer (`node_http.py`): such calls are idempotent, and a
+node cancels a turn whose connection broke.
 """
 
 import asyncio

@@ -1,14 +1,13 @@
-"""Authentication: tenants and operators by their keys, local programs where allowed.
+"""Authentication: tenants and operators by their keys, and local programs without one.
 
 An operator's key opens what concerns all tenants (drains, flushes, metrics, a node's details) and
 no tenant's context. One request may carry both keys.
 
-Requests of programs on this machine, as opposed to web pages in its browsers and proxies.
-
-A page elsewhere sends its origin, or its browser says `Sec-Fetch-Site: cross-site`; one that
-rebinds DNS to us sends its own host. What any other page can send without these, a body of
-`text/plain` say, is no danger by itself, so it is taken as `curl -d` sends it. Names and origins
-that the operator lists are let in like this machine's own.
+Programs on this machine need no key, if the settings allow it. Web pages in its browsers and
+requests through proxies do: a page from another site sends its origin or `Sec-Fetch-Site:
+cross-site`, and a page that rebinds DNS to us sends its own host name. A page can still send what
+needs neither header, such as a `text/plain` body; that is harmless, so it is accepted like
+`curl -d`. Hosts and origins that the operator lists are treated as local.
 """
 
 import re

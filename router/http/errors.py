@@ -1,4 +1,4 @@
-"""Errors of any kind, answered in the dialect of their path."""
+"""Error responses: every error, in the dialect of the path that was requested."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Drains of nodes: a node's agents move away, those that move fastest first, several at once.
+"""Drains: move a node's agents away, several at once, the fastest to move first.
 
     drain ──▶ draining ──▶ drained          no agent is left
                  │  ▲

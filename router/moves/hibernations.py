@@ -1,4 +1,4 @@
-"""Hibernation of agents: written to a file by their owner, resumed by a node with the same model.
+"""Hibernation of agents: the owner writes one to a file, and a node with the same model resumes it.
 
 The router relays the bytes as they arrive; a node verifies, signs and stores them.
 """

@@ -1,8 +1,9 @@
-"""Move of one agent: copied while it serves, sealed for the tail, committed by the target.
+"""Move of one agent: copied while the source serves, sealed for the tail, committed by the target.
 
     source  ──offer──▶ copying ──seal──▶ sealed ───────────────────▶ released (replica)
     target             copy ───────────▶ commit: copy tail, own e+1 ──▶ owner
-                        any failure before the commit: abort target, then source, which serves on
+                        any failure before the commit: abort target, then source, which keeps
+                        serving
 
 The target's durable publish is the commit. If its answer is lost, the target is asked. If it does
 not answer either, the source releases the agent at the next epoch: it becomes a replica, which the

@@ -1,13 +1,11 @@
-"""Choice of the node on which a turn is cheapest, in seconds. Pure.
+"""Choice of the node that serves a turn at the lowest cost, in seconds. Pure.
 
     C(i) = queue_i + min(U/P_i, load_i + U_c/P_i)
          + decode(i) + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
 
-U: tokens of the prompt, U_c: those that the node has not cached.
-
-Cost terms of turns and moves, in seconds. Pure.
-
-All comparisons of nodes use these terms: a cost in blocks or hits would send work to slow nodes.
+U: tokens of the prompt; U_c: those that node i has not cached; P_i: its prefill speed; h: the
+stickiness to the agent's home node. Moves are compared in seconds too: comparing blocks or cache
+hits would send work to slow nodes.
 """
 
 import math

@@ -13,7 +13,7 @@ from fabric.ids import AgentId, NodeName
 
 
 class HolderRole(StrEnum):
-    """Role of a node towards an agent."""
+    """Role of a node for one agent."""
 
     STARTING = "starting"  # its first turn was sent there
     OWNER = "owner"

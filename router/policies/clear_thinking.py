@@ -1,4 +1,4 @@
-"""Edit of Anthropic's dialect that clears reasoning of all but the last turns."""
+"""Policy of Anthropic's dialect that clears the reasoning of all but the last turns."""
 
 from dataclasses import dataclass
 

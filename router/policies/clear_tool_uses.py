@@ -1,4 +1,4 @@
-"""Edit of Anthropic's dialect that clears results of old tool calls, and optionally arguments."""
+"""Policy of Anthropic's dialect that clears results of old tool calls, and optionally arguments."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

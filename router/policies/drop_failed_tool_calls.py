@@ -1,10 +1,9 @@
-"""Policy that drops failed calls and their results once a later call of the tool succeeded.
+"""Policy that drops failed tool calls and their results once a later call of that tool succeeded.
 
-Recognise failed tool results: flagged by the client, or evident from their text.
-
-A false alarm drops a good result from the conversation; a miss only leaves it longer. So a text
-counts as a failure only where its form leaves no doubt: an exit code, an error object, or an error
-in the first line that does not turn out to be a count or an empty field (`failed: 0`).
+A result counts as failed if the client flags it, or if its text is unmistakably an error: an exit
+code, an error object, or an error in the first line that is not a count or an empty field
+(`failed: 0`). The test is strict because a false positive removes a good result from the
+conversation, while a miss only leaves the conversation longer.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Application of policies to conversations, each to the result of the one before, and checked."""
+"""Application of policies to a conversation, one after another, with a check of each result."""
 
 import json
 import logging

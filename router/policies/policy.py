@@ -1,4 +1,4 @@
-"""Edit policies: they rewrite a conversation before a node reads it.
+"""Interface of edit policies, which rewrite a conversation before a node reads it.
 
 Clients keep sending the whole conversation, so a policy sees the same messages again in the next
 turn and must edit them in the same way: its result may depend on the messages and its options only.

@@ -1,4 +1,4 @@
-"""Runs on the router's disk: their records, readable by their owner only.
+"""Folders of scenario runs on the router's disk, readable by their owner only.
 
 DIR/<digest of tenant and name>/run.json      the run's record
                                 script.json   the scenario's source

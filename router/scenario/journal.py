@@ -1,13 +1,12 @@
-"""Journal of an arm: one line of JSON for each durable event.
+"""Journal of one arm of a run: one line of JSON for each durable event.
 
     {"run": "run-1", "scenario": "debate", "digest": "…", "format": 1}
     {"event": "turn", "of": {…}}
 
 A line is on the drive before its event is reported. An incomplete last line is dropped.
 
-Threads for the blocking work of runs: journals and long prompts.
-
-The pool is separate from asyncio's default one, whose threads may all be waiting for answers.
+`run_in_thread` runs a run's blocking work, such as journals and long prompts, in its own thread
+pool: the threads of asyncio's default pool may all be waiting for answers.
 """
 
 import asyncio

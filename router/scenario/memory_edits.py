@@ -1,4 +1,4 @@
-"""Memory edits of a run: a phase's directives as the fabric's, added and restored if lost.
+"""Memory edits of a run: apply a phase's directives in the fabric, and restore them if lost.
 
 A node that dies takes the directives of its agents with it unless another node has their records.
 The agent's next answer then comes from unedited memory, so edits are checked after each answer.

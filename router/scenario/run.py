@@ -1,10 +1,10 @@
-"""Run of a scenario's arm: agents whose turns are due are asked, until all turns have ended.
+"""One arm of a scenario run: ask agents whose turns are due, until all turns have ended.
 
     state ─▶ due turns ─▶ begin their phases: forks, directives ─▶ ask ─▶ tools ─▶ ask … ─▶ journal
       ▲                                                                                       │
       └───────────────────────────────────────────────────────────────────────────────────────┘
 
-All state of a run is in its journal, so a resumed run continues after its last line and repeats no
+The journal holds a run's whole state, so a resumed run continues after the last line and repeats no
 finished turn.
 """
 

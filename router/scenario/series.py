@@ -1,4 +1,4 @@
-"""Series of a run: a scenario's arms, warm and cold, with repetitions and their agents' ids."""
+"""Series of a run: a scenario's arms, warm and cold, their repetitions, and their agents' ids."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Source of a scenario: its YAML text, the text files of its folder, and a run's variables."""
+"""Source of a scenario: its YAML text, its folder's text files, and the variables of a run."""
 
 import os
 import stat

@@ -1,16 +1,15 @@
-"""Keeper process: parent of everything that a command starts, so that nothing outlives it.
+"""Keeper process: parent of every process that a command starts, so that none outlives the command.
 
     macfabric up ──commands, one JSON line each──► keeper ──► ray start (several), node, router
                  ◄──started, line, exited, ended──
 
-When the command goes away, for whatever reason, its end of the pipe closes and the keeper ends
-all that it started. On Linux the keeper also adopts orphans (a Ray worker whose raylet was
-killed), and its children die with it should it be killed itself.
+When the command exits, for whatever reason, its end of the pipe closes, and the keeper ends
+everything that it started. On Linux the keeper also adopts orphans (a Ray worker whose raylet was
+killed), and its children die with it if it is killed itself.
 
-Bounded log that a child process appends to: a log that is too long is moved to `NAME.1`.
-
-The writer keeps its descriptor and appends, so the file is copied and truncated, not renamed.
-Lines written in between are lost.
+Children append to bounded logs: the newest part of a log that is too long is copied to `NAME.1`,
+and the log is truncated, because the writer keeps its descriptor open. Lines written between copy
+and truncation are lost.
 """
 
 import contextlib

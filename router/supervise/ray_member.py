@@ -1,4 +1,4 @@
-"""This Mac as a member of the Ray cluster of a cluster file: `ray up` runs this on each of them.
+"""This Mac as a member of a cluster file's Ray cluster; `ray up` runs this module on every Mac.
 
 Everything lies in ~/macfabric: the synced code and keys, the virtual environment, Ray's files.
 """

@@ -1,8 +1,8 @@
-"""Trial of batching: the first way in which each sequence decodes as it does alone.
+"""Trial of batching: find the first layout in which each sequence decodes as it does alone.
 
-Twice: after short prompts, and after caches of random numbers that reach past every window
-and every index's budget, where masks begin to matter. Computing so long a prompt would take
-a large model seconds; filling a cache takes none.
+The trial runs twice: after short prompts, and after caches filled with random numbers that reach
+past every window and every index's budget, where masks begin to matter. Filling a cache is free;
+computing so long a prompt would take a large model seconds.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""Experiment on which stored dimensions depend on the position, and how to rotate them.
+"""Trial of key rotation: which stored dimensions depend on the position, and how to rotate them.
 
-The model runs a few tokens at position 0 and at two others, on recording caches. Declarations
-of its modules about rotary embeddings are only candidates: one counts if rotating the rows of
-position 0 gives the rows of the other positions, dimension by dimension.
+The model runs a few tokens at position 0 and at two others, with recording caches. Its modules'
+rotary embedding settings are only candidates. A candidate is accepted if rotating the rows of
+position 0 gives the rows of the other positions, in every dimension.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Agents, their copies, edits, settings and receipts of erasures, as JSON."""
+"""JSON views of agents, their copies, edits, settings and erasure receipts."""
 
 from collections.abc import Sequence
 from typing import Any, Final

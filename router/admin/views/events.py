@@ -1,4 +1,4 @@
-"""The fleet's events as JSON, and the snapshot with which a stream of them starts."""
+"""JSON views of the fleet's events, and the snapshot with which an event stream starts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

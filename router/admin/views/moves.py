@@ -1,4 +1,4 @@
-"""Costs of moves, copies, loads and files, as JSON."""
+"""JSON views of the costs of moves, copies, loads and files."""
 
 from typing import Final
 

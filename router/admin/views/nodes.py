@@ -1,4 +1,4 @@
-"""Nodes, their drains and the fabric's health as JSON: in full for operators only."""
+"""JSON views of nodes, drains and the fabric's health; only operators get all fields."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""`macfabric config check`: Ray's validation of a cluster file, and mistakes that Ray accepts."""
+"""`macfabric config check`: run Ray's check of a cluster file, and find what Ray overlooks."""
 
 import argparse
 from collections.abc import Iterator, Sequence

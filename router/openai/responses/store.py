@@ -1,7 +1,7 @@
 """Stored responses, which clients may fetch, delete or continue, in the router's RAM.
 
-They hold what was said in clear text, as long as there is room: the oldest of the tenant with most
-go first. An erased agent's go with it. A restart of the router forgets all.
+Conversations are stored in clear text. When room runs out, the oldest response of the tenant with
+the most bytes is dropped. Erasing an agent drops its responses; a router restart drops all.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Small family templates: recognised, their answers read, and rendered back unchanged.
+"""Small family templates: recognized, their answers read, and rendered back unchanged.
 
 Written for these tests; only the shape is theirs.
 """

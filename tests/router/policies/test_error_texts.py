@@ -157,7 +157,7 @@ SUCCESSES = [
 
 
 @pytest.mark.parametrize("text", FAILURES)
-def test_failures_are_recognised(text):
+def test_failures_are_recognized(text):
     assert tells_of_failure(text)
 
 
