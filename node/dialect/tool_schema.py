@@ -15,6 +15,10 @@ ANNOTATIONS: Final = frozenset(
 )
 _OBJECT_KEYWORDS: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _COMBINED: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties")
+_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+_MAPS: Final = frozenset({"properties", "patternProperties", "dependentSchemas", *DEFINITIONS})
+_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SINGLE: Final = frozenset({"items", "contains", "not", "if", "then", "else", "propertyNames"})
 _TYPE_NAMES: Final = {
     str: "string",
     bool: "boolean",
@@ -65,6 +69,8 @@ def _object_schema(name: str, schema: Any) -> dict[str, Any]:
     """Return the schema, closed to properties that it does not name."""
     if schema is None:
         schema = {"properties": {}, "additionalProperties": False}
+    else:
+        schema = plain_schema(schema)
     type_ = schema.get("type", "object") if isinstance(schema, dict) else None
     if type_ != "object" and not (isinstance(type_, list) and "object" in type_):
         raise tool_refusal(name, "its parameters are not the schema of an object")
@@ -72,6 +78,58 @@ def _object_schema(name: str, schema: Any) -> dict[str, Any]:
     if schema.get("properties") and not any(key in schema for key in _COMBINED):
         closed["additionalProperties"] = False
     return closed
+
+
+def template_tools(tools: list[Any] | None) -> list[Any] | None:
+    """Return tools as chat templates can read them: each has an object of properties.
+
+    What may be called is decided by the tools as they were sent.
+    """
+    return None if tools is None else [_template_tool(tool) for tool in tools]
+
+
+def _template_tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    shown = {key: value for key, value in function.items() if value is not None}
+    parameters = plain_schema(shown.get("parameters", {}), for_template=True)
+    if isinstance(parameters, dict):
+        typed = {} if "type" in parameters else {"type": "object"}
+        parameters = {**typed, **parameters}
+        parameters.setdefault("properties", {})
+    return {**tool, "function": {**shown, "parameters": parameters}}
+
+
+def plain_schema(schema: Any, *, for_template: bool = False) -> Any:
+    """Return an equal schema without keywords that are null, and with `{}` in place of `true` and null.
+
+    A template gets no subschema that is `false`: it allows no value.
+    """
+    if schema is True or schema is None:
+        return {}
+    if not isinstance(schema, dict):
+        return schema
+    plain: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES and not (key == "enum" and value is None):
+            plain[key] = value
+        elif value is None:
+            continue
+        elif key in _MAPS and isinstance(value, dict):
+            plain[key] = {
+                name: plain_schema(item, for_template=for_template)
+                for name, item in value.items()
+                if not (for_template and item is False)
+            }
+        elif key in _LISTS and isinstance(value, list):
+            items = (item for item in value if not (for_template and item is False))
+            plain[key] = [plain_schema(item, for_template=for_template) for item in items]
+        elif key in _SINGLE and not (for_template and value is False):
+            plain[key] = plain_schema(value, for_template=for_template)
+        elif key not in _SINGLE:
+            plain[key] = value
+    return plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from node.dialect.format_selection import FormatSettings, select_format
 from node.dialect.formats import AnswerFormat, AnswerReader
 from node.dialect.marked_reader import MarkedReader
 from node.dialect.template_messages import Messages, adapt_messages, cut_at_mark, mark_end
-from node.dialect.tool_schema import ToolSpec
+from node.dialect.tool_schema import ToolSpec, template_tools
 from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
@@ -169,11 +169,11 @@ class ChatTokenizer:
 
         With `continues`, the text ends where the last message's does, which is an answer's.
         """
-        options = self._options(options)
+        options, shown = self._options(options), template_tools(tools)
         opens_answer = opens_answer and not continues
 
         def attempt(tried: Messages) -> str:
-            text = self.template.render(tried, tools, options, opens_answer=opens_answer)
+            text = self.template.render(tried, shown, options, opens_answer=opens_answer)
             return cut_at_mark(text) if continues else text
 
         made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
