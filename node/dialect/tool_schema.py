@@ -102,7 +102,7 @@ def _template_tool(tool: Any) -> Any:
 
 
 def plain_schema(schema: Any, *, for_template: bool = False) -> Any:
-    """Return an equal schema without keywords that are null, and with `{}` in place of `true` and null.
+    """Return an equal schema without null keywords, and with `{}` for subschemas of true or null.
 
     A template gets no subschema that is `false`: it allows no value.
     """

@@ -28,7 +28,7 @@ from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
 from router.api.hosted_tools import HostedTool, hosted_types
 from router.api.other_content import OTHER_PART, Content, content_kind
-from router.api.shared_fields import SEED, TEMPLATE_OPTIONS, StopTexts, TopP
+from router.api.shared_fields import SEED, TEMPLATE_OPTIONS, StopTexts, TokenLimit, TopP
 from router.api.tool_choice import (
     FUNCTION_TOOLS,
     TOOL_CHOICE,
@@ -47,7 +47,6 @@ from router.http.schema import (
     AnyValue,
     ArrayOf,
     Flag,
-    Integer,
     Number,
     ObjectOf,
     Tagged,
@@ -104,7 +103,7 @@ class GenerateBody:
     text: str | None = optional(Text(chars_min=1))
     messages: list[_Message] | None = optional(_MESSAGES)
     model: str = optional(Text(), "")
-    max_tokens: int = optional(Integer(1, COMPLETION_TOKENS_MAX), COMPLETION_TOKENS_MAX)
+    max_tokens: int = optional(TokenLimit(), COMPLETION_TOKENS_MAX)
     temperature: float = optional(Number(0.0, 2.0), 1.0)
     top_p: float = optional(TopP(), 1.0)
     seed: int | None = optional(SEED)

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
-from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.turn.answer_constraints import OutputFormat
 from fabric.turn.generation import Identity, Priority, Sampling
 from router.anthropic.content import CACHE_CONTROL, TEXT_BLOCKS, Notes, TextBlock
@@ -22,6 +21,7 @@ from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
     THINKING_SWITCHES,
     StopTexts,
+    TokenLimit,
     TopP,
     answer_format,
     with_effort,
@@ -68,7 +68,7 @@ _REMOTE: Final = Parsed(_remote_service, {})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Thinking:
     type: str = required(words("enabled", "adaptive", "disabled"))
-    budget_tokens: int | None = optional(Integer(1, COMPLETION_TOKENS_MAX))
+    budget_tokens: int | None = optional(TokenLimit())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class PromptBody:
 class MessagesBody(PromptBody):
     """Body of POST /v1/messages."""
 
-    max_tokens: int = required(Integer(0, COMPLETION_TOKENS_MAX))
+    max_tokens: int = required(TokenLimit(low=0))
     temperature: float = optional(Number(0.0, 1.0), 1.0)
     top_p: float = optional(TopP(), 1.0)
     top_k: int = optional(Integer(0, 1 << 31), 0)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from fabric.turn.answer_constraints import CallChoice
 from router.anthropic.content import CACHE_CONTROL, Notes
 from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
+from router.api.shared_fields import FLAG_OR_WORD
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
@@ -28,7 +29,7 @@ class Tool:
 
     name: str = required(Text(chars_min=1))
     cache_s: float | None = optional(CACHE_CONTROL, name="cache_control")
-    strict: bool = optional(Flag(), False)
+    strict: bool = optional(FLAG_OR_WORD, False)
     description: str | None = optional(Text())
     input_schema: dict[str, Any] = required(AnyObject())
 

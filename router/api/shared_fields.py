@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from fabric.errors import RejectedError
+from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
 from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
 from router.http.refusals import refuse, require_object, require_text, wrong_type
@@ -12,6 +13,7 @@ from router.http.schema import (
     AnyObject,
     AnyValue,
     ArrayOf,
+    Either,
     Flag,
     Integer,
     Mapped,
@@ -21,14 +23,19 @@ from router.http.schema import (
     Schema,
     Tagged,
     Text,
+    WordIn,
     constant,
     either,
     optional,
     param_path,
+    read_whole,
     required,
 )
 from router.limits import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
 
+# A boolean, or the word for it: LM Studio documents `strict` so.
+_WORDS: Final = WordIn({"true": True, "false": False}, "a boolean", "invalid_type")
+FLAG_OR_WORD: Final = Either({str: _WORDS, bool: Flag()})
 SEED: Final = Integer(-(1 << 63), (1 << 64) - 1)
 _TOP_P_MIN: Final = 1e-6
 _STRINGS: Final = ArrayOf(Text(STOP_STRING_CHARS_MAX, 1), STOP_STRINGS_MAX)
@@ -44,6 +51,28 @@ class TopP(Number):
 
     def read(self, value: Any, param: str) -> float:
         return max(_TOP_P_MIN, Number.read(self, value, param))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimit:
+    """Limit of an answer's tokens; a higher one than any answer may have counts as the highest."""
+
+    low: int = 1
+    takes_minus_one: bool = False  # for no limit
+    takes_text: bool = False
+
+    def read(self, value: Any, param: str) -> int:
+        number = read_whole(value, param, takes_text=self.takes_text)
+        if number == -1 and self.takes_minus_one:
+            return COMPLETION_TOKENS_MAX
+        if number < self.low:
+            refuse(param, f"must be at least {self.low}")
+        return min(number, COMPLETION_TOKENS_MAX)
+
+    def schema(self) -> Schema:
+        low = -1 if self.takes_minus_one else self.low
+        number = {"type": "integer", "minimum": low}
+        return either(number, {"type": "string"}) if self.takes_text else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +136,7 @@ TEMPLATE_OPTIONS: Final = Parsed(_template_options, {"type": "object"})
 class _SchemaFormat:
     name: str | None = optional(Text())
     schema: dict[str, Any] = required(AnyObject())
-    strict: bool | None = optional(Flag())
+    strict: bool | None = optional(FLAG_OR_WORD)
     param: str = param_path()
 
 

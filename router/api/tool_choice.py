@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from fabric.turn.answer_constraints import CallChoice, ToolText
 from router.api.hosted_tools import AnyTool, HostedTool
+from router.api.shared_fields import FLAG_OR_WORD
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
     ArrayOf,
     Either,
-    Flag,
     Nested,
     ObjectOf,
     Tagged,
@@ -34,7 +34,7 @@ class Function:
     name: str = required(Text(chars_min=1))
     description: str | None = optional(Text())
     parameters: dict[str, Any] | None = optional(AnyObject())
-    strict: bool = optional(Flag(), False)
+    strict: bool = optional(FLAG_OR_WORD, False)
     sent: dict[str, Any] = as_sent()
 
 

@@ -12,6 +12,7 @@ Null means the same as absent. Unknown fields are ignored unless a record is str
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
@@ -28,6 +29,8 @@ from router.limits import NAME_CHARS_TOLD
 Schema: TypeAlias = dict[str, Any]
 R = TypeVar("R")
 
+_WHOLE: Final = re.compile(r"-?[0-9]{1,20}")  # no seed has more digits
+_DECIMAL: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 _KIND, _NAME = "kind", "name"
 _ABOUT, _SENT, _PATH = "about", "sent", "path"  # of fields that tell where a record was read
 
@@ -109,22 +112,34 @@ class Flag:
         return {"type": "boolean"}
 
 
+def read_whole(value: Any, param: str, *, takes_text: bool = False) -> int:
+    """Return a whole number, which may be written as 64.0; RejectedError for any other value."""
+    if takes_text and isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        wrong_type(value, param, "an integer")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Integer:
     """A whole number within bounds."""
 
     low: int
     high: int
+    takes_text: bool = False  # also as a string, as vLLM and SGLang take it
 
     def read(self, value: Any, param: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            wrong_type(value, param, "an integer")
-        if not self.low <= value <= self.high:
+        number = read_whole(value, param, takes_text=self.takes_text)
+        if not self.low <= number <= self.high:
             refuse(param, f"must be between {self.low} and {self.high}")
-        return value
+        return number
 
     def schema(self) -> Schema:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+        whole = {"type": "integer", "minimum": self.low, "maximum": self.high}
+        return _or_text(whole, _WHOLE) if self.takes_text else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +148,11 @@ class Number:
 
     low: float
     high: float
+    takes_text: bool = False  # also as a string, as vLLM and SGLang take it
 
     def read(self, value: Any, param: str) -> float:
+        if self.takes_text and isinstance(value, str) and _DECIMAL.fullmatch(value):
+            value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             wrong_type(value, param, "a number")
         # Compared as sent: an integer may be too long to become a float.
@@ -143,7 +161,12 @@ class Number:
         return float(value)
 
     def schema(self) -> Schema:
-        return {"type": "number", "minimum": self.low, "maximum": self.high}
+        number = {"type": "number", "minimum": self.low, "maximum": self.high}
+        return _or_text(number, _DECIMAL) if self.takes_text else number
+
+
+def _or_text(number: Schema, pattern: re.Pattern[str]) -> Schema:
+    return either(number, {"type": "string", "pattern": f"^{pattern.pattern}$"})
 
 
 @dataclass(frozen=True, slots=True)

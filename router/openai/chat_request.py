@@ -42,7 +42,7 @@ from router.openai.request import (
     OpenAiRequest,
     require_stream,
 )
-from router.openai.sampling import SamplingBody, TokenLimit
+from router.openai.sampling import TOKEN_LIMIT, SamplingBody
 from router.prompt import chat_prompt
 
 _TOOL: Final = AnyTool(
@@ -72,8 +72,8 @@ class ChatBody(SamplingBody):
     n: int = optional(COUNT, 1)
     stream: bool = optional(Flag(), False)
     include_usage: bool | None = optional(STREAM_OPTIONS, name="stream_options")
-    max_completion_tokens: int | None = optional(TokenLimit())
-    max_tokens: int | None = optional(TokenLimit())
+    max_completion_tokens: int | None = optional(TOKEN_LIMIT)
+    max_tokens: int | None = optional(TOKEN_LIMIT)
     logprobs: bool = optional(Flag(), False)
     top_logprobs: int | None = optional(Integer(0, TOP_LOGPROBS_MAX))
     continue_final_message: bool = optional(Flag(), False)

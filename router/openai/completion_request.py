@@ -26,9 +26,10 @@ from router.openai.request import (
     OpenAiRequest,
     require_stream,
 )
-from router.openai.sampling import SamplingBody, TokenLimit
+from router.openai.sampling import TOKEN_LIMIT, SamplingBody
 from router.prompt import Prompt, raw_prompt, tokens_prompt
 
+_LIMIT: Final = replace(TOKEN_LIMIT, low=0)
 TOKENS_DEFAULT: Final = 16  # what OpenAI documents for this route, unlike for chat
 
 
@@ -80,7 +81,7 @@ class CompletionBody(SamplingBody):
     suffix: Any = optional(Unsupported("this server only continues prompts", ("",)))
     stream: bool = optional(Flag(), False)
     include_usage: bool | None = optional(STREAM_OPTIONS, name="stream_options")
-    max_tokens: int | None = optional(TokenLimit(low=0))
+    max_tokens: int | None = optional(_LIMIT)
     logprobs: int | None = optional(Integer(0, TOP_LOGPROBS_MAX))
     n: int = optional(COUNT, 1)
     best_of: int | None = optional(COUNT)

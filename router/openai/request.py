@@ -12,7 +12,7 @@ from router.http.schema import Flag, Integer, ObjectOf, Text, WordIn, only, opti
 from router.http.turn_headers import identify, priority_of
 from router.limits import ANSWERS_PER_PROMPT_MAX, KEY_CHARS_MAX
 
-COUNT: Final = Integer(1, ANSWERS_PER_PROMPT_MAX)  # answers to one prompt
+COUNT: Final = Integer(1, ANSWERS_PER_PROMPT_MAX, takes_text=True)  # answers to one prompt
 _KEY: Final = Text(KEY_CHARS_MAX)
 _RETENTION_S: Final = WordIn(
     {"in_memory": 0.0, "in-memory": 0.0, "24h": RETAIN_S_MAX}, "in_memory or 24h"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from fabric.limits import CHOICES_MAX, COMPLETION_TOKENS_MAX
+from fabric.limits import CHOICES_MAX
 from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
 from fabric.turn.generation import Sampling
-from router.api.shared_fields import SEED, StopTexts, TopP
+from router.api.shared_fields import FLAG_OR_WORD, SEED, StopTexts, TokenLimit, TopP
 from router.http.refusals import kind_of, refuse, require_object
 from router.http.schema import (
     AnyObject,
@@ -19,7 +19,6 @@ from router.http.schema import (
     Number,
     ObjectOf,
     Parsed,
-    Schema,
     Tagged,
     Text,
     constant,
@@ -39,7 +38,7 @@ class _NamedSchema:
 
     name: str | None = optional(Text(KEY_CHARS_MAX))
     description: str | None = optional(Text())
-    strict: bool = optional(Flag(), False)
+    strict: bool = optional(FLAG_OR_WORD, False)
     schema: Any = optional(AnyValue())
 
     def output(self) -> OutputFormat:
@@ -99,23 +98,10 @@ STRUCTURED_OUTPUTS: Final = ObjectOf(StructuredOutputs)
 
 
 _BIAS: Final = Number(-100.0, 100.0)
-_PENALTY: Final = Number(-2.0, 2.0)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLimit:
-    """Limit of tokens; -1, which other servers' clients send, means no limit."""
-
-    low: int = 1
-
-    def read(self, value: Any, param: str) -> int:
-        if value == -1 and isinstance(value, int):
-            return COMPLETION_TOKENS_MAX
-        return Integer(self.low, COMPLETION_TOKENS_MAX).read(value, param)
-
-    def schema(self) -> Schema:
-        limit = Integer(self.low, COMPLETION_TOKENS_MAX)
-        return either(Integer(-1, -1).schema(), limit.schema())
+_PENALTY: Final = Number(-2.0, 2.0, takes_text=True)
+_SEED: Final = Integer(SEED.low, SEED.high, takes_text=True)
+# -1, which other servers' clients send, means no limit.
+TOKEN_LIMIT: Final = TokenLimit(takes_minus_one=True, takes_text=True)
 
 
 def _logit_bias(value: Any, param: str) -> dict[str, float]:
@@ -145,14 +131,14 @@ _LOGIT_BIAS: Final = Parsed(
 class SamplingBody(IdentityBody):
     """Fields of chats, completions and responses alike."""
 
-    temperature: float = optional(Number(0.0, 2.0), 1.0)
-    top_p: float = optional(TopP(), 1.0)
-    top_k: int = optional(Integer(-1, 1 << 31), 0)
-    min_p: float = optional(Number(0.0, 1.0), 0.0)
-    seed: int | None = optional(SEED)
+    temperature: float = optional(Number(0.0, 2.0, takes_text=True), 1.0)
+    top_p: float = optional(TopP(takes_text=True), 1.0)
+    top_k: int = optional(Integer(-1, 1 << 31, takes_text=True), 0)
+    min_p: float = optional(Number(0.0, 1.0, takes_text=True), 0.0)
+    seed: int | None = optional(_SEED)
     stop: tuple[str, ...] = optional(StopTexts(takes_text=True), ())
     logit_bias: dict[str, float] | None = optional(_LOGIT_BIAS)
-    repetition_penalty: float = optional(Number(0.01, 10.0), 1.0)
+    repetition_penalty: float = optional(Number(0.01, 10.0, takes_text=True), 1.0)
     frequency_penalty: float = optional(_PENALTY, 0.0)
     presence_penalty: float = optional(_PENALTY, 0.0)
     ignore_eos: bool = optional(Flag(), False)

@@ -41,7 +41,7 @@ from router.openai.responses.items import (
     entries_of,
 )
 from router.openai.responses.tools import TOOLS, ResponsesTool, Tools, tools_of
-from router.openai.sampling import SamplingBody, TokenLimit
+from router.openai.sampling import TOKEN_LIMIT, SamplingBody
 from router.policies.truncation import Truncation
 from router.prompt import Prompt, chat_prompt
 
@@ -120,7 +120,7 @@ class ResponsesBody(SamplingBody):
     include: list[str] | None = optional(ArrayOf(Text(), INCLUDED_MAX, names_items=False))
     chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
     reasoning: _Reasoning = optional(ObjectOf(_Reasoning), _Reasoning())
-    max_output_tokens: int | None = optional(TokenLimit())
+    max_output_tokens: int | None = optional(TOKEN_LIMIT)
     top_logprobs: int = optional(Integer(0, TOP_LOGPROBS_MAX), 0)
     text: OutputFormat | None = optional(_TEXT)
     stream: bool = optional(Flag(), False)

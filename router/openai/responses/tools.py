@@ -10,11 +10,11 @@ from typing import Any, Final
 from fabric.turn.answer_constraints import ToolText
 from fabric.turn.generation import ToolCall
 from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
+from router.api.shared_fields import FLAG_OR_WORD
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,
     ArrayOf,
-    Flag,
     ObjectOf,
     Text,
     optional,
@@ -67,7 +67,7 @@ class _Function:
     name: str = required(Text(chars_min=1))
     description: str | None = optional(Text())
     parameters: dict[str, Any] | None = optional(AnyObject())
-    strict: bool = optional(Flag(), False)
+    strict: bool = optional(FLAG_OR_WORD, False)
 
     def named(self, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
         declaration = {"description": self.description, "parameters": self.parameters}
