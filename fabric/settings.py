@@ -205,12 +205,12 @@ class FabricSettings:
 
 def parse_settings(section: Any) -> FabricSettings:
     """Check and build the settings; raise SettingsError naming every wrong key."""
-    settings, problems = look_at_settings(section)
+    settings, problems = inspect_settings(section)
     require_sound(problems)
     return settings
 
 
-def look_at_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem, ...]]:
+def inspect_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem, ...]]:
     """Return the settings, with defaults in place of invalid values, and all problems."""
     problems: list[SettingProblem] = []
     settings: FabricSettings = read_class(FabricSettings, section, _ROOT, problems)
@@ -220,23 +220,23 @@ def look_at_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
     problems += _broken(_node_rules(node))
     problems += _broken(_router_rules(router))
     problems += _key_problems(router)
-    problems += _door_problems(router)
+    problems += _access_problems(router)
     problems += _tenant_problems(node.tenants)
     if not any(problem.where.startswith(f"{_ROOT}.router.policies") for problem in problems):
-        problems += _policy_problems(router.policies)  # by their places in a list that is whole
+        problems += _policy_problems(router.policies)  # indexes are right only in a valid list
     for option in sorted(node.template_options.keys() & RESERVED_OPTIONS):
         problems.append(_problem(f"node.template_options.{option}", "it belongs to the node"))
     return settings, tuple(problems)
 
 
 def check_keys(router: RouterSettings) -> None:
-    """Raise SettingsError for an invalid key, or one of two names."""
+    """Raise SettingsError for an invalid key, or a key that has two names."""
     require_sound(_key_problems(router))
 
 
-def check_doors(router: RouterSettings) -> None:
+def check_hosts_and_origins(router: RouterSettings) -> None:
     """Raise SettingsError for an invalid host name or page origin."""
-    require_sound(_door_problems(router))
+    require_sound(_access_problems(router))
 
 
 def _problem(setting: str, message: str) -> SettingProblem:
@@ -244,7 +244,7 @@ def _problem(setting: str, message: str) -> SettingProblem:
 
 
 def _broken(rules: Iterable[tuple[bool, str, str]]) -> Iterator[SettingProblem]:
-    """Yield the rules: (whether it holds, setting, what it must be)."""
+    """Yield problems for broken rules, each rule (holds, setting, what it must be)."""
     for holds, setting, message in rules:
         if not holds:
             yield _problem(setting, message)
@@ -276,7 +276,7 @@ def _key_problems(router: RouterSettings) -> Iterator[SettingProblem]:
             owners[digest] = where
 
 
-def _door_problems(router: RouterSettings) -> Iterator[SettingProblem]:
+def _access_problems(router: RouterSettings) -> Iterator[SettingProblem]:
     rules = (
         ("allowed_hosts", router.allowed_hosts, _HOST_NAME, "a name without port or wildcard"),
         ("cors_origins", router.cors_origins, _ORIGIN, "an origin such as https://app.example"),

@@ -175,7 +175,7 @@ class Node:
 
     def view(self) -> NodeView:
         has, budget, background = self.resources, self.tiers.budget, self.background
-        agents = [a for a in has.table if a.word.state is not OwnerState.REPLICA]
+        agents = [a for a in has.table if a.effective_record.state is not OwnerState.REPLICA]
         config, model, engine = has.identity.config, has.identity.model, has.engine
         speed = engine.prefill_speed.per_s
         return NodeView(

@@ -107,7 +107,7 @@ def fabric_signing_key(cluster_key: bytes, tenant: TenantId) -> bytes:
     return blake2b(digest_size=SIGNING_KEY_BYTES, key=salt, person=b"mf-hibernate").digest()
 
 
-def brought_signing_key(key: bytes) -> bytes:
+def caller_signing_key(key: bytes) -> bytes:
     """Derive the 32-byte signing key from a caller's 32-byte key."""
     if len(key) != SIGNING_KEY_BYTES:
         message = f"a signing key must have {SIGNING_KEY_BYTES} bytes"

@@ -19,7 +19,7 @@ from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest, OwnerState, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
-from fabric.record.stored_part import essential, named_blocks, without_edited
+from fabric.record.stored_part import named_blocks, trim_restore_points, without_edited
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RekeyedRecord:
 def portable(record: Manifest, window_tokens: int) -> Manifest:
     """Return the record for a file: what continuing needs, without owner or claims."""
     return replace(
-        essential(record, window_tokens),
+        trim_restore_points(record, window_tokens),
         state=OwnerState.OWNED,
         migration=None,
         sealed_to=None,

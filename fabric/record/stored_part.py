@@ -57,7 +57,7 @@ def named_blocks(record: Manifest, salt: bytes) -> list[tuple[BlockRef, BlockSpa
 def _windows_of_pieces(
     record: Manifest, salt: bytes, spans: Sequence[BlockSpan]
 ) -> Iterator[tuple[BlockRef, BlockSpan]]:
-    """Yield an edited record's window blocks, named by the pieces that end where they do."""
+    """Yield an edited record's window blocks, named by the pieces with the same end."""
     ends = accumulate(piece.tokens_count for piece in record.pieces)
     by_end = dict(zip(ends, spans, strict=False))
     for place in record.windows:
@@ -84,14 +84,14 @@ def misplaced_refs(record: Manifest, salt: bytes) -> set[BlockRef]:
 
 
 def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manifest:
-    """Leave out everything that needs an unusable block; owner, epoch and revision stay.
+    """Drop everything that needs an unusable block; keep owner, epoch and revision.
 
-    The result may have no tokens. It is marked, so that only its own id finds it: it begins
-    like more conversations than the whole record did.
+    The result may have no tokens. It is marked as truncated, so that only a request with the
+    agent's id finds it: its shorter text matches more conversations than the whole record did.
     """
     count = record.pieces.tokens_before(unusable)
     if count and record.token_ends[count - 1] > text_bytes_max(count):
-        count = 0  # an answer without a space ends all its tokens at once: too far for these few
+        count = 0  # the text is too long for so few tokens: all of a spaceless answer ends at once
     is_whole = count == record.tokens_count
     pieces = record.pieces.slice(0, count)
     text = record.text.encode("utf-8", "surrogatepass")[
@@ -99,7 +99,7 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
     ]
     return replace(
         record,
-        # A token may end within a character: the replacement is no shorter than what it is for.
+        # A token may end within a character; its replacement is at least as long.
         text=text.decode("utf-8", "replace"),
         token_ids=record.token_ids[:count],
         token_ends=record.token_ends[:count],
@@ -117,9 +117,10 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
 
 
 def without_edited(record: Manifest) -> Manifest:
-    """Leave out everything from the first piece on that an edit had a part in.
+    """Drop everything from the first piece on that an edit affected.
 
-    A part of a block goes, too: only the head can name it, and its block holds removed text.
+    Pieces that are parts of a block are dropped too: only the edited head can name them, and their
+    block holds removed text.
     """
     exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
     kept = len(record.pieces.unedited(exact))
@@ -151,7 +152,7 @@ def restorable(layout: Layout, window_tokens: int, *, has_states: bool = False) 
 def _beginning(
     layout: Layout, window_tokens: int, lacking: list[Range], *, has_states: bool
 ) -> Layout:
-    """Return the layout, or its beginning up to where windows and a state are stored."""
+    """Cut the layout at the last token where its windows and a state are stored."""
     count = layout.arrangement.tokens_count
     if has_states:
         points = [state.end for state in reversed(layout.states) if state.end <= count]
@@ -169,8 +170,8 @@ def _is_window_lacking(lacking: list[Range], start: int, end: int) -> bool:
     return any(first < end and start < last for first, last in lacking)
 
 
-def essential(record: Manifest, window_tokens: int) -> Manifest:
-    """Return the record without windows and states that its last token does not need."""
+def trim_restore_points(record: Manifest, window_tokens: int) -> Manifest:
+    """Drop windows and states that are needed only to restore at an earlier token."""
     first = max(0, record.tokens_count - window_tokens + 1)
     return replace(
         record,

@@ -1,4 +1,4 @@
-"""One agent as its node holds it: the last committed record, and its cache while hot."""
+"""One agent on its node: the last committed record, and the resident cache while it is hot."""
 
 import asyncio
 import threading
@@ -26,9 +26,10 @@ TAIL_BYTES = 8
 
 
 class TurnLock(asyncio.Lock):
-    """Lock that a turn of an agent, or a change of its record, holds; locked while any task waits.
+    """Lock of an agent for one turn or one change of its record.
 
-    So a task that finds it free gets it at once, and nothing it has checked before has changed.
+    It counts as locked while any task waits. So a task that finds it free gets it without waiting,
+    and everything that the task has checked before is still true.
     """
 
     def __init__(self) -> None:
@@ -74,15 +75,15 @@ class LiveTurn(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the turn as if its client had hung up."""
+        """End the turn as if its client had disconnected."""
         ...
 
     def hand_over(self, seal: SealAgent) -> None:
-        """Stop at the next token, so that another node continues."""
+        """Stop at the next token; another node continues the answer."""
         ...
 
     async def keep(self, migration: MigrationId) -> None:
-        """Continue here, as the move has failed."""
+        """Continue the answer here after a failed move."""
         ...
 
     async def save_now(self) -> Manifest | None:
@@ -100,9 +101,9 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandedOn:
-    """An answer handed over between two tokens: until it is resumed, no other turn begins."""
+    """An answer that stopped between two tokens; no other turn begins until it is resumed."""
 
-    epoch: int  # of the agent; at another epoch, another node resumes the answer
+    epoch: int  # of the agent; at a different epoch, another node resumes the answer
     taken_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -115,23 +116,23 @@ class Agent:
     saved: Manifest | None = None  # the record on disk; older than `manifest` if that failed
     cache: ResidentCache | None = None  # holds exactly the manifest's tokens while idle
     is_durable: bool = False
-    stored_tokens: int = 0  # leading ones whose bits in memory are those of `saved` blocks
+    stored_tokens: int = 0  # leading tokens whose rows in memory equal the blocks of `saved`
     named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
     layout: Layout | None = None  # of an edited cache that could not be saved
-    was_evicted: bool = False  # while turns waited: they resolve their agent again
+    was_evicted: bool = False  # while turns waited; those look up their agent again
     is_pin_held: bool = False  # the pin is honored: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
-    is_taken_over: bool = False  # by the starting turn: the last owner may have known more
+    is_taken_over: bool = False  # by the starting turn; the lost owner may have had later turns
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
     waiting_count: int = 0  # turns that wait for the lock, without other operations
     turn: LiveTurn | None = None  # the running one
     outgoing: OutgoingMove = field(init=False)
-    handed_on: HandedOn | None = None  # its last answer, if that is to be resumed here
-    loading: Loading | None = None  # of its cache from disk, ahead of a turn
+    handed_on: HandedOn | None = None  # its interrupted answer, if this node resumes it
+    loading: Loading | None = None  # prefetch of its cache from disk
 
     def __post_init__(self) -> None:
-        """Take the state of the outgoing move from the record: sealed, or here."""
+        """Set the outgoing move's state from the record: SEALED or HERE."""
         is_sealed = self.manifest.state is OwnerState.SEALED
         self.outgoing = OutgoingMove(OutgoingState.SEALED if is_sealed else OutgoingState.HERE)
 
@@ -147,11 +148,10 @@ class Agent:
         return successor if is_newer else None
 
     @property
-    def word(self) -> Manifest:
-        """Return the effective record: a replica's if another node owns the agent by now.
+    def effective_record(self) -> Manifest:
+        """Return the record as it applies now: a replica's if another node owns the agent.
 
-        The stored record may lag: until the disk accepts that this node stepped down, it claims an
-        epoch that the fence rejects.
+        `manifest` may lag: until the disk accepts the release, it claims an epoch below the fence.
         """
         owner, record = self.successor, self.manifest
         return record if owner is None else record.stepped_down(owner.node, owner.epoch)
@@ -166,14 +166,14 @@ class Agent:
         return self.saved is None and not self.manifest.token_ids
 
     def take_up(self) -> None:
-        """Note that the handed-over answer is resumed, or not wanted any more."""
+        """Note that the interrupted answer was resumed or is no longer wanted."""
         if self.handed_on is not None:
             self.handed_on.taken_up.set()
             self.handed_on = None
 
     @property
     def is_unsaved(self) -> bool:
-        """Return whether memory holds turns that the disk does not."""
+        """Return whether memory holds turns that are not on disk."""
         owned = self.manifest.state is OwnerState.OWNED
         return owned and self.cache is not None and not self.is_durable
 
@@ -187,7 +187,7 @@ class Agent:
         """Note that the disk holds `record`, with the blocks that memory holds."""
         self.take_record(record)
         if record.state is OwnerState.SEALED:
-            self.outgoing.hold()
+            self.outgoing.note_sealed()
         self.is_durable = True
         self.stored_tokens = record.tokens_count
         self.named = (record.token_ids, spans)
@@ -223,9 +223,9 @@ class Agent:
 
     @property
     def conversation_bytes(self) -> bytes:
-        """Text of the last prompt, without the opening of its answer and all that followed.
+        """Text of the last prompt up to where its answer opens.
 
-        A later prompt may repeat that opening, or open a thought where this one has none.
+        The opening is left out because a later prompt may open the answer differently.
         """
         record = self.manifest
         count = record.provenance.marks.conversation or record.prompt_tokens_count
@@ -238,7 +238,7 @@ class Agent:
         return pieces[-1].block.block_hash[:TAIL_BYTES].hex() if pieces else ""
 
     def view(self) -> AgentView:
-        record, edited = self.word, self.edited
+        record, edited = self.effective_record, self.edited
         tiers = [name for name, has in (("hot", self.cache), ("disk", self.saved)) if has]
         return AgentView(
             tenant=record.tenant,

@@ -78,7 +78,7 @@ class AgentTable:
 
     def is_copy(self, agent: Agent) -> bool:
         """Return whether another node owns the agent; not if this one stepped down for no other."""
-        record = agent.word
+        record = agent.effective_record
         return record.state is OwnerState.REPLICA and record.owner != self._node
 
     @on_its_loop
@@ -105,7 +105,7 @@ class AgentTable:
         found.reverse()
         return found
 
-    def gone_after(self, change: int) -> list[tuple[int, AgentKey]] | None:
+    def removed_after(self, change: int) -> list[tuple[int, AgentKey]] | None:
         """Return the agents removed after `change`; None if not all are known."""
         if not self._gone_from <= change <= self.changes:
             return None
@@ -127,7 +127,7 @@ class AgentTable:
         self._first_blocks.put(agent.key, agent.saved)
         (self._private.add if agent.manifest.is_private else self._private.discard)(agent.key)
         self.spans.note(agent.key, None if agent.manifest.is_private else agent.saved)
-        if agent.word.state is OwnerState.OWNED and agent.manifest.token_ids:
+        if agent.effective_record.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
             known = "" if agent.manifest.is_private else agent.manifest.provenance.answers
             self._answers.put(agent.key, known)
@@ -152,7 +152,7 @@ class AgentTable:
         if self._agents.get(agent.key) is agent:
             self.remove(agent.key)
 
-    def require_place(self) -> None:
+    def require_room(self) -> None:
         """Raise OverloadedError if the node holds as many agents as it may."""
         if len(self._agents) >= AGENTS_PER_NODE_MAX:
             message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
@@ -161,7 +161,7 @@ class AgentTable:
     @on_its_loop
     def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
         """Add an empty agent that this node owns."""
-        self.require_place()
+        self.require_room()
         made = self.unlisted(tenant, agent, group, epoch)
         self.put(made)
         return made
@@ -354,7 +354,7 @@ def list_agents(name: NodeName, incarnation: int, table: AgentTable, call: ListA
     changes meanwhile gets a later number and is listed again with a later part.
     """
     since = call.since if call.incarnation == incarnation else 0
-    gone = table.gone_after(since)
+    gone = table.removed_after(since)
     if gone is None:
         since, gone = 0, []
     listed: list[AgentSketch] = []

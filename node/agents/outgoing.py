@@ -1,11 +1,11 @@
-"""The outgoing move of an agent: one object with a state, from the request to the new owner.
+"""Outgoing move of an agent: one object with a state, from the request to the new owner.
 
     here ──▶ asked ──▶ sealing ──▶ sealed ──▶ left
-      ◀────────┴──────────┴───────────┘            taken back
+      ◀────────┴──────────┴───────────┘            aborted
 
-A running turn is asked to stop, and publishes its record as the move's last one; an idle agent is
-sealed at once. The seal is also in the record, and survives a restart. The new owner counts from
-the moment that this node hears of it; the record follows as soon as the disk accepts it.
+A running turn is asked to stop, and publishes the last record of the move; an idle agent is sealed
+at once. The seal is also in the record, so it survives a restart. A new owner takes effect as soon
+as this node hears of it; the record follows when the disk accepts it.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from node.runtime.one_loop import of_one_loop
 class OutgoingState(Enum):
     """State of an agent's outgoing move."""
 
-    HERE = "here"  # no move takes it
-    ASKED = "asked"  # its turn stops at the next token
-    SEALING = "sealing"  # its turn's record is being published as the move's last one
-    SEALED = "sealed"  # turns wait until the move is decided
+    HERE = "here"  # no move in progress
+    ASKED = "asked"  # the running turn stops at the next token
+    SEALING = "sealing"  # the turn publishes the last record of the move
+    SEALED = "sealed"  # turns wait until the move is committed or aborted
     LEFT = "left"  # another node owns it
 
 
@@ -41,8 +41,8 @@ class OutgoingMove:
     """Outgoing move of one agent; used on the node's event loop only."""
 
     state: OutgoingState = OutgoingState.HERE
-    seal: SealAgent | None = None  # with which the running turn is asked to end
-    fence: int = 0  # epoch of another owner: no turn below it is acknowledged
+    seal: SealAgent | None = None  # the call that asked the running turn to stop
+    fence: int = 0  # the epoch of another owner; turns at lower epochs are not acknowledged
     successor: Successor | None = None  # the last one reported
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,7 +52,7 @@ class OutgoingMove:
             self._decided.set()
 
     async def decided(self) -> None:
-        """Wait until no move has the agent sealed."""
+        """Wait until the agent is not sealed."""
         await self._decided.wait()
 
     # --- the running turn --------------------------------------------------------------------
@@ -82,29 +82,29 @@ class OutgoingMove:
 
     # --- the agent ---------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Note that the record is sealed: turns wait from now on."""
+    def note_sealed(self) -> None:
+        """Note that the record is sealed; turns wait from now on."""
         self.state = OutgoingState.SEALED
         self._decided.clear()
 
-    def settle(self) -> None:
-        """Note that this node owns the agent: it was taken back, or has returned."""
+    def note_owned_here(self) -> None:
+        """Note that this node owns the agent: the move was aborted, or the agent moved back."""
         self.state = OutgoingState.HERE
         self._decided.set()
 
-    def give_way(self, to: Successor) -> None:
-        """Note the agent's new owner, whatever its record says."""
+    def note_successor(self, to: Successor) -> None:
+        """Note the agent's new owner before its record names it."""
         if self.successor is None or self.successor.epoch <= to.epoch:
             self.successor = to
-        self.leave(to.epoch)
+        self.note_owned_elsewhere(to.epoch)
 
-    def end(self, epoch: int) -> None:
+    def note_erased(self, epoch: int) -> None:
         """Note that the agent is erased up to `epoch`: it has no successor."""
         self.successor = None
         self.raise_fence(epoch + 1)
 
-    def leave(self, epoch: int) -> None:
-        """Note that another node owns the agent at `epoch`, or that it was erased below."""
+    def note_owned_elsewhere(self, epoch: int) -> None:
+        """Note that another node owns the agent at `epoch`, or that it was erased below `epoch`."""
         self.raise_fence(epoch)
         self.state = OutgoingState.LEFT
         self._decided.set()

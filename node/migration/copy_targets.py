@@ -13,7 +13,7 @@ from fabric.ids import MigrationId
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from fabric.record.rekey import derived_from, owned_anew
-from fabric.record.stored_part import essential
+from fabric.record.stored_part import trim_restore_points
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_cleanup import IncomingCleanup
@@ -97,7 +97,7 @@ class ReplicaTarget:
     async def keep(self, call: KeepReplica) -> AgentView:
         """Publish the record as a replica; repeatable, and never over a later record."""
         decoded = await self.copies.decode(call.manifest)
-        offered = essential(decoded, self.store.spec.window_tokens)
+        offered = trim_restore_points(decoded, self.store.spec.window_tokens)
         # A commit may make this node the owner.
         async with self.moves.decision_lock(offered.key):
             return await self._keep(call, offered)
@@ -108,7 +108,7 @@ class ReplicaTarget:
         if agent is not None:
             _check_replaceable(agent, offered)
         else:
-            table.require_place()
+            table.require_room()
         previous = agent.saved if agent is not None else None
         record = _replica(offered, call, previous)
         if previous is not None and replace(record, revision=previous.revision) == previous:
@@ -138,7 +138,7 @@ def _replica(offered: Manifest, call: KeepReplica, previous: Manifest | None) ->
 
 
 def _check_replaceable(agent: Agent, offered: Manifest) -> None:
-    known = agent.word
+    known = agent.effective_record
     if known.state is not OwnerState.REPLICA:
         message = f"the agent is {known.state} here"
         raise ConflictError(message, code="not_a_replica")
@@ -174,7 +174,7 @@ class ForkTarget:
             message = "this agent's memory is private: share it first"
             raise ConflictError(message, code="not_shared")
         if self.store.missing(offered):  # fetched from a peer, which keeps older windows and states
-            offered = essential(offered, self.store.spec.window_tokens)
+            offered = trim_restore_points(offered, self.store.spec.window_tokens)
         wall_s = self.clock.wall_s()
         epoch = self.erased.claim_epoch(*key, call.epoch)
         offered = derived_from(offered, self.erased.lender(offered))
@@ -189,7 +189,7 @@ class ForkTarget:
             provenance=replace(anew.provenance, is_fork=True, served=self.service_time.stamp()),
         )
         await self.copies.budget.make_place(record.tenant)
-        table.require_place()
+        table.require_room()
         self._refuse(table.get(key))
         agent = Agent(record)
         agent.came_from_peer = offered.owner != self.health.name

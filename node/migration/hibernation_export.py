@@ -15,7 +15,7 @@ from fabric.record.hibernation_file import (
     SALT_BYTES_MAX,
     HibernationHeader,
     SignedWith,
-    brought_signing_key,
+    caller_signing_key,
     encode_file,
     fabric_signing_key,
     file_bytes,
@@ -89,7 +89,7 @@ class Export:
     def _signing_key(self) -> bytes:
         signing_key = self._call.signing_key
         if signing_key is not None:
-            return brought_signing_key(signing_key)
+            return caller_signing_key(signing_key)
         return fabric_signing_key(self._parts.identity.cluster_key, self._call.tenant)
 
     async def _hold(self) -> Manifest:

@@ -22,7 +22,7 @@ from fabric.record.hibernation_file import (
     FrameReader,
     HibernationHeader,
     SignedWith,
-    brought_signing_key,
+    caller_signing_key,
     fabric_signing_key,
     open_reader,
     peek_header,
@@ -148,7 +148,7 @@ class Import:
             message = "the hibernation file is signed with a client's key: give that key"
             raise ConflictError(message, code="key_required")
         else:
-            key = brought_signing_key(call.signing_key)
+            key = caller_signing_key(call.signing_key)
         reader = open_reader(header, key)
         if header.fingerprint != identity.fingerprint:
             message = f"the file is for another model ({header.model}) than {identity.name} runs"
@@ -249,7 +249,7 @@ class Import:
         agent.manifest = owned  # neither the file's pin nor the replaced agent's is kept
         agent.note_saved(owned, chain)
         agent.came_from_peer, agent.cache, agent.last_match = False, None, None
-        agent.outgoing.settle()
+        agent.outgoing.note_owned_here()
         parts.records.put(agent)
 
 
@@ -257,9 +257,9 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
     """Return the idle agent to replace, if any; raise where it must not be replaced."""
     agent = table.get(call.key)
     if agent is None:
-        table.require_place()
+        table.require_room()
         return None
-    record = agent.word
+    record = agent.effective_record
     if record.state is OwnerState.SEALED:
         message = "the agent of that name is being moved"
         raise ConflictError(message, code="migration_in_progress")

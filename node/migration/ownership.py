@@ -1,11 +1,11 @@
-"""Changes of ownership outside moves: releases to a successor, and takeovers by a replica.
+"""Changes of ownership outside moves: releases to a new owner, and takeovers by a replica.
 
-A release is effective in the list of agents at once, and on disk when the disk accepts it:
+A release takes effect in the agent table at once, and on disk as soon as the disk accepts it:
 
-    released ──▶ listed as a replica, its turn is cancelled ──▶ the record on disk says so, too
-                                      └── the disk refuses, or the turn lasts: retried later
+    released ──▶ listed as a replica, its turn is cancelled ──▶ record on disk released too
+                                      └── the disk refuses, or the turn runs on: retried later
 
-Only this node retries: by its list it has stepped down, so no router asks again.
+Only this node retries: its list already shows the release, so no router asks for it again.
 """
 
 import logging
@@ -30,30 +30,34 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OwnershipReleases:
-    """Releases of agents to the nodes that own them now; used on the event loop."""
+    """Releases of agents to their new owners; used on the event loop."""
 
     records: AgentRecords
     erased: TombstoneStore
 
     def begin(self, agent: Agent, to: Successor) -> None:
-        """List the agent as its successor's from now on; an erased one is not listed at all."""
+        """List the agent as owned by `to` from now on; fence an erased one without listing it."""
         if self._is_erased(agent):
-            agent.outgoing.leave(to.epoch)
+            agent.outgoing.note_owned_elsewhere(to.epoch)
         else:
-            agent.outgoing.give_way(to)
+            agent.outgoing.note_successor(to)
             self.records.table.put(agent)
 
     async def finish(self, agent: Agent) -> None:
-        """Write the release to disk, under the agent's turn lock.
+        """Write the release to disk; the caller holds the agent's turn lock.
 
-        Raises DiskError, and ConflictError where no other node has what is in memory only.
+        Raises DiskError, or ConflictError if this node's memory holds the only copy of a turn.
         """
         successor = agent.successor
         if successor is None or self._is_erased(agent) or not self.records.is_here(agent):
             return
-        agent.outgoing.leave(successor.epoch)  # a seal that was being written has ended since
+        # A seal that was being written when the release began has ended by now.
+        agent.outgoing.note_owned_elsewhere(successor.epoch)
         if _is_only_here(agent, successor):
-            message = "the agent is in memory only, and no other node has it"
+            message = (
+                "the agent is in memory only, and no other node has it; "
+                "free disk space on this node, so that it is saved"
+            )
             raise ConflictError(message, code="cannot_release")
         await self.records.republish(agent, _released_record(agent, successor))
         agent.cache, agent.is_durable = None, True
@@ -64,7 +68,7 @@ class OwnershipReleases:
         return agent.manifest.epoch <= self.erased.floor(*agent.key)
 
     async def finish_all(self) -> None:
-        """Write the releases that failed before; those that fail again stay pending."""
+        """Retry the releases that the disk refused; those that fail again stay pending."""
         failures = 0
         for agent in self.records.table:
             successor = agent.successor
@@ -74,18 +78,19 @@ class OwnershipReleases:
                 try:
                     await self.finish(agent)
                 except (FabricError, OSError) as error:
-                    _log.error("the record of a released agent still claims it: %s", error)
+                    _log.error("the disk still shows a released agent as owned here: %s", error)
                     failures += 1
             if failures == FLUSH_FAILURES_MAX:
                 break
 
 
 def _is_only_here(agent: Agent, successor: Successor) -> bool:
+    """Return whether no node but this one has the agent's unsaved turns."""
     return agent.is_unsaved and successor.node == agent.manifest.owner
 
 
 def _released_record(agent: Agent, successor: Successor) -> Manifest:
-    """Return the replica's record, without turns in memory only: the owner has other ones."""
+    """Return the replica's record without unsaved turns, which the new owner does not have."""
     record = agent.manifest
     stored = record if agent.is_durable else agent.saved or _emptied(record)
     left = replace(stored, revision=record.revision + 1, pinned=record.pinned)
@@ -93,17 +98,17 @@ def _released_record(agent: Agent, successor: Successor) -> Manifest:
 
 
 def _emptied(record: Manifest) -> Manifest:
-    """Return the record of an agent without saved blocks, which only fences its epoch."""
+    """Return the agent's record without its blocks; it only keeps the epoch as a fence."""
     emptied = replace(record, text="", token_ids=U32s(), token_ends=U32s(), prompt_tokens_count=0)
     return replace(emptied, sketch=(), provenance=Provenance())
 
 
-TURN_WAIT_S = 10.0
+TURN_WAIT_S = 10.0  # of a takeover, for the turn lock
 
 
 @dataclass(frozen=True, slots=True)
 class Takeovers:
-    """Takeovers by replicas on this node, of agents whose owner is lost."""
+    """Takeovers: replicas on this node become owners of agents whose owner is lost."""
 
     node: NodeName
     records: AgentRecords
@@ -111,10 +116,10 @@ class Takeovers:
     erased: TombstoneStore
 
     async def take_over(self, call: TakeOver) -> AgentView:
-        """Publish the replica's record as owned at `epoch`; a repeated call changes nothing.
+        """Publish the replica's record as owned at `epoch`; idempotent.
 
-        Raises RetryElsewhereError without a replica, StaleEpochError for an old epoch,
-        and DiskError.
+        Raises RetryElsewhereError if there is no replica, StaleEpochError for an old epoch, or
+        DiskError.
         """
         agent = self.records.table.get(call.key)
         if agent is None:
@@ -127,21 +132,21 @@ class Takeovers:
         return agent.view()
 
     def _is_done(self, agent: Agent, epoch: int) -> bool:
-        record = agent.word
+        record = agent.effective_record
         return record.state is OwnerState.OWNED and record.epoch == epoch
 
     async def _take_over(self, agent: Agent, epoch: int) -> None:
         self.erased.claim_epoch(*agent.key, agent.manifest.epoch)
-        record = agent.word
+        record = agent.effective_record
         if epoch <= record.epoch or epoch < agent.outgoing.fence:
-            message = f"epoch {epoch} of the agent is stale: it is at epoch {record.epoch}"
+            message = f"epoch {epoch} is stale: the agent is already at epoch {record.epoch}"
             raise StaleEpochError(message)
         is_copy = self.records.table.is_copy(agent)
         await self.mending.mend(agent)
-        record = agent.word
+        record = agent.effective_record
         owned = replace(record, epoch=epoch, owner=self.node, state=OwnerState.OWNED)
         await self.records.republish(agent, replace(owned, revision=record.revision + 1))
-        agent.outgoing.settle()
+        agent.outgoing.note_owned_here()
         agent.is_taken_over = is_copy
 
 

@@ -22,7 +22,7 @@ from fabric.ids import SELF_TEST_TENANT, AgentKey, BlockHash
 from fabric.limits import BLOCK_TOKENS, SPAN_SHARERS_MIN
 from fabric.record.layout import unedited_layout, unedited_pieces
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.stored_part import essential
+from fabric.record.stored_part import trim_restore_points
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -129,7 +129,7 @@ def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | N
         windows=layout.windows,
         states=layout.states,
     )
-    return essential(cut, store.spec.window_tokens)
+    return trim_restore_points(cut, store.spec.window_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class SharedPrefixSource:
         ]
 
     def _may_share(self, agent: Agent) -> bool:
-        word, saved = agent.word, agent.saved
+        word, saved = agent.effective_record, agent.saved
         return (
             saved is not None
             and word.state is OwnerState.OWNED

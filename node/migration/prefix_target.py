@@ -45,7 +45,7 @@ class SharedPrefixTarget:
 
     async def take(self, call: TakeSpan) -> Copied:
         """Fetch an offered prefix's missing blocks and lease them; a repeat renews the lease."""
-        record = self.copies.offered(call.offer.manifest)
+        record = self.copies.decode_offer(call.offer.manifest)
         self._refuse(record)
         if self._one.locked():
             message = "this node is fetching another prefix"

@@ -108,7 +108,7 @@ class MoveSource:
                 record.sealed(call.migration, call.target), revision=record.revision + 1
             )
             await self.records.republish(agent, sealed)
-            agent.outgoing.hold()
+            agent.outgoing.note_sealed()
             return self.offers.add(call, agent.manifest)
         finally:
             agent.turn_lock.release()
@@ -165,8 +165,9 @@ class MoveSource:
             agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, migration=None)
             agent.manifest = replace(agent.manifest, sealed_to=None)
             self.records.table.put(agent)
-        agent.outgoing.settle()
+        agent.outgoing.note_owned_here()
 
 
 def _is_sealed_by(agent: Agent, migration: MigrationId) -> bool:
-    return agent.word.state is OwnerState.SEALED and agent.manifest.migration == migration
+    is_sealed = agent.effective_record.state is OwnerState.SEALED
+    return is_sealed and agent.manifest.migration == migration

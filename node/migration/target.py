@@ -1,4 +1,4 @@
-"""The target's side of a migration: fetch what is missing, then own the agent."""
+"""Target side of a migration: fetch the missing blocks, then publish the record as owner."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
 from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
-from fabric.record.stored_part import essential
+from fabric.record.stored_part import trim_restore_points
 from node.agents.agent import Agent
 from node.engine.moving_streams import MovingStreams
 from node.migration.fetching import Fetching
@@ -38,7 +38,7 @@ from node.tiers.disk_budget import DiskBudget
 
 _log = logging.getLogger(__name__)
 
-COMMIT_WAIT_S = 8.0  # for work on a copy of the agent here
+COMMIT_WAIT_S = 8.0  # for the turn lock of a copy of the agent on this node
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class IncomingCopies:
 
     async def copy_blocks(self, call: CopyBlocks) -> Copied:
         """Fetch and store the offered record's missing blocks."""
-        record = self.offered(call.offer.manifest)
+        record = self.decode_offer(call.offer.manifest)
         try:
             copied = await self.copy(call, record)
             if call.offer.live or call.migration in self.warm_up:
@@ -83,13 +83,13 @@ class IncomingCopies:
             message = f"{call.source} no longer offers the agent ({error.message})"
             raise ConflictError(message, code=error.code) from None
 
-    def offered(self, raw: bytes) -> Manifest:
-        """Decode an offered record, without what only earlier restore points need."""
+    def decode_offer(self, raw: bytes) -> Manifest:
+        """Decode an offered record, and drop what only earlier restore points need."""
         record = decode_manifest(raw)
         if record.fingerprint != self.identity.fingerprint:
-            message = f"{self.identity.name} runs another model than this agent's"
+            message = f"{self.identity.name} runs a different model than the agent's"
             raise ConflictError(message, code="fingerprint_mismatch")
-        return essential(record, self.store.spec.window_tokens)
+        return trim_restore_points(record, self.store.spec.window_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,16 @@ class MoveTarget:
     moving: MovingStreams
 
     async def commit(self, call: CommitMigration) -> Committed:
-        """Fetch missing blocks and own the agent at `call.epoch`; repeatable.
+        """Fetch the missing blocks and own the agent at `call.epoch`; idempotent.
 
-        One call, as a client waits for its next token meanwhile. The durable publish is the commit.
+        Both happen in one call, because a client waits for its next token meanwhile. The durable
+        publish is the commit.
         """
-        record = self.copies.offered(call.offer.manifest)
+        record = self.copies.decode_offer(call.offer.manifest)
         copied = NOTHING_COPIED
         if self._committed(call, record) is None:
             tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
-            if call.migration in self.warm_up:  # copied while a stream of it ran
+            if call.migration in self.warm_up:  # a stream ran at the source during the copy
                 self.moving.begin_pause(call.migration)
             try:
                 copied = await self.copies.copy(tail, record)
@@ -127,41 +128,43 @@ class MoveTarget:
         return Committed(view, copied)
 
     async def _decide(self, call: CommitMigration, record: Manifest) -> AgentView:
+        """Commit under the move's decision lock, and the turn lock of a replica here."""
         key = record.key
         async with self.moves.decision_lock(key):
             agent = self.records.table.get(key)
-            if agent is None or agent.word.epoch >= call.epoch:  # new here, or a repeat
+            if agent is None or agent.effective_record.epoch >= call.epoch:  # new here, or a repeat
                 return await self._commit(call, record)
-            # A replica of it may be being evicted, or taken over by a turn.
+            # Another task may be evicting the replica, or a turn may be taking it over.
             async with agent.turn_lock.held(COMMIT_WAIT_S, "the agent is in use here"):
                 return await self._commit(call, record)
 
     def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
-        """Return the agent if this call was carried out before; raise if it never can be."""
+        """Return the agent if this call was executed before; raise if it can never succeed."""
         agent = self.records.table.get(record.key)
-        if agent is not None and agent.word.epoch >= call.epoch:
-            if agent.word.owner == self.name and agent.word.migration == call.migration:
+        known = agent.effective_record if agent is not None else None
+        if agent is not None and known is not None and known.epoch >= call.epoch:
+            if known.owner == self.name and known.migration == call.migration:
                 return agent.view()
-            message = f"the agent is already at epoch {agent.word.epoch} here"
+            message = f"the agent is already at epoch {known.epoch} here"
             raise ConflictError(message, code="stale_epoch")
         if self.moves.is_aborted(call.migration):
             message = "this migration was aborted"
             raise ConflictError(message, code="aborted")
         if record.epoch >= call.epoch:
-            message = f"epoch {call.epoch} does not follow {record.epoch}"
+            message = f"epoch {call.epoch} must be above the record's epoch {record.epoch}"
             raise RejectedError(message, code="stale_epoch")
         return None
 
     async def _load_tail(self, name: MigrationId, record: Manifest) -> None:
-        """Load the end of an arriving cache, if its beginning is in memory."""
+        """Load the tail of an incoming agent's cache, if its beginning is already in memory."""
         if name not in self.warm_up:
             return
         try:
             await self.warm_up.extend(name, record)
         except (FabricError, OSError) as error:  # then the next turn restores it
-            _log.warning("the end of an arriving agent's cache was not loaded: %s", error)
+            _log.warning("could not load the tail of an incoming agent's cache: %s", error)
         except Exception:  # noqa: BLE001 - the commit may be durable already
-            _log.exception("the end of an arriving agent's cache was not loaded")
+            _log.exception("could not load the tail of an incoming agent's cache")
 
     async def _commit(self, call: CommitMigration, record: Manifest) -> AgentView:
         repeated = self._committed(call, record)
@@ -176,7 +179,7 @@ class MoveTarget:
             if move.state is IncomingState.COMMITTING:
                 move.state = IncomingState.COPYING  # the commit may be repeated
             self.moves.discard_if_empty(move)
-        # The record holds its blocks now; the tail of an earlier copy belongs to no record.
+        # The record refers to its blocks now; release the pins of blocks that it does not need.
         await self.cleanup.release_pins(call.migration, agent.manifest.refs)
         return agent.view()
 
@@ -208,6 +211,6 @@ class MoveTarget:
         agent.cache = self.warm_up.take(call.migration, owned)
         agent.stored_tokens = owned.tokens_count if agent.cache else 0
         agent.is_durable, agent.came_from_peer = True, agent.cache is None
-        agent.outgoing.settle()
+        agent.outgoing.note_owned_here()
         self.records.put(agent)
         return agent

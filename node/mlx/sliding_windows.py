@@ -57,10 +57,10 @@ class WindowRows:
         """Return writable views of its rows, in the order of a block file."""
         return [row[:, : self.end - self.start] for row in rows_of(self.leaves)]
 
-    def put_behind(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
-        """Append the rows to the layers, which keep present rows from `keep_from` on."""
+    def append_to(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
+        """Append the rows to the layers, and drop the layers' rows before `keep_from`."""
         for leaf, own in zip(leaves, self.leaves, strict=True):
-            leaf.go_on_behind(own, keep_from, self.start, self.end - self.start + room_tokens)
+            leaf.append_rows(own, keep_from, self.start, self.end - self.start + room_tokens)
         mx.eval([leaf.state for leaf in leaves])
 
 
@@ -87,16 +87,16 @@ class ReadRows:
         """Return writable views of its rows, in the order of a block file."""
         return list(self.rows)
 
-    def put_behind(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
-        """Append the rows to the layers, which keep present rows from `keep_from` on."""
+    def append_to(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
+        """Append the rows to the layers, and drop the layers' rows before `keep_from`."""
         made = WindowRows.empty(leaves, (self.start, self.end))
         for view, row in zip(made.views(), self.rows, strict=True):
             view[:] = row
-        made.put_behind(leaves, keep_from, room_tokens)
+        made.append_to(leaves, keep_from, room_tokens)
 
 
 def can_be_moved(places: Sequence[Range], moves: Sequence[Move], held: Range) -> bool:
-    """Return whether all rows that moves bring to `places` are held."""
+    """Return whether the range `held` contains all rows that `moves` bring to `places`."""
     sources = [_source(move, place) for place in places for move in moves]
     return all(
         held[0] <= source[0] and source[1] <= held[1] for source in sources if source is not None
@@ -111,7 +111,7 @@ def _source(move: Move, place: Range) -> Range | None:
 
 
 class SlidingWindows:
-    """The window layers among `leaves`, if any; they hold tokens from `base` on."""
+    """The window layers of one sequence, if any; they hold tokens from `base` on."""
 
     def __init__(self, leaves: Sequence[Any], window_tokens: int) -> None:
         self.leaves = [leaf for leaf in leaves if isinstance(leaf, WindowLayer)]
@@ -196,11 +196,11 @@ class SlidingWindows:
         """Hold only the first of these rows, with the others beside the layers."""
         for first in rows[:1]:
             self.place(first.start)
-            first.put_behind(self.leaves, first.start, GROWTH_TOKENS)
+            first.append_to(self.leaves, first.start, GROWTH_TOKENS)
         self.grid, self.beside, self.copied_out = grid, tuple(rows[1:]), 0
 
     def go_on_ahead(self, keep_from: int) -> None:
         """Append the rows held for a filled hole; keep present rows from `keep_from` on."""
         rows, *others = self.beside
-        rows.put_behind(self.leaves, keep_from, GROWTH_TOKENS)
+        rows.append_to(self.leaves, keep_from, GROWTH_TOKENS)
         self.beside = tuple(others)

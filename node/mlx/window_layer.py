@@ -47,12 +47,12 @@ class WindowLayer(ResidentLayer):
             store.copy_from(own, [(a - self.base, b - self.base) for a, b in ranges])
         return made
 
-    def go_on_behind(
+    def append_rows(
         self, rows: "WindowLayer", keep_from: int, start: int, capacity_tokens: int
     ) -> None:
-        """Append another layer's rows at `start`, and drop present ones before `keep_from`.
+        """Append another layer's rows at `start`, and drop this layer's rows before `keep_from`.
 
-        The present rows end at `start`, or none of them is kept.
+        This layer's rows end at `start`, or none of them is kept.
         """
         keep = min(max(keep_from, self.base), start)
         assert start in (keep, self.offset), "rows are contiguous"
@@ -75,7 +75,7 @@ class WindowLayer(ResidentLayer):
 
 
 class ChunkLayer(WindowLayer):
-    """A layer whose tokens see back to the start of their own chunk of `window_tokens` only."""
+    """A layer whose tokens attend only to their own chunk of `window_tokens`."""
 
     def first_seen(self) -> int:
         """Return the first position that the next token attends to."""

@@ -50,14 +50,14 @@ _TICK = struct.pack("ll", int(TICK_S), int(TICK_S % 1 * 1_000_000))
 class Channel:
     """A connected socket, used by one thread; another watches and cuts it."""
 
-    def __init__(self, sock: socket.socket, now_s: Callable[[], float], patience_s: float) -> None:
-        """Take over `sock`; `patience_s` bounds one frame or one payload slice."""
+    def __init__(self, sock: socket.socket, now_s: Callable[[], float], timeout_s: float) -> None:
+        """Take over `sock`; `timeout_s` bounds one frame or one payload slice."""
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self._sock = sock
         self._now_s = now_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._deadline_s = math.inf  # set only while blocked: between calls there is no deadline
         self._silent_since_s = math.inf  # likewise
         self._is_hurried = False
@@ -228,7 +228,7 @@ class Channel:
     def _start(self) -> float:
         started_s = self._now_s()
         if not self._is_hurried:
-            self._deadline_s = started_s + self._patience_s
+            self._deadline_s = started_s + self._timeout_s
         return started_s
 
     def _stop(self) -> None:

@@ -17,7 +17,7 @@ from node.net.addresses import connect
 from node.net.channel import Channel
 
 
-class Line(Protocol):
+class LinkEnd(Protocol):
     """A connection that can tell its kind of link."""
 
     def is_on_cable(self) -> bool:
@@ -25,16 +25,16 @@ class Line(Protocol):
         ...
 
 
-def must_encrypt(mode: str, line: Line) -> bool:
+def must_encrypt(mode: str, end: LinkEnd) -> bool:
     """Return whether this end requires encryption; `mode` is `node.encrypt_links`.
 
     Each end checks its own interface; a connection is encrypted if either requires it.
     """
-    return mode == ALWAYS or (mode != NEVER and not line.is_on_cable())
+    return mode == ALWAYS or (mode != NEVER and not end.is_on_cable())
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class FetchTimeouts:
     """Timeouts and retries of a fetch from one peer."""
 
     connect_s: float = 2.0
@@ -55,21 +55,21 @@ class Peer:
     source: NodeName
     cluster_key: bytes = field(repr=False)
     fingerprint: Fingerprint
-    patience: Patience
+    timeouts: FetchTimeouts
     encrypt_links: str = AUTO
 
     def dial(self, address: Address) -> Channel:
         """Connect; nothing may be requested before `authenticate`."""
-        sock = connect(address.host, address.port, self.patience.connect_s, address.kind)
+        sock = connect(address.host, address.port, self.timeouts.connect_s, address.kind)
         try:
-            return Channel(sock, time.monotonic, self.patience.slice_s)
+            return Channel(sock, time.monotonic, self.timeouts.slice_s)
         except OSError:
             sock.close()
             raise
 
     def authenticate(self, channel: Channel) -> None:
         """Have both ends prove that they hold the cluster's key."""
-        channel.hurry(self.patience.handshake_s)
+        channel.hurry(self.timeouts.handshake_s)
         key = self.cluster_key
         wants = must_encrypt(self.encrypt_links, channel)
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -30,7 +30,7 @@ from fabric.net.wire import (
 from fabric.settings import AUTO
 from node.net.addresses import dial
 from node.net.channel import Channel
-from node.net.peer import Patience, Peer
+from node.net.peer import FetchTimeouts, Peer
 
 PINGS: Final = 4
 CONNECT_S: Final = 2.0
@@ -107,7 +107,7 @@ class Caller:
         return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_refused)
 
     def _peer(self, name: NodeName) -> Peer:
-        own = (self.cluster_key, self.fingerprint, Patience(), self.encrypt_links)
+        own = (self.cluster_key, self.fingerprint, FetchTimeouts(), self.encrypt_links)
         return Peer(self.name, name, *own)
 
 

@@ -83,7 +83,7 @@ class DirectiveStore:
         agent = self.owned.table.get(call.key)
         if agent is None:
             return Done("there is no copy of it")
-        if agent.word.state is not OwnerState.REPLICA:
+        if agent.effective_record.state is not OwnerState.REPLICA:
             message = "this node owns the agent: its disk may have the only copy"
             raise ConflictError(message, code="only_copy")
         self.eviction.offers.withdraw_agent(call.key)  # of a finished move from here

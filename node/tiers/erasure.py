@@ -80,14 +80,14 @@ class AgentRemoval:
             saved, agent.cache = agent.saved, None
             refs = await records.workers.run(lambda: records.store.erase_record(key, saved))
             table.forget(agent)
-        agent.outgoing.leave(epoch + 1)
+        agent.outgoing.note_owned_elsewhere(epoch + 1)
         records.hot.note()
         return refs, True
 
 
 def _end_turn(agent: Agent, epoch: int) -> None:
     """End a running turn, which could neither be saved nor acknowledged."""
-    agent.outgoing.end(epoch)
+    agent.outgoing.note_erased(epoch)
     if agent.turn is not None:
         agent.turn.cancel()
 

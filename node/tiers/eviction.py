@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey
 from fabric.record.manifest import Manifest, OwnerState
-from fabric.record.stored_part import essential
+from fabric.record.stored_part import trim_restore_points
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.limits import EVICTIONS_MAX
@@ -108,6 +108,6 @@ class Eviction:
 
 def trimmed(record: Manifest, window_tokens: int) -> Manifest | None:
     """Return the record without what only earlier points of it need; None if that is all."""
-    least = essential(record, window_tokens)
+    least = trim_restore_points(record, window_tokens)
     is_trimmed = (least.windows, least.states) == (record.windows, record.states)
     return None if is_trimmed else replace(least, revision=record.revision + 1)

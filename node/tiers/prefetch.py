@@ -158,7 +158,7 @@ class Prefetches:
         """Install the cache unless the agent has changed or gone since."""
         table = self._owned.table
         is_same = table.get(agent.key) is agent and agent.cache is None and agent.is_durable
-        owned = agent.word.state is OwnerState.OWNED
+        owned = agent.effective_record.state is OwnerState.OWNED
         if is_same and owned and agent.manifest.token_ids is record.token_ids:
             agent.cache = cache
             agent.stored_tokens = record.tokens_count

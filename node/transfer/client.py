@@ -21,8 +21,8 @@ from fabric.settings import AUTO
 from node.limits import TRANSFER_STREAMS
 from node.net.connections import Connections
 from node.net.link_reservations import LinkBook, NominalLinks
-from node.net.peer import Patience, Peer
-from node.transfer.fetch import Fetch, Order
+from node.net.peer import FetchTimeouts, Peer
+from node.transfer.fetch import Fetch, FetchSpec
 from node.transfer.fetch_links import FetchLinks
 from node.transfer.fetch_stream import FetchStream
 from node.transfer.work_queue import Allocate, Done, FetchWork, pending_blocks
@@ -67,7 +67,7 @@ def fetch_blocks(  # noqa: PLR0913
     urgency: Urgency = Urgency.FETCH,
     streams: int = TRANSFER_STREAMS,
     cancel: Event | None = None,
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    timeouts: FetchTimeouts = FetchTimeouts(),  # noqa: B008 - frozen
     links: LinkBook | None = None,
     connections: Connections | None = None,
     encrypt_links: str = AUTO,
@@ -86,11 +86,11 @@ def fetch_blocks(  # noqa: PLR0913
     streams = min(most, ceil(total_bytes / STREAM_BYTES_MIN))
     if not blocks:
         return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
-    used = FetchLinks(source, addresses, links or NominalLinks(), patience, began_s)
-    peer = Peer(name, source, cluster_key, fingerprint, patience, encrypt_links)
-    order = Order(peer, ticket, urgency, allocate, done)
+    used = FetchLinks(source, addresses, links or NominalLinks(), timeouts, began_s)
+    peer = Peer(name, source, cluster_key, fingerprint, timeouts, encrypt_links)
+    spec = FetchSpec(peer, ticket, urgency, allocate, done)
     kept = connections or Connections()
-    fetch = Fetch(order, used, FetchWork(blocks), kept)
+    fetch = Fetch(spec, used, FetchWork(blocks), kept)
     chosen = used.spread(streams, most, striped=total_bytes >= STRIPE_BYTES_MIN)
     everything = list(used.links)
     try:

@@ -31,7 +31,7 @@ MUCH_FASTER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class FetchSpec:
     """Peer, ticket and urgency of a fetch, and where its bytes go."""
 
     peer: Peer
@@ -62,9 +62,9 @@ class Fetch:
     """State that all streams of one fetch share, guarded by one lock."""
 
     def __init__(
-        self, order: Order, links: FetchLinks, work: FetchWork, connections: Connections
+        self, spec: FetchSpec, links: FetchLinks, work: FetchWork, connections: Connections
     ) -> None:
-        self.order = order
+        self.spec = spec
         self.links = links
         self.work = work
         self.connections = connections
@@ -169,7 +169,7 @@ class Fetch:
             counted("tampered" if isinstance(error, TamperedError) else "broken")
             if link.failed_count == stream.failures_before:  # else another stream has reported it
                 self.links.failed(link, error, now_s)
-            failure = self.links.hopeless_error()
+            failure = self.links.error_if_exhausted()
         if failure is not None:
             self.fail(failure)
 
@@ -179,7 +179,7 @@ class Fetch:
         with self._changed:
             stream.link.dialing -= 1
             self.links.exclude(stream.link, refusal)
-            failure = self.links.hopeless_error()
+            failure = self.links.error_if_exhausted()
         if failure is not None:
             self.fail(failure)
 
@@ -210,7 +210,7 @@ class Fetch:
     def allocate(self, ref: BlockRef) -> memoryview:
         """Call the caller's `allocate`; its error ends the fetch, not the connection."""
         try:
-            return self.order.allocate(ref)
+            return self.spec.allocate(ref)
         except Exception as error:
             self.fail(error)
             raise ConnectionAbortedError from error
@@ -241,7 +241,7 @@ class Fetch:
                 self.fail(error)
             return
         try:
-            self.order.done(block.ref, view)
+            self.spec.done(block.ref, view)
         except Exception as error:
             self.fail(error)
             raise ConnectionAbortedError from error
@@ -321,29 +321,29 @@ class Fetch:
     def _is_silent(self, stream: Stream, now_s: float) -> bool:
         if stream.channel is None:
             return False
-        return stream.channel.silence_s(now_s) > self.order.peer.patience.silence_s
+        return stream.channel.silence_s(now_s) > self.spec.peer.timeouts.silence_s
 
     def _watch(self, cancel: Event | None) -> None:
         if cancel is not None and cancel.is_set():
             self.fail(RetryLaterError("the transfer was cancelled", code="cancelled"))
-        now_s, patience = time.monotonic(), self.order.peer.patience
+        now_s, timeouts = time.monotonic(), self.spec.peer.timeouts
         for stream in self._streams:
             channel = stream.channel
             if channel is None or stream.is_closed or channel.expire(now_s):
                 continue
             silence_s = channel.silence_s(now_s)
             is_outpaced = self._is_silent(stream, now_s) and any(
-                now_s - other.moved_s < patience.silence_s
+                now_s - other.moved_s < timeouts.silence_s
                 for other in self.links.links
                 if other is not stream.link
             )
-            if is_outpaced or silence_s > patience.silence_alone_s:
+            if is_outpaced or silence_s > timeouts.silence_alone_s:
                 self._cut(stream, "silent")
         self._report(now_s)
 
     def _report(self, now_s: float, *, is_last: bool = False) -> None:
         # Prefetches yield to other transfers, so their speed says nothing about the link.
-        if self.order.urgency is not Urgency.PREFETCH:
+        if self.spec.urgency is not Urgency.PREFETCH:
             self.links.report(now_s, last=is_last)
 
     def _guarded(self, stream: Stream) -> None:

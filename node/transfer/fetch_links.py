@@ -13,7 +13,7 @@ from fabric.limits import KIB, MIB
 from fabric.net.links import Address
 from node.limits import TRANSFER_LINKS_MAX
 from node.net.link_reservations import LinkBook
-from node.net.peer import Patience
+from node.net.peer import FetchTimeouts
 
 LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is a fallback
 PROGRESS_BYTES: Final = (
@@ -90,12 +90,12 @@ class FetchLinks:
         peer: NodeName,
         addresses: Sequence[Address],
         book: LinkBook,
-        patience: Patience,
+        timeouts: FetchTimeouts,
         now_s: float,
     ) -> None:
         self._peer = peer
         self._book = book
-        self._patience = patience
+        self._timeouts = timeouts
         self._refusal: FabricError | None = None
         self._last_error: Exception | None = None
         self._begun_s = self._observed_s = now_s
@@ -136,14 +136,14 @@ class FetchLinks:
 
     def _is_well(self, now_s: float) -> bool:
         moved_s = max([self._begun_s, *(link.moved_s for link in self.links)])
-        is_stuck = now_s - moved_s > self._patience.silence_s
+        is_stuck = now_s - moved_s > self._timeouts.silence_s
         return not is_stuck and any(x.failures == 0 and not x.is_fallback for x in self.links)
 
     def failed(self, link: FetchLink, error: Exception, now_s: float) -> None:
         link.failures += 1
         link.failed_count += 1
-        doubled = self._patience.pause_s * 2.0 ** min(link.failures - 1, 16)
-        link.rests_until_s = now_s + min(doubled, self._patience.pause_max_s)
+        doubled = self._timeouts.pause_s * 2.0 ** min(link.failures - 1, 16)
+        link.rests_until_s = now_s + min(doubled, self._timeouts.pause_max_s)
         self._last_error = error
         link.unobserved(now_s)  # earlier bytes say nothing about its speed now
         self._book.failed(self._peer, link.address)
@@ -159,11 +159,11 @@ class FetchLinks:
         link.moved_bytes += count_bytes
         link.moved_s = now_s
 
-    def hopeless_error(self) -> FabricError | None:
+    def error_if_exhausted(self) -> FabricError | None:
         """Return the error once no link can help any more, or None."""
         if not self.links:
             return self._refusal or RetryLaterError("the peer has no address left")
-        if any(link.failures < self._patience.rounds for link in self.links):
+        if any(link.failures < self._timeouts.rounds for link in self.links):
             return None
         message = f"{self._peer} sends nothing over any of its addresses ({self._last_error})"
         return RetryLaterError(message)

@@ -39,7 +39,7 @@ class FetchStream:
 
     def _connected(self) -> Connection | None:
         """Take an idle connection or dial one; a failure counts against the link."""
-        fetch, peer, address = self._fetch, self._fetch.order.peer, self.link.address
+        fetch, peer, address = self._fetch, self._fetch.spec.peer, self.link.address
         connection = fetch.connections.take(peer, address)
         if connection is not None:
             return connection
@@ -75,7 +75,7 @@ class FetchStream:
             self.queue.clear()
             # Kept before the fetch may return, so that the next fetch finds it.
             if is_sound:
-                fetch.connections.keep(fetch.order.peer, self.link.address, connection)
+                fetch.connections.keep(fetch.spec.peer, self.link.address, connection)
             fetch.end(self)
             if not is_sound:
                 connection.channel.close()
@@ -108,11 +108,11 @@ class FetchStream:
             raise ConnectionAbortedError
 
     def _ask(self, channel: Channel, pieces: Sequence[FetchSlice]) -> None:
-        order = self._fetch.order
+        spec = self._fetch.spec
         link = int(self.link.expected)
         parts = tuple(
             FetchPart(x.block.ref.block_hash, x.block.ref.checksum, x.offset, x.left_bytes)
             for x in pieces
         )
         link = link if zstd_may_pay(link) else 0
-        channel.send(FetchRequest(order.ticket, parts, link, order.urgency))
+        channel.send(FetchRequest(spec.ticket, parts, link, spec.urgency))

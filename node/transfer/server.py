@@ -88,7 +88,7 @@ class TransferServer:
         encrypt_links: str = AUTO,
         connections_max: int = TRANSFER_CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_TIMEOUT_S,
-        patience_s: float = TRANSFER_TIMEOUT_S,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> None:
         """Bind `host` (an address of this machine, or EVERYWHERE) and listen."""
         self._name = name
@@ -100,7 +100,7 @@ class TransferServer:
         self._gate = UrgencyGate(clock.monotonic_s)
         self._connections_max = connections_max
         self._handshake_s = handshake_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self.offers = OfferBook(name, cluster_key, clock)
         self._measured = LinkAnswers(self._gate.is_busy)
         self._lock = Lock()
@@ -182,7 +182,7 @@ class TransferServer:
             time.sleep(WATCH_S)  # out of descriptors: the listener stays readable
             return
         try:
-            channel = Channel(sock, self._clock.monotonic_s, self._patience_s)
+            channel = Channel(sock, self._clock.monotonic_s, self._timeout_s)
         except OSError:  # macOS, where the peer has hung up already
             sock.close()
             return

@@ -111,7 +111,7 @@ class Claims:
         agent = self.table.get(key)
         if agent is None:
             return False
-        record = agent.word
+        record = agent.effective_record
         return record.state is not OwnerState.REPLICA and record.epoch >= epoch
 
     async def _lock(self, request: GenerateRequest, text: str) -> Agent:
@@ -137,7 +137,7 @@ class Claims:
     def owned_record(self, key: AgentKey) -> Manifest | None:
         """Return the record of an agent that this node owns."""
         agent = self.table.get(key)
-        is_owned = agent is not None and agent.word.state is not OwnerState.REPLICA
+        is_owned = agent is not None and agent.effective_record.state is not OwnerState.REPLICA
         return agent.manifest if agent is not None and is_owned else None
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
@@ -237,7 +237,7 @@ class Claims:
         if self.table.get(agent.key) is not agent:
             message = "the agent was erased while this turn waited"
             raise RetryLaterError(message, code="erased")
-        record = agent.word
+        record = agent.effective_record
         if self._is_erased(agent, erased_epoch):
             message = "the agent is being erased"
             raise RetryLaterError(message, code="erased")

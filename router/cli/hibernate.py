@@ -13,7 +13,7 @@ from fabric.control.hibernation_calls import (
     SALT_HEADER,
     SIGNING_KEY_HEADER,
 )
-from fabric.record.hibernation_file import HibernationHeader, SignedWith, brought_signing_key
+from fabric.record.hibernation_file import HibernationHeader, SignedWith, caller_signing_key
 from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of, fabric_of
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
@@ -71,7 +71,7 @@ def run_hibernate(arguments: argparse.Namespace) -> int:
         f"{agent.path}/hibernate",
         headers,
         target,
-        key_of=lambda _: brought_signing_key(key) if key is not None else None,
+        key_of=lambda _: caller_signing_key(key) if key is not None else None,
         quiet=arguments.json,
     )
     if not arguments.keep:

@@ -16,7 +16,7 @@ from typing import Any
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
 from fabric.limits import NODES_MAX, STOP_WAIT_S_MAX
-from fabric.settings import FabricSettings, RouterSettings, check_doors, is_loopback
+from fabric.settings import FabricSettings, RouterSettings, check_hosts_and_origins, is_loopback
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import PROGRESS_S, DownProgress, stop_cluster
 from router.cli.config_file import read_settings
@@ -239,7 +239,7 @@ def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettin
             port=settings.router.port if arguments.port is None else arguments.port,
             allowed_hosts=(*settings.router.allowed_hosts, *map(str.lower, arguments.allow_host)),
         )
-        check_doors(router)
+        check_hosts_and_origins(router)
         router = with_client_keys(router, arguments, steps.say)
         names = [parse_node_name(name) for name in settings.local_nodes]
     except FabricError as error:

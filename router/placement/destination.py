@@ -13,7 +13,7 @@ from fabric.assumed_speeds import DECODE_TOKENS_PER_S, PREFILL_TOKENS_PER_S
 from fabric.control.node_calls import AgentView
 from router.placement.decision import Ship
 from router.placement.link_rates import rate
-from router.placement.seconds import decode_s, load_s, near_s, prefill_s, ship_s
+from router.placement.seconds import decode_s, load_s, prefill_s, ship_s, tie_limit_s
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
 
 MESSAGE_TOKENS = 512
@@ -49,7 +49,7 @@ def destination(fleet: FleetSnapshot) -> Ship | None:
     costs = {ship: cost_s(ship, fleet.nodes[ship.target], agent_bytes) for ship in ships}
     if not costs:
         return None
-    limit_s = near_s(min(costs.values()))
+    limit_s = tie_limit_s(min(costs.values()))
     near = [ship for ship in ships if costs[ship] <= limit_s]
     held_tokens = {ship: fleet.nodes[ship.target].held_tokens for ship in near}
     return min(near, key=lambda ship: (ship.missing_bytes, held_tokens[ship], ship.target))

@@ -45,14 +45,14 @@ def ship_s(missing_bytes: int, bytes_per_s: float) -> float:
     return SHIP_START_S if missing_bytes <= 0 else SHIP_START_S + missing_bytes / bytes_per_s
 
 
-def near_s(best_s: float) -> float:
-    """Return the cost up to which estimates count as equal to the best, being this rough."""
+def tie_limit_s(best_s: float) -> float:
+    """Return the cost up to which rough estimates count as equal to the best."""
     return best_s + max(STICKINESS_S, STICKINESS_SHARE * best_s)
 
 
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
-SHARE_SLACK = 1.15  # share of agents, above its equal part, at which others come first
-SPEED_CLASS = 3.0  # nodes whose speed is within its root of the median have equal parts
+SHARE_SLACK = 1.15  # a node with this multiple of its share of agents yields to others
+SPEED_CLASS = 3.0  # nodes within a factor of sqrt(this) of the median speed have equal shares
 
 
 class Policy(StrEnum):
@@ -75,11 +75,11 @@ class NodeCandidate:
     cached_tokens: int = 0
     load_s: float = 0.0  # to bring the cached tokens from disk into memory
     held_tokens: int = 0
-    cold_order: int = 0  # the higher, the later it was given a turn with nothing cached
-    turn_order: int = 0  # the higher, the later it was given any turn
-    agents: int = 0  # on the node, including those just given to it
-    weight: float = 1.0  # its part of all agents, relative to the others
-    over_share: bool = False  # it has its part already
+    cold_order: int = 0  # higher: given a turn with nothing cached more recently
+    turn_order: int = 0  # higher: given any turn more recently
+    agents: int = 0  # on the node, including those just placed there
+    weight: float = 1.0  # its share of all agents, relative to other nodes
+    over_share: bool = False  # it has its share of agents already
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
 
 
 def with_shares(nodes: Sequence[NodeCandidate], kept: NodeName | None) -> list[NodeCandidate]:
-    """Mark the nodes that have their part of all agents, by number and class of speed.
+    """Mark the nodes that have their share of all agents already, weighted by class of speed.
 
-    `kept` has a copy of this very agent, so its part does not matter.
+    `kept` has a copy of the agent, so its share does not matter.
     """
     middle = median(node.prefill_tokens_per_s for node in nodes)
     weights = [_weight(node.prefill_tokens_per_s / middle) for node in nodes]
@@ -144,7 +144,7 @@ def _weight(speed: float) -> float:
 
 
 def _overload_s(job: Job, node: NodeCandidate) -> float:
-    """Return the penalty of a node over its part: all the work once more.
+    """Return the penalty of a node over its share: the turn's work once more.
 
     So agents with the same prefix do not all follow the first one, nor the slightly faster node;
     if the others are busy for longer, the node is used all the same.
@@ -157,7 +157,7 @@ def _overload_s(job: Job, node: NodeCandidate) -> float:
 
 def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
     costs = {node.name: cost_s(job, node) + _overload_s(job, node) for node in nodes}
-    limit_s = near_s(min(costs.values()))
+    limit_s = tie_limit_s(min(costs.values()))
     near = [node for node in nodes if costs[node.name] <= limit_s]
     for node in near:
         if node.name == job.home:

@@ -71,10 +71,10 @@ _EXIT_KEYS: Final = ("exit_code", "exitCode", "returncode")
 
 def is_failed(result: Message) -> bool:
     """Return whether a result is an error."""
-    return result.is_error or tells_of_failure("".join(result.texts))
+    return result.is_error or is_failure_text("".join(result.texts))
 
 
-def tells_of_failure(text: str) -> bool:
+def is_failure_text(text: str) -> bool:
     """Return whether a result's text has the form of a failure, and of nothing else."""
     is_whole = len(text) <= 2 * _END_CHARS
     head = _lines(text if is_whole else text[:_END_CHARS])
@@ -148,7 +148,7 @@ class DropFailedToolCalls(EditPolicy):
     """Dropping of failed calls; an answer keeps its text and loses its reasoning about them."""
 
     def transform(self, messages: Sequence[Message], turn: PolicyTurn) -> Sequence[Message]:
-        dropped = _made_good(messages)
+        dropped = _superseded_failures(messages)
         if not dropped:
             return messages
         gone = {each.answered_at for each in dropped}
@@ -173,10 +173,10 @@ class DropFailedToolCalls(EditPolicy):
         return kept
 
 
-def _made_good(messages: Sequence[Message]) -> list[Exchange]:
-    """List failed calls whose tool succeeded in a later answer; not one with the last result.
+def _superseded_failures(messages: Sequence[Message]) -> list[Exchange]:
+    """List failed calls whose tool succeeded in a later answer, except the conversation's last one.
 
-    Calls of one answer are made at once: none of them is later than another.
+    Calls of one answer run at the same time, so none of them is later than another.
     """
     found: list[Exchange] = []
     good: set[str] = set()

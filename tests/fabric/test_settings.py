@@ -4,7 +4,7 @@ import pytest
 
 from fabric.codec import pack, to_plain, unpack
 from fabric.limits import GIB, MIB
-from fabric.settings import FabricSettings, NodeSettings, look_at_settings, parse_settings
+from fabric.settings import FabricSettings, NodeSettings, inspect_settings, parse_settings
 from fabric.settings_reader import SettingsError
 from fabric.units import parse_bytes, parse_seconds
 
@@ -114,7 +114,7 @@ def test_all_mistakes_are_told_at_once_and_the_rest_is_read():
         "node": {"hot_bytes": "x", "active_max": 0, "tenants": {"a/b": {}, "c": {"quota": 2}}},
         "router": {"port": 70_000, "api_keys": {"a": "short"}, "policies": [{}], "replicas": 1},
     }
-    settings, problems = look_at_settings(wrong)
+    settings, problems = inspect_settings(wrong)
 
     assert sorted(problem.where.removeprefix("macfabric.") for problem in problems) == [
         "local_nodes[0]", "modle", "node.active_max", "node.hot_bytes", "node.tenants.a/b",
@@ -129,7 +129,7 @@ def test_all_mistakes_are_told_at_once_and_the_rest_is_read():
 
 def test_no_error_repeats_a_key():
     secret = 1234567890123456
-    problems = look_at_settings({"router": {"api_keys": {"a": secret}, "operator_keys": [secret]}})[
+    problems = inspect_settings({"router": {"api_keys": {"a": secret}, "operator_keys": [secret]}})[
         1
     ]
 

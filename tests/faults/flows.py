@@ -36,7 +36,7 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import PieceTable
-from fabric.record.stored_part import essential
+from fabric.record.stored_part import trim_restore_points
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
@@ -126,7 +126,7 @@ B1 = make_context("b", (*SHARED, 3_001), 1)
 C1 = make_context("c", (4_001, 4_002, 4_003, 4_004), 7, epoch=3)
 A3 = make_context("a", (*SHARED, 2_001, 2_002, 5_001), 3, epoch=2)
 A4 = make_context("a", (*SHARED, 2_001, 2_002, 5_001, 6_001), 4, epoch=2)
-_THIN = replace(essential(A4.record, 2), revision=5)
+_THIN = replace(trim_restore_points(A4.record, 2), revision=5)
 A5 = Context(_THIN, tuple(block for block in A4.blocks if block.ref in _THIN.refs))
 assert len(A5.blocks) < len(A4.blocks)
 D1 = make_context("d", (*SHARED, 7_001), 1)

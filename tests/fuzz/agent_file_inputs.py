@@ -17,7 +17,7 @@ from fabric.record.hibernation_file import (
     HibernationHeader,
     SignedWith,
     _TagChain,
-    brought_signing_key,
+    caller_signing_key,
     encode_file,
     key_id,
     open_reader,
@@ -31,7 +31,7 @@ from tests.fuzz.edited_inputs import edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_msgpack
 from tests.support.blocks import MIXED, SALT, Block, make_block, make_manifest, with_kv
 
-KEY = brought_signing_key(b"k" * 32)
+KEY = caller_signing_key(b"k" * 32)
 RAISES = (RejectedError, CorruptDataError)
 VOCABULARY = 1 << 16
 Frames = list[tuple[int, bytes]]

@@ -26,9 +26,11 @@ def directives_are_never_written():
 
 def moves_leave_directives_behind():
     """An agent comes without what it was told to where it goes."""
-    offered = IncomingCopies.offered
+    offered = IncomingCopies.decode_offer
     return patch.object(
-        IncomingCopies, "offered", lambda self, raw: replace(offered(self, raw), directives=None)
+        IncomingCopies,
+        "decode_offer",
+        lambda self, raw: replace(offered(self, raw), directives=None),
     )
 
 

@@ -77,9 +77,9 @@ def files_omit_their_source():
 
 def moves_omit_lenders():
     """Drop the names of an agent's lenders where it arrives."""
-    offered = IncomingCopies.offered
+    offered = IncomingCopies.decode_offer
     return patch.object(
-        IncomingCopies, "offered", lambda self, raw: _without_lenders(offered(self, raw))
+        IncomingCopies, "decode_offer", lambda self, raw: _without_lenders(offered(self, raw))
     )
 
 

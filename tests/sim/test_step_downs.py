@@ -217,7 +217,7 @@ def nodes_list_what_their_records_say():
     view = Agent.view
 
     def by_record(self):
-        with mock.patch.object(Agent, "word", property(lambda self: self.manifest)):
+        with mock.patch.object(Agent, "effective_record", property(lambda self: self.manifest)):
             return view(self)
 
     async def never(self):

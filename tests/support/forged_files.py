@@ -9,7 +9,7 @@ from fabric.kvcache.hashing import payload_checksum
 from fabric.record.hibernation_file import (
     FrameKind,
     FrameReader,
-    brought_signing_key,
+    caller_signing_key,
     encode_file,
     key_id,
     peek_header,
@@ -19,7 +19,7 @@ from fabric.record.piece_table import PieceTable
 from tests.support.blocks import sealed_unchecked
 from tests.support.hibernation import BROUGHT_KEY
 
-LEAVES = brought_signing_key(BROUGHT_KEY)
+LEAVES = caller_signing_key(BROUGHT_KEY)
 
 
 def _with_checksums(record, payloads):

@@ -15,7 +15,7 @@ from fabric.kvcache.hashing import payload_checksum
 from fabric.net.links import Address, LinkKind
 from fabric.net.wire import FetchPart
 from node.net.channel import Channel
-from node.net.peer import Patience
+from node.net.peer import FetchTimeouts
 from node.store.descriptors import OpenPayload
 from node.transfer.client import fetch_blocks
 from node.transfer.server import TransferServer
@@ -26,8 +26,8 @@ SOURCE, TARGET = NodeName("mac-a"), NodeName("mac-b")
 TENANT, AGENT = TenantId("default"), AgentId("agent-1")
 MIGRATION = MigrationId("migration-1")
 # Retries come fast, but nothing is late on a busy machine; BRIEF is for peers that never answer.
-HASTE = Patience(pause_s=0.02, rounds=3)
-BRIEF = Patience(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
+HASTE = FetchTimeouts(pause_s=0.02, rounds=3)
+BRIEF = FetchTimeouts(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
 
 
 class StoppedClock:
@@ -150,7 +150,7 @@ def fetch(addresses, ticket, refs, catch=None, **changes):
         "fingerprint": FINGERPRINT,
         "allocate": catch.allocate,
         "done": catch.done,
-        "patience": HASTE,
+        "timeouts": HASTE,
         **changes,
     }
     report = fetch_blocks(addresses, ticket=ticket, refs=refs, **options)

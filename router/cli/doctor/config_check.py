@@ -12,7 +12,7 @@ import yaml
 from fabric.errors import FabricError
 from fabric.hosting.cluster_file import fabric_section
 from fabric.keys import MADE_KEYS, SHIPPED_KEYS, is_plain
-from fabric.settings import PolicySettings, look_at_settings
+from fabric.settings import PolicySettings, inspect_settings
 from router.cli.certs import cluster_keys
 from router.cli.config_file import others_may_read, read_cluster_file, with_key_files
 from router.cli.doctor.cluster_findings import cluster_findings, host_complaint, named_hosts
@@ -128,7 +128,7 @@ def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     `base` is where `ray up` will run: paths start there, not beside the file.
     """
     yield from cluster_findings(whole, base)
-    settings, problems = look_at_settings(fabric_section(whole))
+    settings, problems = inspect_settings(fabric_section(whole))
     yield from (error(f"metadata.{problem.where}", problem.message) for problem in problems)
     wrong = {problem.where for problem in problems}
     yield from _policies(settings.router.policies)
@@ -150,7 +150,7 @@ def _policies(policies: Sequence[PolicySettings]) -> Iterator[ConfigFinding]:
 
 def _keys(path: Path) -> Iterator[ConfigFinding]:
     """Yield keys that others may read, in the file and in the key files that it names."""
-    settings, problems = look_at_settings(fabric_section(read_cluster_file(path)))
+    settings, problems = inspect_settings(fabric_section(read_cluster_file(path)))
     if any(".router." in problem.where for problem in problems):
         return  # reported already
     router = settings.router
@@ -190,7 +190,7 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
 def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
     """Yield errors in the keys that the file ships and in those written in it."""
     where = f"file_mounts.{SHIPPED_KEYS}"
-    if look_at_settings(fabric_section(whole))[1] or any(
+    if inspect_settings(fabric_section(whole))[1] or any(
         host_complaint(host) for _, host in named_hosts(whole)
     ):
         return  # reported already; certificates are for hosts that can be found
@@ -204,6 +204,6 @@ def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[C
         if why is not None:
             remedy = f"`macfabric certs create {file}`"
             yield error(where, f"needs another certificate ({why}): {remedy}")
-    settings, _ = look_at_settings(fabric_section(whole))
+    settings, _ = inspect_settings(fabric_section(whole))
     if settings.keys_dir != SHIPPED_KEYS:
         yield error("metadata.macfabric.keys_dir", f"is not {SHIPPED_KEYS}, where the keys are")

@@ -25,7 +25,7 @@ from fabric.record.hibernation_file import (
     FrameReader,
     HibernationHeader,
     SignedWith,
-    brought_signing_key,
+    caller_signing_key,
     encode_file,
     fabric_signing_key,
     file_bytes,
@@ -34,7 +34,7 @@ from fabric.record.hibernation_file import (
     peek_header,
 )
 
-KEY = brought_signing_key(b"k" * 32)
+KEY = caller_signing_key(b"k" * 32)
 RECORD = b"r" * 100
 BLOCKS = (b"a" * 70, b"b" * 30)
 HEADER = HibernationHeader(
@@ -150,7 +150,7 @@ def test_frames_cannot_be_left_out_repeated_moved_or_added():
 
 def test_other_keys_are_told_from_damage():
     raw = encoded()
-    for key in (brought_signing_key(b"K" * 32), fabric_signing_key(b"c" * 32, TenantId("default"))):
+    for key in (caller_signing_key(b"K" * 32), fabric_signing_key(b"c" * 32, TenantId("default"))):
         with pytest.raises(RejectedError) as caught:
             open_reader(peek_header(raw), key)
         assert caught.value.code == "wrong_key"

@@ -30,7 +30,7 @@ def test_a_turn_that_is_asked_ends_with_the_seal():
     assert move.is_asked(MOVE)
     assert not move.is_asked(MigrationId("another"))
     assert move.begin_sealing() is SEAL
-    move.hold()
+    move.note_sealed()
     assert move.stop_asking() == MOVE
     assert (move.state, move.seal) == (OutgoingState.SEALED, None)
 
@@ -51,10 +51,10 @@ def test_a_turn_that_was_not_sealed_leaves_the_agent_here(is_saving):
 
 def test_turns_wait_exactly_while_it_is_sealed():
     assert not is_decided(OutgoingMove(OutgoingState.SEALED)), "as a restart finds it"
-    for end in (OutgoingMove.settle, lambda move: move.leave(2)):
+    for end in (OutgoingMove.note_owned_here, lambda move: move.note_owned_elsewhere(2)):
         move = OutgoingMove()
         assert is_decided(move)
-        move.hold()
+        move.note_sealed()
         assert not is_decided(move)
         end(move)
         assert is_decided(move)
@@ -62,24 +62,24 @@ def test_turns_wait_exactly_while_it_is_sealed():
 
 def test_a_fence_is_never_lowered():
     move = OutgoingMove()
-    move.leave(5)
-    move.leave(3)
-    move.settle()
+    move.note_owned_elsewhere(5)
+    move.note_owned_elsewhere(3)
+    move.note_owned_here()
     assert (move.state, move.fence) == (OutgoingState.HERE, 5)
 
 
 def test_who_was_told_last_follows_until_the_agent_is_erased():
     move, latest = OutgoingMove(), Successor(NodeName("c"), 5)
-    move.give_way(latest)
-    move.give_way(Successor(NodeName("b"), 3))
+    move.note_successor(latest)
+    move.note_successor(Successor(NodeName("b"), 3))
     assert (move.state, move.fence, move.successor) == (OutgoingState.LEFT, 5, latest)
-    move.end(8)
+    move.note_erased(8)
     assert (move.fence, move.successor) == (9, None)
 
 
 def test_an_agent_that_left_is_not_asked_for():
     move = OutgoingMove()
-    move.leave(2)
+    move.note_owned_elsewhere(2)
     move.ask(SEAL)
     assert move.state is OutgoingState.LEFT
     assert move.stop_asking() == MOVE, "its turn may wait for it all the same"

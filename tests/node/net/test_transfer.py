@@ -127,13 +127,13 @@ def test_an_unreachable_address_is_passed_over(shelf, server, port):
     refs = [shelf.add(MIB)]
     began_s = time.monotonic()
 
-    patience = replace(HASTE, connect_s=60.0)
+    timeouts = replace(HASTE, connect_s=60.0)
     addresses = [loopback(closed_port()), loopback(port)]
-    report, catch = fetch(addresses, offer(server, refs), refs, patience=patience)
+    report, catch = fetch(addresses, offer(server, refs), refs, timeouts=timeouts)
 
     assert_arrived(shelf, refs, catch)
     assert report.resumed == 0
-    assert time.monotonic() - began_s < patience.connect_s
+    assert time.monotonic() - began_s < timeouts.connect_s
 
 
 def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
@@ -152,7 +152,7 @@ def test_a_listener_that_says_nothing_costs_one_handshake(shelf, server, port):
     refs = [shelf.add(MIB)]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [loopback(silent.getsockname()[1]), loopback(port)]
-        report, catch = fetch(addresses, offer(server, refs), refs, patience=BRIEF)
+        report, catch = fetch(addresses, offer(server, refs), refs, timeouts=BRIEF)
 
     assert_arrived(shelf, refs, catch)
     assert BRIEF.handshake_s <= report.seconds < HASTE.handshake_s
@@ -163,7 +163,7 @@ def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port
 
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
         ticket = offer(server, refs)
-        report, catch = fetch([loopback(proxy.port)], ticket, refs, streams=1, patience=BRIEF)
+        report, catch = fetch([loopback(proxy.port)], ticket, refs, streams=1, timeouts=BRIEF)
 
     assert_arrived(shelf, refs, catch)
     assert report.resumed == 1
@@ -174,13 +174,13 @@ def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port
 def test_a_slow_link_is_slow_but_not_dead(shelf, server, port):
     refs = [shelf.add(MIB)]
     trickle = Fault(pause_s=0.1, chunk_bytes=64 * 1024)
-    patience = replace(HASTE, slice_s=1.4)
+    timeouts = replace(HASTE, slice_s=1.4)
 
     with FaultProxy(("127.0.0.1", port), [trickle]) as proxy:
         address = loopback(proxy.port)
-        report, catch = fetch([address], offer(server, refs), refs, patience=patience)
+        report, catch = fetch([address], offer(server, refs), refs, timeouts=timeouts)
 
-    assert report.seconds > patience.slice_s
+    assert report.seconds > timeouts.slice_s
     assert_arrived(shelf, refs, catch)
     assert (report.resumed, proxy.connections) == (0, 1)
 

@@ -129,7 +129,7 @@ def test_silent_strangers_make_room_for_a_peer(shelf, server, port):
 
 
 def test_a_peer_that_does_not_read_is_dropped(shelf):
-    server = serve(shelf, SystemClock(), patience_s=0.3)
+    server = serve(shelf, SystemClock(), timeout_s=0.3)
     ref = shelf.add(24 * MIB)
     ticket = offer(server, [ref])
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
@@ -142,7 +142,7 @@ def test_a_peer_that_does_not_read_is_dropped(shelf):
 
 
 def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
-    server = serve(shelf, SystemClock(), patience_s=0.5)
+    server = serve(shelf, SystemClock(), timeout_s=0.5)
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     raw = encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),)))
 
@@ -250,8 +250,8 @@ def test_a_lying_peer_is_found_out_in_bounded_memory(shelf, server, lie):
 
     expected = pytest.raises(CorruptDataError if is_proven else RetryLaterError)
     with traced() as peaks, closing(connections), impostor(proven(act)) as address, expected:
-        patience = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
-        fetch([address], ticket, [ref], catch, connections=connections, patience=patience)
+        timeouts = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
+        fetch([address], ticket, [ref], catch, connections=connections, timeouts=timeouts)
 
     assert catch.blocks == {}
     assert len(catch.allocated) <= 1
@@ -278,7 +278,7 @@ def test_a_peer_that_drips_is_given_up(shelf, server):
                 time.sleep(0.02)
 
     with impostor(proven(drip)) as address, pytest.raises(RetryLaterError):
-        fetch([address], offer(server, [ref]), [ref], patience=BRIEF)
+        fetch([address], offer(server, [ref]), [ref], timeouts=BRIEF)
 
 
 def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
@@ -297,6 +297,6 @@ def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
 
     hurried = replace(HASTE, rounds=1)
     with impostor(proven(listen)) as address, suppress(RetryLaterError):
-        fetch([address], offer(server, refs), refs, streams=1, patience=hurried)
+        fetch([address], offer(server, refs), refs, streams=1, timeouts=hurried)
 
     assert asked

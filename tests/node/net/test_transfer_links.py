@@ -119,7 +119,7 @@ def test_a_link_that_dies_without_a_word_is_noticed_by_the_other(
             refs,
             links=book,
             connections=connections,
-            patience=ALERT,
+            timeouts=ALERT,
         )
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
@@ -132,10 +132,10 @@ def test_a_dead_link_is_tried_again_and_used_again(shelf, server):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
     port = server.addresses()[0].port
     faults = [Fault(cut_at=1000)] * 4
-    patience = replace(HASTE, pause_s=0.05)
+    timeouts = replace(HASTE, pause_s=0.05)
     with FaultProxy(("127.0.0.1", port), faults) as flaky, paced(server, 10 * MIB, 9) as steady:
         addresses = [loopback(flaky.port), loopback(steady.port)]
-        report, catch = fetch(addresses, offer(server, refs), refs, patience=patience)
+        report, catch = fetch(addresses, offer(server, refs), refs, timeouts=timeouts)
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
     assert report.links[0].failures >= 1

@@ -12,7 +12,7 @@ from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCac
 from fabric.record.layout import Layout, layout_of
 from fabric.record.manifest import Manifest, Placed, decode_manifest, encode_manifest
 from fabric.record.piece_table import PieceTable
-from fabric.record.stored_part import essential, named_blocks, restorable, truncate_record
+from fabric.record.stored_part import named_blocks, restorable, trim_restore_points, truncate_record
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
@@ -135,7 +135,7 @@ def test_windows_come_back_in_front_of_each_hole_and_of_the_end(store, seed):
         named = named_blocks(record, SALT)
         assert [ref for ref, _ in named] == record.refs
         assert all(span.names(ref) for ref, span in named)
-        least = essential(record, WINDOW)
+        least = trim_restore_points(record, WINDOW)
         least.check()
         check_read(store, memory, store.layout(least))
         assert len(least.windows) <= len(record.windows)

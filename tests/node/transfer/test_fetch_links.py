@@ -15,7 +15,7 @@ from fabric.net.wire import Urgency
 from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks
 from node.net.peer import Peer
-from node.transfer.fetch import Fetch, Order
+from node.transfer.fetch import Fetch, FetchSpec
 from node.transfer.fetch_links import FetchLinks
 from node.transfer.work_queue import FetchWork, PendingBlock
 from tests.support.transfers import FINGERPRINT, HASTE, KEY, SOURCE, TARGET, loopback
@@ -57,9 +57,9 @@ class Waiting:
 def first_bytes(used, streams):
     """Return what the first stream takes while the others still connect."""
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
-    order = Order(peer, b"", Urgency.FETCH, lambda _: memoryview(b""), lambda *_: None)
+    spec = FetchSpec(peer, b"", Urgency.FETCH, lambda _: memoryview(b""), lambda *_: None)
     ref = BlockRef(BlockHash(b"h" * 32), payload_checksum([]), 256, BLOCK_BYTES)
-    fetch = Fetch(order, used, FetchWork([PendingBlock(ref)]), Connections())
+    fetch = Fetch(spec, used, FetchWork([PendingBlock(ref)]), Connections())
     streams[0].is_conversing = True
     fetch._streams = streams
     return sum(piece.left_bytes for piece in fetch.next_pieces(streams[0]))

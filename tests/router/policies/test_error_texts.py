@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.policies.drop_failed_tool_calls import DropFailedToolCalls, tells_of_failure
+from router.policies.drop_failed_tool_calls import DropFailedToolCalls, is_failure_text
 from tests.router.policies.strategies import TURN, answer, call, result, user
 
 FAILURES = [
@@ -158,18 +158,18 @@ SUCCESSES = [
 
 @pytest.mark.parametrize("text", FAILURES)
 def test_failures_are_recognized(text):
-    assert tells_of_failure(text)
+    assert is_failure_text(text)
 
 
 @pytest.mark.parametrize("text", SUCCESSES)
 def test_successes_are_not_taken_for_failures(text):
-    assert not tells_of_failure(text)
+    assert not is_failure_text(text)
 
 
 @pytest.mark.parametrize("text", [FAILURES[0], FAILURES[8], "a" * 3_000])
 def test_the_middle_of_a_long_result_does_not_count(text):
     lines = "line\n" * 2_000
-    assert not tells_of_failure(lines + text + "\n" + lines)
+    assert not is_failure_text(lines + text + "\n" + lines)
 
 
 def test_calls_of_one_answer_are_not_later_than_each_other():

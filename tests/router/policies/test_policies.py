@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fabric.errors import RejectedError
-from router.policies.drop_failed_tool_calls import DropFailedToolCalls, tells_of_failure
+from router.policies.drop_failed_tool_calls import DropFailedToolCalls, is_failure_text
 from router.policies.exchanges import Exchange, exchanges_of, unpaired
 from router.policies.registry import KeepAll, create_built_in
 from router.policies.strip_thinking import StripThinking
@@ -157,7 +157,7 @@ def test_the_thought_goes_with_a_call_that_was_all_there_was():
     ],
 )
 def test_failures_are_known_by_how_they_begin(text, failed):
-    assert tells_of_failure(text) is failed
+    assert is_failure_text(text) is failed
 
 
 def test_thoughts_of_earlier_turns_go():
