@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import open_directly
+
 START_TIMEOUT_S = 120.0
 WORDS = [
     "river",
@@ -64,7 +66,7 @@ def running(command: list[str], url: str, health: str, cwd: str) -> Iterator[str
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                urllib.request.urlopen(f"{url}{health}", timeout=2).close()  # noqa: S310 - loopback
+                open_directly(f"{url}{health}", 2).close()
                 break
             except OSError:  # 503 while no node is ready counts as one
                 pass
@@ -98,7 +100,7 @@ def ask(url: str, model: str, prompt: str, max_tokens: int) -> Sample:
     began = time.perf_counter()
     stamps: list[float] = []
     usage: dict[str, Any] = {}
-    with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
+    with open_directly(request, 600) as response:
         for line in response:
             if not line.startswith(b"data: {"):
                 continue

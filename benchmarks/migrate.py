@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_calls import measure_calls
-from benchmarks.report import Limit, Report, say
+from benchmarks.report import Limit, Report, open_directly, say
 
 DESCRIPTION = "an agent moved while it streams: every token once, the pause, and what it saves"
 
@@ -273,7 +273,7 @@ class _Client:
             json.dumps(body).encode(),
             {"content-type": "application/json", **headers},
         )
-        return urllib.request.urlopen(request, timeout=600), began_s  # noqa: S310
+        return open_directly(request, 600), began_s
 
 
 def _move_during(client: _Client, messages: list[dict[str, str]], agent: str) -> Move:

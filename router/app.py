@@ -43,10 +43,11 @@ from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
 from router.openai.chat_adapter import ChatAdapter
 from router.openai.completion_adapter import CompletionAdapter
+from router.openai.models import OpenAiModels
 from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
 from router.openai.responses.store import ResponseStore, StoredApi
-from router.openai.shape import OpenAiErrors, OpenAiModels
+from router.openai.shape import OpenAiErrors
 from router.policies.editing import Editing
 from router.runs import description as of_runs
 from router.runs.in_process import InProcessHost
@@ -113,7 +114,13 @@ def routes_of(
         *probe_routes(),
         *turn_routes(adapters, turn_services),
         *CountTokensApi(fleet, names, edits).routes(),
-        *ModelsApi(fleet, names, OpenAiModels(), {_ANTHROPIC: AnthropicModels()}).routes(),
+        *ModelsApi(
+            fleet,
+            names,
+            OpenAiModels(),
+            {_ANTHROPIC: AnthropicModels()},
+            turn_services.completion_tokens_max,
+        ).routes(),
         *StoredApi(stored).routes(),
         *RunsApi(runs, OpenAiErrors()).routes(),
         *openapi.openapi_routes(described()),

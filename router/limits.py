@@ -19,6 +19,9 @@ PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, likewise
 IGNORED_NAME_CHARS_MAX: Final = 64  # of one name in X-Macfabric-Ignored
 IGNORED_HEADER_CHARS_MAX: Final = 1_024  # of all names; proxies limit headers to 4 to 8 KiB
 TOOLS_MAX: Final = 512
+CODEX_OUTPUT_BYTES_MAX: Final = (
+    10_000  # of one tool output that Codex keeps; as for models unknown to it
+)
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
 NAME_CHARS_TOLD: Final = 100  # of a name that a client gave, in an error about it

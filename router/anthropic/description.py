@@ -56,7 +56,13 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "AnthropicMessage": with_rare(_SAID, context_management=answer(applied_edits=array(_APPLIED))),
     "AnthropicModel": answer(
-        type=one_of("model"), id=text(), display_name=text(), created_at=text(format="date-time")
+        type=one_of("model"),
+        id=text(),
+        display_name=text(),
+        created_at=text(format="date-time"),
+        lifecycle=one_of("active"),
+        max_input_tokens=nullable(integer(1)),
+        max_tokens=nullable(integer(1)),
     ),
     "AnthropicModels": answer(
         data=array(ref("AnthropicModel")),

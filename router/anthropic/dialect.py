@@ -1,10 +1,12 @@
 """Errors and lists of models as Anthropic's clients expect them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
 from fabric.errors import FabricError
+from router.api.models import ListedModel
 from router.http.errors import ErrorBody, status_of
 
 OVERLOADED: Final = 529  # Anthropic's status for a server that is overloaded
@@ -43,12 +45,24 @@ class AnthropicErrors:
 
 
 class AnthropicModels:
-    """Models, alone and as one page."""
+    """Models, alone and as one page.
 
-    def model(self, name: str, created_s: int) -> dict[str, Any]:
-        created = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"type": "model", "id": name, "display_name": name, "created_at": created}
+    Source: `ModelInfo` of Anthropic's SDK for Python 2.11.
+    """
 
-    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        ends = (models[0]["id"], models[-1]["id"]) if models else (None, None)
-        return {"data": models, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
+    def model(self, model: ListedModel) -> dict[str, Any]:
+        created = datetime.fromtimestamp(model.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "type": "model",
+            "id": model.name,
+            "display_name": model.name,
+            "created_at": created,
+            "lifecycle": "active",
+            "max_input_tokens": model.context_tokens_max,
+            "max_tokens": model.completion_tokens_max,
+        }
+
+    def listing(self, models: Sequence[ListedModel], query: Mapping[str, str]) -> dict[str, Any]:
+        ends = (models[0].name, models[-1].name) if models else (None, None)
+        data = [self.model(model) for model in models]
+        return {"data": data, "has_more": False, "first_id": ends[0], "last_id": ends[1]}

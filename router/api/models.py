@@ -1,6 +1,7 @@
 """GET /v1/models: the models and their aliases, which stand for them in every request."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from starlette.requests import Request
@@ -40,14 +41,24 @@ class ModelNames:
         return name if name in await self._models.names() else model
 
 
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model or alias, with the limits that clients plan their conversations by."""
+
+    name: str
+    created_s: int
+    context_tokens_max: int | None  # prompt and answer together; None: no node serves it now
+    completion_tokens_max: int | None  # of one answer
+
+
 class ModelsDialect(Protocol):
     """Format of models in one dialect."""
 
-    def model(self, name: str, created_s: int) -> dict[str, Any]:
+    def model(self, model: ListedModel) -> dict[str, Any]:
         """Return one model as JSON."""
 
-    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return all models as JSON."""
+    def listing(self, models: Sequence[ListedModel], query: Mapping[str, str]) -> dict[str, Any]:
+        """Return all models as JSON; `query` has the parameters of the request's URL."""
 
 
 class ModelsApi:
@@ -59,7 +70,10 @@ class ModelsApi:
         names: ModelNames,
         default: ModelsDialect,
         by_header: Mapping[str, ModelsDialect],
+        completion_tokens_max: int,
     ) -> None:
+        self._fleet = fleet
+        self._completion_tokens_max = completion_tokens_max
         self._models = ModelCheck(fleet)
         self._names = names
         self._default = default
@@ -76,13 +90,20 @@ class ModelsApi:
     async def index(self, request: Request) -> Response:
         dialect, served = self._dialect(request), await self._models.names()
         names = [*served, *(name for name in self._names.listed if name not in served)]
-        models = [dialect.model(name, self._created_s) for name in names]
-        return JSONResponse(dialect.listing(models))
+        models = [self._listed(name, await self._names.resolve(name)) for name in names]
+        return JSONResponse(dialect.listing(models, request.query_params))
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["model"]
-        await self._models.require(await self._names.resolve(name))
-        return JSONResponse(self._dialect(request).model(name, self._created_s))
+        model = await self._names.resolve(name)
+        await self._models.require(model)
+        return JSONResponse(self._dialect(request).model(self._listed(name, model)))
+
+    def _listed(self, name: str, model: str) -> ListedModel:
+        """Return a model under the name that the client knows it by."""
+        context = self._fleet.context_tokens_max(model)
+        answer = None if context is None else min(context, self._completion_tokens_max)
+        return ListedModel(name, self._created_s, context, answer)
 
     def _dialect(self, request: Request) -> ModelsDialect:
         known = (d for name, d in self._by_header.items() if name in request.headers)

@@ -8,6 +8,7 @@ endpoint.json the URL of the router        run.json       the processes of the f
 stop.json     seconds that a stop waits for running turns, set by `down --wait`
 runs/         scenarios that the router performs     scenarios/    those of the command line
 roster.json   nodes of the fabric, which its next router expects
+launch/       files with a model's limits, for programs that `launch` starts
 operator.key  operator key of the command line; new at each start
 """
 

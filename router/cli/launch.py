@@ -3,7 +3,7 @@
 Arguments and environment that make each agent program use a fabric.
 
 Source: the programs' own references of settings; tried with claude 2.1.197, codex 0.169,
-opencode 1.18.33, qwen 0.15.10.
+opencode 1.18.33, qwen 0.24.4.
 """
 
 import argparse
@@ -12,13 +12,40 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+from fabric.settings import is_loopback
+from router.cli.data_folder import default_data_dir, make_private_folder
 from router.cli.endpoint import KEY_VARIABLE, add_fabric_options, fabric_of
-from router.cli.errors import MISUSED, CommandError
+from router.cli.errors import MISUSED, CommandError, describe_os_error
 from router.cli.terminal import print_error, print_json, print_line
 from router.client.client import Fabric
+from router.private_files import write_private
+
+# Programs subtract the longest answer from the context: the rest is for the conversation.
+_ANSWER_PART: Final = 4
+_NAME_BYTES: Final = 8  # of the digest in a file's name
+_QWEN_DEFAULTS: Final = "QWEN_CODE_SYSTEM_DEFAULTS_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLimits:
+    """Limits in tokens that a program plans its conversation by."""
+
+    context_tokens: int
+    answer_tokens: int
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> "LaunchLimits | None":
+        """Return the limits in a row of /v1/models; None if it has none."""
+        context, answer = row.get("max_model_len"), row.get("max_output_tokens")
+        if not isinstance(context, int) or not isinstance(answer, int):
+            return None
+        return LaunchLimits(context, max(1, min(answer, context // _ANSWER_PART)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +56,30 @@ class LaunchTarget:
     model: str
     key: str
     authority: str | None = None  # authority of the fabric's certificate
+    limits: LaunchLimits | None = None
+    folder: Path | None = None  # for files that a program reads its limits from
 
     @property
     def v1(self) -> str:
         return f"{self.url}/v1"
+
+    @property
+    def direct(self) -> dict[str, str]:
+        """Return the variables that keep a program from asking a proxy for the fabric's host."""
+        host = urlsplit(self.url).hostname or ""
+        named = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+        known = [name for name in named.replace(",", " ").split() if name]
+        hosts = [host, "localhost"] if is_loopback(host) else [host]
+        names = ",".join(dict.fromkeys([*known, *hosts]))
+        return {"NO_PROXY": names, "no_proxy": names}
+
+    def file(self, program: str, content: Any) -> tuple[Path, str] | None:
+        """Return the path and text of a file for a program; None without limits or a folder."""
+        if self.limits is None or self.folder is None:
+            return None
+        text = json.dumps(content, indent=1)
+        digest = blake2b(text.encode(), digest_size=_NAME_BYTES).hexdigest()
+        return self.folder / f"{program}-{digest}.json", text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +88,7 @@ class ProgramStart:
 
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    file: tuple[Path, str] | None = None  # written first: path and text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +103,15 @@ class AgentProgram:
 
 def _claude(served: LaunchTarget) -> ProgramStart:
     tiers = ("OPUS", "SONNET", "HAIKU")
+    limits: dict[str, str] = {}
+    if served.limits is not None:
+        context = str(served.limits.context_tokens)
+        limits = {
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": context,
+            # Earlier versions compact by this one alone, which they raise to 100,000 at least.
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": context,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.limits.answer_tokens),
+        }
     return ProgramStart(
         environment={
             **_anthropic(served),
@@ -62,6 +119,7 @@ def _claude(served: LaunchTarget) -> ProgramStart:
             # A version and a hash at the head of each prompt would keep sessions from sharing it.
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            **limits,
             **_node_authority(served),
         }
     )
@@ -77,19 +135,28 @@ def _codex(served: LaunchTarget) -> ProgramStart:
     table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in provider.items())
     provided = f"model_providers.macfabric={{{table}}}"
     authority = {"CODEX_CA_CERTIFICATE": served.authority} if served.authority else {}
+    limits: tuple[str, ...] = ()
+    if served.limits is not None:
+        limits = ("-c", f"model_context_window={served.limits.context_tokens}")
     return ProgramStart(
-        ("-c", 'model_provider="macfabric"', "-c", provided, "-m", served.model),
+        ("-c", 'model_provider="macfabric"', "-c", provided, *limits, "-m", served.model),
         {KEY_VARIABLE: served.key, **authority},
     )
 
 
 def _opencode(served: LaunchTarget) -> ProgramStart:
     name = f"macfabric/{served.model}"
+    model: dict[str, Any] = {"name": served.model}
+    if served.limits is not None:
+        model["limit"] = {
+            "context": served.limits.context_tokens,
+            "output": served.limits.answer_tokens,
+        }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "macfabric",
         "options": {"baseURL": served.v1, "apiKey": f"{{env:{KEY_VARIABLE}}}"},
-        "models": {served.model: {"name": served.model}},
+        "models": {served.model: model},
     }
     # The small model writes titles; another model than ours would have to be downloaded first.
     config = {"provider": {"macfabric": provider}, "model": name, "small_model": name}
@@ -103,23 +170,42 @@ def _opencode(served: LaunchTarget) -> ProgramStart:
 
 
 def _aider(served: LaunchTarget) -> ProgramStart:
+    name, limits = f"openai/{served.model}", served.limits
+    metadata: dict[str, Any] = {"litellm_provider": "openai", "mode": "chat"}
+    if limits is not None:
+        metadata["max_tokens"] = metadata["max_output_tokens"] = limits.answer_tokens
+        metadata["max_input_tokens"] = limits.context_tokens
+    file = served.file("aider", {name: metadata})
+    read = () if file is None else ("--model-metadata-file", str(file[0]))
     return ProgramStart(
-        ("--model", f"openai/{served.model}", "--no-show-model-warnings"),
+        ("--model", name, "--no-show-model-warnings", *read),
         {
             "OPENAI_API_BASE": served.v1,
             "OPENAI_API_KEY": served.key,
             **_python_authority(served),
         },
+        file,
     )
 
 
 def _qwen(served: LaunchTarget) -> ProgramStart:
+    limits: dict[str, str] = {}
+    file = None
+    if served.limits is not None:
+        limits["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(served.limits.answer_tokens)
+        window = {"contextWindowSize": served.limits.context_tokens}
+        if _QWEN_DEFAULTS not in os.environ:  # an administrator's file goes first
+            file = served.file("qwen", {"model": {"generationConfig": window}})
+        if file is not None:
+            limits[_QWEN_DEFAULTS] = str(file[0])
     return ProgramStart(
         ("--auth-type", "openai", "--model", served.model),
         {
             **_openai(served),
             **_node_authority(served),
+            **limits,
         },
+        file,
     )
 
 
@@ -181,7 +267,8 @@ def add_launch(commands: Any) -> None:
         "launch",
         help="start an agent program on the fabric: claude, codex, opencode, aider, qwen or any",
         description=f"Start an agent program so that it uses the fabric. CLIENT is one of: {names}."
-        " Nothing is written to the program's own configuration.",
+        " Nothing is written to the program's own configuration; a file with the model's limits,"
+        " which aider and qwen need, goes to DIR/launch.",
         epilog="Everything after -- goes to the program: macfabric launch claude -- -p 'hello'",
     )
     launch.add_argument(
@@ -213,7 +300,8 @@ def run_launch(arguments: argparse.Namespace) -> int:
     """Replace this process by the program, or print its command; raise CommandError without it."""
     client = PROGRAMS[arguments.client]
     fabric = fabric_of(arguments)
-    model = _chosen_model(fabric, arguments.model)
+    row = _chosen_model(fabric, arguments.model)
+    model, limits = str(row["id"]), LaunchLimits.of(row)
     program, *further = _command_line(client, arguments.further)
     is_printed = arguments.prints or arguments.json
     key = fabric.key or _NO_KEY
@@ -221,13 +309,18 @@ def run_launch(arguments: argparse.Namespace) -> int:
         key = f"${KEY_VARIABLE}"
         if KEY_VARIABLE not in os.environ:
             print_error(f"note: put the key into {KEY_VARIABLE} first")
-    launch = client.configure(LaunchTarget(fabric.url, model, key, _authority(fabric)))
+    folder = (arguments.data or default_data_dir()).expanduser().absolute() / "launch"
+    served = LaunchTarget(fabric.url, model, key, _authority(fabric), limits, folder)
+    launch = client.configure(served)
+    if launch.file is not None and not _is_written(*launch.file):
+        launch = client.configure(replace(served, folder=None))
+    environment = {**launch.environment, **served.direct}
     command = [program, *launch.arguments, *further]
     if arguments.json:
-        print_json({"command": command, "environment": dict(launch.environment), "model": model})
+        print_json({"command": command, "environment": environment, "model": model})
         return 0
     if is_printed:
-        for line in _shell_lines(command, launch.environment):
+        for line in _shell_lines(command, environment):
             print_line(line)
         return 0
     program_path = shutil.which(program)
@@ -235,13 +328,27 @@ def run_launch(arguments: argparse.Namespace) -> int:
         how = f"Install it ({client.install}), or see" if client.install else "See"
         message = f"{program} is not installed here. {how} what it needs with --print."
         raise CommandError(message)
-    os.execvpe(program_path, command, _environment(launch))  # noqa: S606 - it is what was asked for
+    os.execvpe(program_path, command, _environment(environment))  # noqa: S606 - as requested
     return 0  # reached only in tests
 
 
-def _chosen_model(fabric: Fabric, wanted: str | None) -> str:
-    """Return the model to use: the wanted one, or the only one."""
-    served = sorted(str(row.get("id")) for row in fabric.rows("/v1/models"))
+def _is_written(path: Path, text: str) -> bool:
+    """Write a file for a program; note an error, as the program works without it, too."""
+    try:
+        make_private_folder(path.parent.parent)
+        make_private_folder(path.parent)
+        write_private(path, text)
+    except (OSError, CommandError) as error:
+        why = describe_os_error(error, path) if isinstance(error, OSError) else str(error)
+        print_error(f"note: the program has to assume a context length ({why})")
+        return False
+    return True
+
+
+def _chosen_model(fabric: Fabric, wanted: str | None) -> Mapping[str, Any]:
+    """Return the row of the model to use: the wanted one, or the only one."""
+    rows = {str(row.get("id")): row for row in fabric.rows("/v1/models")}
+    served = sorted(rows)
     if not served:
         message = f"no node of {fabric.url} serves a model yet"
         raise CommandError(message)
@@ -251,7 +358,7 @@ def _chosen_model(fabric: Fabric, wanted: str | None) -> str:
     if wanted is not None and wanted not in served:
         message = f"no node serves {wanted!r}; there is: {', '.join(served)}"
         raise CommandError(message, MISUSED)
-    return wanted or served[0]
+    return rows[wanted or served[0]]
 
 
 def _command_line(client: AgentProgram, arguments: Sequence[str]) -> list[str]:
@@ -270,9 +377,9 @@ def _authority(fabric: Fabric) -> str | None:
     return next((str(path) for path in fabric.trusted), None)
 
 
-def _environment(launch: ProgramStart) -> dict[str, str]:
-    unset = {name for name, value in launch.environment.items() if not value}
-    merged = {**os.environ, **launch.environment}
+def _environment(chosen: Mapping[str, str]) -> dict[str, str]:
+    unset = {name for name, value in chosen.items() if not value}
+    merged = {**os.environ, **chosen}
     return {name: value for name, value in merged.items() if name not in unset}
 
 

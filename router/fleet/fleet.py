@@ -230,6 +230,15 @@ class Fleet:
         views = (m.view for m in self.membership.members if self.is_up(m.name))
         return sorted({view.model for view in views if view is not None})
 
+    def context_tokens_max(self, model: str) -> int | None:
+        """Return the smallest context of the unexpired nodes with a model; None: there are none.
+
+        An agent may be moved to any of them.
+        """
+        views = (m.view for m in self.membership.members if self.is_up(m.name))
+        contexts = (view.context_tokens_max for view in views if view and view.model == model)
+        return min(contexts, default=None)
+
     def prompt_bytes_max(self) -> int:
         """Return the size of text in bytes above which it fits no node's context.
 

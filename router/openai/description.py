@@ -17,10 +17,12 @@ from router.api.openapi import (
     one_of,
     ref,
     text,
+    with_rare,
 )
 from router.http.schema import Schema, either, nullable
 from router.openai.chat_request import CHAT_BODY
 from router.openai.completion_request import COMPLETION_BODY
+from router.openai.models import ANSWER_FIELDS, CONTEXT_FIELDS, VERSION_PARAMETER
 
 _USAGE: Final = answer(
     prompt_tokens=integer(),
@@ -48,10 +50,14 @@ SCHEMAS: Final[dict[str, Schema]] = {
             code=nullable(text()),
         )
     ),
-    "OpenAiModel": answer(
-        id=text(), object=one_of("model"), created=integer(None), owned_by=text()
+    "OpenAiModel": with_rare(
+        answer(id=text(), object=one_of("model"), created=integer(None), owned_by=text()),
+        **dict.fromkeys((*CONTEXT_FIELDS, *ANSWER_FIELDS), integer(1)),
     ),
-    "OpenAiModels": listing(ref("OpenAiModel")),
+    "OpenAiModels": with_rare(
+        listing(ref("OpenAiModel")),
+        models=array(answer(slug=text(), display_name=text(), base_instructions=text())),
+    ),
     "ChatCompletion": answer(
         **_HEAD,
         object=one_of("chat.completion"),
@@ -70,6 +76,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
 _MODEL: Final = Parameter("model", "path", text(), "A model's name or alias; may hold slashes.")
 _DIALECT: Final = Parameter(
     "anthropic-version", "header", text(), "Asks for the answer in Anthropic's shape."
+)
+_CODEX: Final = Parameter(
+    VERSION_PARAMETER, "query", text(), "Codex's version: adds the catalog that it reads."
 )
 DESCRIBED: Final = (
     described_turn(
@@ -93,7 +102,7 @@ DESCRIBED: Final = (
         "The models that nodes serve, and their aliases.",
         {JSON: either(ref("OpenAiModels"), ref("AnthropicModels"))},
         EVERYWHERE,
-        parameters=(_DIALECT,),
+        parameters=(_DIALECT, _CODEX),
     ),
     Described(
         "GET",

@@ -1,4 +1,4 @@
-"""Answers, errors and lists of models in OpenAI's dialect, whole and streamed."""
+"""Answers and errors in OpenAI's dialect, whole and streamed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -84,13 +84,3 @@ class OpenAiErrors:
             kind = "rate_limit_error"
         body = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
         return ErrorBody({"error": body})
-
-
-class OpenAiModels:
-    """Models, alone and as a list."""
-
-    def model(self, name: str, created_s: int) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": created_s, "owned_by": "macfabric"}
-
-    def listing(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"object": "list", "data": models}

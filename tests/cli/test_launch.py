@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def launched(folder, fabric, *argv, **environment):
     command = [sys.executable, "-m", "router.cli.main", "launch", *argv[:1], "--url", fabric.url]
     done = subprocess.run(
         [*command, *argv[1:]],
-        cwd=ROOT, env={**os.environ, "PATH": str(folder), **environment},
+        cwd=ROOT, env={**os.environ, "PATH": str(folder), "MACFABRIC_DATA": str(folder / "data"),
+                       **environment},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -130,3 +132,87 @@ def test_of_several_models_one_is_to_be_named(fabric, run, monkeypatch):
         "launch", "claude", "--print", "--url", fabric.url, "--model", "recall-window"
     )
     assert (status, "export ANTHROPIC_MODEL=recall-window" in out) == (0, True)
+
+
+LIMITED = {"id": "recall", "max_model_len": 32_768, "max_output_tokens": 5_000}
+
+
+@pytest.fixture
+def limited(fabric, monkeypatch):
+    """Return a fabric that lists its model's limits."""
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/models"), {"object": "list", "data": [LIMITED]})
+    return fabric
+
+
+def test_each_program_knows_the_context_and_the_longest_answer(folder, limited):
+    _, claude = launched(folder, limited, "claude")
+    codex, _ = launched(folder, limited, "codex")
+    _, opencode = launched(folder, limited, "opencode")
+    aider, _ = launched(folder, limited, "aider")
+    _, qwen = launched(folder, limited, "qwen")
+
+    assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
+    assert claude["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768"
+    assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "5000"
+    assert codex[codex.index("model_context_window=32768") - 1] == "-c"
+    config = json.loads(opencode["OPENCODE_CONFIG_CONTENT"])
+    model = config["provider"]["macfabric"]["models"]["recall"]
+    assert model["limit"] == {"context": 32_768, "output": 5_000}
+    metadata = json.loads(Path(aider[aider.index("--model-metadata-file") + 1]).read_text())
+    assert metadata["openai/recall"] == {
+        "litellm_provider": "openai", "mode": "chat",
+        "max_tokens": 5_000, "max_input_tokens": 32_768, "max_output_tokens": 5_000,
+    }  # fmt: skip
+    defaults = json.loads(Path(qwen["QWEN_CODE_SYSTEM_DEFAULTS_PATH"]).read_text())
+    assert defaults == {"model": {"generationConfig": {"contextWindowSize": 32_768}}}
+    assert qwen["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "5000"
+
+
+def test_most_of_the_context_is_left_for_the_conversation(folder, limited, monkeypatch):
+    monkeypatch.setitem(LIMITED, "max_output_tokens", 32_768)
+    _, claude = launched(folder, limited, "claude")
+
+    assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(32_768 // 4)
+
+
+def test_an_administrators_defaults_of_qwen_stay(folder, limited):
+    _, qwen = launched(folder, limited, "qwen", QWEN_CODE_SYSTEM_DEFAULTS_PATH="/of/admins")
+
+    assert qwen["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "/of/admins"
+    assert qwen["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "5000"
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"any"}))
+def test_a_fabric_that_lists_no_limits_starts_programs_without_them(fabric, run, name):
+    _, out, _ = run("launch", name, "--json", "--url", fabric.url)
+
+    for word in ("MAX_OUTPUT", "context_window", "limit", "metadata", "SYSTEM_DEFAULTS"):
+        assert word not in out
+
+
+def test_a_file_that_cannot_be_written_does_not_keep_a_program_from_starting(
+    limited, run, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "file"))
+    status, out, err = run("launch", "aider", "--json", "--url", limited.url)
+
+    assert status == 0
+    assert "has to assume a context length" in err
+    assert "--model-metadata-file" not in json.loads(out)["command"]
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_no_program_asks_a_proxy_for_the_fabric(folder, fabric, name):
+    program = ["anything"] if name == "any" else []
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "intra.example, 127.0.0.1"}
+    _, environment = launched(folder, fabric, name, "--", *program, **proxies)
+
+    assert environment["HTTP_PROXY"] == "http://127.0.0.1:9", "other hosts may need it"
+    for variable in ("NO_PROXY", "no_proxy"):
+        assert environment[variable] == "intra.example,127.0.0.1,localhost"
+    assert urllib.request.proxy_bypass_environment("127.0.0.1", {"no": environment["no_proxy"]})
+
+
+def test_a_fabric_elsewhere_is_asked_directly_too():
+    assert _served(None).direct["NO_PROXY"].split(",")[-1] == "fabric"

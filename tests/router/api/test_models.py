@@ -100,6 +100,60 @@ def test_wrong_settings_are_named(router):
         parse_settings({"router": router})
 
 
+LIMITED = RouterSettings(
+    model_aliases={"gpt-4o": MODEL, "old": "gone"}, completion_tokens_max=5_000
+)
+
+
+async def test_every_dialect_names_the_smallest_context_and_the_answers_cap():
+    nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c", model="org/b")]
+    nodes[1].view_changes = {"context_tokens_max": 32_768}
+    nodes[2].view_changes = {"context_tokens_max": 4_096}
+    async with rig(nodes=nodes, settings=LIMITED) as made:
+        http = made.http()
+        rows = {row["id"]: row for row in (await http.get("/v1/models")).json()["data"]}
+        shown = [(await http.get(f"/v1/models/{name}")).json() for name in rows if name != "old"]
+        theirs = {model.id: model async for model in made.anthropic().models.list()}
+        one = await made.anthropic().models.retrieve("gpt-4o")
+
+    for name, context, answer in ((MODEL, 32_768, 5_000), ("gpt-4o", 32_768, 5_000),
+                                  ("org/b", 4_096, 4_096)):  # fmt: skip
+        for field in ("max_model_len", "context_length", "context_window",
+                      "max_context_length", "loaded_context_length"):  # fmt: skip
+            assert rows[name][field] == context, (name, field)
+        for field in ("max_output_tokens", "max_completion_tokens"):
+            assert rows[name][field] == answer, (name, field)
+        assert (theirs[name].max_input_tokens, theirs[name].max_tokens) == (context, answer)
+        assert theirs[name].lifecycle == "active"
+    assert shown == [row for name, row in rows.items() if name != "old"]
+    assert (one.max_input_tokens, one.max_tokens) == (32_768, 5_000)
+    assert "max_model_len" not in rows["old"], "no node serves it"
+    assert theirs["old"].max_input_tokens is None
+
+
+async def test_codex_reads_a_catalog_with_the_context():
+    async with rig("a", settings=LIMITED) as made:
+        http = made.http()
+        plain = (await http.get("/v1/models")).json()
+        asked = (await http.get("/v1/models?client_version=0.169.0")).json()
+
+    assert "models" not in plain
+    assert asked["data"] == plain["data"]
+    entries = {entry["slug"]: entry for entry in asked["models"]}
+    assert (entries[MODEL]["context_window"], entries[MODEL]["visibility"]) == (100_000, "list")
+    assert "context_window" not in entries["old"]
+    # Codex refuses a catalog in which one of these is missing.
+    required = {
+        "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
+        "supported_in_api", "priority", "base_instructions", "supports_reasoning_summaries",
+        "support_verbosity", "truncation_policy", "supports_parallel_tool_calls",
+        "experimental_supported_tools",
+    }  # fmt: skip
+    assert all(
+        required <= entry.keys() and entry["base_instructions"] for entry in entries.values()
+    )
+
+
 async def test_health_goes_by_both_names_and_embeddings_are_none():
     async with rig("a") as made:
         http = made.http()

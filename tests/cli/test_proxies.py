@@ -1,0 +1,70 @@
+"""No client of ours asks a proxy for a fabric: proxies do not reach this machine's addresses."""
+
+import json
+import time
+
+import pytest
+
+from benchmarks import against_mlx_lm, migrate
+from router.cli.demo.demo_client import CHAT, Conversation, Pulse, Speaker
+from router.cli.demo.demo_script import make_agents
+from router.client.client import Fabric
+from tests.cli.fake_fabric import ANSWERS
+
+USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens": 2}
+CHUNKS = [
+    {"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]}
+    for word in ("otter", " lantern")
+]
+FRAMES = [json.dumps(chunk) for chunk in [*CHUNKS, {"choices": [], "usage": USAGE}]] + ["[DONE]"]
+
+
+@pytest.fixture(autouse=True)
+def proxied(monkeypatch):
+    """Name a proxy at which nothing listens for every host, in all the usual spellings."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def streaming(fabric, monkeypatch):
+    """Return a fabric that streams one answer to every request."""
+    monkeypatch.setitem(ANSWERS, ("POST", CHAT), {"object": "chat.completion.chunk"})
+    fabric.page = "".join(f"data: {frame}\n\n" for frame in FRAMES).encode()
+    fabric.media_type = "text/event-stream"
+    return fabric
+
+
+def test_the_demo_asks_the_fabric_itself(streaming):
+    agent = make_agents()[0]
+    turn = Speaker(Fabric(streaming.url), "recall").ask(Conversation(agent), agent.facts[0], "cold")
+
+    assert (turn.problem, turn.answer) == ("", "otter lantern")
+
+
+def test_its_health_check_too(fabric):
+    pulse = Pulse(fabric.url)
+    pulse.start()
+    while not pulse.asked:
+        time.sleep(0.01)
+    pulse.stop()
+
+    assert pulse.failures == []
+
+
+def test_so_do_the_benchmarks(streaming):
+    sample = against_mlx_lm.ask(streaming.url, "recall", "hi", 2)
+    client = migrate._Client(streaming.url, "recall")
+    answer, _ = client._post_once(CHAT, {}, {})
+
+    assert sample.completion_tokens == 2
+    assert answer.status == 200
+
+
+def test_the_command_line_finds_nodes_and_agents(fabric, run):
+    for command in ("nodes", "agents", "status"):
+        status, _, err = run(command, "--url", fabric.url)
+        assert (status, err) == (0, ""), command
