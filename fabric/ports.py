@@ -35,21 +35,21 @@ class OpenFile(Protocol):
         ...
 
     def read_into(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        """Fill `buffers` in order from `offset`; return the bytes read, fewer at the end."""
         ...
 
 
 class Disk(Protocol):
-    """A directory tree with durable, atomic publish; names are relative and hex or fixed."""
+    """Directory tree with durable, atomic publish; relative names never contain a client's text."""
 
     def publish(self, name: str, parts: list[bytes | bytearray | memoryview]) -> None:
-        """Make `name` hold exactly `parts`, atomically and durably, replacing any old file."""
+        """Write `parts` as the file `name`, atomically and durably; replace an existing file."""
         ...
 
     def publish_ordered(self, name: str, parts: list[bytes | bytearray | memoryview]) -> None:
-        """Publish a file that a power cut may take until anything published later is durable.
+        """Publish a file that a power cut may lose until a later publish is durable.
 
-        A later publish never survives without it.
+        A later publish never survives without this file.
         """
         ...
 
@@ -62,7 +62,7 @@ class Disk(Protocol):
         ...
 
     def read_into(self, name: str, offset: int, buffers: list[memoryview]) -> int:
-        """Fill `buffers` from `offset` in order; return the bytes read (short at end of file)."""
+        """Fill `buffers` in order from `offset`; return the bytes read, fewer at the end."""
         ...
 
     def size_bytes(self, name: str) -> int:
@@ -78,9 +78,9 @@ class Disk(Protocol):
         ...
 
     def quarantine(self, name: str, reason: str) -> None:
-        """Move a damaged file out of the way, keeping it for inspection."""
+        """Move a damaged file to the quarantine folder, for inspection."""
         ...
 
     def drive(self) -> DriveSpace:
-        """Return how large the drive is, and how much of it may still be written."""
+        """Return the drive's size and its free space."""
         ...

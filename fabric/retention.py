@@ -89,7 +89,7 @@ class Rules:
     rank: Callable[[Candidate], float] = by_benefit
 
     def quota_bytes(self, tenant: TenantId, budget_bytes: int) -> float:
-        """Return what a tenant may hold at most."""
+        """Return the bytes of the budget that a tenant may hold at most."""
         return self.tenants.get(tenant, TenantShare()).quota * budget_bytes
 
     def floors_bytes(self, present: Iterable[TenantId], budget_bytes: int) -> dict[TenantId, float]:

@@ -165,29 +165,29 @@ class RouterSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: dict[str, str] = field(default_factory=dict, repr=False)  # tenant: key, or sha256:…
-    api_keys_file: str = ""  # more of them, in a YAML file of its own that only its owner reads
-    operator_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name: key, likewise
+    api_keys_file: str = ""  # YAML file with more keys, readable by its owner only
+    operator_keys: dict[str, str] = field(default_factory=dict, repr=False)  # name: key, as above
     operator_keys_file: str = ""
     loopback_without_key: bool = True
-    # Further names under which programs of this machine reach the router without a key.
+    # More host names by which programs on this machine may reach the router without a key.
     allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()  # of web pages that may ask, exactly as browsers send them
-    # A name that clients ask for: the model that serves it. `*` ends the beginning of many names.
+    cors_origins: tuple[str, ...] = ()  # origins of web pages allowed to send requests
+    # Requested name: model that serves it. A trailing `*` matches any rest of a name.
     model_aliases: dict[str, str] = field(default_factory=dict)
-    completion_tokens_max: int = COMPLETION_TOKENS_MAX  # of one answer, whatever a client asks for
+    completion_tokens_max: int = COMPLETION_TOKENS_MAX  # cap on max_tokens of any request
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
-    edits: str = EXACT  # "exact", "amortize" or "anywhere", unless a request chooses
-    policies: tuple[PolicySettings, ...] = ()  # in the order in which they rewrite
+    edits: str = EXACT  # default edit mode: "exact", "amortize" or "anywhere"
+    policies: tuple[PolicySettings, ...] = ()  # applied in this order
     replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
-    # How many nodes there are, once all have come: until then, for two minutes at most, what the
-    # router has not heard of is answered by "come again". 0: as many as FILE or `up` name.
+    # Number of nodes in the fabric. After a start, until all have joined or two minutes have
+    # passed, requests for unknown agents are answered "retry later". 0: as in FILE or `up --nodes`.
     nodes_expected: int = 0
-    stop_wait_s: float = 30.0  # how long a stop waits for running turns, unless `down` says
+    stop_wait_s: float = 30.0  # how long a stop waits for running turns; `down` may override it
     tls: TlsSettings = field(default_factory=TlsSettings)
 
     @property
     def uses_tls(self) -> bool:
-        """Whether its port speaks HTTPS."""
+        """Whether the router's port speaks HTTPS."""
         return self.tls.mode == ALWAYS or (self.tls.mode == AUTO and not is_loopback(self.host))
 
 

@@ -85,7 +85,7 @@ class ControlCalls:
         return frozenset(self._answers)
 
     async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
-        """Decode, execute and answer one call, if its route is allowed; return errors as data."""
+        """Decode, execute and answer one call; return errors as data, also for a wrong route."""
         try:
             _, call = decode_call(raw)
             is_waited_for = spec_of(type(call)).route is CallRoute.HTTP
@@ -98,7 +98,7 @@ class ControlCalls:
             return encode_reply(error_reply(error))
         except Exception as error:  # noqa: BLE001 - the caller gets every error as data
             _log.exception("a control call failed")
-            message = f"the node failed on this call ({type(error).__name__})"
+            message = f"internal error of the node ({type(error).__name__}); see the node's log"
             return encode_reply(error_reply(FabricError(message)))
 
     async def _execute(self, call: Any) -> object:
@@ -106,7 +106,7 @@ class ControlCalls:
         if not spec_of(type(call)).waits:
             return await answer(call)
         if not self._waiting.take(call.tenant):
-            message = "too many calls of this tenant are waiting at this node"
+            message = "too many calls of this tenant are waiting on this node; retry later"
             raise OverloadedError(message)
         try:
             return await answer(call)

@@ -54,11 +54,11 @@ class DrainFlag:
     health: Health
 
     async def recall(self) -> None:
-        """Restore the flag of the node's last run."""
+        """Restore the flag that the node's previous process stored."""
         self.health.is_draining = await self.workers.run(lambda: is_noted(self.folder))
 
     async def drain(self, call: DrainNode) -> Done:
-        """Start or stop draining; raise DiskError where the change is not durable."""
+        """Start or stop draining; raise DiskError if a stop cannot be stored."""
         if not call.draining:
             await self.workers.run(lambda: _note(self.folder, draining=False))
             self.health.is_draining = False
@@ -68,6 +68,6 @@ class DrainFlag:
             await self.workers.run(lambda: _note(self.folder, draining=True))
         except FabricError as error:
             # A full disk is a reason to drain, so it must not prevent that.
-            _log.error("draining is not durable: %s", error.message)
-            return Done("takes no new agents until it restarts: its disk refuses to store the flag")
+            _log.error("the drain flag is not stored, so a restart ends it: %s", error.message)
+            return Done("takes no new agents until it restarts: the disk cannot store the flag")
         return Done("takes no new agents")

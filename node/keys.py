@@ -36,7 +36,10 @@ class Keys:
             context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
             context.load_cert_chain(self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
         except (OSError, ssl.SSLError) as error:
-            message = f"{self.folder}: the certificates there are not valid ({error})"
+            message = (
+                f"{self.folder}: invalid certificates ({error}); replace them with "
+                "`macfabric certs rotate`"
+            )
             raise FatalError(message) from None
         return context
 
@@ -60,7 +63,7 @@ def read_cluster_key(folder: Path) -> bytes:
     try:
         return bytes.fromhex(_read(path).decode())
     except ValueError as error:
-        message = f"{path}: no cluster key there ({type(error).__name__})"
+        message = f"{path} is not a cluster key in hex digits ({type(error).__name__})"
         raise FatalError(message) from None
 
 
@@ -71,11 +74,11 @@ def _read(path: Path) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
         message = (
-            f"{path}: {error.strerror}; `macfabric up` makes the keys of one machine, "
+            f"{path}: {error.strerror}; `macfabric up` creates the keys of one machine, "
             "`macfabric certs create cluster.yaml` those that `ray up` copies to every Mac"
         )
         raise FatalError(message) from None
     if mode & _OTHERS and not path.name.endswith(".pem"):
-        message = f"{path} can be read by others; run `chmod 600` on it"
+        message = f"{path} is readable by other users; run `chmod 600 {path}`"
         raise FatalError(message)
     return raw

@@ -22,10 +22,10 @@ from fabric.u32s import U32s
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """Reference to immutable bytes: two blocks are the same only if hash and checksum are.
+    """Reference to an immutable block: by the hash of its tokens, and the checksum of its bytes.
 
-    The hash identifies the tokens and all before them; the checksum the bits. Two Macs may
-    compute one block with different rounding, and an agent must get back its own bits.
+    The hash covers the block's tokens and all tokens before them. Two Macs may compute the same
+    tokens with different rounding, and an agent must get back its own bytes.
     """
 
     block_hash: BlockHash
@@ -35,20 +35,20 @@ class BlockRef:
     group: CacheGroup = CacheGroup.FULL
 
     def __hash__(self) -> int:
-        """Hash the bits' checksum only; refs are hashed thousands of times in every turn."""
+        """Hash the checksum only, for speed: a turn hashes thousands of refs."""
         return hash(self.checksum)
 
     @property
     def name(self) -> str:
-        """File name stem: hex digests only, so no outside text reaches a path."""
+        """Stem of the file name: hex digits only, so no client's text reaches a path."""
         return f"{self.block_hash.hex()}-{self.checksum.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class EditLineage:
-    """Edits of a cache: the first token after all of them, and a digest of what comes before.
+    """Lineage of an edited cache: the first token after its last edit, and a digest of the rest.
 
-    Blocks start again at `start`; before it they are parts of older ones.
+    New blocks begin at `start`; before it, the cache consists of parts of older blocks.
     """
 
     start: int
@@ -60,9 +60,9 @@ UNEDITED: Final = EditLineage(0, b"")
 
 @dataclass(frozen=True, slots=True)
 class BlockSpan:
-    """Tokens `start:end` of a sequence as the block `block_hash` after `parent`.
+    """Block of a sequence: its tokens `start:end`, its hash, and its parent's hash.
 
-    `own_tokens`: of a block that the sequence has a part of only.
+    `own_tokens` are the block's tokens if the sequence has only a part of them.
     """
 
     start: int
@@ -84,11 +84,11 @@ class BlockSpan:
         return self.end - self.start == BLOCK_TOKENS
 
     def tokens_in(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the block's tokens, of a sequence that it is in."""
+        """Return the block's tokens, given the tokens of the sequence."""
         return tokens[self.start : self.end] if self.own_tokens is None else self.own_tokens
 
     def names(self, ref: BlockRef) -> bool:
-        """Return whether it is what a stored block is called."""
+        """Return whether a stored block has this hash and group."""
         return (ref.block_hash, ref.group) == (self.block_hash, self.group)
 
 
@@ -100,12 +100,10 @@ def block_spans(
     same_tokens: int = 0,
     lineage: EditLineage = UNEDITED,
 ) -> tuple[BlockSpan, ...]:
-    """List the blocks of `tokens` in order; the last one may be partial (the tail).
+    """List the blocks of `tokens` in order, from `lineage.start` on; the last may be partial.
 
-    For edited tokens, those after the edits, from where the lineage starts.
-
-    `known` are the blocks of a sequence that begins with the same `same_tokens` tokens: those
-    within them are not hashed again, unless they were computed after other edits.
+    `known` are the blocks of a sequence whose first `same_tokens` tokens are the same: its blocks
+    within them are not hashed again if they have the same lineage.
     """
     same = known[: max(0, min(same_tokens, len(tokens)) - lineage.start) // BLOCK_TOKENS]
     if same and same[0].start != lineage.start:
@@ -126,7 +124,7 @@ def span_ending(
     end: int,
     lineage: EditLineage = UNEDITED,
 ) -> BlockSpan:
-    """Return the block of `tokens` that ends at token `end`, cut short if it must be."""
+    """Return the block of `tokens` that ends at token `end`, a shortened one if necessary."""
     assert lineage.start < end <= spans[-1].end, "the block ends within the tokens"
     index = (end - 1 - lineage.start) // BLOCK_TOKENS
     whole = spans[index]

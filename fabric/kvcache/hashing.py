@@ -29,7 +29,7 @@ def tenant_salt(cluster_key: bytes, tenant: TenantId) -> bytes:
 
 
 def agent_digest(cluster_key: bytes, tenant: TenantId, agent: AgentId) -> str:
-    """Return 32 hex characters that name an agent's files without revealing its id."""
+    """Return the keyed digest, 32 hex digits, that names an agent's files and hides its id."""
     name = f"{len(tenant)}:{tenant}{agent}".encode()
     return blake2b(name, digest_size=16, key=cluster_key, person=b"mf-agent").hexdigest()
 
@@ -68,14 +68,14 @@ def group_hash(salt: bytes, chain: BlockHash, group: CacheGroup) -> BlockHash:
 
 
 class PayloadHash:
-    """The checksum of a payload that is not all there yet."""
+    """Running checksum of a payload that arrives in parts."""
 
     def __init__(self) -> None:
         self._digest = xxh3_128()
         self.hashed_bytes = 0
 
     def update(self, part: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes in file order."""
+        """Add the payload's next bytes, in file order."""
         self._digest.update(part)
         self.hashed_bytes += len(part)
 

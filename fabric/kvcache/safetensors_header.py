@@ -1,8 +1,8 @@
 """Strict reader and writer of the safetensors header.
 
-The reader gets a file's first bytes and its length. It accepts them only if every tensor has its
-own bytes and every byte belongs to one tensor. What it allocates is bounded by the header's own
-length, never by the sizes that it claims.
+The reader takes a file's first bytes and its length. It requires that every byte of the data
+belongs to exactly one tensor. Its memory use is bounded by the header's length, never by the sizes
+that the header claims.
 
     length u64 LE | JSON, padded with spaces | tensor 0 | tensor 1 | …
 """
@@ -28,7 +28,7 @@ _ENTRY_KEYS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header that passed every check; without holes the order gives the offsets."""
+    """Valid header; tensors adjoin, so their order determines their offsets."""
 
     tensors: tuple[TensorSpec, ...]  # in file order
     metadata: dict[str, str]
@@ -40,7 +40,7 @@ def render_header(
     metadata: dict[str, str],
     align_bytes: int = FILE_ALIGN_BYTES,
 ) -> bytes:
-    """Return the bytes before the data of `tensors`, padded so that it starts aligned."""
+    """Return the header of `tensors`, padded so that the data after it starts aligned."""
     entries: dict[str, Any] = {METADATA_KEY: metadata}
     offset = 0
     for tensor in tensors:
@@ -73,12 +73,12 @@ def parse_header(raw_prefix: bytes, file_bytes: int) -> Header:
     if any(before[1] != after[0] for before, after in pairwise(spans)):
         _refuse("tensors overlap or leave a hole")
     if spans[-1][1] != file_bytes - data_start:
-        _refuse("the data has another length than its tensors")
+        _refuse("the data's length differs from the total of its tensors")
     return Header(tuple(tensor for _, _, tensor in placed), metadata, data_start)
 
 
-def _refuse(why: str) -> NoReturn:
-    message = f"safetensors header: {why}"
+def _refuse(reason: str) -> NoReturn:
+    message = f"safetensors header: {reason}"
     raise CorruptDataError(message)
 
 
@@ -87,7 +87,7 @@ def _data_start(raw_prefix: bytes, file_bytes: int) -> int:
         _refuse("is cut short")
     json_bytes = int.from_bytes(raw_prefix[:LENGTH_BYTES], "little")
     if json_bytes > HEADER_BYTES_MAX:
-        _refuse("is over the limit")
+        _refuse(f"is longer than {HEADER_BYTES_MAX} bytes")
     data_start = LENGTH_BYTES + json_bytes
     if data_start > min(len(raw_prefix), file_bytes):
         _refuse("is cut short")
@@ -138,23 +138,23 @@ def _metadata(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         _refuse("metadata is not a map")
     if not all(_is_text(key) and _is_text(item) for key, item in value.items()):
-        _refuse("metadata is not text to text")
+        _refuse("metadata must map strings to strings")
     return value
 
 
 def _tensor(name: str, entry: object) -> tuple[int, int, TensorSpec]:
     if not _is_text(name) or not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
-        _refuse("a tensor has not exactly a dtype, a shape and offsets")
+        _refuse("a tensor must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        _refuse("a dtype is not one we store")
+        _refuse("a dtype is not one that blocks have")
     if not _are_integers(shape) or len(shape) > DIMS_MAX or max(shape, default=0) > DIM_MAX:
-        _refuse("a shape is not a short list of 31-bit sizes")
+        _refuse(f"a shape must be a list of at most {DIMS_MAX} sizes of 31 bits")
     if not _are_integers(offsets) or len(offsets) != 2:
-        _refuse("data offsets are not a pair")
+        _refuse("data_offsets must be a pair")
     begin, end = offsets
     if end - begin != prod(shape) * DTYPE_BYTES[dtype]:
-        _refuse("data offsets do not match shape and dtype")
+        _refuse("data_offsets do not match shape and dtype")
     return begin, end, TensorSpec(name, dtype, tuple(shape))
 
 

@@ -29,7 +29,7 @@ class Interface:
 
 
 def is_private_device(device: str) -> bool:
-    """Return whether an interface reaches only this machine's own guests."""
+    """Return whether an interface connects only virtual machines and containers of this machine."""
     return _PRIVATE.match(device) is not None
 
 

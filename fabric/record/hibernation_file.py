@@ -108,7 +108,7 @@ def fabric_signing_key(cluster_key: bytes, tenant: TenantId) -> bytes:
 
 
 def caller_signing_key(key: bytes) -> bytes:
-    """Derive the 32-byte signing key from a caller's 32-byte key."""
+    """Derive the key that signs a hibernation file from a caller's 32-byte key."""
     if len(key) != SIGNING_KEY_BYTES:
         message = f"a signing key must have {SIGNING_KEY_BYTES} bytes"
         raise RejectedError(message, code="invalid_signing_key")

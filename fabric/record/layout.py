@@ -60,7 +60,7 @@ Part: TypeAlias = Held | Hole
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Consecutive parts; edits affect the first `head_tokens`, whole blocks follow those.
+    """Parts of a cache in order; edits affect the first `head_tokens`, whole blocks follow.
 
     An unedited cache has no head and no holes.
     """
@@ -69,7 +69,7 @@ class Layout:
     head_tokens: int = 0
     exact_tokens: int = 0  # of the head, before its first edit
     notes: tuple[EditNote, ...] = ()
-    lenders: tuple[Lender, ...] = ()  # agents whose rows it has, or depends on
+    lenders: tuple[Lender, ...] = ()  # agents whose rows it contains or was computed from
     states: tuple[Placed, ...] = ()  # of recurrent layers, in order; only of an unedited cache
 
     @property
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def is_edited(self) -> bool:
-        """Return whether any part was computed before an edit in front of it."""
+        """Return whether any part was computed before an earlier part was edited."""
         return self.head_tokens > 0 and self.tokens_count > self.exact_tokens
 
     def as_it_is(self) -> "Layout":
@@ -181,7 +181,7 @@ class Layout:
 
     @property
     def grid(self) -> WindowGrid:
-        """Grid of the blocks that are going to be stored: of the holes and after the head."""
+        """Grid of the window blocks to store: in the holes, and after the edited head."""
         if not self.head_tokens:
             return UNEDITED_GRID
         holes = [(start, end) for start, end, part in self.placed() if isinstance(part, Hole)]

@@ -1,7 +1,7 @@
-"""The agents whose rows a cache borrowed, so that an erasure of one reaches what came of them.
+"""Lenders of a cache: agents whose rows it borrowed, so that erasing one also drops those rows.
 
-A lender's own lenders count, too: its rows may have been computed from theirs. They are named by
-keyed digests, as in tombstones, because a record must not name an agent that is erased.
+A lender's own lenders count too, because its rows may have been computed from theirs. Lenders are
+named by keyed digests, as in tombstones, because a record must not name an erased agent.
 """
 
 import re
@@ -18,12 +18,12 @@ _ANY: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """An agent that rows were borrowed from, at the epoch it had then; or a series of its rows.
+    """Agent that rows were borrowed from, with its epoch then; or one series of its rows.
 
-    An agent begins a new series whenever others must not keep what they borrowed of it before.
+    An agent begins a new series to revoke the rows that others borrowed before.
     """
 
-    agent: str  # a keyed digest of it, or of its series; or nothing: any agent of the tenant
+    agent: str  # keyed digest of the agent or of its series; "": any agent of the tenant
     epoch: int
 
     @property
@@ -33,17 +33,17 @@ class Lender:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether it may be part of a record."""
+        """Return whether a record may contain it."""
         has_name = self.is_any or _DIGEST.fullmatch(self.agent) is not None
         return has_name and 0 <= self.epoch <= EPOCH_ERASED_MAX
 
 
-# Rows were borrowed by a version that did not note of whom.
+# Stands for rows that were borrowed by a version which did not record the lender.
 ANY_LENDER: Final = Lender(_ANY, 0)
 
 
 def is_sound_series(series: str) -> bool:
-    """Return whether a record may name its series so."""
+    """Return whether the text is a valid name of a series."""
     return _SERIES.fullmatch(series) is not None
 
 
@@ -56,16 +56,16 @@ def merge_lenders(*groups: Iterable[Lender]) -> tuple[Lender, ...]:
 
 
 def are_too_many(lenders: Iterable[Lender]) -> bool:
-    """Return whether a record has no place for so many."""
+    """Return whether these are more than a record may have."""
     return len(tuple(lenders)) > LENDERS_MAX
 
 
 def has_erased_lender(
     lenders: Iterable[Lender], epoch_of: Callable[[str], int], *, has_erasures: bool
 ) -> bool:
-    """Return whether any lender is erased; `has_erasures` of the tenant counts for any agent.
+    """Return whether any lender was erased at its epoch or later.
 
-    A lower epoch of one lender is what counts: an erasure reaches all rows up to its own.
+    `has_erasures`: whether the tenant erased any agent, which counts for ANY_LENDER.
     """
     return any(
         has_erasures if lender.is_any else 0 < lender.epoch <= epoch_of(lender.agent)

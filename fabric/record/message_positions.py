@@ -103,7 +103,7 @@ class MessagePositions:
         return sum(message.digest == digest for message in islice(self.messages, number))
 
     def edited(self, edits: Sequence[tuple[int, int, int]]) -> "MessagePositions":
-        """Return the positions after edits, each of `start`, `end` and new size in bytes."""
+        """Return the positions after edits, each given as (start, end, new size) in bytes."""
         return MessagePositions(tuple(_edited(message, edits) for message in self.messages))
 
     def within(self, text_bytes: int) -> "MessagePositions":

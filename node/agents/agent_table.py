@@ -65,7 +65,7 @@ class AgentTable:
         return len(self._agents)
 
     def get(self, key: AgentKey) -> Agent | None:
-        """Return an agent if this node holds it in any state."""
+        """Return an agent in any state, or None."""
         return self._agents.get(key)
 
     def require(self, key: AgentKey) -> Agent:
@@ -77,7 +77,7 @@ class AgentTable:
         return found
 
     def is_copy(self, agent: Agent) -> bool:
-        """Return whether another node owns the agent; not if this one stepped down for no other."""
+        """Return whether another node owns the agent; False if its new owner is unknown."""
         record = agent.effective_record
         return record.state is OwnerState.REPLICA and record.owner != self._node
 
@@ -148,14 +148,14 @@ class AgentTable:
         self.spans.remove(key)
 
     def forget(self, agent: Agent) -> None:
-        """Drop an agent if it is still the one under its key."""
+        """Remove an agent, unless another one has replaced it under its key."""
         if self._agents.get(agent.key) is agent:
             self.remove(agent.key)
 
     def require_room(self) -> None:
-        """Raise OverloadedError if the node holds as many agents as it may."""
+        """Raise OverloadedError if the node is at its limit of agents."""
         if len(self._agents) >= AGENTS_PER_NODE_MAX:
-            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents"
+            message = f"this node already holds {AGENTS_PER_NODE_MAX} agents; erase or move some"
             raise OverloadedError(message)
 
     @on_its_loop
@@ -167,7 +167,7 @@ class AgentTable:
         return made
 
     def unlisted(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
-        """Return an empty agent that is in no table: it ends with its turn."""
+        """Return an empty agent that is not in the table; it is dropped after its turn."""
         now_s = self._clock.wall_s()
         manifest = Manifest(
             tenant=tenant,

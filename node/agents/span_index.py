@@ -1,7 +1,7 @@
-"""Index of the chunks of tokens in a node's records: a hint, checked before it is used.
+"""Index from chunks of tokens to the records of a node that contain them.
 
-Records are read only when a lookup needs them. Beyond a number of chunks, those of the records read
-longest ago are dropped.
+Results are hints, which callers check. A record is read when a lookup first needs it. When the
+index is full, it drops the chunks of the record that was read longest ago.
 """
 
 from collections import OrderedDict, defaultdict
@@ -16,7 +16,7 @@ from node.limits import SPAN_CHUNKS_MAX, SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MA
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk: the range of its tokens, and its digest."""
+    """Chunk of a record's tokens, with its digest."""
 
     start: int
     end: int
@@ -24,7 +24,7 @@ class Chunk:
 
 
 def digested(salt: bytes, tokens: Tokens, cuts: Collection[int]) -> tuple[Chunk, ...]:
-    """Cut tokens into chunks; takes time by the token."""
+    """Cut tokens into chunks and hash each; takes time proportional to the tokens."""
     return tuple(
         Chunk(start, end, chunk_digest(salt, tokens[start:end]))
         for start, end in chunks(tokens, cuts)
@@ -46,7 +46,7 @@ class SpanIndex:
         return self._count
 
     def note(self, key: AgentKey, saved: Manifest | None) -> None:
-        """Note an agent's record as the newest, to be read later."""
+        """Add an agent's newest record to the unread ones; remove the agent for None."""
         if saved is None:
             self.remove(key)
             return
@@ -54,12 +54,12 @@ class SpanIndex:
         self._unread.move_to_end(key)
 
     def remove(self, key: AgentKey) -> None:
-        """Forget an agent."""
+        """Remove an agent's record and chunks."""
         self._unread.pop(key, None)
         self._drop(key)
 
     def unread(self) -> list[Manifest]:
-        """Return the records to read next, the newest first."""
+        """Return the newest unread records, up to SPAN_INDEXED_TOKENS_MAX tokens."""
         found: list[Manifest] = []
         count = 0
         for record in reversed(self._unread.values()):
@@ -70,7 +70,7 @@ class SpanIndex:
         return found
 
     def put(self, record: Manifest, found: Sequence[Chunk]) -> None:
-        """Index the chunks of a record, unless it was replaced or removed meanwhile."""
+        """Index the chunks of a record, unless it was replaced or removed in the meantime."""
         key = record.key
         if self._unread.get(key) is not record:
             return
@@ -87,7 +87,7 @@ class SpanIndex:
             self._drop(next(iter(self._read)))
 
     def places(self, digest: bytes) -> tuple[tuple[AgentKey, int], ...]:
-        """Return the agents that have a chunk, with its first token; the last one read first."""
+        """Return the agents that have a chunk and its first token there, last indexed first."""
         return tuple(reversed(self._places.get(digest, {}).items()))
 
     def _drop(self, key: AgentKey) -> None:

@@ -118,7 +118,7 @@ class BraceCallReader(CallReader):
 
 
 def _json_value(word: str) -> str:
-    """Return a number or a constant in JSON; any other word is a text that lacks its marks."""
+    """Return a number or constant as JSON, and any other word as a string without quotes."""
     word = _PYTHON_CONSTANTS.get(word, word)
     try:
         loads(word, parse_constant=_reject_constant)
@@ -146,12 +146,12 @@ class _BraceGrammar:
         return row(f"call:{tool.name}", self._object(tool, tool.parameters, 0))
 
     def _object(self, tool: ToolSpec, schema: Mapping[str, Any], depth: int) -> Expression:
-        """Return an object with its keys in the order in which these models' templates sort."""
+        """Return the expression of an object with its keys in the templates' sorted order."""
         schema = resolve(schema, tool.parameters)
         unsupported = schema.keys() - _KNOWN - ANNOTATIONS
         if unsupported and tool.is_strict:
             keyword = min(unsupported)
-            tool.refuse(f"in this model's format {keyword!r} is not enforced beside 'properties'")
+            tool.refuse(f"this model's format supports no {keyword!r} beside 'properties'")
         properties, required = schema.get("properties"), schema.get("required")
         properties = properties if isinstance(properties, dict) else {}
         required = required if isinstance(required, list) else []
@@ -168,7 +168,7 @@ class _BraceGrammar:
         return row("{", first, "}")
 
     def _value(self, tool: ToolSpec, schema: Any, depth: int) -> Expression:
-        """Return a value of any type that the schema allows."""
+        """Return the expression of a value that the schema allows."""
         if depth > CALL_VALUES_DEPTH_MAX:
             most = CALL_VALUES_DEPTH_MAX
             tool.refuse(f"its parameters are nested deeper than {most} levels, or are recursive")
@@ -198,7 +198,7 @@ class _BraceGrammar:
 
     def _constant(self, tool: ToolSpec, value: Any) -> Expression:
         if isinstance(value, (dict, list)):
-            tool.refuse("this model's format allows no object or list as a fixed value")
+            tool.refuse("this model's format supports no object or list as a constant")
         if not isinstance(value, str):
             return row(dumps(value))
         if self.quote in value:

@@ -73,6 +73,6 @@ def quote(text: str) -> str:
 
 
 def require_plain_name(tool: ToolSpec, pattern: str = r"[\w.\-]+") -> None:
-    """Raise RejectedError for a tool whose name this format cannot express."""
+    """Raise RejectedError for a tool with a name that this format cannot express."""
     if re.fullmatch(pattern, tool.name, re.ASCII) is None:
-        tool.refuse("this model writes names of letters, digits, '_', '-' and '.' only")
+        tool.refuse("its name must consist of letters, digits, '_', '-' and '.' for this model")

@@ -89,18 +89,18 @@ def _patterns(tool: ToolSpec, schema: Mapping[str, Any]) -> Iterator[str]:
         if format_ in _FORMATS:
             yield _FORMATS[format_]
         elif tool.is_strict:
-            tool.refuse(f"the format {format_[:100]!r} of a string is not known")
+            tool.refuse(f"the string format {format_[:100]!r} is not supported")
 
 
 def _length(tool: ToolSpec, schema: Mapping[str, Any], name: str) -> int | None:
-    """Return a length limit; a large one is dropped, as it is meant for whole files."""
+    """Return a length limit, or None for one too large to count, meant for whole files."""
     length = schema.get(name)
     if not isinstance(length, int):
         return None
     if length <= CALL_TEXT_COUNTED_CHARS_MAX:
         return length
     if tool.is_strict:
-        tool.refuse(f"{name!r} of a string is over {CALL_TEXT_COUNTED_CHARS_MAX} in its format")
+        tool.refuse(f"{name!r} of a string must be at most {CALL_TEXT_COUNTED_CHARS_MAX}")
     return None
 
 

@@ -79,15 +79,15 @@ SequenceEvent = Granted | Computed | Started | Produced | Ended | Broke
 
 @dataclass(slots=True, eq=False)
 class TrimmedEnd:
-    """Finder of an answer's last state before trailing white space.
+    """Finder of an answer's last recurrent state before trailing white space.
 
-    Many templates trim that space, and all write a call's end in their own way. The next prompt
-    then leaves the record before it, where a recurrent state, which cannot be cut, is missing.
-    `always`: the template trims every answer, and not only one with calls.
+    Many templates trim that space, and each writes the end of a call in its own way. The next
+    prompt then diverges before the space, where no recurrent state was kept, and a recurrent state
+    cannot be cut. `always`: the template trims every answer, not only those with calls.
     """
 
     always: bool
-    least_tokens: int  # up to here a state is not worth its memory: another one is near
+    least_tokens: int  # a state at or before this token is too near another one to keep
     _mark: CacheMark | None = None
 
     def follow(self, text: str, before: CacheMark | None) -> None:
@@ -98,7 +98,7 @@ class TrimmedEnd:
             self._mark = before
 
     def mark(self, *, has_calls: bool) -> CacheMark | None:
-        """Return the cache's mark before the trailing white space, if it is worth keeping."""
+        """Return the mark before the trailing white space, or None if it is not worth keeping."""
         mark = self._mark if self.always or has_calls else None
         return mark if mark is not None and mark.tokens_count > self.least_tokens else None
 

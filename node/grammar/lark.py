@@ -45,7 +45,7 @@ def lark_grammar(lark: str) -> str:
 
 
 def write_lark(expression: Expression, special_ids: Mapping[str, int]) -> str:
-    """Return the grammar of an expression; `special_ids` are special tokens by their text.
+    """Return an expression as a Lark grammar; `special_ids` maps special tokens to their ids.
 
     Raise ValueError for an invalid regular expression.
     """

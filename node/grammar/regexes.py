@@ -1,7 +1,7 @@
-"""Regular expressions that grammars need: of escaped text, and of text without a given word.
+"""Regular expressions for grammars: of escaped text, and of text that does not contain a word.
 
-For an escaped text, as within JSON, each character or class becomes the expression of how it is
-written there. Characters that cannot be written are left out, so nothing else is matched.
+To match escaped text, as in JSON strings, each character or class of an expression is replaced by
+an expression of its escaped form. Characters that the format cannot express are dropped.
 """
 
 import re
@@ -26,7 +26,7 @@ _PART: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TextEscaping:
-    """How characters are written: some escaped, and the `forbidden` not as themselves."""
+    """Escape sequences of a text format, and characters that must not occur unescaped."""
 
     escapes: Mapping[str, str] = field(default_factory=dict)
     forbidden: str = ""
@@ -44,9 +44,9 @@ def json_escaping(escapes: str) -> TextEscaping:
 
 
 def escape_regex(regex: str, escaping: TextEscaping) -> str:
-    """Return the expression of the escaped texts of `regex`.
+    """Return the expression that matches the escaped forms of the texts that `regex` matches.
 
-    Raise ValueError if it is invalid, or has anchors or lookaround.
+    Raise ValueError for an invalid expression, and for anchors or lookaround.
     """
     return "".join(_RegexEscaper(escaping).parts(regex))
 
@@ -62,7 +62,9 @@ class _RegexEscaper:
         while at < len(regex):
             part = _PART.match(regex, at)
             if part is None or part["edge"]:
-                message = f"{regex[at : at + 8]!r} in an expression is not enforced in a call"
+                message = (
+                    f"{regex[at : at + 8]!r} in a regular expression is not supported in tool calls"
+                )
                 raise ValueError(message)
             at = part.end()
             if part["one"]:
@@ -72,10 +74,10 @@ class _RegexEscaper:
                 yield part[0]
 
     def _track_flags(self, part: re.Match[str], following: str) -> None:
-        """Keep the flags that hold within each open group."""
+        """Update the stack of flags, one entry per open group."""
         if part["group"]:
             if part["group"] == "(" and following == "?":
-                message = "a regular expression with lookaround is not enforced in a call"
+                message = "lookaround in a regular expression is not supported in tool calls"
                 raise ValueError(message)
             flags = self._flags[-1]
             added, _, removed = (part["flags"] or "").partition("-")
@@ -88,7 +90,7 @@ class _RegexEscaper:
             self._flags.pop()
 
     def _one(self, part: str) -> str:
-        """Return the expression of one character, or of a class of them."""
+        """Return the escaped form of one character or class, from the cache if it is there."""
         key = part, "s" in self._flags[-1]
         if key not in self._cache:
             self._cache[key] = self._escape(part)
@@ -108,12 +110,12 @@ class _RegexEscaper:
         if is_class and not (part[0] == "[" and self._is_all_special(part)):
             parts.insert(0, self._without_special(part))
         if not parts:
-            message = f"{(special or part)[0]!r} cannot be written in this model's format"
+            message = f"the model's call format cannot express {(special or part)[0]!r}"
             raise ValueError(message)
         return f"(?:{'|'.join(parts)})"
 
     def _is_all_special(self, part: str) -> bool:
-        """Tell whether a class has special characters only; False where that is not evident."""
+        """Return whether a class has special characters only; False if that is uncertain."""
         if part[1] == "^" or "\\" in part or not part.isascii():
             return False
         plain = (chr(code) for code in range(128) if chr(code) not in self.escaping.special)
@@ -121,14 +123,14 @@ class _RegexEscaper:
 
     def _without_special(self, part: str) -> str:
         """Return a class without its special characters."""
-        none = "".join(f"\\x{ord(char):02X}" for char in self.escaping.special)
+        special = "".join(f"\\x{ord(char):02X}" for char in self.escaping.special)
         if part == ".":
-            return f"[^{none}]" if "s" in self._flags[-1] else f"[^\\n{none}]"
-        return f"[{part}&&[^{none}]]"
+            return f"[^{special}]" if "s" in self._flags[-1] else f"[^\\n{special}]"
+        return f"[{part}&&[^{special}]]"
 
     def _matches(self, part: str, char: str) -> bool:
         if part[0] == "[" and re.search(r"\[|&&|--|~~", re.sub(r"\\.", "", part[1:])):
-            message = "a character class within another is not enforced in a call"
+            message = "nested character classes are not supported in tool calls"
             raise ValueError(message)
         flags = re.DOTALL if "s" in self._flags[-1] else re.NOFLAG
         try:
@@ -138,11 +140,12 @@ class _RegexEscaper:
 
 
 def exclude_word(word: str) -> str:
-    """Return an expression of the texts without `word`; of a word like `]]>` it excludes a part.
+    """Return an expression that matches texts that do not contain `word`.
 
-    The compiler can negate, but the states of a negation multiply with those of a count: these add
-    next to none, so that a text before a tag may have a length limit, too. The expression tracks
-    how much of the word was read. Only its first character restarts that, as it occurs once.
+    If the word's first character occurs twice, as in `]]>`, the expression excludes its longest
+    beginning or end in which it occurs once. The compiler can negate, but the states of a negation
+    multiply with those of a length limit; this expression adds almost none. It tracks how much of
+    the word has been read, and only the word's first character restarts that.
     """
     part = _unique_start(word)
     first, others = part[0], part[1:]
@@ -157,7 +160,7 @@ def exclude_word(word: str) -> str:
 
 
 def _unique_start(word: str) -> str:
-    """Return the longest beginning or end in which the first character occurs once."""
+    """Return the word's longest beginning or end in which its first character occurs once."""
     again = word.find(word[0], 1)
     if again < 0:
         return word

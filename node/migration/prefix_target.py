@@ -44,7 +44,7 @@ class SharedPrefixTarget:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take(self, call: TakeSpan) -> Copied:
-        """Fetch an offered prefix's missing blocks and lease them; a repeat renews the lease."""
+        """Fetch an offered prefix's missing blocks and lease them; a repeated call renews it."""
         record = self.copies.decode_offer(call.offer.manifest)
         self._refuse(record)
         if self._one.locked():
@@ -60,7 +60,7 @@ class SharedPrefixTarget:
                 )  # the lease holds its blocks now
 
     async def give_back(self, call: ReturnSpans) -> Done:
-        """End the leases of an agent that has become private."""
+        """End the leases that came from an agent, since it has become private."""
         self.leases.give_back(call.key)
         await self.workers.run(self.store.sweep)
         return Done()
@@ -76,20 +76,20 @@ class SharedPrefixTarget:
             with self.moves.copying(record.tenant):
                 copied = await self.fetching.fetch_missing(copy, record, on_block)
         except UnauthorizedError as error:  # the router would take it for a refusal of its own key
-            message = f"{call.source} does not offer this any more ({error.message})"
+            message = f"{call.source} no longer offers this prefix ({error.message})"
             raise ConflictError(message, code=error.code) from None
         if self.moves.is_aborted(call.migration) or self.leases.is_erased(record):
             message = "this copy was aborted"
             raise ConflictError(message, code="aborted")
         if not self.leases.keep(record):
-            message = "blocks were removed, or their lease ended, while others were fetched"
+            message = "blocks of this prefix were removed during the fetch; offer it again"
             raise ConflictError(message, code="blocks_missing")
         return copied
 
     def _refuse(self, record: Manifest) -> None:
         self.health.refuse_new()
         if not self.health.reuses or self.health.degraded is not None:
-            message = "this node stores no blocks at present"
+            message = "this node does not store blocks now"
             raise ConflictError(message, code="not_wanted")
         if record.is_private or record.edited is not None or record.tenant == SELF_TEST_TENANT:
             message = "this prefix must not be shared"
@@ -99,7 +99,7 @@ class SharedPrefixTarget:
             raise ConflictError(message, code="erased")
 
     async def _make_room(self, record: Manifest) -> None:
-        """Raise where leased blocks would exceed their share, or others had to be evicted."""
+        """Raise ConflictError if the prefix needs more than its share or an eviction."""
         missing = set(self.store.missing(record))
         size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
         held = self.leases.refs | set(record.refs)

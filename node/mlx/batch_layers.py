@@ -126,7 +126,7 @@ WASTE_MAX = 1.5  # fetched tokens per held token
 def padded_groups(
     lengths: Sequence[int], *, waste_max: float = WASTE_MAX, tokens_max: int = CPU_PADDED_TOKENS_MAX
 ) -> list[list[int]]:
-    """Split sequences of these lengths into groups to pad, as indexes into `lengths`."""
+    """Group sequences of similar length for padding; return indexes into `lengths`."""
     groups: list[list[int]] = []
     held = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

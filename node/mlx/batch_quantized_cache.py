@@ -116,7 +116,7 @@ class QuantizedRows:
 
 
 def _written(arrays: Triple | None, parts: Triple, start: int) -> Triple:
-    """Return the arrays with `parts` in the columns from `start` on, grown where needed."""
+    """Write `parts` into the arrays from token `start` on, and grow the arrays if necessary."""
     end = start + parts[0].shape[2]
     if arrays is None:
         arrays = _zeros(parts, parts[0].shape[0], round_up(end))
@@ -175,7 +175,7 @@ class MergeableQuantizedKVCache(QuantizedRows):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Arrays to evaluate, and all else that `from_state` needs."""
+        """Everything that `from_state` needs, including the arrays that mlx-lm evaluates."""
         return self.keys, self.values, self.end, self.group_size, self._bits, self.dequantized
 
     @classmethod
@@ -238,7 +238,7 @@ class BatchQuantizedKVCache(QuantizedRows):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Arrays to evaluate, and all else that `from_state` needs."""
+        """Everything that `from_state` needs, including the arrays that mlx-lm evaluates."""
         own = (self.keys, self.values, self.left_padding, self.end)
         return *own, self.group_size, self._bits, self.dequantized
 

@@ -136,7 +136,7 @@ def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
 
 
 def numerics_tag() -> str:
-    """Return a tag of the code and backend, which determine the bits beside the model."""
+    """Return a tag of the code versions and backend, on which a cache's exact bits depend."""
     versions = {"mlx": mx.__version__, "mlx_lm": mlx_lm.__version__, "ours": NUMERICS_VERSION}
     return json.dumps({**versions, "backend": backend.current().name})
 

@@ -18,10 +18,10 @@ from node.net.channel import Channel
 
 
 class LinkEnd(Protocol):
-    """A connection that can tell its kind of link."""
+    """Connection that knows whether it runs over a Thunderbolt cable."""
 
     def is_on_cable(self) -> bool:
-        """Return whether everything it sends leaves by a Thunderbolt cable."""
+        """Return whether everything it sends leaves through a Thunderbolt cable."""
         ...
 
 
@@ -44,7 +44,7 @@ class FetchTimeouts:
     silence_alone_s: float = TRANSFER_SILENCE_ALONE_S
     pause_s: float = 0.1  # before a failed address is retried; doubles up to the maximum
     pause_max_s: float = 2.0
-    rounds: int = 4  # tries of every address in a row without progress
+    rounds: int = 4  # tries of every address without progress, after which the fetch fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Peer:
             raise
 
     def authenticate(self, channel: Channel) -> None:
-        """Have both ends prove that they hold the cluster's key."""
+        """Prove to each other that both ends have the cluster key, and agree on encryption."""
         channel.hurry(self.timeouts.handshake_s)
         key = self.cluster_key
         wants = must_encrypt(self.encrypt_links, channel)
@@ -82,7 +82,7 @@ class Peer:
         encrypts = reply.encrypts
         check_proof(key, HandshakeRole.SERVER, hello, reply.nonce, reply.proof, encrypts=encrypts)
         if wants and not encrypts:
-            message = "the peer does not encrypt"
+            message = "the peer does not encrypt; set node.encrypt_links alike on all nodes"
             raise RejectedError(message, code="bad_frame")
         proof = prove(key, HandshakeRole.CLIENT, hello, reply.nonce, encrypts=encrypts)
         channel.send(Proof(proof))

@@ -45,7 +45,7 @@ class KnownConversations(Protocol):
         ...
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
-        """Return the directives of the agent that the request names."""
+        """Return the stored directives of the request's agent."""
         ...
 
 

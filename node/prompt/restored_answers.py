@@ -157,7 +157,7 @@ def _with_answers(
 
 
 def _renamed_ids(message: Message, answer: OmittedParts) -> dict[str | None, str]:
-    """Map the client's ids of calls to the model's; empty where they are ambiguous."""
+    """Map the client's call ids to the model's; return {} if they are ambiguous."""
     ids = [use.id for use in message.uses]
     if len(ids) != len(answer.calls) or len({*ids}) < len(ids) or not all(ids):
         return {}

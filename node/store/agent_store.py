@@ -258,11 +258,11 @@ class AgentStore:
             self.blocks.release(doubt.added)
 
     def sweep(self) -> None:
-        """Remove unreferenced blocks; those that the disk cannot remove wait for a later sweep."""
+        """Remove unreferenced blocks; retry in a later sweep those that the disk cannot remove."""
         try:
             self.blocks.sweep()
         except DiskError as error:
-            _log.error("unreferenced blocks stay for now: %s", error.message)
+            _log.error("cannot remove unreferenced blocks yet: %s", error.message)
 
     def erase_record(self, key: AgentKey, saved: Manifest | None) -> list[BlockRef]:
         """Remove an agent's record, and one that failed at its last step; return their blocks.

@@ -100,12 +100,14 @@ class BlockFiles:
         require(fits, "block reference does not fit this model and these tokens")
 
     def check_received(self, ref: BlockRef, tokens: Sequence[int], payload: memoryview) -> None:
-        """Raise CorruptDataError unless `payload` is what `ref` names, with these tokens."""
+        """Raise CorruptDataError unless `payload` matches `ref` and ends with these tokens."""
         self.check_fit(ref, tokens)
         packed = token_bytes(tokens)
-        require(payload.nbytes == ref.payload_bytes, "received block has another length")
-        require(payload.cast("B")[-len(packed) :] == packed, "received block has other tokens")
-        require(payload_checksum([payload]) == ref.checksum, "received block is damaged")
+        require(payload.nbytes == ref.payload_bytes, "received block has the wrong length")
+        require(payload.cast("B")[-len(packed) :] == packed, "received block has the wrong tokens")
+        require(
+            payload_checksum([payload]) == ref.checksum, "received block has the wrong checksum"
+        )
 
     def list_all(self) -> tuple[list[BlockRef], list[str]]:
         """List the blocks found, and the files that cannot be blocks of this model."""

@@ -61,7 +61,7 @@ class EncryptedFile:
         os.close(self._descriptor)
 
     def _plain_from(self, offset: int, size_bytes: int) -> Iterator[memoryview]:
-        """Yield what the file holds from `offset` on, in at least so many bytes."""
+        """Yield the decrypted content from `offset` on, at least `size_bytes` of it."""
         first, skip = divmod(offset, CHUNK_BYTES)
         end = min(self._count, -(-(offset + size_bytes) // CHUNK_BYTES))
         for start in range(first, end, GULP_CHUNKS):
@@ -78,12 +78,12 @@ class EncryptedFile:
             nonce = _nonce(index, is_last=index == self._count - 1)
             return self._cipher.decrypt(nonce, chunk, None)
         except InvalidTag:
-            message = f"{self._name} does not decrypt"
+            message = f"{self._name} cannot be decrypted: it is damaged, or of another cluster key"
             raise CorruptDataError(message) from None
 
 
 def encrypted_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
-    """Yield the encrypted file that holds `parts`; a piece is good until the next is asked for."""
+    """Encrypt `parts` as a file, and yield its pieces; the next piece overwrites the last one."""
     head = MAGIC + secrets.token_bytes(SALT_BYTES)
     yield memoryview(head)
     cipher, index = _cipher(key, head), 0

@@ -1,11 +1,11 @@
-"""Records of agents on disk: one file each, replaced as a whole, never by an older one.
+"""Records of agents on disk: one file each, replaced as a whole, never by an older record.
 
-A publish that fails leaves the record before it: where the new one is in place already, the old
-one is put back, or the file removed. Where the disk refuses that as well, it is unknown which
-of both a restart finds; the record is then doubtful until a later write of it succeeds.
+A failed publish leaves the previous record: if the new file is already in place, the old record is
+written back, or the file is removed if there was none. If the disk refuses that too, a restart may
+find either record; the agent's record is then doubtful until a later write succeeds.
 
-A record that is damaged or lies under another agent's name is quarantined and counted as
-lost; it does not keep a node from starting. Methods may be called from any thread.
+A record that is damaged, or stored under another agent's name, is quarantined and counted as lost;
+the node still starts. Methods may be called from any thread.
 """
 
 import logging
@@ -26,7 +26,7 @@ DIRECTORY: Final = "manifests"
 
 _log = logging.getLogger(__name__)
 
-# Epoch, then revision: what decides which of two records is the later one.
+# (epoch, revision): the record with the higher one is the later.
 Version = tuple[int, int]
 _NOTHING: Final[Version] = (0, 0)
 
@@ -41,32 +41,37 @@ class ManifestStore:
         erased: Callable[[str], int] = lambda _: 0,
         is_derived: Callable[[Manifest], bool] = lambda _: False,
     ) -> None:
-        """Keep records on `disk`; `erased` maps an agent's digest to its erased epochs.
+        """Store records on `disk`; `erased` returns the epoch up to which an agent was erased.
 
-        `is_derived` returns whether a record's cache came from an erased agent.
+        `erased` takes an agent's digest; `is_derived` returns whether a record's cache has rows
+        that came from an erased agent.
         """
         self._is_derived = is_derived
         self._erased = erased
         self._disk = disk
         self._cluster_key = cluster_key
-        self._lock = threading.Lock()  # also orders writes: of two records the later one stays
+        self._lock = (
+            threading.Lock()
+        )  # also serializes writes, so that the later of two records stays
         self._versions: dict[str, Version] = {}
-        self._doubtful: dict[str, bytes | None] = {}  # what is to be put back; None: nothing
+        self._doubtful: dict[
+            str, bytes | None
+        ] = {}  # the records to write back; None: remove the file
         self.lost_count = 0
         self.erased_count = 0  # removed when they were loaded
 
     def publish(self, manifest: Manifest, previous: Manifest | None = None) -> None:
-        """Make `manifest` its agent's record; `previous` is the one that is stored, if known.
+        """Replace the agent's stored record by `manifest`; pass the stored one if it is known.
 
-        Raises StaleEpochError if a later one is stored, or if it was erased; DiskError, and then
-        the stored one stays, but for one whose code is UNDECIDED.
+        Raises StaleEpochError if a later record is stored or the agent was erased. After a
+        DiskError the stored record stays, unless the error's code is UNDECIDED.
         """
         name = self._name(manifest.key)
         if self._is_erased(name, manifest):
             message = "the agent was erased"
             raise StaleEpochError(message, code="erased")
         if self._is_derived(manifest):
-            message = "the memory came of an agent that was erased; send the turn again"
+            message = "the cache has rows of an agent that was erased; send the turn again"
             raise RetryLaterError(message, code="lender_erased")
         raw = encode_manifest(manifest)
         version = (manifest.epoch, manifest.revision)
@@ -85,7 +90,7 @@ class ManifestStore:
                     error.code = UNDECIDED if error.is_in_place else error.code
                 raise
             except BaseException:
-                del self._versions[name]  # it is read again
+                del self._versions[name]  # read again by the next publish
                 raise
             self._versions[name] = version
             self._doubtful.pop(name, None)
@@ -96,16 +101,16 @@ class ManifestStore:
             return self._name(key) in self._doubtful
 
     def settle(self, key: AgentKey) -> bool:
-        """Restore the record that a failed publish was to replace; return whether that worked."""
+        """Write back the record before a failed publish; return whether none is doubtful now."""
         name = self._name(key)
         with self._lock:
             return name not in self._doubtful or self._put_back(name)
 
     def load_all(self) -> list[Manifest]:
-        """Return every sound record; quarantine and count the damaged ones, remove erased ones.
+        """Return all valid records; quarantine and count damaged ones, and remove erased ones.
 
-        Raises DiskError where the system, not a record, is at fault, such as too many open
-        files: continuing without a sound record would remove its blocks.
+        Raises DiskError for errors of the system, such as too many open files: continuing without
+        a valid record would remove its blocks.
         """
         loaded = []
         with self._lock:
@@ -113,7 +118,7 @@ class ManifestStore:
                 name = f"{DIRECTORY}/{leaf}"
                 manifest = self._load(name)
                 if manifest is not None and self._is_erased(name, manifest):
-                    # Erased while this node was away, or served another model.
+                    # Erased while this node was down or served another model.
                     self._versions.pop(name, None)
                     self._disk.remove(name)
                     self.erased_count += 1
@@ -129,7 +134,7 @@ class ManifestStore:
         return kept
 
     def remove(self, key: AgentKey) -> bool:
-        """Remove an agent's record durably; return whether there was one."""
+        """Remove an agent's record durably; return whether it existed."""
         name = self._name(key)
         with self._lock:
             self._versions.pop(name, None)
@@ -138,9 +143,9 @@ class ManifestStore:
             return existed
 
     def remove_erased(self, digests: Iterable[str] | None = None) -> int:
-        """Remove all erased records, known or not; count them.
+        """Remove the records of erased agents, of all or of these digests; return how many.
 
-        One that cannot be read goes as well: it cannot be shown to be of a later agent.
+        Removes an unreadable record too, since it cannot be shown to be from a later epoch.
         """
         with self._lock:
             stored = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
@@ -155,7 +160,7 @@ class ManifestStore:
             return removed
 
     def is_named(self, leaf: str) -> bool:
-        """Return whether a file, quarantined perhaps, is the record of an erased name."""
+        """Return whether a file, stored or quarantined, is the record of an erased agent."""
         digest, _, rest = leaf.partition(".")
         return rest.startswith("mf") and self._erased(digest) > 0
 
@@ -164,7 +169,7 @@ class ManifestStore:
         return agent_digest(self._cluster_key, *key)
 
     def remove_all(self, agents: Iterable[AgentKey]) -> int:
-        """Remove several agents' records durably; count them."""
+        """Remove several agents' records durably; return how many existed."""
         names = [self._name(key) for key in agents]
         with self._lock:
             for name in names:
@@ -190,7 +195,7 @@ class ManifestStore:
     def _before(
         self, name: str, stored: Version, previous: Manifest | None
     ) -> Manifest | bytes | None:
-        """Return what a failed publish must leave; it is read from the disk only if unknown."""
+        """Return the record that a failed publish must leave; read the disk only if necessary."""
         if name in self._doubtful:
             return self._doubtful[name]
         if previous is not None and (previous.epoch, previous.revision) == stored:
@@ -205,7 +210,7 @@ class ManifestStore:
             else:
                 self._disk.publish(name, [before])
         except DiskError as error:
-            _log.error("unknown which of two records is stored: %s", error.reason)
+            _log.error("cannot write a record back; either of two may be stored: %s", error.reason)
             return False
         del self._doubtful[name]
         return True
@@ -238,7 +243,7 @@ class ManifestStore:
                 raise CorruptDataError(error.message) from error
             raise
         if self._name(manifest.key) != name:
-            message = "record of another agent"
+            message = "the file holds another agent's record"
             raise CorruptDataError(message)
         self._versions[name] = (manifest.epoch, manifest.revision)
         return manifest

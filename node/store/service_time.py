@@ -34,7 +34,7 @@ class Served:
 
 
 class ServiceTime:
-    """Service time of a node; without a folder it begins at zero and is not stored."""
+    """Seconds that a node has served its folder; without a folder they start at 0, unsaved."""
 
     def __init__(self, node: NodeName, clock: Clock, folder: Path | None = None) -> None:
         self._node = node
@@ -50,18 +50,18 @@ class ServiceTime:
         return self._before_s + self._clock.monotonic_s()
 
     def stamp(self) -> LastServed:
-        """Return the stamp of a turn that ends now."""
+        """Return the time stamp for a turn that ends now."""
         return LastServed(self._node, int(self.now_s))
 
     def idle_s(self, record: Manifest) -> float:
-        """Return for how long a stored record has had no turn; 0 if this node cannot know."""
+        """Return the seconds since a stored record's last turn; 0 if this node cannot know."""
         served = record.provenance.served
         if served is None or served.node != self._node:
             return 0.0
         return max(0.0, self.now_s - served.seconds)
 
     def folder_s(self, name: str) -> float:
-        """Return when a model's folder was last served; one that is new here, now."""
+        """Return when a model's folder was last served; for an unknown folder, now."""
         return self._folders.setdefault(name, self.now_s)
 
     def note(self, served: str, others: set[str]) -> None:
@@ -70,14 +70,14 @@ class ServiceTime:
         self._folders = {n: s for n, s in self._folders.items() if n == served or n in others}
 
     def save(self) -> None:
-        """Write it down; a disk that refuses costs only what came since the last time."""
+        """Store the service time; if that fails, a restart loses the time since the last save."""
         if self._folder is None:
             return
         disk = PosixDisk(self._folder)
         try:
             disk.publish(FILE, [pack(Served(self.now_s, dict(self._folders)))])
         except FabricError as error:
-            _log.warning("how long agents are idle is in memory only: %s", error.message)
+            _log.warning("cannot store how long agents have been idle: %s", error.message)
         finally:
             disk.close()
 
@@ -90,7 +90,7 @@ class ServiceTime:
         except FileNotFoundError:
             return Served(0.0)
         except FabricError as error:
-            _log.warning("cannot tell how long agents have been idle: %s", error.message)
+            _log.warning("cannot read how long agents have been idle: %s", error.message)
             return Served(0.0)
         finally:
             disk.close()

@@ -122,17 +122,17 @@ class Erasing:
         self._cluster_key = cluster_key
         self._operations: OrderedDict[Operation, asyncio.Task[EraseReceipt]] = OrderedDict()
         self._failures = self._made_good = 0
-        # A process that died may have got no further than a tombstone.
+        # A previous process may have crashed right after writing a tombstone.
         self._is_unsure = bool(erased.all)
 
     @property
     def is_owed(self) -> bool:
-        """Return whether an erasure is unfinished that no caller will ask for again."""
+        """Return whether this node must finish an erasure itself, as no caller will repeat it."""
         return self.has_failed or self._is_unsure
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the disk refused a part of an erasure, and has not taken it since."""
+        """Return whether the disk refused a part of an erasure that no retry has completed."""
         return self._failures != self._made_good
 
     async def erase(self, call: EraseAgent) -> EraseReceipt:

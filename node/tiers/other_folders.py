@@ -70,7 +70,7 @@ class OtherFolders:
             await self.remove(folder)
 
     async def remove(self, folder: ModelFolder) -> None:
-        """Remove one, unless another process uses it."""
+        """Remove a folder, unless another process uses it."""
         if await self._workers.run(lambda: self._folders.remove(folder)):
             self.found.remove(folder)
 
@@ -86,7 +86,7 @@ class ErasedFolders:
         cluster_key: bytes,
         epoch_of: Callable[[str], int],
     ) -> None:
-        """Search below `data_dir`; `epoch_of` maps an agent's digest to its erased epochs."""
+        """Search below `data_dir`; `epoch_of` returns the epoch up to which a digest is erased."""
         self._data_dir = data_dir.expanduser()
         self._served = served
         self._durability = durability
@@ -94,10 +94,11 @@ class ErasedFolders:
         self._epoch_of = epoch_of
 
     def erase(self, only: str | None = None, *, is_sure: bool = True) -> RemovedElsewhere:
-        """Remove what is erased, or of one agent by its digest; raise DiskError.
+        """Remove all erased agents, or the one with the digest `only`; raise DiskError.
 
-        A folder that another process uses raises, too: it is tried again. `is_sure`: also what
-        is quarantined where no erased record is, since it may be a block of one.
+        Raises DiskError for a folder that another process uses, too; the caller retries. With
+        `is_sure`, also empties quarantines of folders without an erased record, since a
+        quarantined block may belong to one.
         """
         records = blocks = size_bytes = 0
         for name in model_folders(self._data_dir):
@@ -108,11 +109,11 @@ class ErasedFolders:
             try:
                 disk = open_disk(self._data_dir / name, self._durability, self._cluster_key)
             except FatalError:
-                # Under another cluster key names and contents are others, too.
+                # Another cluster key gives other names and contents.
                 _log.warning("a folder encrypted with another cluster key is left alone")
                 continue
             try:
-                disk.recover()  # a crash may have left a part of any record
+                disk.recover()  # removes partial files that a crash left
                 removed = self._erase_in(disk, only)
             finally:
                 disk.close()
@@ -121,7 +122,7 @@ class ErasedFolders:
         return RemovedElsewhere(records, blocks, size_bytes)
 
     def _has_any(self, folder: Path, only: str | None, *, is_sure: bool) -> bool:
-        """Glance at a folder's names, so that an untouched one costs no flush."""
+        """Return whether a folder may hold erased files, by its file names alone."""
         damaged, records = _leaves(folder / QUARANTINE), _leaves(folder / RECORDS)
         if damaged and (is_sure or any(self._is_named(leaf, only) for leaf in damaged)):
             return True
@@ -168,7 +169,7 @@ def _remove_unneeded(disk: PosixDisk) -> tuple[int, int]:
 
 
 def _read(disk: PosixDisk, leaf: str) -> Manifest | None:
-    """Read a record; None if it is damaged. Raise DiskError where the system is at fault."""
+    """Read a record; None if it is damaged or missing. Raise DiskError for errors of the system."""
     try:
         return decode_manifest(disk.read(f"{RECORDS}/{leaf}", MANIFEST_BYTES_MAX))
     except (CorruptDataError, FileNotFoundError):

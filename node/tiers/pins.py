@@ -1,4 +1,4 @@
-"""Pins of agents; stored in the record, so that they outlive restarts and moves."""
+"""Pins of agents, stored in their records, so that they survive restarts and moves."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_mending import RecordMending
 
-PIN_WAIT_S = 2.0  # for a running turn; a longer one's own save carries the pin
+PIN_WAIT_S = 2.0  # for a running turn; a longer turn saves the pin itself at its end
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Pins:
     mending: RecordMending
 
     async def persist_all(self) -> None:
-        """Save pins and take-backs of idle agents that the disk refused, or could not have yet."""
+        """Save pins and returned ownerships of idle agents whose last save failed or is pending."""
         for agent in self.records.table:
             if not agent.is_busy and is_owing(agent):
                 async with agent.turn_lock:
@@ -36,7 +36,7 @@ class Pins:
                         _log.warning("a pin is in memory only: %s", error)
 
     async def persist(self, agent: Agent) -> None:
-        """Save the pin of an agent under its turn lock; raise DiskError."""
+        """Save the pin of an agent; the caller holds its turn lock. Raises DiskError."""
         await despite_losses(lambda: self._persist(agent))
 
     async def _persist(self, agent: Agent) -> None:
@@ -44,7 +44,7 @@ class Pins:
             return
         await self.mending.mend(agent)
         saved = agent.saved
-        if saved is None or not is_owing(agent):  # it was saved from memory, as it is now
+        if saved is None or not is_owing(agent):  # the repair has saved the pin already
             return
         record = replace(agent.manifest, revision=agent.manifest.revision + 1)
         await self.records.publish(record, saved)
@@ -54,14 +54,14 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Handler of the pin calls; `weigh` decides again which pins are honored."""
+    """Handler of PinAgent calls; `weigh` recomputes which pins are honored."""
 
     owned: OwnedAgents
     pins: Pins
     weigh: Callable[[], Awaitable[None]]
 
     async def pin(self, call: PinAgent) -> AgentView:
-        """Pin or unpin an agent; raise DiskError, or as `OwnedAgents.require` does."""
+        """Pin or unpin an agent; raise DiskError, or an error of `OwnedAgents.require`."""
         agent = self.owned.require(call.key)
         if agent.manifest.pinned != call.pinned:
             agent.manifest = replace(agent.manifest, pinned=call.pinned)
@@ -75,7 +75,7 @@ class Pinning:
             await self.pins.persist(agent)
         finally:
             agent.turn_lock.release()
-        await self.weigh()  # it depends on all others
+        await self.weigh()  # a new pin may displace others
         return agent.view()
 
 

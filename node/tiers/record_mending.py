@@ -13,7 +13,7 @@ from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_writer import RecordWriters
 
-MEND_WAIT_S = 8.0  # for a turn that began in the meantime
+MEND_WAIT_S = 8.0  # for a turn that holds the agent
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ class RecordMending:
     writers: RecordWriters
 
     async def whole(self, agent: Agent, *, verify: bool = False) -> None:
-        """Store all lost blocks of the agent's record again; with `verify`, read all blocks first.
+        """Repair the agent's record if it lost blocks; with `verify`, read all blocks to find out.
 
-        Raises DiskError, or RetryLaterError where a turn of it lasts.
+        Raises DiskError, or RetryLaterError if a turn of the agent does not end in time.
         """
         saved, store = agent.saved, self.records.store
         if saved is not None and verify:
@@ -40,7 +40,7 @@ class RecordMending:
                 await self.mend(agent)
 
     async def mend(self, agent: Agent, *, may_truncate: bool = True) -> bool:
-        """Mend the record under the agent's turn lock; return whether it is whole.
+        """Repair the record; the caller holds the turn lock. Return whether it is complete now.
 
         Raises DiskError.
         """

@@ -1,9 +1,9 @@
-"""The receiving end of the data plane: fetches blocks over several streams and links at once.
+"""Client of the data plane: fetch blocks from one node over several streams and links at once.
 
-Streams take ranges of blocks from one list, largest blocks first, and request the next before the
-last has arrived, so that the pipe is never empty. Ranges of a broken or dead link are fetched by
-other links, or by the same one later. A fetch gives up after a bounded number of tries of every
-address in a row without progress.
+All streams take ranges of blocks from one list, largest blocks first, and request the next range
+before the last one has arrived, so that the pipe is never empty. Ranges of a broken link are
+fetched over other links, or over the same link later. A fetch fails after it has tried every
+address a bounded number of times in a row without progress.
 """
 
 import time
@@ -27,8 +27,8 @@ from node.transfer.fetch_links import FetchLinks
 from node.transfer.fetch_stream import FetchStream
 from node.transfer.work_queue import Allocate, Done, FetchWork, pending_blocks
 
-STREAM_BYTES_MIN = 8 * MIB  # less has arrived before a second stream of a link begins
-STRIPE_BYTES_MIN = 4 * MIB  # less is not worth a second link
+STREAM_BYTES_MIN = 8 * MIB  # fewer bytes arrive before a second stream of a link has started
+STRIPE_BYTES_MIN = 4 * MIB  # fewer bytes are not worth a second link
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +74,40 @@ def fetch_blocks(  # noqa: PLR0913
 ) -> TransferReport:
     """Fetch each distinct block of `refs` from node `source` into the buffers of `allocate`.
 
-    `allocate` and then, with verified bytes, `done` are called once per block, from several
-    threads at once; an error they raise ends the fetch and is raised here. After an error no thread
-    writes to a buffer any more, and blocks already `done` stay done. Without `links` the nominal
-    speeds decide; without `connections` none outlives the fetch.
+    Calls `allocate`, and `done` with verified bytes, once per block and from several threads; an
+    error that they raise ends the fetch and is raised here. After an error no thread writes to a
+    buffer. Without `links`, nominal speeds choose the links; without `connections`, all
+    connections close at the end.
     """
     began_s = time.monotonic()
     blocks = pending_blocks(refs)
     total_bytes = sum(block.ref.payload_bytes for block in blocks)
-    most = max(1, streams)
-    streams = min(most, ceil(total_bytes / STREAM_BYTES_MIN))
+    streams_max = max(1, streams)
+    streams = min(streams_max, ceil(total_bytes / STREAM_BYTES_MIN))
     if not blocks:
         return TransferReport(0, 0, time.monotonic() - began_s, streams, 0, 0)
-    used = FetchLinks(source, addresses, links or NominalLinks(), timeouts, began_s)
+    fetch_links = FetchLinks(source, addresses, links or NominalLinks(), timeouts, began_s)
     peer = Peer(name, source, cluster_key, fingerprint, timeouts, encrypt_links)
     spec = FetchSpec(peer, ticket, urgency, allocate, done)
-    kept = connections or Connections()
-    fetch = Fetch(spec, used, FetchWork(blocks), kept)
-    chosen = used.spread(streams, most, striped=total_bytes >= STRIPE_BYTES_MIN)
-    everything = list(used.links)
+    pool = connections or Connections()
+    fetch = Fetch(spec, fetch_links, FetchWork(blocks), pool)
+    stream_links = fetch_links.spread(streams, streams_max, striped=total_bytes >= STRIPE_BYTES_MIN)
+    all_links = list(fetch_links.links)
     try:
-        fetch.run([FetchStream(fetch, link) for link in chosen], cancel)
-        kept.count("failed_over", any(link.failed_count for link in everything))
+        fetch.run([FetchStream(fetch, link) for link in stream_links], cancel)
+        pool.count("failed_over", any(link.failed_count for link in all_links))
     finally:
-        kept.count("blocks", len(blocks) - fetch.work.open_blocks)
-        kept.count("bytes", sum(link.moved_bytes for link in everything))
-        kept.count("resumed", sum(block.was_cut for block in blocks))
+        pool.count("blocks", len(blocks) - fetch.work.open_blocks)
+        pool.count("bytes", sum(link.moved_bytes for link in all_links))
+        pool.count("resumed", sum(block.was_cut for block in blocks))
         if connections is None:
-            kept.close()
-    uses = tuple(LinkUse(x.address, x.moved_bytes, x.failed_count) for x in everything)
+            pool.close()
+    uses = tuple(LinkUse(x.address, x.moved_bytes, x.failed_count) for x in all_links)
     return TransferReport(
         blocks=len(blocks),
         bytes=total_bytes,
         seconds=time.monotonic() - began_s,
-        streams=len(chosen),
+        streams=len(stream_links),
         resumed=sum(block.was_cut for block in blocks),
         wire_bytes=sum(use.wire_bytes for use in uses),
         links=uses,

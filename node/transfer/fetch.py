@@ -42,7 +42,7 @@ class FetchSpec:
 
 
 class Stream(Protocol):
-    """A stream as the fetch sees it; `queue` holds the requested ranges that have not arrived."""
+    """Interface of a stream; `queue` holds the requested ranges that have not arrived."""
 
     link: FetchLink
     queue: deque[FetchSlice]
@@ -54,7 +54,7 @@ class Stream(Protocol):
     failures_before: int  # of the link, at the start of this connection
 
     def run(self) -> None:
-        """Fetch until the fetch is over."""
+        """Fetch ranges until the fetch is over."""
         ...
 
 
@@ -130,7 +130,7 @@ class Fetch:
         return False
 
     def dialled(self, stream: Stream, channel: Channel) -> None:
-        """Show the watcher a channel whose handshake begins."""
+        """Let the watcher see a channel before its handshake begins."""
         with self._changed:
             if self.is_over:
                 raise ConnectionAbortedError
@@ -145,14 +145,14 @@ class Fetch:
             return stream.is_conversing
 
     def end(self, stream: Stream) -> None:
-        """Mark `stream` as ended: it writes to no buffer any more."""
+        """Mark `stream` as ended: it no longer writes to any buffer."""
         with self._changed:
             stream.is_conversing = False
             stream.channel = None
             self._changed.notify_all()
 
     def broke(self, stream: Stream, error: Exception, *, is_dialing: bool) -> None:
-        """Return the ranges of `stream`; let its link rest, unless it was cut for being slow."""
+        """Give back a broken stream's ranges; count a failure unless it was cut for being slow."""
         counted = self.connections.count
         with self._changed:
             now_s, link = time.monotonic(), stream.link

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from fabric.errors import CorruptDataError, FabricError, RetryLaterError
-from fabric.net.compression import zstd_may_pay
+from fabric.net.compression import zstd_may_save_time
 from fabric.net.wire import FetchPart, FetchRequest
 from node.net.channel import Channel
 from node.net.connections import Connection
@@ -114,5 +114,5 @@ class FetchStream:
             FetchPart(x.block.ref.block_hash, x.block.ref.checksum, x.offset, x.left_bytes)
             for x in pieces
         )
-        link = link if zstd_may_pay(link) else 0
+        link = link if zstd_may_save_time(link) else 0
         channel.send(FetchRequest(spec.ticket, parts, link, spec.urgency))

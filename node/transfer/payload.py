@@ -4,7 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from fabric.errors import CorruptDataError, RejectedError
-from fabric.net.compression import compress_slice, decompress_slice, zstd_may_pay, zstd_pays
+from fabric.net.compression import (
+    compress_slice,
+    decompress_slice,
+    zstd_may_save_time,
+    zstd_saves_time,
+)
 from fabric.net.wire import FetchPart, PayloadCodec, PayloadHead, Refusal, refusal_error
 from node.net.channel import Channel
 from node.store.descriptors import Payload
@@ -21,13 +26,13 @@ class Compressor:
 
     def packed(self, raw: memoryview, link_bytes_per_s: int) -> bytes | None:
         """Return `raw` compressed, or None where sending it raw takes no longer."""
-        if self._left or not zstd_may_pay(link_bytes_per_s):
+        if self._left or not zstd_may_save_time(link_bytes_per_s):
             self._left = max(0, self._left - 1)
             return None
         started_s = time.perf_counter()
         packed = compress_slice(raw)
         speed = len(raw) / max(time.perf_counter() - started_s, 1e-6)
-        if zstd_pays(link_bytes_per_s, len(packed) / len(raw), speed):
+        if zstd_saves_time(link_bytes_per_s, len(packed) / len(raw), speed):
             self._rest = 0
             return packed
         self._rest = self._left = min(2 * self._rest + 1, ZSTD_REST_MAX)

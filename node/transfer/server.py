@@ -90,7 +90,7 @@ class TransferServer:
         handshake_s: float = HANDSHAKE_TIMEOUT_S,
         timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> None:
-        """Bind `host` (an address of this machine, or EVERYWHERE) and listen."""
+        """Listen on `host`, an address of this machine or EVERYWHERE, and start accepting."""
         self._name = name
         self._cluster_key = cluster_key
         self._fingerprint = fingerprint

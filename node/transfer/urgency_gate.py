@@ -1,7 +1,7 @@
-"""Priority of urgent blocks: senders of less urgent ones wait briefly between their slices.
+"""Priority of urgent blocks on a link: senders of less urgent blocks pause between slices.
 
-They wait at most TRANSFER_HOLD_S for a slice, so none starves and no receiver takes the link for
-dead. A sender that makes no progress itself delays no other.
+A sender waits at most TRANSFER_HOLD_S per slice, so it does not starve and its receiver does not
+time out. A sender that makes no progress delays no other.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from typing import Final
 from fabric.net.wire import Urgency
 from node.limits import TRANSFER_HOLD_S
 
-STUCK_S: Final = 0.5  # a sender whose slice takes longer leaves the link idle
+STUCK_S: Final = 0.5  # a sender whose slice takes longer does not use the link
 
 
 class Sender:
-    """One answer being sent: its link, its urgency, and when it last made progress."""
+    """One response being sent: its link, its urgency, and when it last made progress."""
 
     def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
         self.link = link
@@ -25,7 +25,7 @@ class Sender:
 
 
 class UrgencyGate:
-    """All answers that one server is sending."""
+    """Gate for all responses that one server is sending."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -54,7 +54,7 @@ class UrgencyGate:
             return bool(self._senders)
 
     def before_slice(self, sender: Sender) -> bool:
-        """Wait at most TRANSFER_HOLD_S while more urgent blocks use the link; return whether so."""
+        """Wait at most TRANSFER_HOLD_S for more urgent blocks; return whether it had to wait."""
         if sender.urgency >= self._highest:  # the common case, without the cost of the lock
             sender.moved_s = self._now_s()
             return False

@@ -105,7 +105,7 @@ class EditedPrefixes:
         return whole.moved(moves, self._noted(agent, moves, plan))
 
     def _noted(self, agent: Agent, moves: Sequence[Move], plan: PromptPlan) -> tuple[EditNote, ...]:
-        """Return notes of the edits between moves."""
+        """Return one note for each edit between two moves."""
         ids, salt = agent.manifest.token_ids, self.store.salt(agent.manifest.tenant)
         now_s = self.clock.wall_s()
         return tuple(
@@ -122,7 +122,7 @@ class EditedPrefixes:
 
 
 def _movable(moves: Sequence[Move], whole: Layout) -> tuple[Move, ...]:
-    """Leave out tokens that are not stored: only stored rows can be moved."""
+    """Split moves so that they skip holes, which have no rows to move."""
     movable: list[Move] = []
     for move in moves:
         by = move.new_start - move.start

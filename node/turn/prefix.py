@@ -255,7 +255,7 @@ class Prefixes:
         return await self.workers.run(choose)
 
     def _hides(self, agent: Agent) -> bool:
-        """Return whether the node may hold blocks of the tenant that this agent may not use."""
+        """Return whether the tenant may have blocks here that this agent must not use."""
         return self.table.has_private(agent) or self.moves.has_unrecorded_blocks(
             agent.manifest.tenant
         )
@@ -263,13 +263,13 @@ class Prefixes:
     def _of(
         self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier
     ) -> "_StoredPrefix":
-        """Lay out the blocks of a record that the prompt begins with; the last one may be cut."""
+        """Return the stored prefix that a record shares with the prompt, up to `limit` tokens."""
         layout = exact_beginning(record)
         common = common_prefix(plan.ids, list(layout.tokens))
         return self._stored(layout, min(limit, common), tier)
 
     def _stored(self, layout: Layout, limit: int, tier: CacheTier) -> "_StoredPrefix":
-        """Return what can be restored of the first `limit` tokens of a layout."""
+        """Return the part of a layout's first `limit` tokens that can be restored from disk."""
         common = layout.cut(limit).tokens_count
         layout = layout.cut(self.identity.usable_prefix(limit))
         if self.identity.settings.exact_chunks:
@@ -285,7 +285,7 @@ class _StoredPrefix:
 
     layout: Layout
     tier: CacheTier
-    common_tokens: int = 0  # of the prompt, with what was computed before; not all may serve
+    common_tokens: int = 0  # of prompt and record; some of them may not be restorable
 
     @property
     def tokens_count(self) -> int:

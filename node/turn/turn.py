@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TurnServer(TurnParts):
-    """Server of a node's turns."""
+    """Server of turns: one `Turn` for each request to the node."""
 
     def serve(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Serve one turn; closing the iterator cancels it."""
@@ -75,7 +75,7 @@ class Turn:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop waiting, encoding or decoding; what was computed is saved."""
+        """Stop waiting, encoding or decoding; save what was computed."""
         self._unwanted.set()
         if self._is_waiting:
             self.task.cancel()
@@ -91,7 +91,7 @@ class Turn:
         return await decoding.saver.save_now(list(sequence.answer_ids))
 
     def hand_over(self, seal: SealAgent) -> None:
-        """Stop between two tokens, saved and sealed, so that another node continues the turn."""
+        """Ask the turn to stop, save and seal its agent; another node continues the answer."""
         assert self._outgoing is not None, "the turn holds the agent to be sealed"
         self._outgoing.ask(seal)
         if self._sequence is not None:
@@ -100,7 +100,7 @@ class Turn:
             self._parts.engine.wake()
 
     async def keep(self, migration: MigrationId) -> None:
-        """Drop the seal of a failed move, or wait until the seal can be undone."""
+        """Continue after a failed move, or wait for a save that has begun to write the seal."""
         if self._outgoing is None or not self._outgoing.is_asked(migration):
             return
         if self._is_saving:

@@ -91,21 +91,25 @@ SCHEMAS: Final[dict[str, Schema]] = {
 }
 _NODE: Final = Parameter("node", "path", text(), "A node's name.")
 _RUNS: Final = Parameter(
-    "runs", "query", FLAG, "Also removes the ended scenario runs that quote it."
+    "runs", "query", FLAG, "Also removes the ended scenario runs that quote the agent."
 )
 _SIGNING: Final = Parameter(
-    "x-macfabric-signing-key", "header", text(pattern="^[0-9a-f]{64}$"), "For another fabric."
+    "x-macfabric-signing-key",
+    "header",
+    text(pattern="^[0-9a-f]{64}$"),
+    "A key that signs the file, for use in another fabric.",
 )
 
 
 def _verb(
-    verb: str, says: str, answered: Schema, body: Schema | None, *, needs_body: bool = True
+    verb: str, summary: str, answered: Schema, body: Schema | None, *, needs_body: bool = True
 ) -> Described:
+    """Describe POST /v1/agents/{agent}/VERB."""
     return Described(
         "POST",
         f"/v1/agents/{{agent}}/{verb}",
         "agents",
-        says,
+        summary,
         {JSON: answered},
         WRITES,
         body=body,
@@ -137,7 +141,7 @@ _AGENTS: Final = (
         "DELETE",
         "/v1/agents/{agent}",
         "agents",
-        "Erases it on every node, with a receipt.",
+        "Erases the agent on every node, and returns a receipt.",
         {JSON: ref("AgentDeleted")},
         WRITES,
         parameters=(AGENT, _RUNS),
@@ -150,19 +154,19 @@ _AGENTS: Final = (
     ),
     _verb(
         "fork",
-        "Makes a new agent with this one's context.",
+        "Creates a new agent with this agent's context.",
         FORK.schema(),
         FORK_BODY.schema(),
     ),
     _verb(
         "replicate",
-        "Copies it now and, with `keep`, after every turn.",
+        "Copies the agent to another node, now and, with `keep`, after every turn.",
         ref("AgentReplica"),
         REPLICATE_BODY.schema(),
     ),
     _verb(
         "prefetch",
-        "Loads it into RAM where it lives, or copies it to another node's disk.",
+        "Loads the agent into its node's RAM, or copies it to another node's disk.",
         {"anyOf": [ref("AgentPrefetch"), ref("AgentReplica")]},
         PREFETCH_BODY.schema(),
         needs_body=False,
@@ -171,14 +175,14 @@ _AGENTS: Final = (
         "DELETE",
         "/v1/agents/{agent}/prefetch",
         "agents",
-        "Cancels a load.",
+        "Cancels a load into RAM.",
         {JSON: ref("AgentPrefetch")},
         WRITES,
         parameters=(AGENT,),
     ),
     _verb(
         "pin",
-        "Makes it the last to be evicted.",
+        "Pins the agent, so that it is evicted last.",
         PIN.schema(),
         PIN_BODY.schema(),
     ),
@@ -187,20 +191,20 @@ _AGENTS: Final = (
         "POST",
         "/v1/agents/{agent}/hibernate",
         "agents",
-        "The agent as one signed file; the agent stays.",
+        "Returns the agent as one signed file; the agent stays.",
         {_FILE: {}},
         WRITES,
         parameters=(
             AGENT,
             _SIGNING,
-            Parameter("x-macfabric-signing-salt", "header", text(), "For another fabric."),
+            Parameter("x-macfabric-signing-salt", "header", text(), "The salt of that key."),
         ),
     ),
     Described(
         "POST",
         "/v1/agents/{agent}/resume",
         "agents",
-        "Brings an agent back from its file.",
+        "Restores an agent from its file.",
         {JSON: RESUMED.schema()},
         WRITES,
         body={},
@@ -294,5 +298,5 @@ DESCRIBED: Final = (
     ),
     _health("/health"),
     _health("/healthz"),
-    Described("HEAD", "/", "fabric", "Nothing: the router is there.", {}, EVERYWHERE),
+    Described("HEAD", "/", "fabric", "Answers without a body if the router runs.", {}, EVERYWHERE),
 )

@@ -139,7 +139,7 @@ class DirectiveBody:
     def _of_call(self, origin: DirectiveOrigin) -> Directive:
         part = MessagePart.ARGUMENTS if self.part == MessagePart.ARGUMENTS else None
         if part and self.replacement and read_object(self.replacement) is None:
-            refuse(f"{self.param}.replacement", "arguments are an object, as JSON text")
+            refuse(f"{self.param}.replacement", "it must be a JSON object, as text")
         return Directive(
             origin.operation, self.mode, self.replacement or "", self.tool_call_id, None,
             origin.made_s, made_by=origin.made_by, part=part,
@@ -152,7 +152,8 @@ class DirectiveBody:
         if span is not None:
             replacement = replacement or ""
             if not 0 <= span[0] < span[1] <= len(sent.content):
-                refuse(f"{self.param}.end", f"the message has {len(sent.content)} characters")
+                size = len(sent.content)
+                refuse(f"{self.param}.end", f"start and end must be within the {size} characters")
         digest = message_digest(Message(sent.role, (sent.content,)))
         return Directive(
             origin.operation, self.mode, replacement, None, digest, origin.made_s,

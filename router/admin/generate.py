@@ -118,13 +118,13 @@ class GenerateBody:
     def prompt(self) -> Prompt:
         """Return the prompt; raise RejectedError unless it is either a text or messages."""
         if (self.text is None) == (self.messages is None):
-            refuse("text", "send either text or messages")
+            refuse("text", "send exactly one of text and messages")
         reads_calls, calls = function_choice(
             self.tool_choice, self.tools, parallel=self.parallel_tool_calls
         )
         if self.text is not None:
             if self.tools:
-                refuse("tools", "they need messages: no calls are read after a text")
+                refuse("tools", "tools require messages: answers to a text are not read for calls")
             return raw_prompt(self.text)
         messages = [message.message() for message in self.messages or ()]
         functions = [tool for tool in self.tools if isinstance(tool, Function)]

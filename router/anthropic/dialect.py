@@ -1,4 +1,4 @@
-"""Errors and lists of models as Anthropic's clients expect them."""
+"""Errors and model lists in the format of Anthropic's API."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ _TOO_LONG: Final = "context_length_exceeded"
 
 
 class AnthropicErrors:
-    """Errors, whose type says what the client should do."""
+    """Errors in Anthropic's format; the `type` lets clients decide whether to retry."""
 
     streams_calls = False
 
@@ -34,7 +34,7 @@ class AnthropicErrors:
             status = OVERLOADED
         is_clients = status < HTTPStatus.INTERNAL_SERVER_ERROR
         kind = _KINDS.get(status, "invalid_request_error" if is_clients else "api_error")
-        # Clients shorten their conversation when they see these words; there is no code.
+        # Anthropic's API has no code for this: clients compact a conversation on this phrase.
         message = (
             f"prompt is too long: {error.message}" if error.code == _TOO_LONG else error.message
         )
@@ -45,7 +45,7 @@ class AnthropicErrors:
 
 
 class AnthropicModels:
-    """Models, alone and as one page.
+    """One model, or all models as one page, in Anthropic's format.
 
     Source: `ModelInfo` of Anthropic's SDK for Python 2.11.
     """

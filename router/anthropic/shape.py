@@ -74,7 +74,7 @@ class MessageShape:
 
 
 def thinking_block(thought: str) -> dict[str, Any]:
-    """Return a block of reasoning."""
+    """Return a `thinking` content block."""
     return {"type": "thinking", "thinking": thought, "signature": signature(thought)}
 
 

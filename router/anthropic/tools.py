@@ -60,7 +60,7 @@ TOOL_CHOICE: Final = ObjectOf(ToolChoice)
 
 
 def functions_of(tools: Sequence[Tool | HostedTool], notes: Notes) -> list[Any]:
-    """Return tools as templates get them; note the hosted ones, which are left out."""
+    """Return the tools as chat templates take them; drop hosted tools, and note them as ignored."""
     notes.ignore(*hosted_types(tools))
     own = [tool for tool in tools if isinstance(tool, Tool)]
     for tool in own:
@@ -82,7 +82,7 @@ def call_choice(
     if choice.type == "auto":
         return True, CallChoice(strict=strict, takes_one=takes_one)
     if not tools:
-        why = "it is only allowed with tools that have an input_schema: others are not run here"
+        why = "it requires a tool with an input_schema: hosted tools are not run here"
         refuse("tool_choice.type", why if all_tools else "it is only allowed with tools")
     if choice.type == "any":
         return True, CallChoice(True, (), strict, takes_one)

@@ -80,13 +80,13 @@ def without_empty(messages: Sequence[Message], param: str) -> list[Message]:
     if last.role is not MessageRole.ASSISTANT or not is_empty:
         return list(messages)
     if len(messages) == 1:
-        refuse(param, "they hold no text")
+        refuse(param, "it must contain a message with text")
     return list(messages[:-1])
 
 
 def refuse_format(sampling: Sampling, param: str, calls: CallChoice) -> None:
-    """Refuse a format or a forced call for an answer that is continued."""
+    """Refuse an output format or a forced tool call for an answer that is continued."""
     if calls.must_call:
-        refuse("tool_choice", "a continued answer cannot be forced to call a tool")
+        refuse("tool_choice", "a continued answer cannot be forced to call a tool; send 'auto'")
     if sampling.output is not None:
-        refuse(param, "a continued answer cannot be forced into a format")
+        refuse(param, "a continued answer cannot be forced into a format; remove it")

@@ -79,7 +79,7 @@ def array(items: Schema, count_max: int | None = None, count_min: int | None = N
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to a schema of the components."""
+    """Return a reference to a named schema under `components`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 

@@ -84,7 +84,7 @@ async def answer_turn(
 
 
 async def turn_of(services: TurnServices, tenant: TenantId, parsed: A) -> tuple[A, TurnRequest]:
-    """Return the request, edited and within the operator's limits, and its turn."""
+    """Apply limits and policies to a request; return it with its turn."""
     limit = min(parsed.sampling.max_tokens, services.completion_tokens_max)
     parsed = replace(parsed, sampling=replace(parsed.sampling, max_tokens=limit))
     model = await services.names.resolve(parsed.model)
@@ -94,10 +94,10 @@ async def turn_of(services: TurnServices, tenant: TenantId, parsed: A) -> tuple[
 
 
 def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dict[str, Any]) -> A:
-    """Parse a request of any dialect, and the edits that it asks for."""
+    """Parse a request of any dialect, with the policies that it requests."""
     parsed, edits = adapter.parse(headers, sent), edits_of(headers, sent)
     if edits.policies and not parsed.is_whole_conversation:
-        refuse(edits.policies[0].param, "this route has no conversation to edit")
+        refuse(edits.policies[0].param, "this route takes no conversation to edit; remove it")
     return replace(parsed, edits=edits)
 
 

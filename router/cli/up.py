@@ -276,7 +276,7 @@ def _require_port(router: RouterSettings) -> None:
             if is_ports
             else "--host takes an address of this machine, or 0.0.0.0 for all that it has"
         )
-        message = f"cannot listen at {router.host} port {router.port} ({why}); {remedy}"
+        message = f"cannot listen on {router.host} port {router.port} ({why}); {remedy}"
         raise CommandError(message) from None
 
 

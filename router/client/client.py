@@ -34,7 +34,7 @@ class Fabric(HttpApi):
         return self.rows("/v1/agents")
 
     def agent(self, name: str) -> "FabricAgent":
-        """Return an agent by its name; it need not exist."""
+        """Return a client for one agent; the agent need not exist yet."""
         return FabricAgent(self, name)
 
     def drain(self, node: str) -> Json:

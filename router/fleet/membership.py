@@ -105,7 +105,7 @@ class Member:
 
     @property
     def state(self) -> tuple[int, int] | None:
-        """Incarnation and change counter as of the last heartbeat."""
+        """Incarnation and change counter in the last heartbeat."""
         return None if self.view is None else (self.view.incarnation, self.view.changes)
 
 

@@ -221,15 +221,16 @@ class HttpNodeLink:
                         return
             finally:
                 (self._http.let_end if is_over else self._http.release)(answer)
-        text = f"{self.name} ended the stream without a last event"
+        text = f"{self.name} closed the stream before the turn's last event"
         raise NodeLostError(text, self.name)
 
     async def post(
         self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
     ) -> aiohttp.ClientResponse:
-        """Return the node's response as soon as it starts; raise its FabricError.
+        """Return the node's response once its headers have arrived; raise its FabricError.
 
-        With a `use`, it may use a kept connection, and must be handed back to `NodeHttp`.
+        With a `use`, the request may reuse a pooled connection, and the caller must hand the
+        response back to `NodeHttp`.
         """
         address = self._address()
         all_headers = {**headers, CLUSTER_HEADER: self._secret}
@@ -240,7 +241,7 @@ class HttpNodeLink:
             try:
                 answer = await self._unless_lost(asking)
             except BaseException:
-                asking.add_done_callback(self._drop)  # it may have arrived at the same moment
+                asking.add_done_callback(self._drop)  # the response may have just arrived
                 raise
             if answer.status != HTTPStatus.OK:
                 try:

@@ -43,7 +43,7 @@ class RosterStore(Protocol):
         ...
 
     async def write(self, roster: NodeRoster) -> bool:
-        """Replace the stored roster atomically; return whether that succeeded."""
+        """Replace the stored roster atomically; return whether it was stored."""
         ...
 
 

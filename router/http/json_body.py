@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def read_parsed(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `parse` makes of the body's object; raise RejectedError if it is invalid."""
+    """Parse the JSON object in the body with `parse`; raise RejectedError if it is invalid."""
     texts, size_bytes = await _read(request)
     return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, parse))
 
@@ -28,7 +28,7 @@ async def read_parsed(request: Request, parse: Callable[[dict[str, Any]], T]) ->
 async def read_body(
     request: Request, kind: ObjectOf[Any] | Mapped, *, may_be_absent: bool = False
 ) -> Any:
-    """Return the body as its kind reads it; an absent one, if it may be, is an empty object."""
+    """Parse the body as `kind`; with `may_be_absent`, an empty body counts as {}."""
     texts, size_bytes = await _read(request)
     if may_be_absent and not size_bytes:
         return kind.read({})

@@ -91,7 +91,7 @@ class EventStream(StreamingResponse):
         finally:
             silence.end()
             await self._frames.aclose()
-            # A generator that was never started does not close its source.
+            # `aclose` of a generator that never started does not close its source.
             await self._close()
 
 

@@ -135,7 +135,7 @@ class PrefixSeeding:
 
 
 async def revoke_shared_prefixes(fleet: Fleet, key: AgentKey) -> None:
-    """Have every node that answers drop the prefixes that came from an agent."""
+    """Ask all live nodes to drop the shared prefixes that came from an agent; best effort."""
     members = [m for m in fleet.membership.members if fleet.is_alive(m.name)]
     call = ReturnSpans(*key)
     await asyncio.gather(*(best_effort_call(member.link, call) for member in members))

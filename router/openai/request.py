@@ -69,6 +69,6 @@ STREAM_OPTIONS: Final = only("include_usage", Flag(), False)
 
 
 def require_stream(include_usage: bool | None, *, stream: bool) -> None:  # noqa: FBT001 - a field
-    """Refuse options of a stream without a stream."""
+    """Refuse stream_options in a request that is not streamed."""
     if include_usage is not None and not stream:
         refuse("stream_options", "it is only allowed with stream")

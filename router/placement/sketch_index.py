@@ -131,7 +131,7 @@ def _descend(branch: _Branch, sketch: Sequence[int]) -> _Branch:
 
 
 def _split(branch: _Branch, at: int) -> _Branch:
-    """Insert a branch above `branch` that takes its edge's first `at` pieces."""
+    """Split a branch's edge after `at` pieces; return the new parent of both parts."""
     parent = branch.parent
     assert parent is not None, "the root has no edge to split"
     front = _Branch(branch.edge[:at], parent, below=Counter(branch.below))

@@ -84,7 +84,7 @@ def last_of(messages: Sequence[Message], role: MessageRole) -> int:
 
 
 def user_turns(messages: Sequence[Message]) -> list[int]:
-    """Return the indexes of user messages, with which turns begin."""
+    """Return the indexes of the user messages, each of which begins a turn."""
     return [at for at, message in enumerate(messages) if message.role is MessageRole.USER]
 
 

@@ -110,9 +110,9 @@ class RunFolders:
         return self._path / digest
 
     def begin(self, record: RunRecord, source: ScenarioSource, *, is_resumed: bool) -> None:
-        """Store a new or resumed run; raise OSError."""
+        """Store the record and source of a new or resumed run; raise OSError."""
         folder = self.of(record.tenant, record.name)
-        if folder.exists() and not is_resumed:  # unreadable files of another version
+        if folder.exists() and not is_resumed:  # left by another version, and unreadable
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (_END, _OUTCOME):

@@ -40,13 +40,13 @@ _NAMES: Final = MappingProxyType({kind: name for name, kind in _KINDS.items()})
 
 @dataclass(frozen=True, slots=True)
 class JournalHead:
-    """Identity of a run; `digest` is of the scenario's source."""
+    """First line of a journal, which identifies the run; `digest` is the scenario source's."""
 
     run: str
     scenario: str
     digest: str
     format: int = FORMAT
-    # Random part of operations' ids: a later run may have the same name. Older journals have none.
+    # Random part of operation ids, since a later run may reuse the name. Older journals lack it.
     key: str | None = field(default=None, metadata=left_out())
 
 
@@ -95,7 +95,7 @@ class RunJournal:
             _sync_folder(self.path.parent)
 
     def append(self, event: DurableEvent) -> None:
-        """Write an event durably, from any thread; raise OSError, also after close()."""
+        """Write an event durably, from any thread; raise OSError if that fails or after close()."""
         line = dump_json({"event": _NAMES[type(event)], "of": event})
         with self._writing:
             if self._file.closed:

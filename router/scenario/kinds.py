@@ -1,7 +1,8 @@
-"""Kinds of field values: each reads a YAML node and describes itself as JSON schema.
+"""Kinds of values in a scenario: each parses a YAML node and returns its own JSON schema.
 
-Reader and schema share one table, the fields of the classes in `scenario.py`, so they cannot
-differ. An invalid value is reported and replaced by a valid one, so that one pass finds all errors.
+Parser and schema use the same table, the fields of the classes in `scenario.py`, so they cannot
+differ. A parser reports an invalid value and continues with a valid one, so that one pass finds
+all errors.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ _KIND, _DESCRIPTION, _YAML_NAME = "kind", "description", "yaml_name"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Context of reading a scenario: its diagnostics and its text files."""
+    """Context of parsing a scenario: its diagnostics and its text files."""
 
     diagnostics: Diagnostics
     files: FileReader
@@ -35,7 +36,7 @@ class Reading:
 
 
 class ValueKind(Protocol):
-    """Kind of a field's value."""
+    """Kind of a field's value: its parser and its JSON schema."""
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Any: ...
 
@@ -74,9 +75,9 @@ class PlainText:
 
     def check(self, text: str, node: YamlNode, path: Path, reading: Reading) -> None:
         if not text:
-            reading.report(node, path, "expected text, got none between the quotes")
+            reading.report(node, path, "expected text, got an empty string")
         elif len(text) > self.chars_max:
-            reading.report(node, path, f"longer than {self.chars_max:,} characters")
+            reading.report(node, path, f"must have at most {self.chars_max:,} characters")
         elif self.pattern is not None and not self.pattern.fullmatch(text):
             reading.report(node, path, f"'{shorten(text)}' is invalid: {self.rule}")
 
@@ -206,7 +207,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """Map from names of the author's to values of one kind."""
+    """Map from names that the author chooses to values of one kind."""
 
     of: ValueKind
     most: int
@@ -281,7 +282,7 @@ class OneOrMany:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Map with the fields of a class, and exactly one of the fields in `one_of`."""
+    """Map with the fields of a class; exactly one of the fields in `one_of` must be present."""
 
     cls: type
     one_of: tuple[str, ...] = ()
@@ -313,7 +314,7 @@ class Record:
         for name in children:
             if name not in known:
                 place = YamlNode(None, node.key_places[name])
-                text = f"there is no such field; {suggest(name, known)}"
+                text = f"unknown field; {suggest(name, known)}"
                 reading.report(place, (*path, name), text)
         for name, declared in known.items():
             if _is_required(declared) and name not in children:
@@ -349,7 +350,7 @@ def yaml_fields(cls: type) -> dict[str, Field[Any]]:
 
 
 def _blank(kind: ValueKind) -> Any:
-    """Return a replacement for a missing field, which is reported elsewhere."""
+    """Return a valid value for a missing field; the caller has reported that it is missing."""
     discarded = Reading(Diagnostics(""), lambda _: "")
     return kind.read(YamlNode(None, (1, 1)), (), discarded)
 

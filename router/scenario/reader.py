@@ -19,11 +19,11 @@ def no_files(name: str) -> str:
 
 
 def read_scenario(raw: bytes, source: str, files: FileReader = no_files) -> Scenario:
-    """Return a scenario; raise ScenarioError with all errors.
+    """Parse and check a scenario; raise ScenarioError with all errors.
 
     Args:
-        raw: the YAML, however hostile.
-        source: the file's name for errors.
+        raw: the YAML, which may be hostile.
+        source: the file's name in errors.
         files: returns the text of a file that the scenario names, or raises RejectedError.
     """
     diagnostics = Diagnostics(source)

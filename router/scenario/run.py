@@ -307,7 +307,7 @@ class ScenarioRun:
             return await self._retry(f"asking {self._located(turn.speaker)}", asking)
 
     async def _edited_answer(self, agent: str, question: Question) -> AgentAnswer:
-        """Ask an agent; raise AskAgainError for an answer from memory without its edits."""
+        """Ask an agent; raise AskAgainError if its memory had lost edits, which are restored."""
         answer = await self._client.ask(question)
         problem = "" if self._begins_cold else await self._edits.restore(agent)
         if problem:
@@ -315,7 +315,7 @@ class ScenarioRun:
         return answer
 
     def _step(self, turn: TurnKey, number: int, answer: AgentAnswer) -> ToolStep:
-        """Return the results of an answer's calls; calls without an id get a deterministic one."""
+        """Answer an answer's tool calls; a call without an id gets a deterministic one."""
         calls = []
         for index, call in enumerate(answer.calls):
             result = answer_call(self.scenario, turn.speaker, call.name, call.arguments)
@@ -325,7 +325,7 @@ class ScenarioRun:
         return ToolStep(tuple(calls), answer.text)
 
     async def _place(self, turn: TurnKey) -> None:
-        """Move an agent by its placement hint after its first answer; a failure is reported."""
+        """Move an agent to the node of its placement hint; report a failure."""
         to = await self._preferred_node(turn.speaker)
         if to is None:
             return

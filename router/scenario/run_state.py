@@ -20,7 +20,7 @@ from router.scenario.turn_order import TurnTable
 
 @dataclass(slots=True)
 class RunState:
-    """Transcript, figures, copies and edits of a run; only durable events change it."""
+    """State of a run: transcript, figures, copies and edits; only durable events change it."""
 
     scenario: Scenario
     transcript: RunTranscript = field(default_factory=dict)
@@ -36,7 +36,7 @@ class RunState:
 
     @classmethod
     def of(cls, scenario: Scenario, events: Iterable[DurableEvent]) -> "RunState":
-        """Return the state after these events; raise RejectedError where they do not fit."""
+        """Return the state after these events; raise RejectedError for events out of order."""
         state = cls(scenario)
         for event in events:
             state.apply(event)
@@ -45,20 +45,17 @@ class RunState:
     def apply(self, event: DurableEvent) -> None:
         """Update the state by an event; repeated steps are ignored."""
         if isinstance(event, StepTaken):
-            if event.number == len(self.steps[event.turn]):  # else it is a repetition
+            if event.number == len(self.steps[event.turn]):  # else the event is a repetition
                 self.steps[event.turn].append(event.step)
                 self.figures[event.turn].append(event.figures)
                 self._nodes[event.turn.speaker] = event.figures.node
         elif isinstance(event, AgentSpoke):
             utterance = event.utterance
             if utterance.turn in self.transcript or utterance.turn not in self.turns:
-                ordered_transcript(
-                    self.scenario, [*self.transcript.values(), utterance]
-                )  # raises, and names the turn
-            self.transcript = {
-                **self.transcript,
-                utterance.turn: utterance,
-            }  # readers keep a consistent version
+                # Raises an error that names the turn.
+                ordered_transcript(self.scenario, [*self.transcript.values(), utterance])
+            # Replaced, not changed, so that readers keep a consistent version.
+            self.transcript = {**self.transcript, utterance.turn: utterance}
             self.figures[utterance.turn].append(event.figures)
             self._nodes[utterance.speaker] = event.figures.node
         elif isinstance(event, AgentCopied):

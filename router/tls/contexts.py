@@ -1,4 +1,4 @@
-"""TLS contexts of the router: as a client of nodes, and as the server of clients."""
+"""TLS contexts of the router: one for requests to nodes, one for serving clients."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -26,14 +26,17 @@ class RouterKeys:
         try:
             context.load_verify_locations(self.folder / AUTHORITY_CERTIFICATE)
         except (OSError, ssl.SSLError) as error:
-            message = f"{self.folder / AUTHORITY_CERTIFICATE} is not a certificate ({error})"
+            message = (
+                f"{self.folder / AUTHORITY_CERTIFICATE} is not a valid certificate ({error}); "
+                "replace it with `macfabric certs rotate`"
+            )
             raise FatalError(message) from None
         return context
 
     def client_facing(self, settings: TlsSettings) -> ssl.SSLContext:
         """Return the context for serving clients, with the operator's certificate or ours."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # for clients that others wrote
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # older client libraries lack 1.3
         if settings.certificate:
             given = Path(settings.certificate).expanduser()
             _load(context, given, Path(settings.key).expanduser())
@@ -48,10 +51,13 @@ def read_router_keys(folder: Path) -> RouterKeys:
     try:
         key = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
-        message = f"{path}: no cluster key found ({type(error).__name__})"
+        message = (
+            f"{path}: cannot read a cluster key ({type(error).__name__}); "
+            "create the keys with `macfabric certs create`"
+        )
         raise FatalError(message) from None
     if len(key) != KEY_BYTES:
-        message = f"{path}: a cluster key has {KEY_BYTES} bytes"
+        message = f"{path}: a cluster key must have {KEY_BYTES} bytes, as hex digits"
         raise FatalError(message)
     return RouterKeys(folder, key)
 
@@ -60,5 +66,5 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        message = f"{certificate} and {key} are not a certificate and its key ({error})"
+        message = f"{certificate} and {key} must be a certificate and its private key ({error})"
         raise FatalError(message) from None

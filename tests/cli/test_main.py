@@ -132,7 +132,7 @@ def test_a_taken_port_is_told_at_once(run, tmp_path):
         status, _, err = run("up", "--data", str(tmp_path / "data"), "--port", port)
 
     assert status == 1
-    assert f"cannot listen at 127.0.0.1 port {port}" in err
+    assert f"cannot listen on 127.0.0.1 port {port}" in err
 
 
 def test_an_address_of_another_machine_is_told_as_such(run, tmp_path):
@@ -140,7 +140,7 @@ def test_an_address_of_another_machine_is_told_as_such(run, tmp_path):
     status, _, err = run("up", "--data", str(tmp_path / "d"), "--host", host, "--port", "0")
 
     assert status == 1
-    assert f"cannot listen at {host} port 0" in err
+    assert f"cannot listen on {host} port 0" in err
     assert "--host takes an address of this machine" in err
     assert "a free one" not in err
 

@@ -97,7 +97,7 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Confi
     if not whole.get("cluster_name"):
         yield warning("cluster_name", "is missing: a second cluster would share the default name")
     if provider.get("type") != "local":
-        yield error("provider.type", "must be local: the Macs are there already")
+        yield error("provider.type", "must be local: Ray starts no machines for a fabric")
         return
     for key in sorted(set(provider) - PROVIDER_KEYS):
         yield error(f"provider.{key}", "is unknown, and Ray ignores it silently")
@@ -114,13 +114,15 @@ def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[Confi
 def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
     if 1 + len(workers) > NODES_MAX:
         macs = 1 + len(workers)
-        message = f"these are {macs} Macs with the head: a fabric has at most {NODES_MAX}"
+        message = f"lists {macs} Macs including the head: a fabric has at most {NODES_MAX}"
         yield error("provider.worker_ips", message)
     if head in workers:
-        yield error(_place(workers.index(head)), f"names the head {head}: it is a node anyway")
+        yield error(
+            _place(workers.index(head)), f"names the head {head}, which is always a node: remove it"
+        )
     for at, address in enumerate(workers):
         if address in workers[:at]:
-            yield error(_place(at), f"names {address} twice")
+            yield error(_place(at), f"names {address} twice: remove one")
     count = len(workers)
     for key in ("min_workers", "max_workers"):
         wanted = whole.get(key, count)

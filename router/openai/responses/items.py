@@ -54,7 +54,7 @@ _CARRIED: Final = b"macfabric:"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An earlier item, named by its id."""
+    """Reference to an earlier item by its id."""
 
     id: str
     param: str

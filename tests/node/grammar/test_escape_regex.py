@@ -58,7 +58,7 @@ def test_what_a_format_cannot_hold_is_left_out():
         assert said
         assert not [text for text in said if set(text) & {"<", "\n"}]
     for regex in ("a<", r"a\x{3c}", r"a\n", "a[<]"):
-        with pytest.raises(ValueError, match="cannot be written"):
+        with pytest.raises(ValueError, match="cannot express"):
             escape_regex(regex, raw)
 
 
@@ -66,5 +66,5 @@ def test_what_a_format_cannot_hold_is_left_out():
     "regex", ["(?=a)b", "^a", "a$", r"a\b", "[a", "[a[b]]", "[a&&b]", "(?<n>a)", "a\\"]
 )
 def test_what_is_not_known_is_refused(regex):
-    with pytest.raises(ValueError, match="not enforced"):
+    with pytest.raises(ValueError, match="not supported"):
         escape_regex(regex, JSON)

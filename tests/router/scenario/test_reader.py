@@ -41,7 +41,7 @@ def test_all_of_a_scenario_is_read():
 ONE = "phases: [{id: a, agents: [ann]}]\n"
 WRONG = [
     ("scenario: s\n", "1:1: 'agents' is missing: the agents that take part"),
-    (HEAD + "phase: []\n", "3:1: phase: there is no such field; did you mean 'phases'?"),
+    (HEAD + "phase: []\n", "3:1: phase: unknown field; did you mean 'phases'?"),
     (PHASE + "    rounds: many\n", "6:13: phases[0].rounds: expected a whole number, got 'many'"),
     (PHASE + "    rounds: 0\n", "6:13: phases[0].rounds: must be between 1 and 100"),
     (PHASE + "    rounds: true\n", "phases[0].rounds: expected a whole number, got 'true'"),
