@@ -8,5 +8,6 @@ def test_steps_that_are_described_early_copy_nothing_of_their_caches():
 
 
 def test_a_step_that_is_launched_while_another_reads_a_cache_copies_it():
-    """That is why none is: without it, the test above would show nothing."""
-    assert measure(hurry, agents=2, tokens=512, steps=6)["copied MiB"] > 0
+    """Show that `measure` sees copies; on a busy machine a step may end before the next begins."""
+    runs = (measure(hurry, agents=2, tokens=512, steps=6)["copied MiB"] for _ in range(5))
+    assert any(copied > 0 for copied in runs)

@@ -144,7 +144,7 @@ def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
         report, catch = fetch(addresses, offer(server, refs), refs, streams=1)
 
     assert_arrived(shelf, refs, catch)
-    assert report.resumed == 1
+    assert report.resumed >= 1  # the dying link may be tried once more
     assert sum(use.wire_bytes for use in report.links) == report.bytes
 
 
