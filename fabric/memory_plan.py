@@ -8,7 +8,7 @@ The working set is macOS's recommended limit for a GPU's arrays: the rest of the
 system and other programs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fabric.errors import FatalError
@@ -56,9 +56,31 @@ class MemoryPlan:
     share_bytes: int
     weights_bytes: int
     hot_bytes: int  # for agents' caches
-    prefill_bytes: int  # for the scores of one chunk of a prompt
+    prefill_bytes: int  # for one chunk of a prompt: its scores, and the plain numbers it attends to
     pool_bytes: int  # of freed arrays that MLX keeps
     array_bytes_min: int = 0  # that one array of a cache counts as: their number is bounded, too
+
+    def with_prefix(
+        self, prefix_bytes: int, cache_bytes: int, context_tokens_max: int
+    ) -> "MemoryPlan":
+        """Return the plan with room for the plain numbers of the longest prefix that fits.
+
+        `prefix_bytes` and `cache_bytes` are of one token: of the plain numbers that prefill reads
+        at a time, and of an agent's packed cache. The room is taken from agents' caches.
+        """
+        room_bytes = self.prefill_bytes + self.hot_bytes + self._free_bytes
+        tokens_count = min(context_tokens_max, room_bytes // (prefix_bytes + cache_bytes))
+        needed_bytes = tokens_count * prefix_bytes
+        if needed_bytes <= self.prefill_bytes:
+            return self
+        hot_bytes = min(self.hot_bytes, room_bytes - needed_bytes)
+        return replace(self, prefill_bytes=needed_bytes, hot_bytes=hot_bytes)
+
+    @property
+    def _free_bytes(self) -> int:
+        """Bytes of the share that no part takes."""
+        parts_bytes = self.weights_bytes + self.hot_bytes + self.prefill_bytes + self.pool_bytes
+        return max(0, self.share_bytes - parts_bytes - DEVICE_RESERVE_BYTES)
 
     @property
     def explanation(self) -> str:

@@ -107,6 +107,7 @@ DEVICE_POOL_IDLE_S: Final = 2.0  # without work, after which the pool is returne
 DEVICE_POOL_STEPS: Final = 256  # decode steps after which it is returned while others go on
 DEVICE_POOL_PREFILL_TOKENS: Final = 1_024  # of a chunk behind which it is returned
 SCORES_COPIES: Final = 4  # of a chunk's scores, of layers whose buffers a GPU has not freed yet
+PREFIX_COPIES: Final = 2  # of a layer's prefix as plain numbers: 2.1 measured, with its scores
 MEMORY_POLL_S: Final = 2.0  # between two looks at the system's memory pressure
 MEMORY_SHRINK_S: Final = 10.0  # between two steps by which a warning shrinks the budget
 MEMORY_CALM_S: Final = 60.0  # without pressure, after which the budget grows again

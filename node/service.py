@@ -276,7 +276,11 @@ class NodeService:
             return loaded.engine, loaded
 
         self._begun.append(engine.stop)
-        return engine, engine.start(build)
+        loaded: LoadedModel = engine.start(build)
+        if loaded.memory is not None and loaded.memory != plan:
+            engine.budget.resize(loaded.memory.hot_bytes)
+            _log.info("memory, with long prompts: %s", loaded.memory.explanation)
+        return engine, loaded
 
     def _plan_memory(self) -> MemoryPlan:
         """Divide the machine's memory; raise FatalError for a model that does not fit."""

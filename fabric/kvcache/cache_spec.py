@@ -107,6 +107,14 @@ class LayerSpec:
         """With which layers this one is stored."""
         return _GROUP_OF_KIND.get(self.kind, CacheGroup.FULL)
 
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes per token of its packed slots as plain numbers; 0 of a layer with a window."""
+        if self.window_tokens:
+            return 0
+        packed = (slot for slot in self.slots if slot.bits != NATIVE)
+        return sum(slot.heads * slot.width * DTYPE_BYTES[slot.dtype] for slot in packed)
+
     def tensors(self, layer_index: int, tokens_count: int) -> tuple[TensorSpec, ...]:
         """List this layer's tensors in file order; states do not depend on the tokens."""
         prefix = f"layers.{layer_index}"

@@ -64,6 +64,11 @@ class MemoryBudget:
         """Bytes that may be taken now; a sequence that runs alone may exceed them."""
         return self._limit_bytes
 
+    def resize(self, total_bytes: int) -> None:
+        """Change the total, once the model's own needs are known and before the first turn."""
+        with self._lock:
+            self.total_bytes = self._limit_bytes = total_bytes
+
     def restrict(self, limit_bytes: int) -> None:
         """Change the limit, to the total at most; what is taken already stays taken."""
         with self._lock:

@@ -293,7 +293,7 @@ class Scheduler:
             busy=self._is_waited_for(),
             exact=self._exact,
             tokens_per_s=self.prefill_speed.per_s,
-            pairs_max=engine.pairs_max,
+            pairs_max=engine.pairs_max(position),
             stops=sequence.stops,
         )
         began_s = self._clock.monotonic_s()

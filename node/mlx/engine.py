@@ -20,7 +20,7 @@ from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
 from node.grammar.compiler import Mask
-from node.limits import SCORES_COPIES
+from node.limits import PREFIX_COPIES, SCORES_COPIES
 from node.mlx import attention, backend, device, recurrent_layer
 from node.mlx.batch_layers import WASTE_MAX, GroupedLayer, PaddedLayer, RaggedLayer, padded_groups
 from node.mlx.device import DeviceError, device_errors, refuse_nan, watch_nan
@@ -153,7 +153,7 @@ class Engine:
         self.padded_tokens_max = here.padded_tokens_max
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
         self.pair_bytes = 0  # of the scores of one query token and one key token
-        self.scores_bytes_max = sys.maxsize  # of one chunk of a prompt
+        self.prefill_bytes_max = sys.maxsize  # of one chunk: scores, and the unpacked prefix
         self.array_bytes_min = 0  # counted for each array of a cache
         self.launch_waits = here.launch_waits
         # Per step launched since the last check: whether its logits contain a NaN.
@@ -176,9 +176,16 @@ class Engine:
         device.clear()
 
     @property
-    def pairs_max(self) -> int:
-        """Pairs of a query token and a key token that one chunk of a prompt may have."""
-        return self.scores_bytes_max // (self.pair_bytes * SCORES_COPIES or 1)
+    def prefix_bytes(self) -> int:
+        """Bytes per token of a prefix that prefill unpacks at a time."""
+        return PREFIX_COPIES * max((layer.plain_bytes for layer in self.spec.layers), default=0)
+
+    def pairs_max(self, position: int) -> int:
+        """Return how many pairs of a query token and a key token a chunk at `position` may have."""
+        if not self.pair_bytes:
+            return sys.maxsize
+        free_bytes = max(0, self.prefill_bytes_max - position * self.prefix_bytes)
+        return free_bytes // (self.pair_bytes * SCORES_COPIES)
 
     def new_cache(self, capacity_tokens: int) -> ResidentCache:
         if self.is_opaque:

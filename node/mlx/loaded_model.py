@@ -51,6 +51,7 @@ class LoadedModel:
     fingerprint: Fingerprint
     context_tokens_max: int
     problem: str | None  # why this model's caches are not reused
+    memory: MemoryPlan | None = None  # with room for prefixes of this model
 
     @property
     def vocabulary_size(self) -> int:
@@ -93,15 +94,19 @@ def load_model(
     loaded, tokenizer, config = _load(folder)
     engine, problem = _fit(loaded, bits or KvBits())
     if memory is not None:
-        engine.scores_bytes_max = memory.prefill_bytes
         engine.array_bytes_min = memory.array_bytes_min
     # Rows that pad the vocabulary have no text and are never sampled.
     known = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
     engine.limits = replace(engine.limits, vocabulary_size=known)
     context = context_tokens(config, getattr(loaded, "args", None))
     context = min(context, engine.limits.positions_max, context_tokens_max or context)
+    if memory is not None and not engine.is_opaque:
+        cache_bytes = engine.spec.bytes_per_token
+        memory = memory.with_prefix(engine.prefix_bytes, cache_bytes, context)
+    if memory is not None:
+        engine.prefill_bytes_max = memory.prefill_bytes
     print_of = fingerprint(folder, engine.spec)
-    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem)
+    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, memory)
 
 
 def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from fabric.errors import FatalError
-from fabric.limits import DEVICE_RESERVE_BYTES, GIB, HOT_BYTES_MIN, MIB, PREFILL_BYTES_MAX
+from fabric.limits import DEVICE_RESERVE_BYTES, GIB, HOT_BYTES_MIN, KIB, MIB, PREFILL_BYTES_MAX
 from fabric.memory_plan import MachineMemory, plan_memory
 
 MINI = MachineMemory(16 * GIB, gpu_bytes=11 * GIB, buffers_max=499_000)
@@ -34,6 +34,34 @@ def test_what_an_8b_model_leaves_on_a_mini_and_on_a_studio():
     assert 4 * GIB < mini.hot_bytes < 5 * GIB
     assert 450 * GIB < studio.hot_bytes < 460 * GIB
     assert studio.prefill_bytes == PREFILL_BYTES_MAX
+
+
+PREFIX_BYTES, CACHE_BYTES = 8 * KIB, 36 * KIB  # of a token of 8 billion parameters
+
+
+def test_a_prefix_of_131072_tokens_fits_beside_the_scores_of_a_mini():
+    mini = plan_memory(MINI, WEIGHTS)
+
+    assert mini.with_prefix(PREFIX_BYTES, CACHE_BYTES, 131_072) == mini
+
+
+@pytest.mark.parametrize("context", [400_000, 10_000_000])
+def test_no_prefix_takes_more_than_the_longest_cache_that_fits_needs(context):
+    mini = plan_memory(MINI, WEIGHTS)
+    plan = mini.with_prefix(8 * PREFIX_BYTES, CACHE_BYTES, context)
+
+    assert parts_of(plan) == parts_of(mini)
+    longest = plan.hot_bytes // CACHE_BYTES
+    assert plan.prefill_bytes <= 8 * PREFIX_BYTES * (longest + 1)
+    assert plan.prefill_bytes > mini.prefill_bytes
+
+
+def test_room_that_the_operator_leaves_is_used_first():
+    mini = plan_memory(MINI, WEIGHTS, 2 * GIB)
+    plan = mini.with_prefix(4 * PREFIX_BYTES, CACHE_BYTES, 64_000)
+
+    assert plan.hot_bytes == mini.hot_bytes
+    assert plan.prefill_bytes == 4 * PREFIX_BYTES * 64_000
 
 
 def test_a_machine_without_a_gpu_offers_a_part_of_its_ram():

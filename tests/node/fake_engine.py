@@ -97,10 +97,12 @@ class FakeEngine:
         self.launch_waits = launch_waits
         self.returned_count = 0  # how often memory of freed arrays was returned
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MAX
-        self.pairs_max = sys.maxsize
         self.log = []
         self._clock = clock or FakeClock()
         self._tokens_per_s = tokens_per_s
+
+    def pairs_max(self, position):
+        return sys.maxsize
 
     def prefill(self, cache, tokens):
         if getattr(cache, "is_broken", False):

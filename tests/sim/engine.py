@@ -70,12 +70,14 @@ class SimEngine:
         self.device = device or SimDevice(None, 0)
         self.launch_waits = False
         self.chunk_tokens_max = PREFILL_CHUNK_TOKENS_MIN
-        self.pairs_max = sys.maxsize
         self.spent_s = 0.0
         self._tokens_per_s = tokens_per_s
         self._step_s = step_s
         self._kind = kind
         self._note_cache = note_cache
+
+    def pairs_max(self, position):
+        return sys.maxsize
 
     def new_cache(self, capacity_tokens):
         cache = SimCache(capacity_tokens, self._kind)

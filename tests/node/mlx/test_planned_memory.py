@@ -6,7 +6,7 @@ from mlx.utils import tree_flatten
 
 from fabric.limits import GIB, KIB, MIB
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
-from node.limits import SCORES_COPIES
+from node.limits import PREFIX_COPIES, SCORES_COPIES
 from node.mlx import backend, device
 from node.mlx.loaded_model import load_model, weights_bytes
 from node.mlx.probe import probe
@@ -35,11 +35,32 @@ def test_weights_take_what_their_files_take(model):
 
 
 def test_scores_are_counted_by_the_heads_of_the_queries(model):
-    engine = load_model(model, memory=plan_of(model, prefill_bytes=MIB)).engine
+    engine = load_model(model, memory=plan_of(model, prefill_bytes=64 * MIB)).engine
     heads = engine.model.args.num_attention_heads
 
     assert engine.pair_bytes == heads * 4, "float32"
-    assert engine.pairs_max == MIB // (heads * 4 * SCORES_COPIES)
+    assert engine.pairs_max(0) == 64 * MIB // (heads * 4 * SCORES_COPIES)
+
+
+def test_the_unpacked_prefix_takes_its_part_of_the_scores_memory(model):
+    engine = load_model(model, memory=plan_of(model, prefill_bytes=64 * MIB)).engine
+    args = engine.model.args
+    unpacked_bytes = 2 * args.num_key_value_heads * args.head_dim * 4  # keys and values, float32
+
+    assert engine.prefix_bytes == PREFIX_COPIES * unpacked_bytes
+    pair_bytes = engine.pair_bytes * SCORES_COPIES
+    assert engine.pairs_max(1_000) == (64 * MIB - 1_000 * engine.prefix_bytes) // pair_bytes
+    assert engine.pairs_max(10**9) == 0, "the least chunk is computed all the same"
+
+
+def test_a_long_context_takes_room_for_its_prefix_from_agents_caches(model):
+    plan = plan_of(model, prefill_bytes=4 * MIB, hot_bytes=64 * MIB, share_bytes=0)
+    loaded = load_model(model, memory=plan)
+    engine, memory = loaded.engine, loaded.memory
+
+    assert memory.prefill_bytes == engine.prefix_bytes * loaded.context_tokens_max > 4 * MIB
+    assert memory.hot_bytes + memory.prefill_bytes == 68 * MIB
+    assert engine.prefill_bytes_max == memory.prefill_bytes
 
 
 @pytest.mark.parametrize(("width", "here", "kept"), [
