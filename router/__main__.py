@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,10 @@ def main() -> int:
         keys = read_router_keys(Path(settings.keys_dir or data_dir).expanduser())
         folder = DataFolder(data_dir.expanduser())
         chosen = _operated(_overridden(settings, arguments), folder)
-        with listen(chosen.host, chosen.port) as listener:
+        with ExitStack() as opened:
+            listeners = listen(chosen.host, chosen.port)
+            for listener in listeners:
+                opened.enter_context(listener)
             # This import takes most of a restart. Clients can connect already and wait.
             from router.serve import serve
 
@@ -55,7 +59,7 @@ def main() -> int:
                 chosen,
                 keys,
                 arguments.ray_address,
-                listener,
+                listeners,
                 placement=placement,
                 runs_dir=folder.router_runs,
                 stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),

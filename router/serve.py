@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -28,7 +28,7 @@ from router.fleet.membership import Roster
 from router.fleet.node_client import ControlTransport, HttpNodeLink
 from router.fleet.node_http import NodeHttp
 from router.fleet.node_roster import RosterStore
-from router.listener import url_of
+from router.listener import urls_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
 from router.services import Services, assemble
@@ -73,7 +73,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
     settings: RouterSettings,
     keys: RouterKeys,
     ray_address: str,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
@@ -90,7 +90,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
             settings,
             keys.cluster_key,
             ray_control.ActorRoster(address=ray_address, on_joined=signals.install),
-            listener,
+            listeners,
             keys=keys,
             placement=placement,
             on_ready=on_ready,
@@ -108,7 +108,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     settings: RouterSettings,
     cluster_key: bytes,
     roster: Roster,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     placement: Placement | None = None,
     on_ready: Callable[[str, list[str]], None] = announce,
@@ -119,7 +119,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
 ) -> None:
-    """Serve clients of the nodes in `roster` on a listening socket.
+    """Serve clients of the nodes in `roster` on listening sockets.
 
     Without `keys`, connections to nodes and clients have no TLS; without `runs_dir`, no scenarios
     run.
@@ -149,10 +149,10 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
         )
         (signals or StopSignals()).call(stop.on_signal)
-        url = url_of(listener, "http" if tls is None else "https")
+        app.state.urls = urls_of(listeners, "http" if tls is None else "https")
         resuming = asyncio.create_task(runs.resume_all())
         try:
-            await _run(server, services, listener, url, on_ready)
+            await _run(server, services, listeners, app.state.urls, on_ready)
         finally:
             await stop.close()
             resuming.cancel()
@@ -174,13 +174,13 @@ def http_config(
 async def _run(
     server: uvicorn.Server,
     services: Services,
-    listener: socket.socket,
-    url: str,
+    listeners: Sequence[socket.socket],
+    urls: Sequence[str],
     on_ready: Callable[[str, list[str]], None],
 ) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     tending = asyncio.create_task(services.run())
-    announcing = asyncio.create_task(_announce_when_ready(services.fleet, url, on_ready))
+    announcing = asyncio.create_task(_announce_when_ready(services.fleet, urls, on_ready))
     try:
         await asyncio.wait({serving, tending}, return_when=asyncio.FIRST_COMPLETED)
         if tending.done():
@@ -196,12 +196,12 @@ async def _run(
 
 
 async def _announce_when_ready(
-    fleet: Fleet, url: str, on_ready: Callable[[str, list[str]], None]
+    fleet: Fleet, urls: Sequence[str], on_ready: Callable[[str, list[str]], None]
 ) -> None:
     # Nodes become ready by heartbeats, which notify no event.
     while not fleet.ready():  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     names = [view.name for view in fleet.ready()]
     keep_pauses_short()
-    _LOG.info("serving at %s", url)
-    on_ready(url, list(names))
+    _LOG.info("serving at %s", ", ".join(urls))
+    on_ready(urls[0], list(names))

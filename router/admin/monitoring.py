@@ -29,7 +29,10 @@ class HealthApi:
 
     async def check(self, request: Request) -> Response:
         """Answer 200 while turns are accepted; show details to operators only."""
-        row = health_row(self._fleet, caller_of(request))
+        caller = caller_of(request)
+        row = health_row(self._fleet, caller)
+        if caller.operator is not None:
+            row["urls"] = request.app.state.urls
         if self._turns.is_refusing:
             row["status"] = DRAINING
         is_down = row["status"] in (DOWN, DRAINING)

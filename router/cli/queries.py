@@ -47,6 +47,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     print_pairs(
         [
             ("url", fabric.url),
+            *([("listens at", ", ".join(health["urls"]))] if health.get("urls") else []),
             ("health", health.get("status", "ok")),
             ("nodes", f"{len(nodes)}, {usable} ready"),
             ("models", ", ".join(sorted({str(node.get("model")) for node in nodes})) or "-"),

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -26,6 +25,7 @@ from router.cli.model_choice import chosen_model
 from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
 from router.cli.terminal import print_json, print_line
+from router.listener import bind_listeners
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
 from router.supervise.ray_processes import LocalRay
@@ -265,9 +265,9 @@ def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettin
 
 def _require_port(router: RouterSettings) -> None:
     """Raise CommandError now if the router could not listen after everything else has started."""
-    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
     try:
-        socket.create_server((router.host, router.port), family=family).close()
+        for listener in bind_listeners(router.host, router.port):
+            listener.close()
     except OSError as error:
         why = error.strerror or error
         is_ports = error.errno in {errno.EADDRINUSE, errno.EACCES}
@@ -276,7 +276,7 @@ def _require_port(router: RouterSettings) -> None:
             if is_ports
             else "--host takes an address of this machine, or 0.0.0.0 for all that it has"
         )
-        message = f"cannot listen on {router.host} port {router.port} ({why}); {remedy}"
+        message = f"cannot listen on {error.filename} port {router.port} ({why}); {remedy}"
         raise CommandError(message) from None
 
 

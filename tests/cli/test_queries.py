@@ -81,6 +81,14 @@ def test_json_of_status_counts(run, fabric):
     assert printed["url"] == fabric.url
 
 
+def test_status_names_every_address_at_which_the_router_listens(run, fabric, monkeypatch):
+    urls = ["http://127.0.0.1:8000", "http://[::1]:8000"]
+    monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "ok", "urls": urls})
+    _, printed, _ = run("status", "--url", fabric.url)
+
+    assert ", ".join(urls) in printed
+
+
 def test_status_says_why_a_node_does_not_start_and_when_it_tries_again(run, fabric, monkeypatch):
     failed = {"state": "failed", "failure": "FatalError: no model", "starts_again_in_s": 12.4}
     monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "unavailable", "nodes": []})

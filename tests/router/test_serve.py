@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 
 import httpx2
 import openai
@@ -17,7 +19,7 @@ import pytest
 from fabric.errors import FatalError
 from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
-from router.listener import listen, url_of
+from router.listener import IPV6_LOOPBACK, listen, urls_of
 from router.serve import serve_roster
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
 from tests.router.rig import OPERATOR_KEY, until
@@ -36,17 +38,17 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
     async def roster():
         return nodes
 
-    listener = listen("127.0.0.1", 0)
+    listeners = listen("127.0.0.1", 0)
     serving = asyncio.create_task(
         serve_roster(
             RouterSettings(operator_keys={"ops": OPERATOR_KEY}),
             CLUSTER_KEY,
             roster,
-            listener,
+            listeners,
             on_ready=lambda url, names: ready.append((url, names)),
         )
     )
-    url = url_of(listener)
+    url, url_by_ipv6 = urls_of(listeners)
     async with httpx2.AsyncClient(base_url=url, verify=False) as http:
         while True:
             try:
@@ -59,6 +61,9 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
         await node.start()
         nodes["node-a"] = node
         await until(lambda: ready)
+        async with httpx2.AsyncClient(base_url=url_by_ipv6, verify=False) as by_ipv6:
+            listed = await by_ipv6.get("/v1/models")
+            health = await by_ipv6.get("/healthz", headers={OPERATOR_HEADER: OPERATOR_KEY})
         node.does.delay_s = 0.01
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 30}]}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat))
@@ -79,18 +84,75 @@ async def test_serves_from_the_first_ready_node_until_a_signal():
     assert ready == [(url, ["node-a"])]
     assert first.name == "snapshot"
     assert answer.status_code == 200, "what was running was finished"
+    assert listed.status_code == 200, "a program of this machine needs no key there, either"
+    assert health.json()["urls"] == [url, url_by_ipv6]
 
 
-def test_a_port_that_is_taken_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.fixture
+def opened():
+    """Return a function that listens, and close its sockets afterwards."""
+    with ExitStack() as stack:
+
+        def opens(host, port=0):
+            listeners = listen(host, port)
+            for listener in listeners:
+                stack.enter_context(listener)
+            return listeners
+
+        yield opens
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", AF_INET), (IPV6_LOOPBACK, AF_INET6)])
+def test_a_port_that_is_taken_at_either_loopback_is_named(host, family):
+    with socket.create_server((host, 0), family=family) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(FatalError, match=str(port)):
+        with pytest.raises(FatalError, match=f"{host} port {port}"):
             listen("127.0.0.1", port)
+    for listener in listen("127.0.0.1", port):
+        listener.close()  # nothing was left open
 
 
-def test_the_url_is_one_that_clients_can_use():
-    with listen("0.0.0.0", 0) as everywhere:
-        assert url_of(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_a_router_of_this_machine_listens_at_both_loopbacks(opened, host):
+    urls = urls_of(opened(host))
+
+    port = urls[0].rpartition(":")[2]
+    assert urls == [f"http://127.0.0.1:{port}", f"http://[::1]:{port}"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.5", IPV6_LOOPBACK])
+def test_one_address_that_is_asked_for_stays_the_only_one(opened, host):
+    assert [listener.getsockname()[0] for listener in opened(host)] == [host]
+
+
+@pytest.mark.parametrize("reason", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
+def test_a_machine_without_ipv6_listens_at_the_other(opened, monkeypatch, reason):
+    create = socket.create_server
+
+    def without_ipv6(address, *, family, **options):
+        if family == AF_INET6:
+            raise OSError(reason, "no IPv6")
+        return create(address, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+
+    assert len(opened("127.0.0.1")) == 1
+
+
+def test_a_free_port_is_free_at_both(opened, monkeypatch):
+    create, refused = socket.create_server, []
+
+    def taken_twice(address, *, family, **options):
+        if family == AF_INET6 and len(refused) < 2:
+            refused.append(address[1])
+            raise OSError(errno.EADDRINUSE, "in use")
+        return create(address, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", taken_twice)
+    four, six = opened("127.0.0.1")
+
+    assert len(refused) == 2
+    assert four.getsockname()[1] == six.getsockname()[1]
 
 
 def router(*arguments):

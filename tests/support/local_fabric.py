@@ -93,7 +93,7 @@ class LocalFabric:
             self.router_settings,
             KEY,
             self._roster,
-            listener,
+            [listener],
             on_ready=lambda *_: self._ready.set(),
             runs_dir=self.runs_dir,
         )

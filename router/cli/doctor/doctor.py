@@ -143,7 +143,8 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
 def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
     """Check the running fabric, if there is one; return its nodes, too."""
     try:
-        nodes = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S).nodes()
+        found = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S)
+        nodes, urls = found.nodes(), found.health().get("urls") or [found.url]
     except (CommandError, ClientError) as error:
         return [], Check("fabric", "ok", f"no fabric to check: {error}")
     failed = [
@@ -153,7 +154,7 @@ def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
     if failed:
         detail = f"the cache self-test failed on {', '.join(failed)}; {links}"
         return nodes, Check("fabric", "error", detail)
-    return nodes, Check("fabric", "ok", links or "no nodes")
+    return nodes, Check("fabric", "ok", f"at {' and '.join(urls)}; {links or 'no nodes'}")
 
 
 def _links(node: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from fabric.net.interfaces import darwin_kind, parse_hardware_ports, parse_ifconfig
 from fabric.net.links import LinkKind
 from router.cli.doctor.finding import Check
+from router.listener import IPV4_LOOPBACK, IPV6_LOOPBACK, bind_listeners
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,25 @@ def run(*command: str) -> str:
 
 def network_checks() -> Iterator[Check]:
     """Yield the checks of this machine's network."""
+    yield localhost_check()
     if sys.platform == "darwin":
         yield from darwin_checks(run)
     elif _PROC_ROUTE.exists():
         yield from linux_checks(_PROC_ROUTE.read_text())
+
+
+def localhost_check() -> Check:
+    """Check that clients reach a router here by either address of `localhost`."""
+    try:
+        for listener in bind_listeners(IPV4_LOOPBACK, 0):
+            reached = listener.getsockname()[0]
+            listener.close()
+    except OSError as error:
+        return Check("localhost", "error", f"{error.filename}: {error.strerror}")
+    if reached == IPV6_LOOPBACK:
+        return Check("localhost", "ok", f"{IPV4_LOOPBACK} and {IPV6_LOOPBACK}")
+    detail = f"only {IPV4_LOOPBACK}: this machine has no {IPV6_LOOPBACK}"
+    return Check("localhost", "ok", detail)
 
 
 def linux_checks(proc_route: str) -> Iterator[Check]:

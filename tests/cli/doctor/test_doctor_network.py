@@ -271,11 +271,17 @@ def test_linux_routes():
 def test_the_command_prints_paths_in_words_and_as_json(run, fabric, monkeypatch):
     view = link("192.168.1.11", LAN, device="en0", reachable=True, rtt_s=0.0008, bytes_per_s=117e6)
     healthy = {**fake_fabric.NODES[0], **row(A, [LAN_A], [view])}
-    answers = {("GET", "/v1/nodes"): {"object": "list", "data": [healthy]}}
+    urls = ["http://127.0.0.1:8000", "http://[::1]:8000"]
+    answers = {
+        ("GET", "/v1/nodes"): {"object": "list", "data": [healthy]},
+        ("GET", "/healthz"): {"status": "ok", "urls": urls},
+    }
     monkeypatch.setattr(fake_fabric, "ANSWERS", answers)
     status, out, _ = run("doctor", "--url", fabric.url)
     printed = json.loads(run("doctor", "--url", fabric.url, "--json")[1])
 
     assert status == 0
     assert "ok       node-a from node-b: Ethernet 192.168.1.11 through en0: 0.8 ms" in out
+    assert f"ok       fabric: at {urls[0]} and {urls[1]}; " in out
+    assert "ok       localhost: 127.0.0.1" in out
     assert printed["links"][0]["words"].endswith("used first")

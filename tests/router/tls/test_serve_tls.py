@@ -56,13 +56,13 @@ async def serving(keys, settings):
     async def roster():
         return {"node-a": node}
 
-    listener = listen("127.0.0.1", 0)  # what a test may reach; the settings say another host
+    listeners = listen("127.0.0.1", 0)  # what a test may reach; the settings say another host
     task = asyncio.create_task(
         serve_roster(
             settings,
             found.cluster_key,
             roster,
-            listener,
+            listeners,
             keys=found,
             on_ready=lambda url, _: ready.set_result(url),
         )
@@ -75,7 +75,8 @@ async def serving(keys, settings):
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        listener.close()
+        for listener in listeners:
+            listener.close()
         await node.stop()
 
 
@@ -96,6 +97,17 @@ async def test_beyond_loopback_a_router_speaks_https_by_itself(keys, tmp_path):
             told = await http.get("/v1/models", headers=BEARER)
     assert told.status_code == 400
     assert told.json()["error"]["code"] == "https_required"
+
+
+async def test_it_speaks_https_at_both_loopbacks_and_its_certificate_is_for_both(keys):
+    async with serving(keys, RouterSettings(host="0.0.0.0", api_keys=KEYS)) as url:
+        port = url.rpartition(":")[2]
+        for host in ("127.0.0.1", "[::1]"):
+            answer = await asked(f"https://{host}:{port}", keys.authority)
+            assert answer.status_code == 200, host
+            async with httpx2.AsyncClient(base_url=f"http://{host}:{port}") as http:
+                told = await http.get("/v1/models", headers=BEARER)
+            assert told.json()["error"]["code"] == "https_required", host
 
 
 async def test_on_loopback_it_speaks_http_unless_told_otherwise(keys):
