@@ -43,12 +43,12 @@ def on_wire(name: str) -> dict[str, str]:
 
 
 def left_out() -> dict[str, bool]:
-    """Omit a field from the bytes where it is None, so that older versions can read them."""
+    """Omit a field from the bytes if it is None, so that older versions can read them."""
     return {_LEFT_OUT: True}
 
 
 def is_left_out(field: Field[Any]) -> bool:
-    """Return whether bytes lack the field where it is None."""
+    """Return whether the field is omitted from the bytes if it is None."""
     return _LEFT_OUT in field.metadata
 
 
@@ -87,7 +87,7 @@ def to_plain(value: Any) -> Any:
 
 @cache
 def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
-    """Map the fields' names in bytes to their own; None for a type without fields."""
+    """Pair each field's name in bytes with its attribute name; None for a type without fields."""
     if not is_dataclass(cls) or _spells_itself(cls):
         return None
     names = tuple((wire_name(field), field.name) for field in fields(cls))
@@ -97,12 +97,12 @@ def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
 
 @cache
 def _optional_names(cls: type) -> frozenset[str]:
-    """Name the fields that bytes lack where they are None."""
+    """Return the fields that are omitted from the bytes if they are None."""
     return frozenset(field.name for field in fields(cls) if is_left_out(field))
 
 
 def _names_in(value: Any) -> tuple[tuple[str, str], ...]:
-    """Pair the names in bytes and its own of all fields that a value's bytes have."""
+    """Pair name in bytes and attribute name of each field that a value's bytes contain."""
     kind: type = type(value)
     names, optional = _field_names(kind) or (), _optional_names(kind)
     if not optional:

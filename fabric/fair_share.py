@@ -1,4 +1,4 @@
-"""Fair shares of a bounded resource: a new owner always finds some, however much others hold."""
+"""Fair shares of a bounded resource: some is always left for a new owner."""
 
 from typing import Generic, TypeVar
 
@@ -6,10 +6,11 @@ Owner = TypeVar("Owner")
 
 
 class FairShare(Generic[Owner]):
-    """Bounded resource of which each owner may hold up to half of what the others leave.
+    """Bounded resource; each owner may hold at most half of what the others do not hold.
 
-    One alone has half, two have a third each, n have 1/(n+1), so none fills it. This is how
-    switches share packet memory (Choudhury and Hahne, "Dynamic queue length thresholds", 1998).
+    One owner gets at most half, two a third each, n owners 1/(n+1) each, so some is always free.
+    Switches share packet memory in this way (Choudhury and Hahne, "Dynamic queue length
+    thresholds", 1998).
     """
 
     def __init__(self, limit: int) -> None:
@@ -18,7 +19,7 @@ class FairShare(Generic[Owner]):
         self._total = 0
 
     def take(self, owner: Owner, amount: int = 1) -> bool:
-        """Take some if the owner's share allows it; return whether it does."""
+        """Take `amount` if the owner's share allows it; return whether it does."""
         held = self._held.get(owner, 0)
         left = self._limit - (self._total - held)
         if amount > 0 and held + amount > -(-left // 2):
@@ -28,7 +29,7 @@ class FairShare(Generic[Owner]):
         return True
 
     def give(self, owner: Owner, amount: int = 1) -> None:
-        """Hold less."""
+        """Give back `amount` that the owner has taken."""
         left = self._held.get(owner, 0) - amount
         assert left >= 0, "gave more than was taken"
         self._total -= amount

@@ -59,10 +59,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """A tenant's part of every tier, as fractions of the tier's budget."""
+    """A tenant's share of every tier, as fractions of the tier's budget."""
 
     quota: float = 1.0
-    floor: float | None = None  # none: an equal part of what the named floors leave
+    floor: float | None = None  # None: an equal share of what the configured floors leave
 
 
 def by_recency(candidate: Candidate) -> float:
@@ -71,9 +71,9 @@ def by_recency(candidate: Candidate) -> float:
 
 
 def by_benefit(candidate: Candidate) -> float:
-    """Rank by the seconds that a byte is expected to save per second to come.
+    """Rank by the seconds of prefill that one byte is expected to save, per second from now.
 
-    Who is idle is expected to stay so for about as long again.
+    An idle agent is expected to stay idle for about as long again.
     """
     expected_s = candidate.reuse_probability * candidate.saves_s / (1.0 + candidate.idle_s)
     return expected_s / max(1, candidate.size_bytes)
@@ -93,7 +93,7 @@ class Rules:
         return self.tenants.get(tenant, TenantShare()).quota * budget_bytes
 
     def floors_bytes(self, present: Iterable[TenantId], budget_bytes: int) -> dict[TenantId, float]:
-        """Return what each of the tenants present keeps whatever the others do."""
+        """Return each present tenant's floor: bytes that other tenants cannot evict."""
         named = {tenant: s.floor for tenant, s in self.tenants.items() if s.floor is not None}
         tenants = set(present)
         rest = max(0.0, 1.0 - math.fsum(named.values())) / max(1, len(tenants - named.keys()))
@@ -107,7 +107,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Victims in order, and the room left after their eviction; negative: over by so much."""
+    """Victims in order, and the bytes free after their eviction; negative if still over budget."""
 
     dropped: tuple[Candidate, ...]
     held: frozenset[AgentKey]  # the pins that are honored
@@ -123,12 +123,11 @@ def choose(
     incoming: Mapping[TenantId, int] | None = None,
     free_share: float = 0.0,
 ) -> Choice:
-    """Choose victims: the expired, those over a quota, then more until the rest fits.
+    """Choose victims: expired agents, agents over a quota, then more until the rest fits.
 
-    `incoming` bytes by tenant count as if they were stored. When victims are needed for lack
-    of room, so do others until `free_share` of the budget is free, so that the next to come
-    need not ask. A tenant within its floor loses nothing and active agents are never chosen,
-    so the rest may not fit in the end.
+    `incoming` bytes by tenant count as if they were stored. If room is short, evicts until
+    `free_share` of the budget is free, so that the next writes need no eviction. A tenant within
+    its floor loses nothing and active agents are never chosen, so the rest may still not fit.
     """
     tier = _Tier(candidates, budget_bytes, rules, incoming or {})
     tier.drop_expired()
@@ -144,14 +143,14 @@ def tier_state(
     *,
     incoming: Mapping[TenantId, int] | None = None,
 ) -> Choice:
-    """Return how a tier stands with everybody in it."""
+    """Return a tier's free bytes and honored pins, without choosing victims."""
     return _Tier(candidates, budget_bytes, rules, incoming or {}).choice()
 
 
 def _held_pins(
     candidates: Sequence[Candidate], floors: Mapping[TenantId, float], rules: Rules
 ) -> frozenset[AgentKey]:
-    """Choose the pins that are honored, the most valuable first; others count for nothing."""
+    """Choose the pins to honor, the most valuable first; the others have no effect."""
     room = {tenant: rules.pin_share * floor for tenant, floor in floors.items()}
     held: set[AgentKey] = set()
     counted: set[Hashable] = set()
@@ -215,7 +214,7 @@ class _Tier:
             self._sweep(lambda c: self._bytes[c.tenant] > over.get(c.tenant, math.inf), kept)
 
     def drop_over_budget(self, fill: float) -> None:
-        """Respect floors; then fall below one from above it; then let pins go, too."""
+        """Evict above floors; then until a tenant falls below its floor; then pinned agents too."""
         if self._total_bytes <= self._budget_bytes:
             return
         self._sweep(
@@ -268,33 +267,33 @@ def disk_reserve_bytes(drive_bytes: int, usable_bytes: int) -> int:
 
 
 def disk_capacity_bytes(drive_bytes: int, free_bytes: int, stored_bytes: int) -> int:
-    """Return how many bytes stored agents may fill of a drive, without regard to the budget.
+    """Return how many bytes of a drive stored agents may fill, regardless of the budget.
 
-    What is stored already may stay, however full others make the drive.
+    Bytes that are stored already may stay, even if other files fill the drive.
     """
     reserve_bytes = disk_reserve_bytes(drive_bytes, free_bytes + stored_bytes)
     return stored_bytes + max(0, free_bytes - reserve_bytes)
 
 
 TURNS_TOLD_APART = 31  # in five classes: 1, 2-3, 4-7, 8-15, and more
-_PRIOR_AGENTS = 4  # as if so many had been seen before
-_PRIOR_RETURNS = 2  # and so many of them again
+_PRIOR_AGENTS = 4  # added to the count of turns, as a prior
+_PRIOR_RETURNS = 2  # added to the count of returns
 
 
 class ReuseProbability:
-    """Counts turns and returns; what was counted long ago counts less and less."""
+    """Estimator of the probability that an agent returns; older counts lose weight."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[TenantId, int], tuple[int, int]] = {}  # turns, returns
 
     def note(self, tenant: TenantId, turns_count: int) -> None:
-        """Count an agent's turn number `turns_count`: it returned after the one before."""
+        """Count an agent's turn number `turns_count`, and a return after the turn before."""
         if turns_count > 1:
             self._add(tenant, turns_count - 1, 0, 1)
         self._add(tenant, turns_count, 1, 0)
 
     def note_all(self, tenant: TenantId, turns_count: int) -> None:
-        """Count all turns so far of an agent met for the first time."""
+        """Count all turns so far of an agent that was not counted before."""
         for count in range(1, min(turns_count, TURNS_TOLD_APART) + 1):
             self.note(tenant, count)
 

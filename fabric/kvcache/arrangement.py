@@ -28,15 +28,15 @@ from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Tokens `start:end` of a cache moved by `delta` positions from where they were computed."""
+    """Tokens `start:end` of a cache, `delta` positions away from where they were computed."""
 
     start: int
     end: int
-    delta: int  # negative: before
+    delta: int  # negative: moved to the front
 
 
-def joined(shifts: Iterable[Shift]) -> tuple[Shift, ...]:
-    """Leave out tokens in their own places, and join neighbours that are equally far from them."""
+def merge_shifts(shifts: Iterable[Shift]) -> tuple[Shift, ...]:
+    """Drop empty shifts and shifts by 0, and merge adjacent shifts with the same delta."""
     merged: list[Shift] = []
     for shift in shifts:
         if shift.start == shift.end or not shift.delta:
@@ -49,9 +49,9 @@ def joined(shifts: Iterable[Shift]) -> tuple[Shift, ...]:
     return tuple(merged)
 
 
-def cut(shifts: tuple[Shift, ...], start: int, end: int) -> tuple[Shift, ...]:
-    """Return what there is of them in `start:end`, counted from `start` on."""
-    if not shifts or (start == 0 and shifts[-1].end <= end):  # most often
+def cut_shifts(shifts: tuple[Shift, ...], start: int, end: int) -> tuple[Shift, ...]:
+    """Return the shifts of the tokens `start:end`, counted from `start`."""
+    if not shifts or (start == 0 and shifts[-1].end <= end):  # the common case
         return shifts
     return tuple(
         Shift(max(s.start, start) - start, min(s.end, end) - start, s.delta)
@@ -60,8 +60,8 @@ def cut(shifts: tuple[Shift, ...], start: int, end: int) -> tuple[Shift, ...]:
     )
 
 
-def runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
-    """Yield all of `tokens_count` tokens in order: shifts, and what is in place as delta 0."""
+def shift_runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
+    """Yield runs that cover all `tokens_count` tokens in order; unmoved ones have delta 0."""
     at = 0
     for shift in shifts:
         if at < shift.start:
@@ -73,17 +73,17 @@ def runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
 
 
 def why_unshiftable(spec: ModelCacheSpec) -> str:
-    """Return why rows of such a cache must stay where they were computed; "" if they need not."""
+    """Return why rows of a model's caches cannot be moved; "" if they can."""
     if not spec.layers:
-        return "nothing is known of the model's caches"
+        return "the layout of the model's caches is unknown"
     return next((why for why in map(_why_unshiftable, spec.layers) if why), "")
 
 
 def _why_unshiftable(layer: LayerSpec) -> str:
     if layer.kind is LayerKind.RECURRENT:
-        return "recurrent layers keep all tokens in one state, of which none can be taken out"
+        return "recurrent layers keep all tokens in one state, from which none can be removed"
     if layer.is_chunked:
-        return "layers of chunks see back to places that do not move"
+        return "chunked layers attend from chunk boundaries, which do not move with the tokens"
     return layer.rotations_unknown
 
 
@@ -92,7 +92,7 @@ Range = tuple[int, int]  # of tokens: the first, and the one after the last
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Tokens `start:end` of a cache go to `new_start` as they are."""
+    """Move of the tokens `start:end` of a cache to `new_start`, unchanged."""
 
     start: int
     end: int
@@ -100,13 +100,13 @@ class Move:
 
     @property
     def new_end(self) -> int:
-        """Position after the last one, at the new place."""
+        """Position after the last token, after the move."""
         return self.new_start + self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The first `tokens_count` tokens, others `ahead`, and how far all lie from their places."""
+    """Valid tokens of a cache: the first `tokens_count`, ranges `ahead` of holes, and shifts."""
 
     tokens_count: int
     ahead: tuple[Range, ...]
@@ -114,36 +114,36 @@ class Arrangement:
 
     @classmethod
     def of(cls, ranges: Iterable[Range], shifts: Iterable[Shift]) -> "Arrangement":
-        """Describe what is in place in these ranges, which may adjoin or be empty."""
-        held, far = _joined(ranges), joined(shifts)
+        """Return the arrangement with valid tokens in `ranges`, which may adjoin or be empty."""
+        held, far = _merge_ranges(ranges), merge_shifts(shifts)
         assert _are_ascending(held), "ranges are in order"
         assert _are_ascending((s.start, s.end) for s in far), "shifts are in order"
-        assert _are_within(far, held), "only what is in place was moved"
+        assert _are_within(far, held), "only valid tokens have shifts"
         count = held[0][1] if held and held[0][0] == 0 else 0
         return cls(count, held[1:] if count else held, far)
 
     @property
     def end(self) -> int:
-        """Position after the last token in place."""
+        """Position after the last valid token."""
         return self.ahead[-1][1] if self.ahead else self.tokens_count
 
     def after(self, moves: Sequence[Move]) -> "Arrangement":
-        """Return it with tokens moved and all others gone; moved back, they are in place again."""
+        """Return the arrangement after `moves`; tokens that no move covers are dropped."""
         moves = [move for move in moves if move.start != move.end]
         assert _are_ascending((m.start, m.end) for m in moves), "moves keep the tokens' order"
-        held = _joined([(0, self.tokens_count), *self.ahead])
-        assert _are_within(moves, held), "only what is in place can be moved"
+        held = _merge_ranges([(0, self.tokens_count), *self.ahead])
+        assert _are_within(moves, held), "only valid tokens can be moved"
         places = [(move.new_start, move.new_end) for move in moves]
         return Arrangement.of(places, (s for move in moves for s in self._shifts_after(move)))
 
     def _shifts_after(self, move: Move) -> Iterable[Shift]:
         by = move.new_start - move.start
-        for run in runs(cut(self.shifts, move.start, move.end), move.end - move.start):
+        for run in shift_runs(cut_shifts(self.shifts, move.start, move.end), move.end - move.start):
             yield Shift(run.start + move.new_start, run.end + move.new_start, run.delta + by)
 
 
-def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Leave out empty ranges and join neighbours."""
+def _merge_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Drop empty ranges and merge adjacent ones."""
     merged: list[Range] = []
     for start, end in ranges:
         if merged and merged[-1][1] == start:
@@ -154,7 +154,7 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _are_ascending(ranges: Iterable[Range]) -> bool:
-    """Return whether none is empty, and each begins where the one before ends, or later."""
+    """Return whether no range is empty, and each starts at or after the end of the one before."""
     at = 0
     for start, end in ranges:
         if not at <= start < end:
@@ -169,17 +169,17 @@ def _are_within(tokens: Iterable[Shift | Move], ranges: Sequence[Range]) -> bool
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """Positions at which blocks of a cache start.
+    """Positions at which the blocks of a cache start.
 
-    They have 256 tokens before `exact_tokens` and in each computed range. Rows of computed ranges
-    are stored as they slide away; all others are parts of older blocks.
+    Blocks have 256 tokens before `exact_tokens` and within each computed range. Rows of computed
+    ranges are stored when they leave the window; all other rows are parts of older blocks.
     """
 
     exact_tokens: int
     computed_ranges: tuple[Range, ...]
 
     def block_start(self, position: int) -> int:
-        """Return the start of the block of a token; for a moved token, its own position."""
+        """Return the start of the block that contains a token; a moved token starts its own."""
         if position < self.exact_tokens:
             return position // BLOCK_TOKENS * BLOCK_TOKENS
         for start, end in reversed(self.computed_ranges):
@@ -197,17 +197,17 @@ class WindowGrid:
                     yield at, block_end
 
     def needed_from(self, tokens_count: int, window_tokens: int) -> int:
-        """Return the first row that is held for a token at `tokens_count`.
+        """Return the first row to hold in memory for a token at `tokens_count`.
 
-        Its block is not full yet, or will be stored as a whole: so none is held in part.
+        It is the start of a block, since blocks are stored whole.
         """
         first = max(0, tokens_count - window_tokens + 1)
         return self.block_start(min(first, tokens_count))
 
     def needed(self, arrangement: Arrangement, window_tokens: int) -> tuple[Range, ...]:
-        """Return the rows that must be there: before the next token, and before each hole.
+        """Return the window rows to hold in memory: before the next token, and before each hole.
 
-        One range for the beginning and one for each that lies ahead; none is needed of a hole.
+        Returns one range for the beginning, and one for each range `ahead`.
         """
         count = arrangement.tokens_count
         ranges = [(self.needed_from(count, window_tokens), count)]

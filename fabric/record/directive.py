@@ -33,9 +33,9 @@ class Dropped:
 class Directive:
     """Edit of a message, or of some of its characters."""
 
-    operation: OperationId  # several of one operation are made, and undone, together
+    operation: OperationId  # directives of one operation are added and undone together
     mode: EditMode
-    replacement: str | None = field(repr=False)  # None: the message is left out
+    replacement: str | None = field(repr=False)  # None: the message is removed
     result_of: str | None = None
     message_digest: bytes | None = field(default=None, metadata=on_wire("said"))  # of role and text
     made_s: float = 0.0
@@ -63,12 +63,12 @@ class Directive:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether it replaces a message, and not a part of one."""
+        """Return whether it replaces a whole message."""
         return self.span is None and self.part is None and self.besides_text is None
 
     @property
     def is_span(self) -> bool:
-        """Return whether it was placed in a record, by number, text or tokens."""
+        """Return whether it edits a span of a record, given by number, text or tokens."""
         return self.nth is not None or self.at is not None
 
     def problem(self) -> str | None:
@@ -76,26 +76,26 @@ class Directive:
         if (self.result_of is not None) + (
             self.message_digest is not None
         ) != 1 and self.at is None:
-            return "a directive names no message, or two"
+            return "a directive must name exactly one message"
         if len(self.result_of or "") > DIRECTED_ID_CHARS_MAX:
-            return "a directive's call has too long an id"
+            return f"a directive's call id must have at most {DIRECTED_ID_CHARS_MAX} characters"
         of_no_text = self.besides_text is not None and (
             self.message_digest is None or not self.besides_text.is_valid
         )
         if of_no_text or (self.part is not None and self.result_of is None):
-            return "a directive of a part names no text, or no call"
+            return "a directive for part of a message must name a text or a call"
         if {len(known) for known in (self.message_digest, self.was) if known is not None} - {
             DIGEST_BYTES
         }:
-            return "a directive names a text by no digest"
+            return f"a directive's digests must have {DIGEST_BYTES} bytes"
         if (self.at is None) != (self.was is None) or (self.nth or 0) < 0:
-            return "a directive names no place"
+            return "a directive's position is invalid"
         if any(not 0 <= start <= end for start, end in (self.span or (0, 0), self.at or (0, 0))):
-            return "a directive is of no characters"
+            return "a directive's range is invalid"
         text = (self.replacement or "").encode("utf-8", "surrogatepass")
         is_timed = is_wall_time(self.made_s) and is_wall_time(self.undone_s or 0.0)
         if len(text) > DIRECTIVE_BYTES_MAX or not is_timed:
-            return "a directive is over its limits"
+            return "a directive's replacement is too long, or its time is invalid"
         return None
 
 
@@ -122,7 +122,7 @@ def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
 
 
 def is_to_forget(directives: Iterable[Directive]) -> bool:
-    """Return whether the cache still knows a text that a directive forgets."""
+    """Return whether the cache still contains a text that a directive tells it to forget."""
     return any(
         directive.mode is EditMode.FORGET and not directive.is_applied for directive in directives
     )
@@ -136,7 +136,7 @@ def texts_bytes(directives: Iterable[Directive]) -> int:
 def mark_applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
-    """Return directives with the matched ones marked as applied; None if there are none."""
+    """Mark the matched directives as applied; return all, or None if there are none."""
     known = {_bare(directive): directive.dropped for directive in matched}
     updated = (
         replace(directive, is_applied=True, dropped=known[_bare(directive)])

@@ -31,17 +31,17 @@ _CONTINUES, _LEADS = 0xC0, 0x80  # how a byte within a character begins
 
 @dataclass(frozen=True, slots=True)
 class WantedSpan:
-    """Requested span of a directive: messages, characters, a text or tokens."""
+    """Span that a client wants to edit: messages, characters, a text or tokens."""
 
-    param: str  # that errors name
+    param: str  # the request's parameter, for errors
     operation: OperationId
     mode: EditMode
     replacement: str | None = field(repr=False)
     made_s: float = 0.0
     made_by: str | None = None
-    first: int | None = None  # messages by number, to the last one inclusively
-    last: int | None = None
-    chars: tuple[int, int] | None = None  # of the first
+    first: int | None = None  # number of the first message
+    last: int | None = None  # number of the last message, inclusive
+    chars: tuple[int, int] | None = None  # of the first message
     text: str | None = field(default=None, repr=False)
     is_every: bool = False
     tokens: tuple[int, int] | None = None
@@ -52,7 +52,7 @@ class Spans:
     """Resolver of spans in one record."""
 
     record: Manifest
-    marks: Collection[int]  # tokens that the template sets
+    marks: Collection[int]  # special tokens of the template
     salt: bytes
     text: bytes = field(init=False)
     positions: tuple[MessagePosition, ...] = field(init=False)
@@ -85,20 +85,25 @@ class Spans:
                 raise RejectedError(message, code="message_not_found", param="message")
 
     def directives(self, wanted: Sequence[WantedSpan]) -> tuple[Directive, ...]:
-        """Resolve all spans; raise RejectedError for the first that cannot be."""
+        """Resolve all spans; raise RejectedError for the first invalid one."""
         directives: list[tuple[str, Directive]] = []
         for span in wanted:
             directives += ((span.param, directive) for directive in self._placed(span))
             if len(directives) > DIRECTIVES_MAX:
-                _refuse(span, "too_many_directives", f"it makes more than {DIRECTIVES_MAX}")
+                _refuse(
+                    span, "too_many_directives", f"it matches more than {DIRECTIVES_MAX} directives"
+                )
         for (_, one), (param, other) in combinations(directives, 2):
             if overlap(one, other):
-                message = f"Invalid '{param}': it overlaps another one of this request."
+                message = f"Invalid '{param}': it overlaps another span of this request."
                 raise RejectedError(message, code="overlapping_spans", param=param)
         for param, directive in directives:
             known = next((d for d in live(self.record.directives) if overlap(d, directive)), None)
             if known is not None:
-                message = f"Invalid '{param}': operation {known.operation} edits it already."
+                earlier = known.operation
+                message = (
+                    f"Invalid '{param}': operation {earlier} edits it already; undo that first."
+                )
                 raise ConflictError(message, code="overlapping_spans", param=param)
         return tuple(directive for _, directive in directives)
 
@@ -114,7 +119,7 @@ class Spans:
             numbers = range(first, (first if wanted.last is None else wanted.last) + 1)
             self._message(wanted, numbers[-1] if numbers else None)
             if not (wanted.replacement or any(map(self._has_content, numbers))):
-                _refuse(wanted, "nothing_to_edit", "there is no text, thought or call")
+                _refuse(wanted, "nothing_to_edit", "the messages have no text, thought or call")
             for number in numbers:
                 text = wanted.replacement if number == first else None
                 yield self._of_message(wanted, number, text)
@@ -123,7 +128,7 @@ class Spans:
 
     def _message(self, wanted: WantedSpan, number: int | None) -> int:
         if not self.positions:
-            why = "it is not known which messages the agent's memory is of: name a text or tokens"
+            why = "the agent's messages are not recorded: select a text or tokens instead"
             _refuse(wanted, "no_messages", why)
         if number is None or not 0 <= number < len(self.positions):
             _refuse(wanted, "out_of_range", f"the messages are 0 to {len(self.positions) - 1}")
@@ -149,7 +154,7 @@ class Spans:
     def _of_chars(self, wanted: WantedSpan, number: int, start: int, end: int) -> Directive:
         position = self.positions[number]
         if not 0 <= start < end <= position.chars:
-            _refuse(wanted, "out_of_range", f"its characters are 0 to {position.chars}")
+            _refuse(wanted, "out_of_range", f"the message's characters are 0 to {position.chars}")
         at = None
         if position.start is not None and not position.is_edited:
             shown = self.text[position.start : position.end].decode("utf-8", "replace")
@@ -163,7 +168,7 @@ class Spans:
     # --- texts and tokens --------------------------------------------------------------------
 
     def _of_text(self, wanted: WantedSpan, text: str) -> Iterator[Directive]:
-        """Replace a text where the record's text has it, and in what the template left out."""
+        """Replace a text in the record's text, and in answer parts that the template left out."""
         places = self._text_places(wanted, text)
         shown = {n for start, end in places for n in self._beside.shown(start, end, len(text))}
         hidden = [
@@ -174,10 +179,10 @@ class Spans:
         count = len(places) + len(hidden)
         if not count:
             edited = any(m.is_edited for m in self.positions)
-            why = "; of messages that directives edit only what is left" if edited else ""
+            why = "; earlier directives have already removed some text" if edited else ""
             _refuse(wanted, "text_not_found", "no message that can be edited has that text" + why)
         if count > 1 and not wanted.is_every:
-            why = f"that text is there {count} times: name a message, or ask for every one"
+            why = f"that text occurs {count} times: select a message, or set 'every'"
             _refuse(wanted, "text_ambiguous", why)
         for place in places:
             yield from self._at(wanted, *place)
@@ -192,7 +197,7 @@ class Spans:
         """List the positions of a text in the parts that may be edited."""
         sought = text.encode("utf-8", "surrogatepass")
         areas = list(self._areas(wanted))
-        # A text that overlaps itself could mean either place.
+        # Count overlapping occurrences too: the client could mean either one.
         step = len(sought) if wanted.is_every else 1
         places = [place for area in areas for place in _places(self.text, sought, area, step)]
         for spelled in sorted(spellings(text)):
@@ -201,7 +206,7 @@ class Spans:
         return sorted(set(places))
 
     def _areas(self, wanted: WantedSpan) -> Iterator[tuple[int, int]]:
-        """Yield the parts of the text without marks of the template."""
+        """Yield the areas of the text that may be edited and contain no special tokens."""
         if wanted.first is not None:
             position = self.positions[self._message(wanted, wanted.first)]
             if (position.at is None or position.is_edited) and self._beside.has(wanted.first):
@@ -218,9 +223,9 @@ class Spans:
 
     @property
     def _tail(self) -> int:
-        """End of the last known message; clients do not send the text after it again.
+        """End of the last known message; clients do not resend the text after it.
 
-        White space there may be that message's own.
+        White space after the message counts as part of it.
         """
         ends = [end for message in self.positions if (end := message.end) is not None]
         if not ends:
@@ -236,7 +241,7 @@ class Spans:
     def _tail_areas(self) -> Iterator[tuple[int, int]]:
         """Yield the text after the known messages, without the openings of messages.
 
-        Yields nothing if the last message may be in it: its client sends that one again.
+        Yields nothing if a message of unknown position may be in it, since clients resend it.
         """
         unknown = takewhile(lambda position: position.at is None, reversed(self.positions))
         if any(map(_is_somewhere, unknown)):
@@ -264,7 +269,7 @@ class Spans:
             yield start, len(self.text)
 
     def _openings(self, parts: Sequence[tuple[int, int]]) -> set[bytes]:
-        """Return how the template opens messages, by the known ones and the last answer."""
+        """Return the texts with which the template opens messages and the last answer."""
         starts = [position.start for position in self.positions if position.start is not None]
         openings = set()
         for start, end in parts:
@@ -293,7 +298,7 @@ class Spans:
             _refuse(wanted, "out_of_range", f"the agent's tokens are 0 to {record.tokens_count}")
         mark = next((at for at in range(start, end) if record.token_ids[at] in self.marks), None)
         if mark is not None:
-            why = f"token {mark} is a mark of the template: a span must not contain it"
+            why = f"token {mark} is a special token of the template: end the span before it"
             _refuse(wanted, "span_cuts_template", why)
         low, high = (record.token_ends[start - 1] if start else 0), record.token_ends[end - 1]
         while low and self.text[low : low + 1] and self.text[low] & _CONTINUES == _LEADS:

@@ -1,11 +1,16 @@
 """State points: tokens whose recurrent state is worth keeping, and which states stay.
 
-A state cannot be cut, so a context can be taken up again only where one was kept: at the end
-of a prompt and of a turn, where an answer's text ends (the white space after it is often gone when
-it comes back), where the answer is opened (so is a thought that is opened for the model), behind
-the system prompt, which other conversations share, where other prompts go other ways (before the
-last question, before the system prompt's date), and now and then on the way. States that others may
-find lie on block boundaries, whose names follow from the tokens alone.
+A recurrent state cannot be cut, so a context can be resumed only at a token where a state was
+kept:
+
+- at the end of a prompt and of a turn
+- at the end of an answer's text, since clients often drop the white space after it
+- where the template opens the answer, since later prompts may lack an opened thought
+- after the system prompt, which other conversations share
+- where prompts may diverge: before the last question and before the system prompt's date
+- every STATE_EVERY_TOKENS tokens in between
+
+States that other agents may find are at block boundaries, whose names depend on the tokens only.
 """
 
 import math
@@ -22,7 +27,7 @@ from fabric.limits import (
 from fabric.record.manifest import Placed
 from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 
-STATES_NEWEST: Final = 4  # before the question, before its answer, at the prompt's end, the turn's
+STATES_NEWEST: Final = 4  # before the question, before its answer, ends of prompt and turn
 
 
 def state_points(
@@ -30,7 +35,7 @@ def state_points(
 ) -> tuple[int, ...]:
     """List the token counts in `done` … `tokens_count - 1` at which to keep a prompt's state.
 
-    `on_grid` asks for block boundaries only: where reuse is cut down to them, no other serves.
+    `on_grid`: return block boundaries only, because only those will be reused.
     """
     last = tokens_count - 1  # the prompt's last token is decoded, not prefilled
     opening = marks.conversation if marks.opens_more else 0
@@ -47,12 +52,12 @@ def state_points(
 
 
 def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tuple[Placed, ...]:
-    """Choose which of an agent's states to keep: the newest, and those that are come back to.
+    """Choose which of an agent's states to keep: the newest, and those likely to be resumed.
 
-    These are at the head that others share, and after the last question: the next one may take
-    the thoughts out of every answer since. One right before the last is where an answer's text
-    ends. Of the others those go without which the fewest tokens are computed again, the earlier
-    ones sooner: clients change the end of what they sent.
+    Likely ones are at the end of the head that other agents share, and after the last question,
+    because the next prompt may drop the thoughts from every answer since. A state right before the
+    last one is the end of an answer's text. Of the others, drops those that cost the fewest
+    recomputed tokens; early ones first, because clients change the end of a conversation.
     """
     on_grid = [state for state in states if state.end % BLOCK_TOKENS == 0]
     shared = next((state for state in on_grid if state.end == _floor(marks.head)), None)

@@ -1,15 +1,15 @@
-"""Erased agents, remembered so that no node which was away brings one of them back.
+"""Tombstones of erased agents, so that a node that was away does not bring an agent back.
 
-    erased at epoch e ──▶ records of epoch <= e go, wherever they turn up
-                          a new agent of that name begins above e
+    erased at epoch e ──▶ records of epochs <= e are removed wherever they turn up
+                          a new agent of that name starts above e
 
-A tombstone names tenant and agent by keyed digests: it outlives the agent and must not reveal
-it. Sets of tombstones are merged in any order and any number of times, and two sets
-are equal if their fingerprints are.
+A tombstone names tenant and agent by keyed digests, because it outlives the agent and must not
+reveal it. Sets of tombstones can be merged in any order and repeatedly; two sets are equal if
+their fingerprints are.
 
-No time ends one: a record waits for as long as its node is off, and a calendar that is wrong at
-boot would end all of them. Nor could they be counted in seconds of service, as idle time is: each
-node would forget at another moment, and be told again by the others. Their number is bounded.
+Tombstones do not expire by wall time: a node may be off for any time, and a wrong clock at boot
+would expire them all. They do not expire by seconds of service either, like idle agents: each node
+would drop one at a different time, and get it back from the others. Their number is bounded.
 """
 
 import math
@@ -36,23 +36,23 @@ SERIES_EPOCH: Final = 1  # of a tombstone that names lent rows; an erasure is fa
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """An erasure: every record of this agent up to `epoch` is to go."""
+    """Erasure of an agent: all its records up to `epoch` must be removed."""
 
     agent: str  # keyed digest, as in the record's file name
-    tenant: str  # likewise
+    tenant: str  # keyed digest
     epoch: int
-    erased_s: float  # the order of erasures (`Tombstones.next_s`), the same on all nodes
+    erased_s: float  # orders erasures (`Tombstones.next_s`); the same on all nodes
 
     def __post_init__(self) -> None:
         digests = _DIGEST.fullmatch(self.agent) and _DIGEST.fullmatch(self.tenant)
         has_epoch = 0 < self.epoch <= EPOCH_ERASED_MAX
         if not digests or not has_epoch or not abs(self.erased_s) <= ERASED_S_MAX:
-            message = "not a tombstone"
+            message = "a tombstone has an invalid digest, epoch or time"
             raise RejectedError(message, code="invalid_tombstone")
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Of two tombstones of an agent the one of the higher rank counts."""
+        """Rank of an agent's tombstones; the highest one replaces the others."""
         return self.epoch, self.erased_s
 
 
@@ -65,7 +65,7 @@ def tenant_digest(cluster_key: bytes, tenant: TenantId) -> str:
 def tombstone(
     cluster_key: bytes, tenant: TenantId, agent: AgentId, epoch: int, erased_s: float
 ) -> Tombstone:
-    """Return a tombstone up to `epoch`; raise RejectedError for an impossible epoch."""
+    """Return a tombstone up to `epoch`; raise RejectedError for an epoch out of range."""
     name = agent_digest(cluster_key, tenant, agent)
     return Tombstone(name, tenant_digest(cluster_key, tenant), epoch, erased_s)
 
@@ -110,15 +110,15 @@ class Tombstones:
         return tombstone.epoch if tombstone is not None else 0
 
     def next_s(self, wall_s: float) -> float:
-        """Return the time of an erasure now: the wall clock's, but later than all known ones.
+        """Return the time of a new erasure: the wall clock's, or just after the latest known one.
 
-        So the oldest are the first to be dropped, whichever way the calendar went in between.
+        So the oldest erasures are dropped first even if the wall clock went back.
         """
         after_s = math.nextafter(self._latest_s, math.inf)
         return min(max(wall_s, after_s), ERASED_S_MAX)
 
     def merge(self, others: Iterable[Tombstone]) -> list[Tombstone]:
-        """Merge another set; return what is new and was kept."""
+        """Merge other tombstones; return those that were new and fit."""
         news = {}
         for other in others:
             known = self._by_agent.get(other.agent)
@@ -140,7 +140,7 @@ class Tombstones:
             self._fingerprint ^= _mark(old)
 
     def _bound(self) -> None:
-        """Drop the oldest of the tenant with the most: one that erases a lot harms only itself."""
+        """Drop the oldest tombstones of the tenant with the most, so that others lose none."""
         while len(self._by_agent) > TOMBSTONES_MAX:
             counts = Counter(item.tenant for item in self._by_agent.values())
             most = max(counts, key=lambda tenant: (counts[tenant], tenant))
@@ -153,7 +153,7 @@ class Tombstones:
 
 
 def _worth(item: Tombstone) -> tuple[bool, float, str]:
-    """Order tombstones: those of lent rows go before those of agents, and the oldest first."""
+    """Sort key for dropping tombstones: those of lent rows first, then the oldest."""
     return item.epoch > SERIES_EPOCH, item.erased_s, item.agent
 
 
@@ -161,12 +161,12 @@ _ENVELOPE = Envelope(Tombstone, "tombstone", b"", CONTROL_BYTES_MAX)
 
 
 def encode_tombstone(item: Tombstone) -> bytes:
-    """Encode one for its file."""
+    """Encode a tombstone for its file."""
     return _ENVELOPE.seal(pack(item))
 
 
 def decode_tombstone(raw: bytes) -> Tombstone:
-    """Decode what a file holds; raise CorruptDataError at any doubt."""
+    """Decode a tombstone's file; raise CorruptDataError if it is not valid."""
     return _ENVELOPE.open(raw)
 
 

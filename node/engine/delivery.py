@@ -1,4 +1,4 @@
-"""Turn sampled tokens into a sequence's events: text, its end or its failure."""
+"""Events of a sequence: text of sampled tokens, the answer's end, or a failure."""
 
 import logging
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """Reason why an answer ends with its last token, and the stop string that cut it, if any."""
+    """End of an answer: the finish reason, and the stop string that ended it, if any."""
 
     reason: FinishReason
     stop_string: str | None
 
 
 def tell(sequence: Sequence, event: SequenceEvent) -> None:
-    """Emit an event; a sequence whose listener fails has none and is cancelled."""
+    """Emit an event; cancel the sequence if its listener raises."""
     try:
         sequence.emit(event)
     except Exception:  # noqa: BLE001 - a listener's failure is not the batch's
@@ -33,7 +33,7 @@ def tell(sequence: Sequence, event: SequenceEvent) -> None:
 
 
 def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
-    """Append and emit the next token; return why it is the last, for `end`, if it is."""
+    """Append and emit the next token; if the answer ends with it, return why, for `end`."""
     resumed, was_delivered = sequence.input.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
         # The node that sampled it computed its probability, and perhaps delivered it.
@@ -52,7 +52,7 @@ def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
 
 
 def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: AnswerDelta) -> Produced:
-    """Describe an answer's token number `count`, counted from 1."""
+    """Return the event of an answer's token number `count`, counted from 1."""
     return Produced(
         count - 1, shown, () if _is_end(sequence, sampled.token) else _logprobs(sequence, sampled)
     )
@@ -72,7 +72,7 @@ def _is_end(sequence: Sequence, token: int) -> bool:
 
 
 def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None = None) -> None:
-    """Emit the last event of a sequence that did not fail; `reason` None: it was cancelled."""
+    """Emit the last event of a sequence that did not fail; a cancelled one has no `reason`."""
     answer = sequence.answer
     try:
         shown = answer.finish(stopped=stop_string is not None)
@@ -90,7 +90,7 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
 def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
     """Emit the last event of a sequence that another node continues, with the sampled token."""
     answer = sequence.answer
-    # On a fork of the answer: the record ends before this token.
+    # Read the token on a fork of the answer, because the record ends before it.
     ahead = answer.fork().push(sampled.token) if sampled is not None else None
     # Held-back text (half a character, the beginning of a stop string) is shown by the next node,
     # whose answer is fed the same tokens.
@@ -105,7 +105,7 @@ def fail(sequence: Sequence, error: Exception) -> None:
     """Emit the last event of a sequence that failed."""
     if not isinstance(error, EngineFailedError):  # logged once, for all sequences
         _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
-    message = "the engine failed on this request"
+    message = "the engine failed on this request; see the node's log"
     failure = FabricError(message, code="engine_failed")
     tell(sequence, Broke(error if isinstance(error, FabricError) else failure))
 

@@ -1,12 +1,12 @@
-"""Cache memory for running sequences, and eviction of idle caches to make room for them.
+"""Cache memory of running sequences, and eviction of idle caches to make room for them.
 
     limit = reserved (sequences in the engine) + idle (resident caches between turns) + free
 
-The limit is the total, or less of it while the machine's memory is short (`restrict`).
+The limit is the total, or less while the machine is short of memory (`restrict`).
 
-Two writers, one lock: the engine thread reserves, and the owner of the idle caches reports how much
-they hold. Neither waits for the other: a reservation that does not fit requests room and is tried
-again once that owner has answered.
+The engine thread reserves memory, and the owner of the idle caches reports their size; one lock
+guards both. Neither waits for the other: a reservation that does not fit requests an eviction, and
+the engine retries it after the owner has answered.
 """
 
 import threading
@@ -26,15 +26,15 @@ class Reservation:
         self.size_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Hold at least `size_bytes`, even over the limit: this memory is in use already."""
+        """Reserve at least `size_bytes`, even over the limit, for memory that is already in use."""
         self._budget.take(self, size_bytes)
 
     def claim(self, size_bytes: int) -> bool:
-        """Hold at least `size_bytes` if they are free; return whether they were. Evicts nothing."""
+        """Reserve at least `size_bytes` if they are free, without evicting; return whether so."""
         return self._budget.claim(self, size_bytes)
 
     def grow(self, size_bytes: int, *, force: bool = False) -> bool:
-        """Hold at least `size_bytes` if they fit; return whether they did (MemoryBudget.grow)."""
+        """Reserve at least `size_bytes` if they fit; return whether so (see MemoryBudget.grow)."""
         return self._budget.grow(self, size_bytes, force=force)
 
     def release(self) -> None:
@@ -61,7 +61,7 @@ class MemoryBudget:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that may be taken now; a sequence that runs alone may exceed them."""
+        """Bytes that may be used now; a sequence that runs alone may exceed them."""
         return self._limit_bytes
 
     def resize(self, total_bytes: int) -> None:
@@ -70,7 +70,7 @@ class MemoryBudget:
             self.total_bytes = self._limit_bytes = total_bytes
 
     def restrict(self, limit_bytes: int) -> None:
-        """Change the limit, to the total at most; what is taken already stays taken."""
+        """Set the limit, at most the total; existing reservations stay."""
         with self._lock:
             self._limit_bytes = min(limit_bytes, self.total_bytes)
 
@@ -89,7 +89,7 @@ class MemoryBudget:
         return self._limit_bytes - self._reserved_bytes
 
     def set_idle(self, size_bytes: int) -> None:
-        """Say what the idle caches hold now; one thread only calls this."""
+        """Report the size of the idle caches; called by their owner's thread only."""
         with self._lock:
             self._idle_bytes = size_bytes
             self._answers_count += 1
@@ -110,16 +110,17 @@ class MemoryBudget:
             self._take(reservation, size_bytes)
 
     def claim(self, reservation: Reservation, size_bytes: int) -> bool:
-        """Enlarge a reservation if that fits beside all caches."""
+        """Enlarge a reservation if that fits without evicting idle caches."""
         with self._lock:
             if self._shortfall(reservation, size_bytes) > 0:
                 return False
             return self._take(reservation, size_bytes)
 
     def grow(self, reservation: Reservation, size_bytes: int, *, force: bool = False) -> bool:
-        """Enlarge a reservation if that fits; request room if idle caches are in the way.
+        """Enlarge a reservation if that fits; otherwise request an eviction of idle caches.
 
-        `force`: enlarge it over the limit if the owner of the idle caches has answered in vain.
+        `force`: exceed the limit if the owner of the idle caches has answered and it still does
+        not fit.
         """
         with self._lock:
             shortfall_bytes = self._shortfall(reservation, size_bytes)

@@ -1,4 +1,4 @@
-"""Choose what runs next: pure functions of the waiting and running sequences and free memory.
+"""Scheduling policy: pure functions of the waiting and running sequences and free memory.
 
 Admission:  interactive before background, then the tenant with the fewest running, then the one
             whose last turn began longest ago, then by arrival; a sequence that does not fit in
@@ -23,7 +23,7 @@ from node.limits import (
 
 
 class Schedulable(Protocol):
-    """A sequence, as far as decisions look at it."""
+    """Sequence, with the attributes that scheduling depends on."""
 
     @property
     def tenant(self) -> str: ...
@@ -57,12 +57,12 @@ class Capacity:
 
     slots: int  # more that may run
     paused: int  # more that may be paused
-    memory_bytes: int  # negative where caches that exist exceed the budget
+    memory_bytes: int  # negative if existing caches exceed the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[S]):
-    """Decision to run a sequence, new or paused; `passed` were ahead but do not fit in memory."""
+    """Decision to run a sequence, new or paused, ahead of `passed`, which do not fit in memory."""
 
     sequence: S
     passed: tuple[S, ...] = ()
@@ -82,15 +82,15 @@ def next_move(
     room: Capacity,
     started: Mapping[str, int] = NONE_RUNNING,
 ) -> Start[S] | Preempt[S] | None:
-    """Return the next change of the running set, or None if none is due.
+    """Return the next change of the running set, or None if there is none.
 
-    `started` has the number of each tenant's last start.
+    `started` has the sequence number of each tenant's last start.
     """
     held, active = list(paused), list(running)
     victims = _victims(active) if room.paused > 0 else []
     slots = Counter(sequence.tenant for sequence in active)
-    # Among equals a paused one goes first: it holds memory until its end. So does an answer that
-    # was begun elsewhere: its client has read a part of it.
+    # Among equals, paused sequences go first, since they hold memory, and so do answers that began
+    # on another node, since their clients have read a part.
     first = {id(sequence) for sequence in held}
     queue = sorted(
         [*held, *waiting],
@@ -126,23 +126,23 @@ def _victims(sequences: Iterable[S]) -> list[S]:
 
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:
-    """Choose a sequence to pause for `other`: of a tenant with two slots more."""
+    """Choose a sequence to pause for `other`, of a tenant that has at least two slots more."""
     fewer = slots[other.tenant] + 1
     over = [s for s in active if slots[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
     return max(over, key=lambda s: (slots[s.tenant], s.order), default=None)
 
 
 def is_warm(sequence: Schedulable) -> bool:
-    """Return whether so little is left to prefill that it goes before long prompts."""
+    """Return whether few enough tokens are left to prefill to go before long prompts."""
     return sequence.prefill_left <= PREFILL_WARM_TOKENS
 
 
 def next_prompt(
     ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NONE_RUNNING
 ) -> S | None:
-    """Choose the next chunk's prompt; the last `warm_streak` chunks were of warm prompts.
+    """Choose the prompt of the next chunk, after `warm_streak` chunks in a row of warm prompts.
 
-    `served` has the number of each tenant's last chunk.
+    `served` has the sequence number of each tenant's last chunk.
     """
     all_ready = list(ready)
     first = [sequence for sequence in all_ready if sequence.is_urgent] or all_ready

@@ -153,7 +153,10 @@ class FolderCheck:
                 self._records.append(self._summary(entry.name, record))
         self._report.records_count = len(self._records)
         if misplaced and not self._records:
-            detail = f"the cluster key names none of {len(misplaced)} records: is it another's?"
+            detail = (
+                f"none of {len(misplaced)} records has a name under this cluster key; "
+                "use the key of the fabric that stored them"
+            )
             self._found(Kind.WRONG_KEY, manifest_store.DIRECTORY, detail)
             return False
         for name in misplaced:
@@ -192,7 +195,7 @@ class FolderCheck:
     def _blocks(
         self, entries: list[Entry], spec: SpecRecord | None, progress: Progress
     ) -> set[BlockRef]:
-        """Read every block file; return the sound ones."""
+        """Check every block file; return the valid blocks."""
         files = [entry for entry in entries if entry.directory == block_files.DIRECTORY]
         salts = {
             block_files.file_name(ref): record.salt
@@ -208,7 +211,7 @@ class FolderCheck:
             except CorruptDataError as error:
                 self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
             except FileNotFoundError:
-                continue  # put away since it was listed
+                continue  # quarantined since it was listed
             except DiskError as error:
                 if error.is_damage:
                     self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
@@ -222,7 +225,7 @@ class FolderCheck:
     # --- what records lack -------------------------------------------------------------------
 
     def _shorten(self, sound: set[BlockRef]) -> set[BlockRef]:
-        """Cut records to what is there; return the blocks that records still need."""
+        """Truncate records that lost blocks; return the blocks that records still need."""
         needed: set[BlockRef] = set()
         for record in self._records:
             lost = (record.refs - sound) | record.misplaced
@@ -234,7 +237,7 @@ class FolderCheck:
         return needed
 
     def _truncate(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:
-        """Report a record's losses and repair it; return what it is now, if that was done."""
+        """Report a record's lost blocks and repair it; return the repaired record, if it was."""
         whole = self._read_record(record.name)
         if whole is None:
             return None
@@ -250,7 +253,7 @@ class FolderCheck:
         is_truncated = self._found(
             Kind.SHORT_RECORD,
             record.name,
-            f"{len(lost)} of {len(record.refs)} blocks are missing, damaged or not its own: "
+            f"{len(lost)} of {len(record.refs)} blocks are missing, damaged or misnamed: "
             f"{count} of {whole.tokens_count} tokens can be used",
             repair,
         )
@@ -258,7 +261,7 @@ class FolderCheck:
 
 
 def _is_ours(entry: Entry) -> bool:
-    """Return whether a name is one that nodes give; what is in quarantine may have any."""
+    """Return whether a node writes files with this name; quarantined files may have any name."""
     if not entry.directory:
         return entry.leaf in (".", SPEC_FILE, MARKER, *FOLDERS)
     if entry.directory == block_files.DIRECTORY:

@@ -22,7 +22,7 @@ from enum import StrEnum
 import mlx.core as mx
 import numpy as np
 
-from fabric.kvcache.arrangement import Shift, runs
+from fabric.kvcache.arrangement import Shift, shift_runs
 from node.limits import TILE_PLANS_MAX
 from node.mlx.token_store import Packed
 
@@ -62,7 +62,7 @@ def _planned(shifts: tuple[Shift, ...]) -> TilePlan:
     queries: list[int] = []
     tiles: list[int] = []
     places = np.zeros(count, np.uint32)
-    for run in runs(shifts, count):
+    for run in shift_runs(shifts, count):
         start, end = run.start, min(run.end, count)
         for tile in range(start // TILE_TOKENS, -(-end // TILE_TOKENS)):
             first, last = (max(start, tile * TILE_TOKENS), min(end, (tile + 1) * TILE_TOKENS))
@@ -193,18 +193,18 @@ def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.arra
 
 def _scores(queries: mx.array, keys: Packed) -> mx.array:
     bits = {"group_size": keys.group_size, "bits": keys.bits}
-    if keys.turning is None:
+    if keys.moved_rows is None:
         return mx.quantized_matmul(queries, *keys[:3], transpose=True, **bits)
-    parts, turning, done, tokens_count = [], keys.turning, 0, keys.codes.shape[2]
-    if len(turning.shifts) >= TILED_RUNS_MIN:
-        plan = tile_plan(turning.shifts)
-        turned, done = turning.back(queries, plan.deltas), plan.tokens_count
-        parts.append(tiled_scores(turned, keys[:3], plan, bits))
-        turning = turning.behind(done, tokens_count)
-    for run, turned in turning.of_queries(queries, tokens_count - done):
+    parts, moved_rows, done, tokens_count = [], keys.moved_rows, 0, keys.codes.shape[2]
+    if len(moved_rows.shifts) >= TILED_RUNS_MIN:
+        plan = tile_plan(moved_rows.shifts)
+        rotated, done = moved_rows.rotate_back(queries, plan.deltas), plan.tokens_count
+        parts.append(tiled_scores(rotated, keys[:3], plan, bits))
+        moved_rows = moved_rows.from_row(done, tokens_count)
+    for run, rotated in moved_rows.rotate_queries(queries, tokens_count - done):
         start, end = run.start + done, run.end + done
         codes, scales, biases = (array[:, :, start:end] for array in keys[:3])
-        parts.append(mx.quantized_matmul(turned, codes, scales, biases, transpose=True, **bits))
+        parts.append(mx.quantized_matmul(rotated, codes, scales, biases, transpose=True, **bits))
     return mx.concatenate(parts, axis=-1)
 
 

@@ -34,7 +34,7 @@ from fabric.kvcache.arrangement import (
     Range,
     Shift,
     WindowGrid,
-    cut,
+    cut_shifts,
     why_unshiftable,
 )
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
@@ -266,7 +266,7 @@ class ResidentCache:
             self._go_back_to_state(tokens_count)
         self.windows.cut(tokens_count, grid)
         self.ahead = ()
-        self._set_shifts(cut(self.shifts, 0, tokens_count))
+        self._set_shifts(cut_shifts(self.shifts, 0, tokens_count))
         self._set_count(tokens_count)
 
     def _go_back_to_state(self, tokens_count: int) -> None:

@@ -13,11 +13,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from fabric.kvcache.arrangement import Move, Shift, cut
+from fabric.kvcache.arrangement import Move, Shift, cut_shifts
 from fabric.kvcache.cache_spec import LayerSpec, SlotSpec
 from fabric.kvcache.rotation import KEYS
-from node.mlx.rotate import Turning
-from node.mlx.token_store import TokenStore, dense, round_up, turned
+from node.mlx.rotate import MovedRows
+from node.mlx.token_store import TokenStore, dense, round_up, with_moved_rows
 from node.store.staging import Place
 
 PACKED_QUERIES_MAX = 16
@@ -130,9 +130,11 @@ class ResidentLayer:
         return self._turned(fetched, first, end) if self.shifts else fetched
 
     def _turned(self, fetched: list[Any], first: int, end: int) -> list[Any]:
-        shifts = cut(self.shifts, first, end)
+        shifts = cut_shifts(self.shifts, first, end)
         return [
-            turned(rows, Turning(rotation, shifts)) if rotation is not None and shifts else rows
+            with_moved_rows(rows, MovedRows(rotation, shifts))
+            if rotation is not None and shifts
+            else rows
             for rows, rotation in zip(fetched, self._rotations, strict=True)
         ]
 

@@ -5,8 +5,8 @@ passes its distance as a positive offset with a negative scale.
 Source: `pos.y + batch_offset` in mlx/backend/metal/kernels/rope.metal, MLX 0.32.
 
 Stored rows never change. Plain keys are rotated when they are fetched. Packed keys stay packed: a
-score depends only on the relative rotation of query and key, so `Turning` rotates the queries back
-instead, once per distance.
+score depends only on the relative rotation of query and key, so `MovedRows` rotates the queries
+back instead, once per distance.
 Source: q · R(d) k = R(-d) q · k, because a rotation R is orthogonal.
 """
 
@@ -16,7 +16,7 @@ from math import inf
 
 import mlx.core as mx
 
-from fabric.kvcache.arrangement import Shift, cut, runs
+from fabric.kvcache.arrangement import Shift, cut_shifts, shift_runs
 from fabric.kvcache.rotation import Rotation
 
 
@@ -30,11 +30,13 @@ def rotate(array: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.
     if end > array.shape[-1]:
         message = f"rows of {array.shape[-1]} have no dimensions {start} to {end}"
         raise ValueError(message)
-    turned = _turn(array[..., start:end], rotation, delta)
-    return mx.concatenate([array[..., :start], turned, array[..., end:]], axis=-1)
+    rotated = _rotate_span(array[..., start:end], rotation, delta)
+    return mx.concatenate([array[..., :start], rotated, array[..., end:]], axis=-1)
 
 
-def _turn(span: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.array) -> mx.array:
+def _rotate_span(
+    span: mx.array, rotation: Rotation, delta: int | Sequence[int] | mx.array
+) -> mx.array:
     # The kernel counts positions up along the token axis, so each token gets an axis of length 1.
     if isinstance(delta, int):
         rows = span.reshape(1, -1, 1, rotation.dims)
@@ -75,36 +77,38 @@ ROWWISE_RUNS_MIN = 48  # from here on, rotating every row by its own distance is
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
-    """Shifts of fetched rows from the positions they were computed for."""
+class MovedRows:
+    """Rotation of fetched rows that are shifted from the positions they were computed for."""
 
     rotation: Rotation
     shifts: tuple[Shift, ...]  # counted from the first fetched row
 
-    def of_rows(self, rows: mx.array) -> mx.array:
-        """Rotate `[batch, heads, tokens, width]` to their present positions."""
+    def rotate_rows(self, rows: mx.array) -> mx.array:
+        """Rotate keys `[batch, heads, tokens, width]` to their current positions."""
         if len(self.shifts) >= ROWWISE_RUNS_MIN:
             deltas = [0] * rows.shape[2]
             for run in self.shifts:
                 deltas[run.start : run.end] = [run.delta] * (run.end - run.start)
             return rotate(rows, self.rotation, deltas)
         parts = []
-        for run in runs(self.shifts, rows.shape[2]):
+        for run in shift_runs(self.shifts, rows.shape[2]):
             part = rows[:, :, run.start : run.end]
             parts.append(rotate(part, self.rotation, run.delta) if run.delta else part)
         return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
-    def of_queries(self, queries: mx.array, tokens_count: int) -> Iterator[tuple[Shift, mx.array]]:
-        """Yield every run of rows, with the queries rotated for it."""
+    def rotate_queries(
+        self, queries: mx.array, tokens_count: int
+    ) -> Iterator[tuple[Shift, mx.array]]:
+        """Yield every run of rows, with the queries rotated back by its distance."""
         deltas = tuple(dict.fromkeys(shift.delta for shift in self.shifts))
-        turned = {0: queries}
+        rotated = {0: queries}
         if deltas:
-            back = self.back(queries, deltas)
-            turned |= {delta: back[..., index, :] for index, delta in enumerate(deltas)}
-        for run in runs(self.shifts, tokens_count):
-            yield run, turned[run.delta]
+            back = self.rotate_back(queries, deltas)
+            rotated |= {delta: back[..., index, :] for index, delta in enumerate(deltas)}
+        for run in shift_runs(self.shifts, tokens_count):
+            yield run, rotated[run.delta]
 
-    def back(self, queries: mx.array, deltas: Sequence[int]) -> mx.array:
+    def rotate_back(self, queries: mx.array, deltas: Sequence[int]) -> mx.array:
         """Rotate `[..., width]` back by each distance, `[..., distances, width]`."""
         if len(deltas) == 1:
             return rotate(queries, self.rotation, -deltas[0])[..., None, :]
@@ -113,11 +117,11 @@ class Turning:
         apart = mx.broadcast_to(queries[..., None, :], (*lead, len(deltas), width))
         return rotate(apart, self.rotation, [-delta for delta in deltas])
 
-    def behind(self, start: int, tokens_count: int) -> "Turning":
-        """Return the shifts of the rows from `start` on, counted from there."""
-        return replace(self, shifts=cut(self.shifts, start, tokens_count))
+    def from_row(self, start: int, tokens_count: int) -> "MovedRows":
+        """Return the same for the rows from `start` on, counted from there."""
+        return replace(self, shifts=cut_shifts(self.shifts, start, tokens_count))
 
-    def of_last(self, count: int, tokens_count: int) -> "Turning | None":
-        """Return the shifts of the last `count` of `tokens_count` rows, if any was moved."""
-        shifts = cut(self.shifts, max(0, tokens_count - count), tokens_count)
+    def last_rows(self, count: int, tokens_count: int) -> "MovedRows | None":
+        """Return the same for the last `count` of `tokens_count` rows; None if none was moved."""
+        shifts = cut_shifts(self.shifts, max(0, tokens_count - count), tokens_count)
         return replace(self, shifts=shifts) if shifts else None

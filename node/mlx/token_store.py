@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from fabric.kvcache.arrangement import Move, Range
 from fabric.kvcache.cache_spec import NATIVE, WORD_BITS, SlotSpec
-from node.mlx.rotate import Turning
+from node.mlx.rotate import MovedRows
 
 GROWTH_TOKENS = 256
 DTYPES = {
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     bits: int
     group_size: int
     width: int  # without the zeros that fill the last group
-    turning: Turning | None = None  # of moved rows, whose codes are as they were computed
+    moved_rows: MovedRows | None = None  # of moved rows, whose codes are as they were computed
 
     def dense(self) -> mx.array:
         """Return the dequantized numbers, rotated to their positions."""
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
         )
         if numbers.shape[-1] != self.width:
             numbers = numbers[..., : self.width]
-        return numbers if self.turning is None else self.turning.of_rows(numbers)
+        return numbers if self.moved_rows is None else self.moved_rows.rotate_rows(numbers)
 
 
 def round_up(tokens_count: int) -> int:
@@ -93,7 +93,7 @@ class TokenStore:
         """Hold these tokens of another store, without room for more."""
         self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
 
-    def go_on_with(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
+    def append_store(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
         """Keep tokens `start:end` as the first ones, followed by all of another store."""
         parts = [self.cut(start, end), other.arrays]
         self.arrays = self._joined(parts, end - start + other.capacity_tokens, capacity_tokens)
@@ -153,17 +153,17 @@ def last_tokens(fetched: mx.array | Packed, count: int) -> mx.array | Packed:
     if not isinstance(fetched, Packed):
         return fetched[:, :, -count:]
     codes, scales, biases = (array[:, :, -count:] for array in fetched[:3])
-    turning = fetched.turning
-    if turning is not None:
-        turning = turning.of_last(count, fetched.codes.shape[2])
-    return fetched._replace(codes=codes, scales=scales, biases=biases, turning=turning)
+    moved_rows = fetched.moved_rows
+    if moved_rows is not None:
+        moved_rows = moved_rows.last_rows(count, fetched.codes.shape[2])
+    return fetched._replace(codes=codes, scales=scales, biases=biases, moved_rows=moved_rows)
 
 
-def turned(fetched: mx.array | Packed, turning: Turning) -> mx.array | Packed:
+def with_moved_rows(fetched: mx.array | Packed, moved_rows: MovedRows) -> mx.array | Packed:
     """Rotate fetched rows to their positions, or attach the rotation for attention."""
     if isinstance(fetched, Packed):
-        return fetched._replace(turning=turning)
-    return turning.of_rows(fetched)
+        return fetched._replace(moved_rows=moved_rows)
+    return moved_rows.rotate_rows(fetched)
 
 
 def dense(fetched: mx.array | Packed) -> mx.array:

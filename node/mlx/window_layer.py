@@ -58,7 +58,7 @@ class WindowLayer(ResidentLayer):
         assert start in (keep, self.offset), "rows are contiguous"
         for store, other in zip(self.stores, rows.stores, strict=True):
             capacity = start - keep + capacity_tokens
-            store.go_on_with(keep - self.base, start - self.base, other, capacity)
+            store.append_store(keep - self.base, start - self.base, other, capacity)
         self.base = keep
 
     def make_mask(

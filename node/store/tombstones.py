@@ -1,8 +1,8 @@
 """Tombstones of erased agents on this node's disk: one small file per agent, for all models.
 
-The router sends them with each erasure, and again after this node was away. They count from the
-moment they are in memory, even if the disk refuses them. They are written as soon as the disk
-accepts them, and acknowledged only then.
+The router sends tombstones with each erasure, and again after this node was away. A tombstone takes
+effect as soon as it is in memory. If the disk refuses it, it is written later, and only then
+acknowledged.
 """
 
 import logging
@@ -38,13 +38,13 @@ class TombstoneStore:
     """The tombstones of one node; methods may be called from any thread."""
 
     def __init__(self, disk: PosixDisk, cluster_key: bytes) -> None:
-        """Load what the disk holds; raise DiskError if another process has it."""
+        """Load all tombstones; raise DiskError if another process uses the folder."""
         self._disk = disk
         self._cluster_key = cluster_key
         self._writing = Lock()
-        self._lock = Lock()  # of what is in memory: it is never held during a disk write
+        self._lock = Lock()  # guards memory; never held during a disk write
         self._all = Tombstones()
-        self._unwritten: dict[str, Tombstone] = {}  # by agent: in memory only
+        self._unwritten: dict[str, Tombstone] = {}  # in memory only, by agent
         self._disk.recover()
         self._files: set[str] = set()  # of agents whose tombstone was written or read
         for leaf in self._disk.list_names(_AGENTS):
@@ -53,7 +53,7 @@ class TombstoneStore:
 
     @property
     def fingerprint(self) -> int:
-        """Return whether two nodes, or a node and a router, know the same."""
+        """Digest of the set, equal on nodes and routers that know the same tombstones."""
         return self._all.fingerprint
 
     @property
@@ -63,22 +63,22 @@ class TombstoneStore:
 
     @property
     def is_all_written(self) -> bool:
-        """Return whether the disk holds all that is known."""
+        """Return whether all tombstones are on disk."""
         return not self._unwritten
 
     def epoch_of(self, digest: str) -> int:
-        """Return up to which epoch the agent of this digest is erased; 0: it is not."""
+        """Return the epoch up to which the agent with this digest is erased; 0 if it is not."""
         return self._all.epoch_of(digest)
 
     def claim_epoch(self, tenant: TenantId, agent: AgentId, asked: int) -> int:
-        """Return `asked`; for 0 the first epoch that an erased agent's name may be used at again.
+        """Return the epoch `asked`; for 0, the first epoch above an erasure of that name.
 
-        Raises StaleEpochError for an epoch that was erased: the caller was sent before it,
-        and what it would be lifted to is given to another node.
+        Raises StaleEpochError for an erased epoch. It cannot be raised instead, because the next
+        epoch may belong to another node.
         """
         floor = self.floor(tenant, agent)
         if 0 < asked <= floor:
-            message = f"epoch {asked} of the agent was erased"
+            message = f"the agent was erased up to epoch {floor}; retry without epoch {asked}"
             raise StaleEpochError(message, code="erased")
         return asked or (floor + 1 if floor else 0)
 
@@ -96,7 +96,7 @@ class TombstoneStore:
         return Lender(digest, SERIES_EPOCH)
 
     def may_lend(self, record: Manifest) -> bool:
-        """Return whether others may borrow what a record holds."""
+        """Return whether other agents may borrow rows of a record."""
         if record.is_private or is_to_forget(live(record.directives)):
             return False
         return not len(self._all) or not self.has_erased_lender(
@@ -108,11 +108,11 @@ class TombstoneStore:
         tenant = tenant_digest(self._cluster_key, record.tenant)
         digest = self.series(record).agent
         with self._lock:
-            erased_s = self._all.next_s(0.0)  # after all that are known
+            erased_s = self._all.next_s(0.0)  # after all known tombstones
         self.note(Tombstone(digest, tenant, SERIES_EPOCH, erased_s))
 
     def has_erased_lender(self, tenant: TenantId, lenders: Iterable[Lender]) -> bool:
-        """Return whether a tenant's memory came of an agent that is erased."""
+        """Return whether any of these lenders of a tenant's cache was erased."""
         lenders = tuple(lenders)
         if not lenders or not len(self._all):
             return False
@@ -123,26 +123,26 @@ class TombstoneStore:
         return has_erased_lender(lenders, self.epoch_of, has_erasures=has_erasures)
 
     def is_derived(self, record: Manifest) -> bool:
-        """Return whether a record's memory came of an agent that is erased."""
+        """Return whether a record contains rows that came from an erased agent."""
         return self.has_erased_lender(record.tenant, _lenders(record))
 
     def floor(self, tenant: TenantId, agent: AgentId) -> int:
-        """Return up to which epoch an agent is erased; 0: it is not."""
+        """Return the epoch up to which an agent is erased; 0 if it is not."""
         if not len(self._all):
             return 0
         return self.epoch_of(self.digest(tenant, agent))
 
     def announce(self, erased: Iterable[Tombstone]) -> bool:
-        """Remember erasures in memory, without a wait; return whether any is news."""
+        """Add tombstones in memory, without waiting for the disk; return whether any is new."""
         with self._lock:
             news = self._all.merge(erased)
             self._unwritten.update((item.agent, item) for item in news)
         return bool(news)
 
     def note(self, tombstone: Tombstone) -> Tombstone:
-        """Remember an erasure, and return what the disk holds of it from now on.
+        """Write a tombstone; return the stored one, which may be a later one of that agent.
 
-        Raises DiskError where the disk refuses: then it is remembered in memory, and owed.
+        If it raises DiskError, the tombstone is in memory and will be written later.
         """
         self.announce([tombstone])
         with self._writing:
@@ -155,7 +155,7 @@ class TombstoneStore:
             return known
 
     def write_rest(self) -> bool:
-        """Write what the disk does not hold yet; return whether it holds all now."""
+        """Write the tombstones that are in memory only; return whether all are on disk now."""
         with self._writing:
             self._write_rest()
         return self.is_all_written
@@ -169,7 +169,7 @@ class TombstoneStore:
         self._settle(item)
 
     def _settle(self, item: Tombstone) -> None:
-        """Mark it as written, unless a later one replaced it."""
+        """Mark a tombstone as written, unless a later one has replaced it."""
         with self._lock:
             if self._unwritten.get(item.agent) is item:
                 del self._unwritten[item.agent]
@@ -181,21 +181,21 @@ class TombstoneStore:
             for item in owed:
                 if self._all.epoch_of(item.agent):
                     self._write(item)
-                else:  # too many: it is not kept
+                else:  # dropped, since there were too many
                     self._settle(item)
         except DiskError as error:
             _log.warning("tombstones are in memory only: %s", error.reason)
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove the files of tombstones that are known no more: they were too many."""
+        """Remove the files of tombstones that were dropped because there were too many."""
         with self._lock:
             old = sorted(self._files - self._all.agents)
         for leaf in old:
             try:
                 self._disk.remove(f"{_AGENTS}/{leaf}")
             except DiskError as error:
-                _log.warning("an old tombstone stays: %s", error.reason)
+                _log.warning("cannot remove an old tombstone: %s", error.reason)
                 return
             self._files.discard(leaf)
 
@@ -207,7 +207,7 @@ class TombstoneStore:
             _log.warning("a tombstone is damaged: %s", type(error).__name__)
             return
         if item.agent != leaf:
-            _log.warning("a tombstone lies under another agent's name")
+            _log.warning("a tombstone file has another agent's name")
             return
         self._files.add(leaf)
         self._all.merge([item])

@@ -35,12 +35,12 @@ class DroppedMemory:
 
 @dataclass(frozen=True, slots=True)
 class DerivedMemory:
-    """The memory of one node's agents that came of others; for its event loop."""
+    """Rows of one node's agents that came from other agents; used on the event loop."""
 
     records: AgentRecords
     erased: TombstoneStore
     prefetches: Prefetches
-    # By tenant and lender: what went since its erasure began, whichever call dropped it.
+    # By tenant and lender: what was dropped since its erasure began, by this call or another.
     counts: dict[tuple[TenantId, str], DroppedMemory] = field(default_factory=dict)
 
     def begin_count(self, tenant: TenantId, lender: str) -> None:
@@ -59,7 +59,7 @@ class DerivedMemory:
                 self.counts[key] = DroppedMemory(known.agents + 1, known.tokens + tokens)
 
     async def drop(self, tenant: TenantId | None = None) -> DroppedMemory:
-        """Drop what came of erased agents, of one tenant or all. Raise the first refusal, last."""
+        """Drop rows that came from erased agents; at the end, raise the first error of the disk."""
         agents = tokens = 0
         refused: list[Exception] = []
         for agent in list(self.records.table):
@@ -80,7 +80,8 @@ class DerivedMemory:
     async def _will_be_derived(self, agent: Agent) -> bool:
         """Return whether an agent has derived memory; wait for a record that is being written.
 
-        The store may have looked for erasures before this one, and a turn looks again by itself.
+        That write may have checked for erasures before this one. A turn needs no wait: it checks
+        again at its end.
         """
         for _ in range(RECORD_WRITE_POLLS_MAX):
             if self._is_derived(agent):
@@ -95,7 +96,7 @@ class DerivedMemory:
         return bool(lenders) and self.erased.has_erased_lender(agent.key[0], lenders)
 
     async def _drop(self, agent: Agent) -> int:
-        """Drop one agent's derived memory; return of how many tokens."""
+        """Drop one agent's derived memory; return the number of dropped tokens."""
         records, table = self.records, self.records.table
         if agent.turn is not None:
             agent.turn.cancel()

@@ -1,11 +1,11 @@
-"""Disk budget of a node: make room before a write, evict what expired.
+"""Disk budget of a node: free space before a write, and evict expired agents.
 
     make_room   before every block: evict the least valuable agents, or refuse the write
     enforce     at start-up and once a minute: time to live, quotas, folders of other models
 
-Over the budget, leased prefixes of other nodes' agents go first, then other models' folders, then
-old windows and states of the victims, then the victims themselves, which
-`fabric.retention` chooses.
+When the disk is over budget, space is freed in this order: leases of shared prefixes, folders of
+other models, old windows and states of the victims, then the victims themselves. `fabric.retention`
+chooses the victims.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 async def attempt(step: Awaitable[object]) -> None:
-    """Take one step of several; log a disk error, so that the others are still taken."""
+    """Run one of several steps; log its disk error instead of raising, so that the others run."""
     try:
         await step
     except (FabricError, OSError) as error:
@@ -43,7 +43,7 @@ async def attempt(step: Awaitable[object]) -> None:
 
 
 class NoRoomError(DiskError):
-    """The budget or the tenant's quota is full of what must stay."""
+    """No room in the disk budget or the tenant's quota, and nothing in it may be evicted."""
 
     code = "disk_budget"
 
@@ -57,7 +57,7 @@ class NoRoomError(DiskError):
 
 
 class SaveReservation:
-    """Bytes granted to one save that no record names yet."""
+    """Bytes granted to one save for blocks that no record refers to yet."""
 
     def __init__(self, budget: "DiskBudget", tenant: TenantId) -> None:
         self._budget = budget
@@ -65,13 +65,13 @@ class SaveReservation:
         self._size_bytes = 0
 
     async def add(self, size_bytes: int) -> None:
-        """Ask for more; raise NoRoomError."""
+        """Reserve more bytes; raise NoRoomError."""
         await self._budget.make_room(self._tenant, size_bytes)
         self._budget.pending[self._tenant] += size_bytes
         self._size_bytes += size_bytes
 
     def end(self) -> None:
-        """Count what was granted no longer: a record does, or it was given up."""
+        """End the reservation: a record refers to the blocks now, or the save has failed."""
         self._budget.pending[self._tenant] -= self._size_bytes
         self._size_bytes = 0
 
@@ -98,8 +98,8 @@ class DiskBudget:
         self._eviction = eviction
         self._others = others
         self._leases = leases
-        self._stands: Choice | None = None
-        self._since: Counter[TenantId] = Counter()  # granted after that
+        self._stands: Choice | None = None  # free bytes found by the last survey
+        self._since: Counter[TenantId] = Counter()  # bytes granted since that survey
         self._turn = asyncio.Lock()
         self.pending: Counter[TenantId] = Counter()
         self.evicted_count = 0
@@ -124,9 +124,9 @@ class DiskBudget:
     async def make_room(
         self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False
     ) -> None:
-        """Free `size_bytes` for `tenant`; raise NoRoomError if nothing may be evicted for it.
+        """Grant `size_bytes` to `tenant`, evicting if necessary; raise NoRoomError if that fails.
 
-        `replicas_only`: nothing but replicas may.
+        With `replicas_only`, evict replicas only.
         """
         if tenant == SELF_TEST_TENANT or self._take(tenant, size_bytes):
             return
@@ -135,11 +135,14 @@ class DiskBudget:
                 return
             await self._fit((tenant, size_bytes), replicas_only=replicas_only)
             if not self._take(tenant, size_bytes):
-                message = f"no room for {size_bytes} bytes: the disk budget is full of what is used"
+                message = (
+                    f"no room for {size_bytes} bytes: all agents on disk are in use or within "
+                    "their tenant's floor; raise the disk budget or erase agents"
+                )
                 raise NoRoomError(message)
 
     async def take_free(self, tenant: TenantId, size_bytes: int) -> bool:
-        """Grant `size_bytes` if they are free; return whether they were."""
+        """Grant `size_bytes` if they are free, without evicting; return whether they were."""
         if self._take(tenant, size_bytes):
             return True
         async with self._turn:
@@ -148,14 +151,14 @@ class DiskBudget:
             return self._take(tenant, size_bytes)
 
     async def make_place(self, tenant: TenantId) -> None:
-        """Evict an agent if the node holds as many as it may; raise DiskError."""
+        """Evict an agent if the node is at its limit of agents; raise DiskError."""
         if len(self._table) >= AGENTS_PER_NODE_MAX:
             async with self._turn:
                 if len(self._table) >= AGENTS_PER_NODE_MAX:
                     await self._fit_count(tenant)
 
     def _take(self, tenant: TenantId, size_bytes: int) -> bool:
-        """Grant from what was free when that was found out last."""
+        """Grant bytes if the last survey shows them as free; return whether they were."""
         stands = self._stands
         if stands is None:
             return False
@@ -173,7 +176,7 @@ class DiskBudget:
     async def _fit(
         self, wish: tuple[TenantId, int] | None = None, *, replicas_only: bool = False
     ) -> None:
-        """Remove folders, old states and agents until everything fits."""
+        """Remove leases, folders, old states and agents until everything fits, `wish` included."""
         tier = await self._swept(wish)
         if tier.is_crowded(self._rules.ttl_s) and self._leases.let_go():
             tier = await self._swept(wish)
@@ -226,19 +229,19 @@ class DiskBudget:
         return [agent for agent in agents if agent is not None]
 
     async def _trim(self, chosen: list[Agent]) -> int:
-        """Make those smaller that would go for lack of room."""
+        """Remove old windows and states of the chosen agents, so that fewer must be evicted."""
         use, count = self._table.use, 0
         for agent in chosen:
             if use.idle_s(agent.manifest) > self._rules.ttl_s:
                 continue
             try:
                 count += await self._eviction.trim(agent)
-            except (FabricError, OSError) as error:  # a full drive, too: then it is evicted
-                _log.warning("an agent cannot be made smaller: %s", error)
+            except (FabricError, OSError) as error:  # such as a full drive; then it is evicted
+                _log.warning("cannot trim an agent's old states: %s", error)
         return count
 
     def _keep(self, tier: DiskTier, wish: tuple[TenantId, int] | None) -> None:
-        """Remember what is free; the wish was counted and is not granted yet."""
+        """Store the free bytes of a survey, which counted `wish` although it is not granted yet."""
         stands = tier_state(
             tier.candidates, tier.capacity_bytes, self._rules, incoming=tier.incoming
         )
@@ -251,7 +254,7 @@ class DiskBudget:
                 stands, free_bytes=stands.free_bytes + wish[1], quota_free_bytes=quotas
             )
         self._stands = stands
-        self._since = self.pending - counted  # granted while this was being found out
+        self._since = self.pending - counted  # granted while the survey ran
         for agent in self._table:
             is_held = agent.key in stands.held
             if agent.is_pin_held != is_held:
@@ -261,7 +264,7 @@ class DiskBudget:
     # --- the number of agents ----------------------------------------------------------------
 
     async def _fit_count(self, tenant: TenantId | None) -> None:
-        """Hold no more agents than the limit; each one counts alike."""
+        """Evict agents over the limit on their number, regardless of their sizes."""
         if len(self._table) + (tenant is not None) <= AGENTS_PER_NODE_MAX:
             return
         alike = DiskTier(

@@ -22,7 +22,7 @@ _REF_RECORD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class DiskTier:
-    """The agents on a disk, what they may fill, and what is about to be written."""
+    """Agents on a disk, its capacity for them, and the bytes about to be written."""
 
     candidates: Sequence[Candidate]
     capacity_bytes: int
@@ -44,7 +44,7 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class DiskSurvey:
-    """Survey of a node's disk for one eviction."""
+    """Survey of a node's disk, before a choice of victims."""
 
     table: AgentTable
     store: AgentStore
@@ -56,7 +56,7 @@ class DiskSurvey:
     async def look(
         self, others_bytes: int, pending_bytes: int, incoming: Mapping[TenantId, int]
     ) -> DiskTier:
-        """Look: `others_bytes` in other models' folders, `pending_bytes` in no record."""
+        """Measure the disk; `others_bytes`: other models' folders; `pending_bytes`: unrecorded."""
         offered, blocks = self.offers.agents(), self.store.blocks
         met = [
             (agent.saved, self._valued(agent, is_active(agent, offered))) for agent in self.table
@@ -67,7 +67,7 @@ class DiskSurvey:
             candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
             records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
             needed = {name for candidate in candidates for name in candidate.pieces}
-            # In no record yet: blocks of turns, which `incoming` counts too, and of moves.
+            # Blocks that no record refers to yet: those of turns, also in `incoming`, and of moves.
             loose_bytes = sum(size for ref, size in sizes.items() if ref not in needed)
             stored_bytes = sum(sizes.values()) + records_bytes + others_bytes
             room_bytes = disk_capacity_bytes(drive.total_bytes, drive.free_bytes, stored_bytes)
@@ -78,7 +78,7 @@ class DiskSurvey:
         return await self.workers.run(look)
 
     def _valued(self, agent: Agent, active: bool) -> Candidate:  # noqa: FBT001
-        """Describe an agent but for its bytes."""
+        """Describe an agent as a candidate, without its bytes."""
         record, use = agent.manifest, self.table.use
         speed = self.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
         read_s = self.store.spec.bytes_per_token / DISK_BYTES_PER_S

@@ -56,7 +56,7 @@ class AgentRemoval:
     derived: DerivedMemory
 
     async def forget_moves(self, key: AgentKey) -> bool:
-        """Drop the agent's incoming and offered blocks of moves whose router is gone."""
+        """Drop the agent's incoming and offered blocks, of moves that no router will finish."""
         self.offers.withdraw_agent(key)
         was_borrowed = self.leases.forget(key)
         return await self.forget_incoming(key) or was_borrowed
@@ -66,17 +66,17 @@ class AgentRemoval:
         self.leases.forget_erased()
 
     async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
-        """Remove an agent and its record; return the blocks that these referred to."""
+        """Remove an agent and its record; return their blocks, and whether the agent was here."""
         records, table = self.records, self.records.table
         agent = table.get(key)
-        if agent is None or agent.manifest.epoch > epoch:  # a later one of this name
+        if agent is None or agent.manifest.epoch > epoch:  # a newer agent of this name
             return [], False
         _end_turn(agent, epoch)
         await self.prefetches.stop(agent)
         async with agent.turn_lock:
             if table.get(key) is not agent or agent.manifest.epoch > epoch:
                 return [], table.get(key) is None  # its first turn stored nothing
-            # In the table until it is gone: a turn that starts now waits for the lock.
+            # The agent stays in the table until then, so that a turn that starts now waits.
             saved, agent.cache = agent.saved, None
             refs = await records.workers.run(lambda: records.store.erase_record(key, saved))
             table.forget(agent)
@@ -86,7 +86,7 @@ class AgentRemoval:
 
 
 def _end_turn(agent: Agent, epoch: int) -> None:
-    """End a running turn, which could neither be saved nor acknowledged."""
+    """Fence and cancel a running turn, which can no longer be saved or acknowledged."""
     agent.outgoing.note_erased(epoch)
     if agent.turn is not None:
         agent.turn.cancel()
@@ -136,7 +136,7 @@ class Erasing:
         return self._failures != self._made_good
 
     async def erase(self, call: EraseAgent) -> EraseReceipt:
-        """Remove every byte of an agent; a repeat gets the first call's answer. Raise DiskError."""
+        """Remove every byte of an agent; a repeated call gets the same receipt. Raise DiskError."""
         name = (call.operation, call.key)
         task = self._operations.get(name)
         if task is None:
@@ -154,9 +154,9 @@ class Erasing:
                 self._operations.pop(name, None)  # a repeat tries again
 
     async def take(self, call: ShareErasures) -> KnownErasures:
-        """Remove what was erased while this node was away; what the disk refuses stays owed."""
+        """Remove agents that were erased while this node was away; retry later what fails."""
         if len(call.erased) > TOMBSTONES_MAX:
-            message = f"over {TOMBSTONES_MAX} tombstones"
+            message = f"one call may share at most {TOMBSTONES_MAX} tombstones"
             raise TooLargeError(message)
         erased = self._erased
         has_news = erased.announce(call.erased)
@@ -171,7 +171,7 @@ class Erasing:
 
     @contextlib.asynccontextmanager
     async def revoking(self) -> AsyncIterator[None]:
-        """Remove what was revoked during this call, even if the rest failed. Raise DiskError."""
+        """Run a block; remove rows that it revoked, even if it raises. Raise DiskError."""
         before = self._erased.fingerprint
         try:
             yield
@@ -180,9 +180,9 @@ class Erasing:
                 await self._remove_all(is_sure=True)
 
     async def finish(self) -> None:
-        """Repeat what the disk refused; what it refuses again is tried later.
+        """Retry what the disk refused; keep what it refuses again for the next retry.
 
-        No catch-up repeats the call, because this node's tombstones equal those of the others.
+        Nothing else retries it: this node's tombstones equal the others', so no exchange is due.
         """
         await self._remove_or_owe(is_sure=False)
 
@@ -207,7 +207,7 @@ class Erasing:
             derived_agents=derived.agents,
             derived_tokens=derived.tokens,
         )
-        if noted is None:  # a full disk has room afterwards
+        if noted is None:  # the removal may have freed space on a full disk
             noted = await self._note(call)
         if noted is None:
             self._fail()
@@ -231,7 +231,7 @@ class Erasing:
                 return otherwise
 
         was_coming = await self._removal.forget_moves(key)
-        # Before the record: what is interrupted here is known by the record to be unfinished.
+        # Before the record: while the record exists, a restart knows the erasure is unfinished.
         quarantined = await part(lambda: store.erase_quarantined(key), otherwise=False)
         digest = self._erased.digest(*key)
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
@@ -264,7 +264,7 @@ class Erasing:
     # --- all that tombstones name ------------------------------------------------------------
 
     async def _remove_or_owe(self, *, is_sure: bool) -> int:
-        """Remove whatever a tombstone names; count the agents, none where the disk refuses."""
+        """Remove all that tombstones name; return the number of agents, 0 if the disk refuses."""
         try:
             return await self._remove_all(is_sure=is_sure)
         except (FabricError, OSError) as error:
@@ -272,7 +272,7 @@ class Erasing:
             return 0
 
     async def _remove_all(self, *, is_sure: bool) -> int:
-        """Remove whatever a tombstone names; count the agents. Raise DiskError.
+        """Remove all that tombstones name; return the number of agents. Raise DiskError.
 
         What only may have been interrupted, at a process's start, takes no damaged file of the
         living with it.

@@ -11,7 +11,7 @@ from unittest import mock
 
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
-from fabric.kvcache.arrangement import runs
+from fabric.kvcache.arrangement import shift_runs
 from fabric.turn.generation import Identity, IdentityKind, MatchKind
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
@@ -182,7 +182,7 @@ class Edits:
             return "it has another length"
         exact, held = oracle.exact_tokens(cache, ids), cache.held.tobytes()
         is_talk = any(talk.key == owner for talk in self._world.clients.talks)
-        for run in runs(cache.shifts, cache.tokens_count):
+        for run in shift_runs(cache.shifts, cache.tokens_count):
             for at in range(run.start, run.end):
                 row = Rows.known.get(held[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES])
                 if row is None:

@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from fabric.ids import Fingerprint
-from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, cut, why_unshiftable
+from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, cut_shifts, why_unshiftable
 from fabric.kvcache.cache_spec import (
     CacheGroup,
     LayerKind,
@@ -169,7 +169,7 @@ class SimCache:
         """Return all bytes that the next token depends on."""
         if not (self.shifts or self.windows.tokens or self._has_state):
             return self.held
-        moved = cut(self.shifts, 0, self.tokens_count)
+        moved = cut_shifts(self.shifts, 0, self.tokens_count)
         told = b"".join(bytes(str(shift), "ascii") for shift in moved)
         window = self.windows.seen(self.tokens_count)
         return self.held.tobytes() + told + window + self.state.tobytes()
@@ -242,7 +242,7 @@ class SimCache:
         window = self.windows
         window.grid, window.beside = grid, []
         window.copied_out = min(window.copied_out, grid.block_start(tokens_count))
-        self.ahead, self.shifts = (), cut(self.shifts, 0, tokens_count)
+        self.ahead, self.shifts = (), cut_shifts(self.shifts, 0, tokens_count)
         self.tokens_count, self._read_tokens = tokens_count, -1
 
     def assume(self, tokens_count):
@@ -337,7 +337,7 @@ class SimCache:
         made._entries[: len(self.held)] = self.held
         made.windows = self.windows.copy()
         made.state, made.tokens_count = self.state, self.tokens_count
-        made.shifts = cut(self.shifts, 0, self.tokens_count)
+        made.shifts = cut_shifts(self.shifts, 0, self.tokens_count)
         return made
 
     def parts(self):

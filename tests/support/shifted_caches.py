@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.kvcache.arrangement import Range, Shift, cut
+from fabric.kvcache.arrangement import Range, Shift, cut_shifts
 from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 from node.mlx.resident_layer import ResidentLayer
@@ -53,7 +53,7 @@ def by_hand(cache: ResidentCache, shifts: Sequence[Shift]) -> ResidentCache:
 
 def _fetch(leaf: ResidentLayer, shifts: Sequence[Shift], first: int, end: int) -> list[Any]:
     deltas = np.zeros(end - first)
-    for shift in cut(tuple(shifts), first, end):
+    for shift in cut_shifts(tuple(shifts), first, end):
         deltas[shift.start : shift.end] = shift.delta
     rotations = {rotation.slot: rotation for rotation in leaf.spec.rotations}
     found = []

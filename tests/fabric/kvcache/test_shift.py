@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.kvcache.arrangement import Shift, cut, joined, runs, why_unshiftable
+from fabric.kvcache.arrangement import Shift, cut_shifts, merge_shifts, shift_runs, why_unshiftable
 from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
 from tests.support.layers import attention_layer
 
@@ -16,7 +16,7 @@ TOKENS = 12
 @st.composite
 def _shifts(draw: st.DrawFn) -> tuple[Shift, ...]:
     far = draw(st.lists(st.integers(-2, 2), max_size=TOKENS))
-    return joined(Shift(at, at + 1, delta) for at, delta in enumerate(far))
+    return merge_shifts(Shift(at, at + 1, delta) for at, delta in enumerate(far))
 
 
 def _far(shifts: tuple[Shift, ...], tokens_count: int = TOKENS) -> list[int]:
@@ -29,7 +29,7 @@ def test_joined_shifts_are_as_few_as_can_be(lengths: list[tuple[int, int]]) -> N
     for length, delta in lengths:
         given_.append(Shift(at, at + length, delta))
         at += length
-    found = joined(given_)
+    found = merge_shifts(given_)
 
     assert _far(found, at) == _far(tuple(given_), at)
     assert all(s.delta and s.start < s.end for s in found)
@@ -40,7 +40,7 @@ def test_joined_shifts_are_as_few_as_can_be(lengths: list[tuple[int, int]]) -> N
 @given(_shifts(), st.integers(0, TOKENS), st.integers(0, TOKENS))
 def test_a_cut_counts_from_its_own_start(shifts: tuple[Shift, ...], start: int, end: int) -> None:
     start, end = min(start, end), max(start, end)
-    found = cut(shifts, start, end)
+    found = cut_shifts(shifts, start, end)
 
     assert _far(found, end - start) == _far(shifts)[start:end]
     assert all(0 <= s.start < s.end <= end - start for s in found)
@@ -48,7 +48,7 @@ def test_a_cut_counts_from_its_own_start(shifts: tuple[Shift, ...], start: int, 
 
 @given(_shifts())
 def test_runs_cover_every_token_once(shifts: tuple[Shift, ...]) -> None:
-    found = list(runs(shifts, TOKENS))
+    found = list(shift_runs(shifts, TOKENS))
 
     assert [at for run in found for at in range(run.start, run.end)] == list(range(TOKENS))
     assert [run.delta for run in found for _ in range(run.start, run.end)] == _far(shifts)

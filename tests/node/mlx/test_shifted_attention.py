@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fabric.kvcache.arrangement import Shift, joined
+from fabric.kvcache.arrangement import Shift, merge_shifts
 from fabric.kvcache.cache_spec import LayerKind, ModelCacheSpec
 from fabric.kvcache.rotation import Rotation
 from fabric.settings import KvBits
@@ -195,8 +195,8 @@ def test_rows_in_their_places_are_fetched_as_ever() -> None:
     keys, values = fetched(made(TURN))
     moved, _ = fetched(made(TURN, shifts=some(200)))
 
-    assert keys.turning is values.turning is None
-    assert moved.turning is not None
+    assert keys.moved_rows is values.moved_rows is None
+    assert moved.moved_rows is not None
     assert all(mx.array_equal(a, b) for a, b in zip(keys[:3], moved[:3], strict=True))
 
 
@@ -226,7 +226,7 @@ def _scattered(name: str, count: int, *, is_tail_moved: bool) -> tuple[Shift, ..
         size = drawn.randint(1, 40)
         found.append(Shift(at, at + size, drawn.choice((-1, 1)) * (1 + number % (count - 3))))
         at += size + drawn.choice((0, 0, 3))
-    return joined(found if is_tail_moved else [s for s in found if s.end < at - 60])
+    return merge_shifts(found if is_tail_moved else [s for s in found if s.end < at - 60])
 
 
 @pytest.mark.parametrize("name", sample(SHIFTABLE, "llama3", "some_dims", "expanded", "latent"))
