@@ -34,7 +34,7 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention import Rules, TenantShare
-from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_sound
+from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_no_problems
 
 PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
 CALL_NAMES: Final = frozenset(
@@ -206,7 +206,7 @@ class FabricSettings:
 def parse_settings(section: Any) -> FabricSettings:
     """Check and build the settings; raise SettingsError naming every wrong key."""
     settings, problems = inspect_settings(section)
-    require_sound(problems)
+    require_no_problems(problems)
     return settings
 
 
@@ -231,12 +231,12 @@ def inspect_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
 
 def check_keys(router: RouterSettings) -> None:
     """Raise SettingsError for an invalid key, or a key that has two names."""
-    require_sound(_key_problems(router))
+    require_no_problems(_key_problems(router))
 
 
 def check_hosts_and_origins(router: RouterSettings) -> None:
     """Raise SettingsError for an invalid host name or page origin."""
-    require_sound(_access_problems(router))
+    require_no_problems(_access_problems(router))
 
 
 def _problem(setting: str, message: str) -> SettingProblem:

@@ -39,7 +39,7 @@ class SettingsError(RejectedError):
         super().__init__("\n".join(map(str, self.problems)), param=self.problems[0].where)
 
 
-def require_sound(problems: Iterable[SettingProblem]) -> None:
+def require_no_problems(problems: Iterable[SettingProblem]) -> None:
     """Raise SettingsError for problems, if there are any."""
     found = tuple(problems)
     if found:

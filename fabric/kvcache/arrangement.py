@@ -83,7 +83,7 @@ def _why_unshiftable(layer: LayerSpec) -> str:
     if layer.kind is LayerKind.RECURRENT:
         return "recurrent layers keep all tokens in one state, from which none can be removed"
     if layer.is_chunked:
-        return "chunked layers attend from chunk boundaries, which do not move with the tokens"
+        return "layers of chunks attend from chunk boundaries, which do not move with the tokens"
     return layer.rotations_unknown
 
 

@@ -34,7 +34,7 @@ class Held:
     origin: Origin
     # Its rows are in memory, and stored again as a block: the stored one is lost, or another
     # agent's, of which no more may be kept.
-    is_anew: bool = False
+    is_resaved: bool = False
     window: BlockRef | None = None  # the same tokens of window layers, where they are stored
 
     @property
@@ -83,7 +83,7 @@ class Layout:
         return self.head_tokens > 0 and self.tokens_count > self.exact_tokens
 
     def as_it_is(self) -> "Layout":
-        """Return an unedited layout if no edit affects any part."""
+        """Return the layout without a head if no edit affects any of its parts."""
         return self if self.is_edited else Layout(self.parts, states=self.states)
 
     def placed(self) -> Iterator[tuple[int, int, Part]]:
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def arrangement(self) -> Arrangement:
-        """The tokens in place without computing, and how far they are from where they were."""
+        """The arrangement of a cache that is restored from this layout."""
         if not self.head_tokens and Hole not in map(type, self.parts):
             return Arrangement.of([(0, self.tokens_count)], ())
         held = [(start, end, part) for start, end, part in self.placed() if isinstance(part, Held)]
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """The parts of stored blocks."""
+        """The parts that are stored, without holes."""
         return tuple(part for part in self.parts if isinstance(part, Held))
 
     @property
@@ -125,7 +125,7 @@ class Layout:
 
     @property
     def windows(self) -> tuple[Placed, ...]:
-        """The blocks of window layers, and where each of them ends."""
+        """The blocks of window layers, and the token at which each ends."""
         return tuple(
             Placed(part.window, end)
             for _, end, part in self.placed()
@@ -134,7 +134,7 @@ class Layout:
 
     @property
     def blocks_after_head(self) -> tuple[BlockRef, ...]:
-        """Whole blocks on the grid after the edits, of all groups of layers, and states."""
+        """Whole blocks after the edited head, of all groups of layers, and states."""
         whole = [
             part
             for start, _, part in self.placed()
@@ -145,7 +145,7 @@ class Layout:
         return (*(part.piece.block for part in whole), *windows, *states)
 
     def stored(self, missing: AbstractSet[BlockRef]) -> "Layout":
-        """Return it up to the first part of a missing block, without missing windows and states."""
+        """Cut the layout before the first missing block; drop missing windows and states."""
         if not missing:
             return self
         end = next(
@@ -159,15 +159,15 @@ class Layout:
         return self.cut(end).losing(missing)
 
     def losing(self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX) -> "Layout":
-        """Return the layout with the parts of lost blocks marked as being in memory only.
+        """Mark the parts of lost blocks as being in memory only, so that they are saved again.
 
-        Memory has the rows of windows from `windows_from` on. A part of a block is stored again
-        with those, under one new name for both.
+        Memory has window rows from `windows_from` on. Parts there are saved again together with
+        their windows, under a new name.
         """
         if not lost:
             return self
         parts = tuple(
-            _losing(part, lost, is_resident=start >= windows_from)
+            _mark_lost(part, lost, is_resident=start >= windows_from)
             for start, _, part in self.placed()
         )
         states = tuple(state for state in self.states if state.block not in lost)
@@ -175,7 +175,7 @@ class Layout:
 
     @property
     def refs(self) -> list[BlockRef]:
-        """The blocks of its parts, of all groups of layers."""
+        """All blocks of the layout, of all groups of layers."""
         windows = [part.window for part in self.held if part.window is not None]
         return [*self.blocks, *windows, *(state.block for state in self.states)]
 
@@ -209,16 +209,16 @@ class Layout:
         return tuple(_sliced(self, start, end, shift))
 
     def with_parts(self, parts: Iterable[Part]) -> "Layout":
-        """Return the layout with other parts of the same lengths."""
+        """Return the layout with its parts replaced by `parts` of the same lengths."""
         return replace(self, parts=tuple(parts))
 
     def without_open_end(self) -> "Layout":
-        """Return the layout up to its last stored part: all after it is computed anyway."""
+        """Drop holes at the end, since tokens after the last stored part are computed anyway."""
         ends = [end for _, end, part in self.placed() if isinstance(part, Held)]
         return self.cut(ends[-1] if ends else 0)
 
     def moved(self, moves: Sequence[Move], notes: Sequence[EditNote] = ()) -> "Layout":
-        """Return the layout with its tokens moved, and holes where none of them go."""
+        """Return the layout after `moves`, with holes where no tokens move to."""
         assert (moves[0].start, moves[0].new_start) == (0, 0), "the head stays in place"
         parts: list[Part] = []
         end = 0
@@ -229,7 +229,7 @@ class Layout:
             end = move.new_end
         exact = min(self.exact_tokens, moves[0].end) if self.head_tokens else moves[0].end
         notes = noted(self.notes, notes)
-        return Layout(tuple(joined_parts(parts)), end, exact, notes, self.lenders)
+        return Layout(tuple(merge_parts(parts)), end, exact, notes, self.lenders)
 
 
 EMPTY_LAYOUT: Final = Layout()
@@ -243,7 +243,7 @@ def unedited_layout(record: Manifest | None, tokens_max: int = AGENT_TOKENS_MAX)
     parts: list[Held] = []
     start, parent = 0, ROOT_PARENT
     for piece in unedited_pieces(record):
-        if start >= tokens_max or start % BLOCK_TOKENS:  # no block follows a partial one
+        if start >= tokens_max or start % BLOCK_TOKENS:  # a partial block is the last one
             break
         end = start + piece.tokens_count
         origin = Origin(parent, record.token_ids[start:end])
@@ -261,10 +261,10 @@ def unedited_pieces(record: Manifest, tokens_max: int = AGENT_TOKENS_MAX) -> Pie
 
 
 def exact_beginning(record: Manifest) -> Layout:
-    """Return the layout of a record before its first edit, with the block that this edit cut.
+    """Return the layout of a record before its first edit, including the block that the edit cut.
 
-    That block is whole on disk: its tokens are those from before the edit, which its name and the
-    names of all blocks after it follow from.
+    That block is complete on disk, with its tokens from before the edit, from which its name
+    follows.
     """
     layout, head = unedited_layout(record), record.edited
     index, start = len(layout.parts), layout.tokens_count
@@ -300,7 +300,7 @@ def layout_of(record: Manifest, named: Sequence[tuple[BlockRef, BlockSpan]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """Block to be stored, and the distance of its rows from where they were computed."""
+    """Block to be saved, and the shift of its rows."""
 
     span: BlockSpan
     delta: int = 0
@@ -308,7 +308,7 @@ class Unstored:
 
 @dataclass(frozen=True, slots=True)
 class NamedHead:
-    """Head of a layout with its holes as blocks to be stored, and the lineage of later blocks."""
+    """Edited head with named blocks for its holes, and the lineage of the blocks after it."""
 
     layout: Layout
     parts: tuple[Held | Unstored, ...]
@@ -316,12 +316,12 @@ class NamedHead:
 
     @property
     def spans(self) -> tuple[BlockSpan, ...]:
-        """The blocks to be stored: of holes, and of lost blocks."""
+        """The blocks to save: those of holes, and lost ones."""
         return tuple(part.span for part in self.parts if isinstance(part, Unstored))
 
     @property
     def windows(self) -> Iterator[tuple[int, BlockRef]]:
-        """The window blocks of its parts, and the end of each part."""
+        """The stored window blocks, each with the end of its part."""
         end = 0
         for part in self.parts:
             if isinstance(part, Unstored):
@@ -332,7 +332,7 @@ class NamedHead:
                 yield end, part.window
 
     def filled(self, refs: Iterable[BlockRef], ids: U32s) -> tuple[PieceTable, EditedHead]:
-        """Return the head's pieces, with `spans` stored as `refs`, and the record's head."""
+        """Return the head's pieces and record, once its `spans` are stored as `refs`."""
         stored, pieces, origins = iter(refs), [], []
         for part in self.parts:
             if isinstance(part, Unstored):
@@ -357,7 +357,7 @@ class NamedHead:
 def named_head(
     layout: Layout, salt: bytes, fingerprint: Fingerprint, ids: Sequence[int]
 ) -> NamedHead:
-    """Name the blocks of a layout's holes, each by all parts of the cache before it."""
+    """Name the blocks of a layout's holes, each by a digest of all parts before it."""
     head = layout.cut(layout.head_tokens)
     parts: list[Held | Unstored] = []
     lineage = _Lineage()
@@ -367,8 +367,8 @@ def named_head(
             for span in block_spans(salt, fingerprint, ids[:end], lineage=before):
                 parts.append(Unstored(span))
                 lineage.add(span.block_hash, 0, span.end - span.start, 0)
-        elif part.is_anew:
-            span = _stored_again(part, salt, fingerprint, start)
+        elif part.is_resaved:
+            span = _resaved_span(part, salt, fingerprint, start)
             parts.append(Unstored(span, part.piece.delta))
             lineage.add(span.block_hash, 0, part.tokens_count, part.piece.delta)
         else:
@@ -378,8 +378,8 @@ def named_head(
     return NamedHead(head, tuple(parts), EditLineage(layout.head_tokens, lineage.digest()))
 
 
-def _stored_again(part: Held, salt: bytes, fingerprint: Fingerprint, start: int) -> BlockSpan:
-    """Name a stored part: by the block if it is whole, else by which part of it this is."""
+def _resaved_span(part: Held, salt: bytes, fingerprint: Fingerprint, start: int) -> BlockSpan:
+    """Name a part that is saved again: like its block if it is whole, otherwise by its range."""
     piece, origin, end = part.piece, part.origin, start + part.tokens_count
     if part.tokens_count == piece.block.tokens_count:
         return BlockSpan(start, end, origin.parent, piece.block.block_hash)
@@ -417,16 +417,16 @@ class _Lineage:
         return self._hash.digest()
 
 
-def _losing(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) -> Part:
+def _mark_lost(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) -> Part:
     if not isinstance(part, Held):
         return part
     has_window = part.window is None or part.window not in lost
     is_lost = part.piece.block in lost or (is_resident and not has_window)
     if has_window and not is_lost:
         return part
-    # A block that is stored again gets another name, and so do its windows.
+    # A part that is saved again gets a new name, and so do its windows.
     window = part.window if has_window and not is_lost else None
-    return replace(part, is_anew=part.is_anew or is_lost, window=window)
+    return replace(part, is_resaved=part.is_resaved or is_lost, window=window)
 
 
 def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
@@ -446,8 +446,8 @@ def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
         yield replace(part, piece=piece)
 
 
-def joined_parts(parts: Iterable[Part]) -> Iterator[Part]:
-    """Join neighbours that are adjacent parts of one block."""
+def merge_parts(parts: Iterable[Part]) -> Iterator[Part]:
+    """Merge consecutive parts that are adjacent in one block."""
     last: Part | None = None
     for part in parts:
         if isinstance(last, Held) and isinstance(part, Held) and part.piece.continues(last.piece):

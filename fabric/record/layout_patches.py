@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fabric.kvcache.arrangement import Move
 from fabric.record.edited_head import EditNote, noted
-from fabric.record.layout import Held, Hole, Layout, Part, joined_parts
+from fabric.record.layout import Held, Hole, Layout, Part, merge_parts
 from fabric.record.lenders import Lender, merge_lenders
 
 
@@ -34,7 +34,7 @@ class Patch:
 def copied_part(part: Part) -> Part:
     """Return another agent's part, to be stored again unless it is the whole block."""
     if isinstance(part, Held) and part.tokens_count < part.piece.block.tokens_count:
-        return replace(part, is_anew=True)
+        return replace(part, is_resaved=True)
     return part
 
 
@@ -59,7 +59,7 @@ def with_patches(
     exact = base.exact_tokens if base.head_tokens else base.arrangement.tokens_count
     notes = noted(base.notes, notes)
     lenders = merge_lenders(base.lenders, lenders)
-    return Layout(tuple(joined_parts(parts)), end, exact, notes, lenders)
+    return Layout(tuple(merge_parts(parts)), end, exact, notes, lenders)
 
 
 def _tokens(parts: Iterable[Part]) -> int:

@@ -1,7 +1,7 @@
-"""Align an older and a newer text: find the parts that both have, in the same order.
+"""Alignment of an older and a newer text: the runs of chunks that both have, in the same order.
 
-Both are lists of chunks. Chunks that occur exactly once in each are the anchors, and equal chunks
-around them join. So a moved or repeated chunk costs only itself, and the time is that of sorting.
+Anchors are chunks that occur exactly once in each text; equal chunks around an anchor extend its
+run. So a moved or repeated chunk affects no other chunk, and the time is that of sorting.
 Source: Bram Cohen's patience diff.
 """
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run of chunks: `old:old + count` of the older text equals the newer one from `new` on."""
+    """Run of `count` equal chunks, at `old` in the older text and at `new` in the newer one."""
 
     old: int
     new: int
@@ -23,26 +23,26 @@ class Run:
 
     @property
     def old_end(self) -> int:
-        """Number of the chunk after it in the older text."""
+        """Index of the chunk after the run in the older text."""
         return self.old + self.count
 
     @property
     def new_end(self) -> int:
-        """Number of the chunk after it in the newer text."""
+        """Index of the chunk after the run in the newer text."""
         return self.new + self.count
 
 
-def aligned(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
-    """List the runs that both have, ascending in both and as long as possible."""
-    pairs = ascending(list(_unique_pairs(old, new)))
+def align_chunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
+    """List the runs that both texts have, ascending in both and as long as possible."""
+    pairs = longest_ascending(list(_unique_pairs(old, new)))
     runs: list[Run] = []
     edges = [(-1, -1), *pairs, (len(old), len(new))]
     for (a, b), (c, d) in pairwise(edges):
-        before = _equal_behind(old[max(a, 0) : c], new[max(b, 0) : d])
+        before = _common_start(old[max(a, 0) : c], new[max(b, 0) : d])
         if before:
             _add(runs, Run(max(a, 0), max(b, 0), before))
         left = min(c - max(a, 0), d - max(b, 0)) - before
-        behind = _equal_behind(old[c - left : c][::-1], new[d - left : d][::-1]) if left else 0
+        behind = _common_start(old[c - left : c][::-1], new[d - left : d][::-1]) if left else 0
         if behind:
             _add(runs, Run(c - behind, d - behind, behind))
     return runs
@@ -56,9 +56,12 @@ def _unique_pairs(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[
             yield at, places[chunk]
 
 
-def ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest part of `pairs`, ascending in the first number, that does in both."""
-    tails: list[int] = []  # of the parts of each length: the smallest last number
+def longest_ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest subsequence of `pairs` that ascends in both numbers.
+
+    `pairs` ascend in the first number already.
+    """
+    tails: list[int] = []  # by length: the smallest last number of any subsequence
     at_tail: list[int] = []
     before: list[int] = []
     for index, (_, place) in enumerate(pairs):
@@ -77,8 +80,8 @@ def ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def _equal_behind(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the equal chunks that both begin with."""
+def _common_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Count the leading chunks that are equal in both."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fabric.kvcache.arrangement import Move
 from fabric.limits import EDIT_CHUNKS_MAX, EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX, EDIT_SINK_TOKENS
-from fabric.turn.alignment import Run, aligned, ascending, common_prefix
+from fabric.turn.alignment import Run, align_chunks, common_prefix, longest_ascending
 from fabric.turn.chunks import Tokens, common_tokens
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript
@@ -37,7 +37,7 @@ _FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no token's bits are lo
 
 
 def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
-    """List runs of at least `EDIT_KEPT_TOKENS_MIN` tokens that both have, ascending in both."""
+    """List the common runs of at least `EDIT_KEPT_TOKENS_MIN` tokens, ascending in both."""
     a, b = np.asarray(old, np.uint32), np.asarray(new, np.uint32)
     runs: list[Run] = []
     for run in _between(a, b, 0, 0, _LEVELS):
@@ -50,7 +50,7 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
 
 
 def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
-    """Yield the runs that both have, also short ones; `a` starts at `old`, `b` at `new`."""
+    """Yield the common runs of any length; `a` starts at token `old`, `b` at token `new`."""
     ahead = common_tokens(a, b)
     if ahead:
         yield Run(old, new, ahead)
@@ -71,15 +71,15 @@ def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[
 
 
 def _anchors(a: Tokens, b: Tokens) -> list[Run]:
-    """Return the runs that occur once in each, as many as ascend in both."""
-    sums, others = _sums(a), _sums(b)
-    places, new_places = _once(sums), _once(others)
+    """Return the runs that occur once in each, as many of them as ascend in both."""
+    sums, others = _run_hashes(a), _run_hashes(b)
+    places, new_places = _unique_places(sums), _unique_places(others)
     _, at, new_at = np.intersect1d(
         sums[places], others[new_places], assume_unique=True, return_indices=True
     )
     pairs = sorted(zip(places[at].tolist(), new_places[new_at].tolist(), strict=True))
     found: list[Run] = []
-    for place, new_place in ascending(pairs):
+    for place, new_place in longest_ascending(pairs):
         last = found[-1] if found else Run(0, 0, 0)
         skipped = max(0, last.old_end - place, last.new_end - new_place)
         count = EDIT_KEPT_TOKENS_MIN - skipped
@@ -93,7 +93,7 @@ def _anchors(a: Tokens, b: Tokens) -> list[Run]:
     return [run for run in found if _is_equal(a, b, run)]
 
 
-def _sums(tokens: Tokens) -> npt.NDArray[np.uint64]:
+def _run_hashes(tokens: Tokens) -> npt.NDArray[np.uint64]:
     """Return a hash of each run of `EDIT_KEPT_TOKENS_MIN` tokens."""
     count = len(tokens) - EDIT_KEPT_TOKENS_MIN + 1
     wide = tokens.astype(np.uint64)
@@ -104,15 +104,15 @@ def _sums(tokens: Tokens) -> npt.NDArray[np.uint64]:
     return sums
 
 
-def _once(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return the places of the hashes that occur once."""
+def _unique_places(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """Return the indexes of hashes that occur once."""
     _, places, counts = np.unique(sums, return_index=True, return_counts=True)
     once: npt.NDArray[np.intp] = places[counts == 1]
     return once
 
 
 def _is_equal(a: Tokens, b: Tokens, run: Run) -> bool:
-    """Return whether the tokens are equal, and not only their hashes."""
+    """Return whether the tokens of a run are equal, not only their hashes."""
     return bool(np.array_equal(a[run.old : run.old_end], b[run.new : run.new_end]))
 
 
@@ -120,21 +120,21 @@ Edit: TypeAlias = tuple[int, int, int]  # start and end in a record's text, and 
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Tokens of a prompt being planned; `old` has their places in the record, -1 for new ones."""
+class _PlannedTokens:
+    """Tokens of the planned prompt; `old` has each token's index in the record, -1 for new ones."""
 
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     old: list[int] = field(default_factory=list)
 
     def keep(self, stored: Transcript, start: int, end: int, shift_bytes: int) -> None:
-        """Append tokens of the record, whose text has moved by `shift_bytes`."""
+        """Append tokens of the record; their text moves by `shift_bytes`."""
         self.ids.extend(stored.ids[start:end])
         self.ends.extend(at + shift_bytes for at in stored.ends[start:end])
         self.old.extend(range(start, end))
 
     def take(self, made: PromptPlan, start: int, end: int) -> None:
-        """Append tokens of the prompt as it was encoded."""
+        """Append freshly encoded tokens of the prompt."""
         self.ids.extend(made.ids[start:end])
         self.ends.extend(made.ends[start:end])
         self.old.extend(-1 for _ in range(start, end))
@@ -147,19 +147,20 @@ def plan_edited_prompt(
     recomputed_tokens: int = 0,
     known_edits: Sequence[Edit] = (),
 ) -> PromptPlan | None:
-    """Plan to keep tokens of `stored` after the edits in `made`; None if none can be kept.
+    """Plan to reuse tokens of `stored` after the edits in the plan `made`; None if there are none.
 
-    `cuts`: special tokens that always stand alone. `recomputed_tokens`: computed anew after each
-    edit. `known_edits`: the directives' replacements in the record's text, in order.
+    `cuts`: special tokens that tokenizers never merge. `recomputed_tokens`: how many tokens after
+    each edit are recomputed. `known_edits`: replacements of directives in the record's text, in
+    order.
     """
-    tokens = _assembled(made, stored, cuts)
+    tokens = _assemble_tokens(made, stored, cuts)
     if tokens is not None:
         _align(tokens, stored, cuts, known_edits)
     moves = _moves(tokens, recomputed_tokens) if tokens is not None else ()
     if tokens is None or len(moves) < 2:
         return None
     kept = sum(move.end - move.start for move in moves[1:])
-    reason = f"keeps {kept} tokens behind {len(moves) - 1} edits, the first at {moves[0].end}"
+    reason = f"keeps {kept} tokens after {len(moves) - 1} edits, the first at {moves[0].end}"
     return replace(
         made,
         ids=tokens.ids,
@@ -171,8 +172,10 @@ def plan_edited_prompt(
     )
 
 
-def _assembled(made: PromptPlan, stored: Transcript, cuts: Collection[int]) -> _Tokens | None:
-    """Return the prompt's tokens, the record's own where it has the same chunk."""
+def _assemble_tokens(
+    made: PromptPlan, stored: Transcript, cuts: Collection[int]
+) -> _PlannedTokens | None:
+    """Return the prompt's tokens, using the record's tokens for chunks with the same text."""
     common = range(made.kept_tokens - 1, EDIT_SINK_TOKENS - 1, -1)
     first = next((at for at in common if stored.ids[at] in cuts), None)
     if first is None:
@@ -183,9 +186,9 @@ def _assembled(made: PromptPlan, stored: Transcript, cuts: Collection[int]) -> _
         return None
     old.append(len(stored.ids))
     new.append(len(made.ids))
-    tokens, done = _Tokens(), first
+    tokens, done = _PlannedTokens(), first
     tokens.keep(stored, 0, first, 0)
-    for run in aligned(_chunks(stored, old), _chunks(made, new)):
+    for run in align_chunks(_chunks(stored, old), _chunks(made, new)):
         start, end = old[run.old], old[run.old + run.count]
         if end - start < EDIT_KEPT_TOKENS_MIN:
             continue
@@ -198,29 +201,29 @@ def _assembled(made: PromptPlan, stored: Transcript, cuts: Collection[int]) -> _
 
 
 def _chunks(said: PromptPlan | Transcript, edges: Sequence[int]) -> list[bytes]:
-    """Return the texts between tokens."""
+    """Return the texts between the tokens at `edges`."""
     return [said.text[said.ends[a - 1] : said.ends[b - 1]] for a, b in pairwise(edges)]
 
 
 def _align(
-    tokens: _Tokens, stored: Transcript, cuts: Collection[int], known_edits: Sequence[Edit]
+    tokens: _PlannedTokens, stored: Transcript, cuts: Collection[int], known_edits: Sequence[Edit]
 ) -> None:
-    """Find further tokens of the record that equal freshly encoded ones."""
-    _widen(tokens, stored)
+    """Mark more tokens as the record's: those that equal freshly encoded ones."""
+    _extend_runs(tokens, stored)
     _keep_between(tokens, stored, known_edits)
     _refine(tokens, stored, cuts)
-    _stay(tokens, stored)
+    _prefer_in_place(tokens, stored)
 
 
-def _moves(tokens: _Tokens, recomputed_tokens: int) -> tuple[Move, ...]:
-    """Return where the record's tokens go."""
+def _moves(tokens: _PlannedTokens, recomputed_tokens: int) -> tuple[Move, ...]:
+    """Return the moves of the record's tokens to their positions in the prompt."""
     moves = list(_runs_of(tokens.old))
     if not moves or moves[0].start != 0 or moves[0].new_start != 0:
         return ()
     kept = [moves[0]]
     for move in moves[1:]:
         start, by = move.start + recomputed_tokens, move.new_start - move.start
-        # The prompt's last token is always computed, for what follows it.
+        # The prompt's last token is always computed, for the logits of the next one.
         end = min(move.end, len(tokens.ids) - 1 - by)
         if end - start >= EDIT_KEPT_TOKENS_MIN:
             kept.append(Move(start, end, start + by))
@@ -228,10 +231,10 @@ def _moves(tokens: _Tokens, recomputed_tokens: int) -> tuple[Move, ...]:
     return (kept[0], *sorted(longest, key=lambda move: move.start))
 
 
-def _widen(tokens: _Tokens, stored: Transcript) -> None:
-    """Extend each run of kept tokens by equal neighbours: an edit may lie within a message."""
+def _extend_runs(tokens: _PlannedTokens, stored: Transcript) -> None:
+    """Extend each run of kept tokens by equal tokens beside it: an edit may be inside a message."""
     ids, old = tokens.ids, tokens.old
-    for first, last in list(_gaps(old)):
+    for first, last in list(_new_ranges(old)):
         place = old[first - 1] + 1 if first else 0
         until = old[last] if last < len(old) else len(stored.ids)
         room = min(last - first, until - place)
@@ -245,9 +248,9 @@ def _widen(tokens: _Tokens, stored: Transcript) -> None:
             old[last - behind : last] = range(until - behind, until)
 
 
-def _keep_between(tokens: _Tokens, stored: Transcript, edits: Sequence[Edit]) -> None:
-    """Keep tokens between known edits, even if lines repeat and no run occurs once."""
-    for first, last in list(_gaps(tokens.old)) if edits else ():
+def _keep_between(tokens: _PlannedTokens, stored: Transcript, edits: Sequence[Edit]) -> None:
+    """Keep tokens between known edits, even if lines repeat, so that there are no anchors."""
+    for first, last in list(_new_ranges(tokens.old)) if edits else ():
         place = tokens.old[first - 1] + 1 if first else 0
         until = tokens.old[last] if last < len(tokens.old) else len(stored.ids)
         low = stored.ends[place - 1] if place else 0
@@ -267,13 +270,13 @@ def _keep_between(tokens: _Tokens, stored: Transcript, edits: Sequence[Edit]) ->
             low = end
 
 
-def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
+def _refine(tokens: _PlannedTokens, stored: Transcript, cuts: Collection[int]) -> None:
     """Keep tokens between several edits of one message.
 
-    Text between the same special tokens is an older and a newer version of the same message.
+    Texts between the same special tokens are the old and the new version of one message.
     """
     ids, old = tokens.ids, tokens.old
-    for first, last in list(_gaps(old)):
+    for first, last in list(_new_ranges(old)):
         place = old[first - 1] + 1 if first else 0
         until = old[last] if last < len(old) else len(stored.ids)
         if min(last - first, until - place) < EDIT_KEPT_TOKENS_MIN:
@@ -288,8 +291,8 @@ def _refine(tokens: _Tokens, stored: Transcript, cuts: Collection[int]) -> None:
                 old[at : at + run.count] = range(was, was + run.count)
 
 
-def _stay(tokens: _Tokens, stored: Transcript) -> None:
-    """Keep tokens in place rather than move equal ones there: a dropped part may begin the same."""
+def _prefer_in_place(tokens: _PlannedTokens, stored: Transcript) -> None:
+    """Prefer tokens in place over equal moved ones, with which a removed part may begin."""
     first, second, *_ = (*_runs_of(tokens.old), None, None)
     if first is None or second is None or first.start or first.new_start:
         return
@@ -298,11 +301,11 @@ def _stay(tokens: _Tokens, stored: Transcript) -> None:
     for at in range(same, len(old)):
         if old[at] >= same:
             break
-        old[at] = -1  # it cannot be at both places
+        old[at] = -1  # a token of the record cannot be used twice
 
 
-def _gaps(old: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of tokens that the record does not have."""
+def _new_ranges(old: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of new tokens."""
     start = None
     for at, place in enumerate([*old, 0]):
         if place < 0 and start is None:

@@ -135,7 +135,7 @@ class GenerateRequest:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the prompt's own log probabilities are requested: all of it is computed."""
+        """Whether the prompt's logprobs are requested, so that nothing of it is reused."""
         return self.echo and self.sampling.logprobs is not None
 
 
@@ -159,7 +159,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """Progress of prefill: so many of the prompt's tokens are in the cache."""
+    """Progress of prefill: how many of the prompt's tokens are in the cache."""
 
     tokens: int
     event: str = "prefilling"
@@ -189,7 +189,7 @@ class Delta:
 
     @property
     def is_echo(self) -> bool:
-        """Whether it is the prompt's."""
+        """Whether the logprobs are the prompt's, for a request with `echo`."""
         return self.index < 0
 
 
@@ -235,7 +235,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of a good turn, sent once its KV cache is durable."""
+    """Last event of a successful turn, sent once its KV cache is durable."""
 
     reason: FinishReason
     completion_tokens: int
@@ -247,9 +247,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Last event of a node whose agent moves: the agent's new node continues the turn.
+    """Last event of a turn whose agent moves away; the agent's new node continues the turn.
 
-    Without `resume` no token was sampled yet, and the request is sent again as it was.
+    Without `resume` no token was sampled yet, and the router sends the same request again.
     """
 
     resume: Resumption | None
@@ -258,7 +258,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Last event of a turn that broke after its first event."""
+    """Last event of a turn that failed after its first event."""
 
     status: int
     code: str
@@ -275,7 +275,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """An agent's stored text with more appended; None: it has none."""
+    """An agent's stored text with appended text; None if the agent has no text."""
 
     text: str | None
 

@@ -30,10 +30,7 @@ from fabric.turn.generation import MatchKind
 
 
 def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
-    """Return the size of text that no prompt within the context reaches.
-
-    At most that of a body, which contains the prompt.
-    """
+    """Return the size of text that is too long for the context, at most the size of a body."""
     if token_reach_bytes is None:
         return BODY_BYTES_MAX
     return min(BODY_BYTES_MAX, tokens_max * token_reach_bytes)
@@ -41,55 +38,55 @@ def prompt_bytes_max(tokens_max: int, token_reach_bytes: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """Limit of one prompt's length, and whether its tokens are still wanted.
+    """Limit on one prompt's tokens, and a check whether its turn was cancelled.
 
-    A prompt of `tokens_max` tokens or more is refused: the answer needs one, too.
+    A prompt of `tokens_max` tokens or more is refused, because the answer needs at least one.
     """
 
     tokens_max: int
-    token_reach_bytes: int | None  # of text that one token may stand for; None: any number
+    token_reach_bytes: int | None  # longest text that one token may stand for; None: unbounded
     is_unwanted: Callable[[], bool] = lambda: False
-    passed_tokens: int = 0  # before the text that is encoded
+    passed_tokens: int = 0  # tokens before the text to encode
 
-    def behind(self, tokens_count: int) -> "PromptLimit":
-        """Return the limit for what follows that many tokens."""
+    def after(self, tokens_count: int) -> "PromptLimit":
+        """Return the limit for the text after that many tokens."""
         return replace(self, passed_tokens=self.passed_tokens + tokens_count)
 
     def left(self, tokens_count: int) -> int:
-        """Return how many more than `tokens_count` reach the limit."""
+        """Return how many more tokens reach the limit after `tokens_count`."""
         return self.tokens_max - self.passed_tokens - tokens_count
 
     def check_bytes(self, size_bytes: int) -> None:
-        """Raise RejectedError if no tokens within the limit can hold so much text."""
+        """Raise RejectedError if a text of this size must exceed the limit."""
         reach_bytes = self.token_reach_bytes
         if reach_bytes is not None and size_bytes >= self.tokens_max * reach_bytes:
             self._refuse(f"is {size_bytes} bytes long")
 
     def check(self, tokens_count: int) -> None:
-        """Raise RejectedError once that many tokens reach the limit, HungUpError if unwanted."""
+        """Raise RejectedError if that many tokens reach the limit, HungUpError if cancelled."""
         if self.is_unwanted():
             raise HungUpError
         if self.left(tokens_count) <= 0:
             self._refuse(f"has {self.passed_tokens + tokens_count} tokens or more")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, size: str) -> NoReturn:
         message = (
             f"this model's maximum context length is {self.tokens_max} tokens, but the prompt "
-            f"{what}: shorten the conversation"
+            f"{size}: shorten the conversation"
         )
         raise RejectedError(message, code="context_length_exceeded", param="messages")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMarks:
-    """Token counts of a prompt's parts; 0 for a part that does not exist or was not looked for."""
+    """Token counts at the ends of a prompt's parts; 0 for a part that is missing or unknown."""
 
-    head: int = 0  # all before the first message of the user: what conversations share
-    asked: int = 0  # up to the end of the user's last message, if other messages follow it
-    conversation: int = 0  # all but the opening of the answer
-    opens_more: bool = False  # the opening is more than the role: a thought, say
+    head: int = 0  # before the first user message: what conversations share
+    asked: int = 0  # end of the last user message, if other messages follow it
+    conversation: int = 0  # before the opening of the answer
+    opens_more: bool = False  # the opening contains more than the role, such as a thought
     trims_answers: bool = False  # the template trims the end of earlier answers
-    # Where other prompts differ, or may; found for each prompt, and in no record.
+    # Where other prompts diverge or may diverge; found anew for each prompt, never recorded.
     branches: tuple[int, ...] = ()
 
     def with_branch(self, tokens_count: int) -> "PromptMarks":
@@ -97,7 +94,7 @@ class PromptMarks:
         return replace(self, branches=(*self.branches, tokens_count))
 
     def within(self, tokens_count: int) -> "PromptMarks":
-        """Return the marks of a prompt cut to so many tokens."""
+        """Return the marks of the prompt's first `tokens_count` tokens."""
         return PromptMarks(
             min(self.head, tokens_count),
             min(self.asked, tokens_count),
@@ -110,18 +107,18 @@ NO_MARKS = PromptMarks()
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids and, for each, where its text ends, in utf-8 bytes."""
+    """Token ids, and the UTF-8 offset at which each token's text ends."""
 
     ids: list[int]
     ends: list[int]
 
 
 class PromptTokenizer(Protocol):
-    """Tokenizer as planning needs it."""
+    """Interface of the tokenizer that planning needs."""
 
     @property
     def cut_texts(self) -> dict[int, bytes]:
-        """Special tokens that always stand alone, with their text."""
+        """Special tokens that are never merged with others, with their text."""
         ...
 
     def encode(
@@ -153,7 +150,7 @@ EMPTY_TRANSCRIPT = Transcript(b"", [], [], 0)
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """The tokens to have in the cache, and how many of the record's leading ones serve."""
+    """Tokens that the cache must hold for a prompt, and how many leading ones are stored."""
 
     text: bytes
     ids: list[int]
@@ -161,10 +158,10 @@ class PromptPlan:
     kept_tokens: int
     match: MatchKind
     reason: str
-    taken_tokens: int = 0  # leading ids and ends that are the record's own
-    note: str = ""  # changes of the messages, in words that follow the reason
+    taken_tokens: int = 0  # leading ids and ends copied from the record
+    note: str = ""  # changes of the messages, shown after the reason
     marks: PromptMarks = NO_MARKS
-    moves: tuple[Move, ...] = ()  # of an edited record: where its tokens go, the kept ones first
+    moves: tuple[Move, ...] = ()  # of an edited record's tokens; the first keeps the head
 
 
 def plan_prompt(
@@ -177,12 +174,12 @@ def plan_prompt(
 ) -> PromptPlan:
     """Plan how to continue `stored` with the prompt `text`; raise RejectedError over `limit`.
 
-    `raw`: an untemplated prompt, which has no special tokens to cut at and gets the
-    tokenizer's own prefix; it is always encoded whole.
+    `raw`: a prompt without a template. It has no special tokens to cut at, so it is encoded as a
+    whole, with the tokenizer's prefix.
     """
     prompt = text.encode()
     common = common_prefix(prompt, stored.text)
-    ids, ends, taken = _encode_behind_cut(tokenizer, prompt, stored, common, raw=raw, limit=limit)
+    ids, ends, taken = _encode_after_cut(tokenizer, prompt, stored, common, raw=raw, limit=limit)
     if not ids:
         encoded = tokenizer.encode(text, special_prefix=raw, limit=limit)
         ids, ends = encoded.ids, encoded.ends
@@ -200,7 +197,7 @@ def plan_tokens(
     return PromptPlan(prompt, ids, encoded.ends, kept, match, reason, taken_tokens)
 
 
-def _encode_behind_cut(
+def _encode_after_cut(
     tokenizer: PromptTokenizer,
     prompt: bytes,
     stored: Transcript,
@@ -209,13 +206,13 @@ def _encode_behind_cut(
     raw: bool,
     limit: PromptLimit | None,
 ) -> tuple[list[int], list[int], int]:
-    """Encode from the last safe cut; return nothing if there is none or it proves unsafe."""
+    """Encode from the last safe cut; return no tokens if there is none or it proves unsafe."""
     cut = None if raw else _last_cut(tokenizer.cut_texts, prompt, stored, common)
     if cut is None:
         return [], [], 0
     index, start = cut
-    behind = limit.behind(index) if limit is not None else None
-    fresh = tokenizer.encode(prompt[start:].decode(), limit=behind)
+    rest_limit = limit.after(index) if limit is not None else None
+    fresh = tokenizer.encode(prompt[start:].decode(), limit=rest_limit)
     if not fresh.ids or fresh.ids[0] not in tokenizer.cut_texts:
         return [], [], 0
     ends = stored.ends[:index] + [start + end for end in fresh.ends]
@@ -227,14 +224,14 @@ def _last_cut(
 ) -> tuple[int, int] | None:
     """Find (token index, byte offset) of the last special token to start encoding at."""
     if common == len(stored.text) and stored.ids:
-        # An answer cut short by a limit has no end token; the template may add one now.
+        # An answer that ended at a token limit has no end token; the template may add one now.
         rest = prompt[common:]
         if any(rest.startswith(special) for special in cut_texts.values()):
             return len(stored.ids), common
     for index in range(bisect_right(stored.ends, common) - 1, 0, -1):
         special = cut_texts.get(stored.ids[index])
         if special is not None:
-            start = stored.ends[index - 1]  # it may reach beyond its text, over white space
+            start = stored.ends[index - 1]  # a special token may also cover white space
             if prompt.startswith(special, start):
                 return index, start
     return None
@@ -250,10 +247,10 @@ def _classify(prompt_tokens: int, kept: int, stored_tokens: int) -> MatchKind:
 
 def _reason(match: MatchKind, kept: int, stored: Transcript) -> str:
     if match is MatchKind.EXACT:
-        return "the prompt is what is stored"
+        return "the prompt equals the stored context"
     if match is MatchKind.EXTEND:
-        return "the prompt extends what is stored"
+        return "the prompt extends the stored context"
     if match is MatchKind.DIVERGE:
         at = stored.ends[kept - 1]
         return f"differs after token {kept} of {len(stored.ids)}, byte {at} of {len(stored.text)}"
-    return "nothing stored begins like this prompt" if stored.ids else "nothing was stored"
+    return "no stored context begins like this prompt" if stored.ids else "nothing was stored"

@@ -55,8 +55,8 @@ def is_whole_sketch(sketch: Sequence[int]) -> bool:
     return 0 < len(sketch) < SKETCH_PIECES_MAX
 
 
-def goes_on(sketch: Sequence[int], longer: Sequence[int]) -> bool:
-    """Return whether `longer` begins with all messages of `sketch`, as the client sent them."""
+def continues_sketch(sketch: Sequence[int], longer: Sequence[int]) -> bool:
+    """Return whether `longer` begins with all messages of `sketch`."""
     return is_whole_sketch(sketch) and sketch[-1] in longer
 
 

@@ -27,9 +27,10 @@ class BlockCheck:
     spec: SpecRecord | None
 
     def check(self, leaf: str, salt: bytes | None) -> BlockRef:
-        """Read a block's file; return what it is, or raise CorruptDataError.
+        """Read and check a block's file; return its reference, or raise CorruptDataError.
 
-        With the tenant's `salt`, its name must follow from the parent and tokens in it.
+        With the tenant's `salt`, also check that the block's name follows from its parent and
+        tokens.
         """
         named = parse_leaf(leaf)
         if named is None:
@@ -59,7 +60,7 @@ class BlockCheck:
 
 
 class _Pieces:
-    """A block's data, read a piece at a time; its last bytes, the tokens, are kept as they come."""
+    """A block's data, read a piece at a time; keeps the last bytes, which are its tokens."""
 
     def __init__(
         self, disk: Disk, path: str, start: int, file_bytes: int, tokens_count: int

@@ -136,5 +136,5 @@ def _counted(count: int, what: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Spell what a terminal or an encoder would choke on."""
+    """Escape characters that a terminal or an encoder cannot show."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

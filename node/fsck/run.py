@@ -94,7 +94,7 @@ def _nodes(data: Path, name: str | None) -> list[Path]:
 
 
 def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:
-    """Return the cluster's key, or None and why there is none."""
+    """Return the cluster key, or None and the reason why there is none."""
     try:
         return read_cluster_key(folder), None
     except FatalError as error:
@@ -102,7 +102,7 @@ def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:
 
 
 def _claimed(nodes: list[Path], stack: ExitStack, key: bytes | None) -> list[tuple[str, PosixDisk]]:
-    """Hold every folder before the first is looked at; raise FatalError if one is in use."""
+    """Lock all folders before the check; raise FatalError if a node uses one."""
     held = []
     for node in nodes:
         for folder in _folders(node):
@@ -136,7 +136,7 @@ def _checked(node: str, disk: PosixDisk, key: bytes | None, *, repair: bool) -> 
 
 
 def _progress(what: str) -> Progress:
-    """Return a function that tells people now and then how far the reading is."""
+    """Return a function that reports the progress of reading from time to time."""
     told_s = time.monotonic()
 
     def tell(done_bytes: int, total_bytes: int) -> None:

@@ -29,7 +29,7 @@ class _Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """Rule for calls of tools in an answer that may be something else."""
+    """Grammar of tool calls in an answer that may also contain text."""
 
     ids: frozenset[int]  # tokens that begin a call
     grammar: Grammar | None = None  # of all calls; None: any text
@@ -54,7 +54,7 @@ class AnswerMatcher:
         calls: CallRule | None = None,
         barred_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Follow `grammar` after a thought, which cannot have the tokens `barred_ids`.
+        """Match `grammar` after a thought, in which the tokens `barred_ids` are not allowed.
 
         Without a grammar, any text is allowed except in calls.
         """
@@ -81,11 +81,10 @@ class AnswerMatcher:
 
     @property
     def openings(self) -> tuple[int, ...]:
-        """Return tokens that are allowed though no mask has them.
+        """Return tokens that are allowed in addition to the mask; call `mask` first.
 
-        They begin a thought or a call, or are line ends before these. Masks leave them out, so that
-        masking never makes one of them the likeliest token: the model itself has to prefer it.
-        Call `mask` first.
+        They begin a thought or a call, or are line ends before these. Masks omit them, so that
+        masking never makes one of them the likeliest token: only the model itself can choose it.
         """
         thoughts = (self._start_id,) if self._phase is _Phase.FIRST else ()
         is_open = self._first is not None and self._phase in {_Phase.FIRST, _Phase.TEXT}
@@ -138,7 +137,7 @@ class AnswerMatcher:
                 self._consume(token)
 
     def _begin_call(self, token: int) -> None:
-        """Switch to calls, which the answer then consists of."""
+        """Switch to the grammar of calls for the rest of the answer."""
         grammar = self._calls.grammar if self._calls is not None else None
         self._calls = None
         if grammar is None:
@@ -153,7 +152,7 @@ class AnswerMatcher:
             raise refusal(self._matcher.get_error())
 
     def _is_line_end(self, token: int) -> bool:
-        """Tell whether a token is a line end before the format, and not part of it."""
+        """Return whether a token is a line end before the constrained text."""
         if self._first is None or token not in self._vocabulary.line_ends:
             return False
         is_in_format = bool(self._first[token // 32] >> np.uint32(token % 32) & 1)

@@ -31,7 +31,7 @@ _MEANINGS: Final = (
 
 
 class TokenMatcher(Protocol):
-    """Methods that are used of the library's matcher."""
+    """Methods of the library's matcher that we use."""
 
     def deep_copy(self) -> "TokenMatcher": ...
     def consume_token(self, sampled_token: int) -> bool: ...
@@ -41,7 +41,7 @@ class TokenMatcher(Protocol):
 
 
 class TokenTexts(Protocol):
-    """Methods that are used of the library's tokenizer."""
+    """Methods of the library's tokenizer that we use."""
 
     vocab_size: int
 
@@ -149,7 +149,7 @@ def compute_mask(matcher: TokenMatcher) -> Mask:
 
 
 def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
-    """Consume one token, as only that shows a grammar's cost in time and memory."""
+    """Consume one token, because only a step shows a grammar's cost in time and memory."""
     words = np.flatnonzero(mask)
     if not words.size:  # the answer may only be empty
         return

@@ -26,14 +26,14 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Text that a regular expression matches as a whole."""
+    """Text that fully matches a regular expression."""
 
     regex: str
 
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Text that all of `matching` match and that has none of `without` in it, then `end`."""
+    """Text that matches all of `matching` and contains none of `without`, followed by `end`."""
 
     end: str
     without: tuple[str, ...]
@@ -42,7 +42,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextRules:
-    """Text that follows rules of its own, with its characters written as `escaping` says."""
+    """Text that follows its own rules, with characters escaped by `escaping`."""
 
     rules: str
     escaping: TextEscaping

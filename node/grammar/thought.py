@@ -26,7 +26,7 @@ class Beginning(Enum):
 
 
 def beginning_of(marks: ThoughtMarks | None, begun: str) -> Beginning:
-    """Return what follows `begun`, the start of the answer that the prompt contains."""
+    """Return the kind of text that comes after `begun`, the part of the answer in the prompt."""
     if marks is None:
         return Beginning.TEXT
     if marks.is_always or begun.rfind(marks.start) > begun.rfind(marks.ends[-1]):
@@ -44,7 +44,7 @@ class ThoughtEndDetector:
         assert all(len(end) <= THOUGHT_TAIL_CHARS for end in self._ends), "end marks are short"
 
     def push(self, text: bytes) -> bool:
-        """Read a token's bytes; tell whether the thought has ended."""
+        """Read a token's bytes; return whether the thought has ended."""
         self._tail += text
         while self._ends and self._ends[0] in self._tail:
             self._tail = self._tail.partition(self._ends.pop(0))[2]

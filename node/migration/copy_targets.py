@@ -47,7 +47,7 @@ class CopyPublisher:
         return record
 
     async def publish(self, agent: Agent, record: Manifest, migration: MigrationId) -> None:
-        """Publish `record` as the agent's; its turns wait, and a failure changes nothing."""
+        """Publish `record` for an agent while its turns wait; a failure changes nothing."""
         if self.moves.is_aborted(migration):
             message = "this copy was aborted"
             raise ConflictError(message, code="aborted")
@@ -95,7 +95,7 @@ class ReplicaTarget:
     cleanup: IncomingCleanup
 
     async def keep(self, call: KeepReplica) -> AgentView:
-        """Publish the record as a replica; repeatable, and never over a later record."""
+        """Publish the record as a replica, unless a later record is stored; idempotent."""
         decoded = await self.copies.decode(call.manifest)
         offered = trim_restore_points(decoded, self.store.spec.window_tokens)
         # A commit may make this node the owner.
@@ -163,7 +163,7 @@ class ForkTarget:
     health: Health
 
     async def keep(self, call: KeepFork) -> AgentView:
-        """Create an agent with the record's KV cache; repeatable until its first turn."""
+        """Create an agent with the record's KV cache; idempotent until its first turn."""
         offered = await self.copies.decode(call.manifest)
         key, table = (offered.tenant, call.agent), self.copies.records.table
         known = table.get(key)

@@ -50,7 +50,7 @@ class Exports:
 
 
 class Export:
-    """A file being written; its blocks stay stored until it is closed, whatever turns do."""
+    """Hibernation file being written; its blocks are held until it is closed, despite new turns."""
 
     def __init__(self, parts: Exports, call: Hibernate) -> None:
         self._parts = parts
@@ -65,7 +65,7 @@ class Export:
         self.revision = 0
 
     async def open(self) -> None:
-        """Capture the agent as of its last turn; raise ConflictError where that is not on disk."""
+        """Capture the agent after its last turn; raise ConflictError if that is not on disk."""
         call = self._call
         if len(call.salt) > SALT_BYTES_MAX:
             message = f"the signing key's salt is over {SALT_BYTES_MAX} bytes"
@@ -81,7 +81,7 @@ class Export:
             yield piece
 
     async def close(self) -> None:
-        """Release the blocks."""
+        """Release the held blocks."""
         held, self._held = self._held, []
         if held:
             await self._workers.run(lambda: self._release(held))

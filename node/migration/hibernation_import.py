@@ -61,7 +61,7 @@ class Imports:
 
 
 class Import:
-    """A file being read; `feed` and `abandon` run on worker threads."""
+    """Hibernation file being read; `feed` and `abandon` run on worker threads."""
 
     def __init__(self, parts: Imports, call: Resume) -> None:
         self._parts = parts
@@ -81,7 +81,7 @@ class Import:
         self._bytes = 0
 
     def check_allowed(self) -> None:
-        """Raise where this node must not own the agent; call it on the event loop."""
+        """Raise if this node must not own the agent; call it on the event loop."""
         health = self._parts.health
         health.refuse_new()
         if not health.reuses:
@@ -91,7 +91,7 @@ class Import:
 
     @property
     def missing_bytes(self) -> int | None:
-        """Bytes of the blocks still to be stored; None until the record has arrived."""
+        """Bytes of the blocks that are not stored yet; None until the record has arrived."""
         if self._rekeyed is None:
             return None
         has = self._store.blocks.has
@@ -131,7 +131,7 @@ class Import:
             require_sound(len(self._stored) == len(rekeyed_record.blocks), "it lacks blocks")
 
     def abandon(self) -> None:
-        """Remove what was stored of a file that was not committed."""
+        """Remove the blocks of a file that was not committed."""
         with self._working:
             stored, self._stored = self._stored, []
             self._store.blocks.abandon(stored)
@@ -209,7 +209,7 @@ class Import:
     # --- the agent ---------------------------------------------------------------------------
 
     async def commit(self) -> Resumed:
-        """Own the agent; the durable publish is the commit, for which its turns wait."""
+        """Publish the record as owner, which is the commit; turns of the agent wait for it."""
         table, call = self._parts.records.table, self._call
         agent = _require_room_for(table, call)
         if agent is None:
@@ -254,7 +254,7 @@ class Import:
 
 
 def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
-    """Return the idle agent to replace, if any; raise where it must not be replaced."""
+    """Return the idle agent to replace, if any; raise if it must not be replaced."""
     agent = table.get(call.key)
     if agent is None:
         table.require_room()

@@ -1,9 +1,10 @@
-"""Run the model: prefill a chunk, decode a batch. No policy, no text, no files.
+"""The model's computation: prefill a chunk, decode a batch. No policy, no text, no files.
 
-While the device computes a step, the host describes the next one (`prepare`), which feeds tokens
-that are still on the device. It is launched once the device is done: a step that is launched
-earlier finds each cache in use, and copies all of it where one row would be written. Texts are
-delivered while it runs. The surplus step after a turn's last token puts that token into the cache.
+While the device computes a step, the host builds the graph of the next one (`prepare`), whose input
+tokens are still on the device. That step is launched only when the device is done: if it were
+launched earlier, MLX would find each cache in use, and copy all of it instead of writing one row.
+Text is delivered while a step runs. One extra step after a turn's last token puts that token into
+the cache.
 """
 
 import sys
@@ -32,7 +33,7 @@ from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, scored, unp
 
 
 class Batching(StrEnum):
-    """Way of decoding sequences together; the probe finds one that a model's attention supports."""
+    """Layout of a decode batch; the probe finds one that the model's attention supports."""
 
     RAGGED = "ragged"
     PADDED = "padded"
@@ -71,7 +72,7 @@ class DecodeSlot:
     _mark: CacheMark | None = None  # as of the last step's start
 
     def take_up(self, sampled_count: int) -> None:
-        """Treat the prompt's last token as the last of `sampled_count` tokens sampled elsewhere."""
+        """Count the pending token as sampled on another node, the last of `sampled_count`."""
         self.pending_is_sampled = True
         self.sampler.sampled_count = sampled_count
 
@@ -87,7 +88,7 @@ class DecodeSlot:
         return self.cache.mark() if self.pending_is_read else self._mark
 
     def match(self) -> None:
-        """Pass the pending token to the matcher, which may wait; once, also if that fails."""
+        """Pass the pending token to the matcher once, even if that fails; may wait for it."""
         if self.matcher is None or not self.pending_is_sampled or self.pending_is_matched:
             return
         token = int(self.pending.item())
@@ -217,7 +218,7 @@ class Engine:
         assert not cache.ahead or end <= cache.ahead[0][0], "no step overwrites rows that are held"
         self.limits.check_tokens(tokens)
         self.limits.check_positions(end)
-        cache.take_out()
+        cache.leave_batch()
         mark = cache.mark()
         try:
             with watch_nan(cache.leaves) as found_nan:
@@ -284,7 +285,7 @@ class Engine:
                 slot.pending_is_sampled, slot.pending_is_read = True, False
                 slot.pending_is_matched = False
                 slot.cache.advance(1)
-            loose = [slot.cache.loose_ends() for slot in slots]
+            loose = [slot.cache.step_outputs() for slot in slots]
             loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
             self._unsound.append(unsound)
             mx.async_eval([slot.pending for slot in slots], loose, unsound)
@@ -307,14 +308,14 @@ class Engine:
         logits = self._forward(caches, tokens)
         for cache in caches:
             cache.advance(1)
-        mx.async_eval(logits, [cache.loose_ends() for cache in caches])
+        mx.async_eval(logits, [cache.step_outputs() for cache in caches])
         return logits
 
     def _forward(self, caches: list[ResidentCache], tokens: list[mx.array]) -> mx.array:
         for cache in caches:
             self.limits.check_positions(cache.tokens_count + 1)
         if len(caches) == 1:
-            caches[0].take_out()
+            caches[0].leave_batch()
             return self._logits(tokens[0][None], caches[0].layers)
         if self.batching is Batching.RAGGED:
             return self._forward_together(caches, tokens)

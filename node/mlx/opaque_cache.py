@@ -35,7 +35,7 @@ class OpaqueCache:
     def settle(self) -> None:
         mx.eval(self._arrays())
 
-    def loose_ends(self) -> list[mx.array]:
+    def step_outputs(self) -> list[mx.array]:
         """Return the arrays that a step changes."""
         return self._arrays()
 

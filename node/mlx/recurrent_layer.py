@@ -37,7 +37,7 @@ class RecurrentLayer(ArraysCache):
         self.stack: StackedState | None = None
         self.row = 0
 
-    def take_out(self) -> None:
+    def leave_batch(self) -> None:
         """Leave the stack with a copy of this sequence's row."""
         if self.stack is not None:
             row = mx.array([self.row])
@@ -46,7 +46,7 @@ class RecurrentLayer(ArraysCache):
 
     def snapshot(self) -> Snapshot:
         """Return the present state as immutable arrays."""
-        self.take_out()
+        self.leave_batch()
         return list(self.cache)
 
     def replace(self, states: Snapshot) -> None:

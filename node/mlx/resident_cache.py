@@ -108,7 +108,7 @@ class ResidentCache:
         self.states: dict[int, list[Snapshot]] = {}
         self.slid: dict[int, memoryview] = {}
         self.keeps_slid = False
-        # The model creates a cache for them and never writes it.
+        # Layers whose cache the model never writes.
         self._idle = [leaf for leaf in self._resident if not leaf.spec.slots]
         self.windows = SlidingWindows(self.leaves, spec.window_tokens)
         self._has_index = any(layer.kind is LayerKind.INDEXED for layer in spec.layers)
@@ -122,7 +122,7 @@ class ResidentCache:
         held = sum(leaf.nbytes for leaf in self.leaves)
         held += sum(view.nbytes for view in list(self.slid.values()))
         held += self.windows.size_bytes
-        # The same state may be held several times, and also be the present one.
+        # Count a state once, even if it is held several times or is the current one.
         taken = [*self.snapshots.values(), *self.states.values()]
         arrays = {id(array): array for states in taken for state in states for array in state}
         for layer in self.recurrent:
@@ -134,7 +134,7 @@ class ResidentCache:
 
     @property
     def ahead_tokens(self) -> int:
-        """Number of tokens held after holes."""
+        """Number of tokens after holes."""
         return sum(end - start for start, end in self.ahead)
 
     @property
@@ -148,14 +148,14 @@ class ResidentCache:
         return self.windows.base
 
     def reserve(self, tokens_count: int) -> None:
-        """Make room for `tokens_count` tokens in total; window layers slide instead."""
+        """Grow arrays to hold `tokens_count` tokens in total; window layers slide instead."""
         for leaf in self._growing:
             leaf.reserve(tokens_count)
 
     def give_back_room(self, tokens_count: int) -> None:
-        """Free memory not needed for `tokens_count` tokens, if that is most of it.
+        """Shrink arrays to `tokens_count` tokens, if that frees most of their memory.
 
-        A long context may have been cut to its head, from which a short one continues.
+        Useful after a long context was cut to its head and a short one continues from it.
         """
         tokens_count = max(tokens_count, self.held_until)
         for leaf in self._growing:
@@ -167,14 +167,14 @@ class ResidentCache:
         """Evaluate all arrays, so that their memory may be read or written directly."""
         mx.eval([leaf.state for leaf in self.leaves])
 
-    def loose_ends(self) -> list[Any]:
-        """Return the arrays that a step changes, though its logits may not depend on them."""
+    def step_outputs(self) -> list[Any]:
+        """Return arrays that a step changes and that its logits may not depend on, to evaluate."""
         if self._has_index:
             return [leaf.state for leaf in self._resident]
         return [array for layer in self.recurrent for array in layer.mark().arrays]
 
     def advance(self, count: int) -> None:
-        """Count appended tokens; once they fill a hole, the rows after it are valid."""
+        """Count appended tokens; if they fill a hole, make the rows after it valid."""
         self.tokens_count += count
         if self.ahead and self.tokens_count == self.ahead[0][0]:
             self._slide_ahead(self.ahead[0][1])
@@ -184,7 +184,7 @@ class ResidentCache:
             leaf.offset = self.tokens_count
 
     def _slide_ahead(self, end: int) -> None:
-        """Move window layers to the end of the rows ahead, copying out blocks that slide away."""
+        """Move window layers to the end of the rows ahead, after copying out blocks they drop."""
         if self.windows.leaves:
             keep = self.windows.needed_from(end)
             self.settle()
@@ -203,13 +203,13 @@ class ResidentCache:
         for layer, state in zip(self.recurrent, mark.states, strict=True):
             layer.undo(state)
 
-    def take_out(self) -> None:
-        """Leave the stacks of a batch."""
+    def leave_batch(self) -> None:
+        """Copy recurrent states out of the batch's stacked arrays."""
         for layer in self.recurrent:
-            layer.take_out()
+            layer.leave_batch()
 
     def slide(self) -> None:
-        """Drop rows that no further token sees from window layers, copying them out first."""
+        """Drop window rows that no later token attends to, after copying them out."""
         keep = self.windows.needed_from(self.tokens_count)
         if keep > self.window_base:
             self._hold_windows(keep, GROWTH_TOKENS)
@@ -221,8 +221,8 @@ class ResidentCache:
                 self.slide()
 
     def rest(self) -> None:
-        """Free capacity that an agent between two turns does not need."""
-        self.take_out()
+        """Free memory that an idle agent does not need."""
+        self.leave_batch()
         self.windows.beside = ()
         if self.windows.leaves:
             keep = max(self.windows.needed_from(self.tokens_count), self.window_base)
@@ -234,7 +234,7 @@ class ResidentCache:
                 self.slid[start] = self.gather(start, end, CacheGroup.WINDOW)
 
     def _hold_windows(self, base: int, room_tokens: int) -> None:
-        """Hold the tokens from `base` on, with room for more, after copying the others out."""
+        """Keep window rows from `base` on, with room for more, after copying out the others."""
         self.settle()
         self._copy_out(base)
         self.windows.keep_from(base, self.tokens_count - base + room_tokens)
@@ -253,12 +253,12 @@ class ResidentCache:
         return self.windows.needed_from(tokens_count) >= self.window_base
 
     def rewind_point(self, limit: int) -> int:
-        """Return the largest token count up to `limit` that can be rewound to; 0 if none."""
+        """Return the largest token count up to `limit` to which the cache can rewind, or 0."""
         points = (limit, self.tokens_count, *self.states)
         return max((p for p in points if p <= limit and self.can_rewind(p)), default=0)
 
     def rewind(self, tokens_count: int, grid: WindowGrid = UNEDITED_GRID) -> None:
-        """Keep only the first `tokens_count` tokens; `grid` is that of their blocks."""
+        """Keep only the first `tokens_count` tokens; `grid` describes their blocks."""
         assert self.can_rewind(tokens_count), "only held tokens can be kept"
         if tokens_count != self.tokens_count:
             self.slid.clear()
@@ -300,14 +300,14 @@ class ResidentCache:
         self._keep_state()
 
     def can_rearrange(self, moves: Sequence[Move], grid: WindowGrid) -> bool:
-        """Return whether window layers hold the visible rows of moved tokens, after every hole."""
+        """Return whether window layers hold all rows that they need after the moves."""
         return self.windows.can_move(self._after(moves), moves, grid, self.tokens_count)
 
     def rearrange(self, moves: Sequence[Move], grid: WindowGrid = UNEDITED_GRID) -> None:
-        """Move tokens to their new positions unchanged; the first move keeps the head.
+        """Move tokens to their new positions, with unchanged bytes; the first move keeps the head.
 
-        Rows after a hole are `ahead`. A failure leaves the head, or nothing if windows have slid
-        past it. `grid`: that of the blocks that are left.
+        Rows after a hole become `ahead`. After a failure only the head is left, or nothing if
+        windows have slid past it. `grid` describes the blocks of the result.
         """
         assert not why_unshiftable(self.spec), "rows stay in place"
         assert moves[0].start == moves[0].new_start == 0, "the head stays where it is"
@@ -385,7 +385,7 @@ class ResidentCache:
     # --- recurrent states --------------------------------------------------------------------
 
     def take_snapshot(self) -> None:
-        """Take a snapshot of the present recurrent states."""
+        """Take a snapshot of the current recurrent states."""
         if self.recurrent:
             self.snapshots[self.tokens_count] = taken = self._keep_state()
             mx.eval(taken)
@@ -399,7 +399,7 @@ class ResidentCache:
             self._hold_state(mark.tokens_count, taken)
 
     def _keep_state(self) -> list[Snapshot]:
-        """Keep the present states in memory among the newest ones; return them."""
+        """Add the current states to the newest ones in memory; return them."""
         taken = [layer.snapshot() for layer in self.recurrent]
         if taken:
             self._hold_state(self.tokens_count, taken)

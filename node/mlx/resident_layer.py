@@ -149,7 +149,7 @@ class ResidentLayer:
         return create_causal_mask(n, self.offset) if return_array else "causal"
 
     # mlx-lm's models that keep an index assign to these, to keep its lazy graph small; ours is
-    # evaluated with every step (`ResidentCache.loose_ends`).
+    # evaluated with every step (`ResidentCache.step_outputs`).
 
     @property
     def keys(self) -> mx.array:

@@ -19,7 +19,7 @@ from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
-from fabric.turn.sketch import goes_on
+from fabric.turn.sketch import continues_sketch
 from node.agents.agent import Agent, HandedOn
 from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
@@ -151,7 +151,7 @@ class Claims:
         agent = self._known(request)
         own = self.table.answers_of(agent) if agent is not None else {}
         others: Answers = {}
-        if agent is None or not goes_on(agent.manifest.sketch, request.sketch):
+        if agent is None or not continues_sketch(agent.manifest.sketch, request.sketch):
             missing = [place for place in places if place not in own]
             others = self.table.answered(request.tenant, missing)
         return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)

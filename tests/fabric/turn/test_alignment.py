@@ -5,13 +5,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.turn.alignment import aligned
+from fabric.turn.alignment import align_chunks
 
 CHUNKS = st.lists(st.sampled_from([bytes([65 + i]) for i in range(12)]), max_size=30)
 
 
 def _pairs(old: list[bytes], new: list[bytes]) -> list[tuple[int, int]]:
-    return [(run.old + i, run.new + i) for run in aligned(old, new) for i in range(run.count)]
+    return [(run.old + i, run.new + i) for run in align_chunks(old, new) for i in range(run.count)]
 
 
 @given(CHUNKS, CHUNKS)
@@ -47,4 +47,4 @@ def test_repeated_chunks_are_taken_along_with_their_neighbours() -> None:
 def test_equal_texts_are_one_run() -> None:
     """Also where nothing in them is there once."""
     text = [b"a", b"b"] * 9
-    assert [run.count for run in aligned(text, text)] == [len(text)]
+    assert [run.count for run in align_chunks(text, text)] == [len(text)]

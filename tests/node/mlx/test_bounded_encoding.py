@@ -76,9 +76,9 @@ def test_what_reaches_the_limit_is_refused_and_nothing_else(tokenizer, text, tok
 def test_a_limit_counts_what_is_in_front(tokenizer, text):
     whole = tokenizer.encode(text)
     limit = limit_of(len(whole.ids) + 11)
-    assert tokenizer.encode(text, limit=limit.behind(10)) == whole
+    assert tokenizer.encode(text, limit=limit.after(10)) == whole
     with pytest.raises(RejectedError):
-        tokenizer.encode(text, limit=limit.behind(11))
+        tokenizer.encode(text, limit=limit.after(11))
 
 
 def test_there_are_places_to_cut_at(tokenizer):
