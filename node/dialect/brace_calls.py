@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from json import dumps, loads
 from typing import Any, Final
 
+from fabric.turn.schema_keywords import ANNOTATIONS
 from node.dialect.call_grammar import (
     BLANK_LINES,
     GrammarOptions,
@@ -18,7 +19,7 @@ from node.dialect.call_reader import CallReader
 from node.dialect.formats import CallFormat, TemplateSign
 from node.dialect.string_schema import string_options
 from node.dialect.text_filters import held_chars
-from node.dialect.tool_schema import ANNOTATIONS, ToolSpec, resolve, value_types
+from node.dialect.tool_schema import ToolSpec, resolve, value_types
 from node.grammar.expression import Expression, Json, Many, Maybe, OneOf, Until, row
 from node.limits import CALL_HEADER_CHARS_MAX, CALL_ITEMS_COUNTED_MAX, CALL_VALUES_DEPTH_MAX
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from node.dialect.tool_schema import ANNOTATIONS, ToolSpec, resolve, value_types
+from fabric.turn.schema_keywords import ANNOTATIONS
+from node.dialect.tool_schema import ToolSpec, resolve, value_types
 from node.limits import CALL_TEXT_COUNTED_CHARS_MAX
 
 _DATE: Final = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"

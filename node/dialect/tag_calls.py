@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, dumps, loads
 from typing import Any, Final
 
+from fabric.turn.schema_keywords import DEFINITIONS
 from node.dialect.call_grammar import BLANK_LINES, GrammarOptions, one_of, repeat, rules_text
 from node.dialect.call_reader import CallReader
 from node.dialect.formats import CallFormat, TemplateSign
 from node.dialect.json_calls import JsonScanner
 from node.dialect.string_schema import StringOption, string_options
 from node.dialect.text_filters import held_chars
-from node.dialect.tool_schema import DEFINITIONS, Argument, ToolSpec, argument_types, tool_arguments
+from node.dialect.tool_schema import Argument, ToolSpec, argument_types, tool_arguments
 from node.grammar.expression import Expression, Json, Literal, Maybe, OneOf, Pattern, Until, row
 from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 

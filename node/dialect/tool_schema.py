@@ -6,19 +6,17 @@ from typing import Any, Final, NoReturn
 
 from fabric.errors import RejectedError
 from fabric.turn.answer_constraints import CallChoice
-
-DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
-# Keywords that do not constrain a value.
-ANNOTATIONS: Final = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"$comment", "$schema", "$id", *DEFINITIONS}
+from fabric.turn.schema_keywords import (
+    ANNOTATIONS,
+    DEFINITIONS,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    SCHEMAS,
+    VALUES,
 )
+
 _OBJECT_KEYWORDS: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _COMBINED: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties")
-_VALUES: Final = frozenset({"const", "default", "enum", "examples"})
-_MAPS: Final = frozenset({"properties", "patternProperties", "dependentSchemas", *DEFINITIONS})
-_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SINGLE: Final = frozenset({"items", "contains", "not", "if", "then", "else", "propertyNames"})
 _TYPE_NAMES: Final = {
     str: "string",
     bool: "boolean",
@@ -112,22 +110,22 @@ def plain_schema(schema: Any, *, for_template: bool = False) -> Any:
         return schema
     plain: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _VALUES and not (key == "enum" and value is None):
+        if key in VALUES and not (key == "enum" and value is None):
             plain[key] = value
         elif value is None:
             continue
-        elif key in _MAPS and isinstance(value, dict):
+        elif key in SCHEMA_MAPS and isinstance(value, dict):
             plain[key] = {
                 name: plain_schema(item, for_template=for_template)
                 for name, item in value.items()
                 if not (for_template and item is False)
             }
-        elif key in _LISTS and isinstance(value, list):
+        elif key in SCHEMA_LISTS and isinstance(value, list):
             items = (item for item in value if not (for_template and item is False))
             plain[key] = [plain_schema(item, for_template=for_template) for item in items]
-        elif key in _SINGLE and not (for_template and value is False):
+        elif key in SCHEMAS and not (for_template and value is False):
             plain[key] = plain_schema(value, for_template=for_template)
-        elif key not in _SINGLE:
+        elif key not in SCHEMAS:
             plain[key] = value
     return plain
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fabric.errors import RejectedError
 from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
+from node.grammar.reasons import client_reason
 from node.grammar.thought import Beginning, ThoughtEndDetector, ThoughtMarks
 from node.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 
@@ -149,7 +150,7 @@ class AnswerMatcher:
     def _consume(self, token: int) -> None:
         self._first = None
         if not self._matcher.consume_token(token):
-            raise refusal(self._matcher.get_error())
+            raise refusal(client_reason(self._matcher.get_error()))
 
     def _is_line_end(self, token: int) -> bool:
         """Return whether a token is a line end before the constrained text."""

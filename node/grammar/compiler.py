@@ -14,20 +14,16 @@ from numpy.typing import NDArray
 
 from fabric.errors import RejectedError
 from fabric.limits import SCHEMA_PROPERTIES_MAX
-from fabric.turn.answer_constraints import PARAM, OutputFormat
+from fabric.turn.answer_constraints import PARAM, OutputFormat, OutputKind
 from node.grammar.expression import Expression
 from node.grammar.format_grammar import format_grammar
 from node.grammar.lark import lark_grammar, write_lark
+from node.grammar.reasons import client_reason, without_place
 from node.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
 _LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
 _ROW_ITEMS: Final = 8 * SCHEMA_PROPERTIES_MAX  # each optional property takes four
-# Terms in the library's errors, and their meaning for clients.
-_MEANINGS: Final = (
-    ("NoExtensionBias", "a `$ref` leads back to itself, so it allows no value"),
-    ("Current row has", "it allows too much at one place: use fewer optional properties"),
-)
 
 
 class TokenMatcher(Protocol):
@@ -115,8 +111,13 @@ class Compiler:
         try:
             grammar = format_grammar(output, vocabulary.special_ids)
         except (TypeError, ValueError, AssertionError) as error:
-            raise refusal(str(error)) from None
-        return _compiled(vocabulary, grammar)
+            raise refusal(client_reason(str(error))) from None
+        if output.kind is OutputKind.GRAMMAR:
+            return _compiled(vocabulary, grammar)
+        try:
+            return _compiled(vocabulary, grammar)
+        except RejectedError as error:  # at a place in what was made of the client's format
+            raise refusal(without_place(reason_of(error))) from None
 
     def compile_expression(self, expression: Expression) -> Grammar:
         """Compile an expression; raise RejectedError with the reason if it is invalid."""
@@ -138,10 +139,10 @@ def _compiled(vocabulary: Vocabulary, grammar: str) -> Grammar:
 def compute_mask(matcher: TokenMatcher) -> Mask:
     """Return the tokens that may come next; raise RejectedError if there are none."""
     if matcher.is_error():
-        raise refusal(matcher.get_error())
+        raise refusal(client_reason(matcher.get_error()))
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
     if matcher.is_error():
-        raise refusal(matcher.get_error())
+        raise refusal(client_reason(matcher.get_error()))
     if not mask.any():
         reason = "no text fits it"
         raise refusal(reason)
@@ -160,13 +161,15 @@ def _try_step(matcher: TokenMatcher, mask: Mask) -> None:
 
 
 def refusal(reason: str) -> RejectedError:
-    """Return the error for a format that cannot be enforced."""
-    for term, meaning in _MEANINGS:
-        if term in reason:
-            reason = meaning
-    short = " ".join(reason.replace("<non-verbose/>", "").split())[:FORMAT_REASON_CHARS_MAX]
+    """Return the error for a format that cannot be enforced, for a reason in our words."""
+    short = " ".join(reason.split())[:FORMAT_REASON_CHARS_MAX]
     message = f"the output format cannot be enforced: {short}"
     return RejectedError(message, code="invalid_format", param=PARAM)
+
+
+def reason_of(error: RejectedError) -> str:
+    """Return the reason in an error of `refusal`."""
+    return error.message.partition(": ")[2]
 
 
 def _read(facts: TokenizerFacts) -> Vocabulary:

@@ -18,6 +18,7 @@ from node.grammar.expression import (
     TextRules,
     Until,
 )
+from node.grammar.reasons import client_reason
 from node.grammar.regexes import TextEscaping, escape_regex, exclude_word
 from node.limits import JSON_INDENT_MAX
 
@@ -135,9 +136,7 @@ class _LarkWriter:
 
 def _nested_rules(name: str, rules: str, escaping: TextEscaping) -> list[str]:
     def escape(regex: str) -> str:
-        from llguidance import regex_to_lark
-
-        return str(regex_to_lark(escape_regex(regex, escaping)))
+        return _compiled_regex(escape_regex(regex, escaping))
 
     return [f"{name}: {name}_{START}", *respelled_rules(rules, name, escape)]
 
@@ -151,8 +150,17 @@ def _escaped(text: str) -> str:
 
 
 def _regex(regex: str) -> str:
-    from llguidance import regex_to_lark
-
     if "\n" in regex:
         regex = regex.replace("\n", "\\n")
-    return f"/{regex_to_lark(regex)}/"
+    return f"/{_compiled_regex(regex)}/"
+
+
+def _compiled_regex(regex: str) -> str:
+    """Return an expression in Lark's notation; raise ValueError, in our words, if it is invalid."""
+    from llguidance import regex_to_lark
+
+    try:
+        return str(regex_to_lark(regex))
+    except ValueError as error:
+        message = client_reason(f"invalid regex: {error}")
+        raise ValueError(message) from None

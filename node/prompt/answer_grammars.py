@@ -5,7 +5,6 @@ turn waits for it only until a timeout.
 """
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ from fabric.turn.answer_constraints import PARAM, CallChoice, check_schema
 from fabric.turn.generation import GenerateRequest, Sampling
 from node.dialect.tool_schema import ToolSpec, callable_tools, tool_refusal
 from node.grammar.answer_matcher import AnswerMatcher, CallRule
-from node.grammar.compiler import Compiler, Grammar, refusal
+from node.grammar.compiler import Compiler, Grammar, reason_of, refusal
+from node.grammar.reasons import without_place
 from node.grammar.thought import Beginning, ThoughtMarks, beginning_of
 from node.limits import (
     CALL_SCHEMAS_BYTES_MAX,
@@ -30,9 +30,6 @@ from node.limits import (
     GRAMMARS_KEPT_MAX,
 )
 from node.mlx.chat_tokenizer import ChatTokenizer
-
-# "at 4(5): …", and the number of the line that the compiler quotes next.
-_PLACE = re.compile(r"^at \d+\(\d+\): |\s+\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +88,13 @@ class CallGrammars:
         if tool.is_strict or self.choice.must_call:
             if error.param in ("tools", "tool_choice"):
                 raise error
-            raise tool_refusal(tool.name, _reason(error)) from None
+            reason = without_place(reason_of(error))  # the place is in our grammar
+            raise tool_refusal(tool.name, reason) from None
         return replace(tool, parameters={"type": "object"})
 
     def _compiled(self, offered: tuple[ToolSpec, ...]) -> Grammar:
         expression = self.tokenizer.call_grammar(offered, self.choice)
         return self.compiler.compile_expression(expression)
-
-
-def _reason(error: RejectedError) -> str:
-    """Return an error's reason without its place in our grammar, which clients never see."""
-    reason = error.message.partition(": ")[2]
-    return _PLACE.sub("", reason.partition(" | ")[0]).strip()
 
 
 T = TypeVar("T")

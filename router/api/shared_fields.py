@@ -1,13 +1,16 @@
 """Fields of a turn's body that all dialects share: sampling, template options, answer format."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
-from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
+from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind, schema_format
+from fabric.turn.schema_keywords import unenforced_keywords
 from router.http.refusals import refuse, require_object, require_text, wrong_type
 from router.http.schema import (
     AnyObject,
@@ -31,6 +34,7 @@ from router.http.schema import (
     read_whole,
     required,
 )
+from router.http.turn_headers import header_word
 from router.limits import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
 
 # A boolean, or the word for it: LM Studio documents `strict` so.
@@ -126,6 +130,23 @@ def _template_options(value: Any, param: str) -> dict[str, Any]:
         if not isinstance(flag, bool):
             wrong_type(flag, f"{param}.{name}", "a boolean")
     return options
+
+
+def unenforced_names(
+    output: OutputFormat | None, tools: Sequence[Any], calls: CallChoice
+) -> tuple[str, ...]:
+    """Return the keywords without effect in the schemas that an answer must follow."""
+    names: list[str] = []
+    if output is not None and output.kind is OutputKind.JSON_SCHEMA:
+        found = unenforced_keywords(parse_json(output.source), is_strict=output.is_strict)
+        names += [f"json_schema.{name}" for name in found]
+    for tool in tools if calls.is_bound else ():
+        function = tool["function"]
+        if not calls.names or function["name"] in calls.names:
+            is_strict = function["name"] in calls.strict
+            found = unenforced_keywords(function.get("parameters"), is_strict=is_strict)
+            names += [f"tools.{name}" for name in found]
+    return tuple(map(header_word, names))
 
 
 # `chat_template_kwargs`, an extension that all servers of local models have.

@@ -17,6 +17,7 @@ from router.api.edit_fields import edits_of
 from router.api.edit_stage import EditStage, edit_headers
 from router.api.late_stream import PendingTurn, StreamParts
 from router.api.models import ModelNames
+from router.api.shared_fields import unenforced_names
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
@@ -98,7 +99,9 @@ def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dic
     parsed, edits = adapter.parse(headers, sent), edits_of(headers, sent)
     if edits.policies and not parsed.is_whole_conversation:
         refuse(edits.policies[0].param, "this route takes no conversation to edit; remove it")
-    return replace(parsed, edits=edits)
+    prompt = parsed.prompt
+    unenforced = unenforced_names(parsed.sampling.output, prompt.tools or (), prompt.calls)
+    return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced)
 
 
 async def _answer_batch(

@@ -12,7 +12,12 @@ from fabric.turn.answer_constraints import CallChoice, OutputFormat
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiRequest
 from router.api.conversation import ignored_lines, without_billing_lines
-from router.api.shared_fields import TEMPLATE_OPTIONS, answer_format, with_effort
+from router.api.shared_fields import (
+    TEMPLATE_OPTIONS,
+    answer_format,
+    unenforced_names,
+    with_effort,
+)
 from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
 from router.http.refusals import refuse, unsupported
 from router.http.schema import (
@@ -187,6 +192,8 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
     items = () if isinstance(body.input, str) else body.input
     parts = (name for item in items for name in item.ignored)
     lines = ignored_lines([head, *request.messages()])
+    if not request.is_whole:  # its prompt is made later, of all that was stored before
+        lines += unenforced_names(request.sampling.output, tools.functions, calls)
     request = replace(request, ignored=tuple(dict.fromkeys((*request.ignored, *parts, *lines))))
     return with_prompt(request) if request.is_whole else request
 
