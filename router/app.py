@@ -46,6 +46,7 @@ from router.openai.completion_adapter import CompletionAdapter
 from router.openai.models import OpenAiModels
 from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
+from router.openai.responses.input_tokens import INPUT_TOKENS_PATH, InputTokensApi
 from router.openai.responses.store import ResponseStore, StoredApi
 from router.openai.shape import OpenAiErrors
 from router.policies.editing import Editing
@@ -70,13 +71,13 @@ def described() -> dict[str, Any]:
     return openapi.document([*operations, openapi.DESCRIBED], schemas | {"Error": error})
 
 
-def adapters_of(clock: Clock, stored: ResponseStore) -> list[ApiAdapter[Any]]:
+def adapters_of(clock: Clock, responses: ResponsesAdapter) -> list[ApiAdapter[Any]]:
     """Return the APIs that run turns."""
     return [
         ChatAdapter(clock),
         CompletionAdapter(clock),
         MessagesAdapter(),
-        ResponsesAdapter(clock, stored),
+        responses,
     ]
 
 
@@ -93,6 +94,7 @@ def routes_of(
     services: Services,
     turn_services: TurnServices,
     adapters: Sequence[ApiAdapter[Any]],
+    responses: ResponsesAdapter,
     stored: ResponseStore,
     runs: Runs,
 ) -> list[BaseRoute]:
@@ -121,6 +123,7 @@ def routes_of(
             {_ANTHROPIC: AnthropicModels()},
             turn_services.completion_tokens_max,
         ).routes(),
+        *InputTokensApi(fleet, names, edits, responses).routes(),
         *StoredApi(stored).routes(),
         *RunsApi(runs, OpenAiErrors()).routes(),
         *openapi.openapi_routes(described()),
@@ -139,7 +142,8 @@ def build_app(
     """
     stored = ResponseStore(services.fleet.directory.floor)
     services.erasures.subscribe(stored.forget)
-    adapters = adapters_of(services.fleet.clock, stored)
+    responses = ResponsesAdapter(services.fleet.clock, stored)
+    adapters = adapters_of(services.fleet.clock, responses)
     turn_services = turn_services_of(settings, services)
     host = InProcessHost(settings, services, turn_services)
     runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
@@ -147,14 +151,14 @@ def build_app(
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
     dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(services, turn_services, adapters, stored, runs),
+        routes=routes_of(services, turn_services, adapters, responses, stored, runs),
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Auth, settings=settings),
             Middleware(
                 BodyLimit,
-                prompt_paths={*by_path, COUNT_TOKENS_PATH},
+                prompt_paths={*by_path, COUNT_TOKENS_PATH, INPUT_TOKENS_PATH},
                 prompt_bytes_max=services.fleet.prompt_bytes_max,
                 call_bytes_max={RUNS_PATH: SCENARIO_REQUEST_BYTES_MAX},
             ),

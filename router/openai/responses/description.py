@@ -3,10 +3,13 @@
 from typing import Final
 
 from router.api.openapi import (
+    EDIT_ANSWER_HEADERS,
+    EDIT_HEADERS,
     FLAG,
     JSON,
     NAMED,
     OBJECT,
+    WRITES,
     Described,
     Parameter,
     answer,
@@ -17,8 +20,10 @@ from router.api.openapi import (
     one_of,
     ref,
     text,
+    with_own,
 )
 from router.http.schema import Schema, nullable
+from router.http.turn_headers import IGNORED_HEADER
 from router.openai.responses.request import RESPONSES_BODY
 
 SCHEMAS: Final[dict[str, Schema]] = {
@@ -58,6 +63,26 @@ DESCRIBED: Final = (
         "A turn in OpenAI's newer dialect, streamed or whole.",
         whole=ref("Response"),
         body=RESPONSES_BODY.schema(),
+    ),
+    Described(
+        "POST",
+        "/v1/responses/input_tokens",
+        "openai",
+        "Counts the tokens of such a turn by the model's own tokenizer.",
+        {JSON: answer(object=one_of("response.input_tokens"), input_tokens=integer())},
+        WRITES,
+        body=with_own(RESPONSES_BODY.schema()),
+        parameters=EDIT_HEADERS,
+        rare_headers={**EDIT_ANSWER_HEADERS, IGNORED_HEADER: text()},
+    ),
+    Described(
+        "POST",
+        "/v1/responses/compact",
+        "openai",
+        "Not supported: always 404.",
+        {JSON: ref("Error")},
+        NAMED,
+        statuses=(404,),
     ),
     Described(
         "GET",

@@ -53,6 +53,7 @@ from router.prompt import Prompt, chat_prompt
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
 _ELSEWHERE: Final = Unsupported("it is kept at OpenAI; send the input itself")
+_SUMMARIES: Final = frozenset({"auto", "concise", "detailed"})
 _WITHOUT_EFFECT: Final = ("context_management", "max_tool_calls", "moderation")
 _ECHOED: Final = (
     "metadata",
@@ -79,6 +80,7 @@ class ResponsesRequest(ApiRequest):
     calls: CallChoice
     keeps: bool
     carries_thoughts: bool
+    summarizes_thoughts: bool  # their items have them as a summary, and not as content
     echoed: dict[str, Any] = field(repr=False)  # fields that the answer repeats
     tenant: TenantId | None = None
     before: tuple[Message, ...] = ()  # messages up to the end of the previous answer
@@ -102,7 +104,13 @@ class ResponsesRequest(ApiRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reasoning:
     summary: str | None = optional(Text())
+    generate_summary: str | None = optional(Text())  # its older name
     effort: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
+
+    @property
+    def is_summarized(self) -> bool:
+        """Whether summaries of thoughts are requested."""
+        return not _SUMMARIES.isdisjoint((self.summary, self.generate_summary))
 
 
 _TEXT: Final = only("format", answer_format(is_strict=False), None)
@@ -182,6 +190,7 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
         calls=calls,
         keeps=body.store,
         carries_thoughts=_SEALED in included,
+        summarizes_thoughts=body.reasoning.is_summarized,
         echoed=_echoed(body, tools),
         ignored=tools.hosted + ignored,
         own_edits=(Truncation("truncation", limit),) if body.truncation == "auto" else (),

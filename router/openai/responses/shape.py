@@ -39,9 +39,13 @@ class ResponseShape:
         return {**self._response("failed", output), "error": body}
 
     def reasoning(self, name: str, thought: str) -> dict[str, Any]:
-        """Return an item of reasoning."""
-        content = [{"type": "reasoning_text", "text": thought}]
-        item = {"id": name, "type": "reasoning", "summary": [], "content": content}
+        """Return an item of reasoning, with the thought as its summary if one is requested."""
+        item: dict[str, Any] = {"id": name, "type": "reasoning"}
+        if self.request.summarizes_thoughts:
+            item["summary"] = [{"type": "summary_text", "text": thought}]
+        else:
+            content = [{"type": "reasoning_text", "text": thought}]
+            item |= {"summary": [], "content": content}
         if self.request.carries_thoughts:
             item["encrypted_content"] = carried(thought)
         return item

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from fabric.turn.generation import Delta, TokenLogprob, ToolCall, ToolCallPart
 from router.fresh_ids import fresh_name
@@ -18,6 +18,22 @@ class _Open:
     name: str
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _ThoughtWords:
+    """Words of the events and parts of a thought: as content, or as its summary."""
+
+    text: str
+    part: str
+    type: str
+    index: str
+
+
+_CONTENT: Final = _ThoughtWords("reasoning_text", "content_part", "reasoning_text", "content_index")
+_SUMMARY: Final = _ThoughtWords(
+    "reasoning_summary_text", "reasoning_summary_part", "summary_text", "summary_index"
+)
 
 
 @dataclass(slots=True)
@@ -126,17 +142,18 @@ class ItemStream:
         done, self._open = self._open, None
         text, where = "".join(done.texts), self._where(done)
         if done.kind == "reasoning":
-            yield self.event("response.reasoning_text.done", **where, text=text)
-            part: dict[str, Any] = {"type": "reasoning_text", "text": text}
-            item = self._shape.reasoning(done.name, text)
-        else:
-            logprobs = self._shape.logprobs(done.logprobs)
-            yield self.event("response.output_text.done", **where, text=text, logprobs=logprobs)
-            part = self._shape.text_part(text, done.logprobs)
-            status = "incomplete" if is_cut else "completed"
-            item = self._shape.message(done.name, text, done.logprobs, status)
+            words = self._thought_words
+            yield self.event(f"response.{words.text}.done", **where, text=text)
+            part: dict[str, Any] = {"type": words.type, "text": text}
+            yield self.event(f"response.{words.part}.done", **where, part=part)
+            yield self._done(self._shape.reasoning(done.name, text))
+            return
+        logprobs = self._shape.logprobs(done.logprobs)
+        yield self.event("response.output_text.done", **where, text=text, logprobs=logprobs)
+        part = self._shape.text_part(text, done.logprobs)
         yield self.event("response.content_part.done", **where, part=part)
-        yield self._done(item)
+        status = "incomplete" if is_cut else "completed"
+        yield self._done(self._shape.message(done.name, text, done.logprobs, status))
 
     def _fill(self, kind: str, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:
@@ -147,7 +164,7 @@ class ItemStream:
         self._open.logprobs.extend(logprobs)
         where = self._where(self._open)
         if kind == "reasoning":
-            yield self.event("response.reasoning_text.delta", **where, delta=text)
+            yield self.event(f"response.{self._thought_words.text}.delta", **where, delta=text)
         else:
             probabilities = self._shape.logprobs(logprobs)
             yield self.event(
@@ -160,16 +177,23 @@ class ItemStream:
         self._open = opened = _Open(kind, fresh_name("rs_" if is_thought else "msg_"))
         index = len(self.output)
         item: dict[str, Any] = {"id": opened.name, "type": kind, "content": []}
-        more: dict[str, Any] = {"status": "in_progress", "role": "assistant"}
-        item |= {"summary": []} if is_thought else more
+        if is_thought:
+            words = self._thought_words
+            item["summary"] = []
+            name, part = words.part, {"type": words.type, "text": ""}
+        else:
+            item |= {"status": "in_progress", "role": "assistant"}
+            name, part = "content_part", self._shape.text_part("", ())
         yield self.event("response.output_item.added", output_index=index, item=item)
-        part = {"type": "reasoning_text", "text": ""}
-        if not is_thought:
-            part = self._shape.text_part("", ())
-        yield self.event("response.content_part.added", **self._where(opened), part=part)
+        yield self.event(f"response.{name}.added", **self._where(opened), part=part)
+
+    @property
+    def _thought_words(self) -> "_ThoughtWords":
+        return _SUMMARY if self._shape.request.summarizes_thoughts else _CONTENT
 
     def _where(self, opened: _Open) -> dict[str, Any]:
-        return {"item_id": opened.name, "output_index": len(self.output), "content_index": 0}
+        index = self._thought_words.index if opened.kind == "reasoning" else "content_index"
+        return {"item_id": opened.name, "output_index": len(self.output), index: 0}
 
     def _done(self, item: dict[str, Any]) -> bytes:
         self.output.append(item)

@@ -113,6 +113,60 @@ async def test_the_events_of_a_stream_come_numbered_in_their_order():
             assert event["item_id"] == done["output"][event["output_index"]]["id"]
 
 
+SUMMARIES = ["auto", "concise", "detailed"]
+
+
+async def test_a_requested_summary_of_a_thought_is_the_thought_in_the_sdks_events():
+    async with rig("a") as made:
+        made["node-a"].does.events = THOUGHT
+        client, more = made.openai(), {"tools": [LOOK, PATCH, SPACE]}
+        stream = await client.responses.create(
+            **BODY, **more, reasoning={"summary": "auto"}, stream=True
+        )
+        events = [event async for event in stream]
+
+    thought = [event for event in events if getattr(event, "output_index", None) == 0]
+    assert [event.type.removeprefix("response.") for event in thought] == [
+        *("output_item.added", "reasoning_summary_part.added"),
+        *("reasoning_summary_text.delta", "reasoning_summary_text.delta"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+    ]
+    assert {event.summary_index for event in thought[1:-1]} == {0}
+    assert {event.item_id for event in thought[1:-1]} == {thought[0].item.id}
+    assert "".join(event.delta for event in thought[2:4]) == "hm"
+    assert (thought[4].text, thought[5].part.text) == ("hm", "hm")
+    assert thought[5].part.type == thought[1].part.type == "summary_text"
+    done = events[-1].response.output[0]
+    assert done == thought[-1].item
+    assert [(part.type, part.text) for part in done.summary] == [("summary_text", "hm")]
+    assert not any("reasoning_text" in event.type for event in events)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("field", ["summary", "generate_summary"])
+@pytest.mark.parametrize("value", [*SUMMARIES, None, "none"])
+async def test_a_summary_comes_only_where_it_is_requested(streams, field, value):
+    async with rig("a") as made:
+        made["node-a"].does.events = THOUGHT
+        client, more = made.openai(), {"reasoning": {field: value}}
+        if streams:
+            async with client.responses.stream(**BODY, **more) as stream:
+                done = await stream.get_final_response()
+        else:
+            done = await client.responses.create(**BODY, **more)
+        given = [{"role": "user", "content": "x"}, done.output[0].model_dump(exclude_unset=True)]
+        await client.responses.create(model=MODEL, input=[*given, *given[:1]])
+        sent_back = seen(made)
+        await client.responses.create(model=MODEL, input="x", previous_response_id=done.id)
+        continued = seen(made)
+
+    thought = done.output[0]
+    is_summary = value in SUMMARIES
+    assert [part.text for part in thought.summary] == (["hm"] if is_summary else [])
+    assert [part.text for part in thought.content or []] == ([] if is_summary else ["hm"])
+    assert sent_back[1]["reasoning_content"] == continued[1]["reasoning_content"] == "hm"
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_the_sdk_reads_thoughts_texts_and_calls(streams):
     async with rig("a") as made:
