@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fabric.codec import dump_json, from_plain, on_wire, parse_json
+from fabric.codec import dump_json, from_plain, left_out, on_wire, parse_json
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX
@@ -195,11 +195,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A complete function call that the model asked for; `arguments` is JSON text."""
+    """A function call that the model asked for; `arguments` is JSON text.
+
+    A broken call was cut, or is malformed: its arguments end where they could not be read further.
+    """
 
     name: str
     arguments: str
     id: str = ""  # the model's own, or derived from the operation's: the same on every node
+    is_broken: bool | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,7 @@ class ToolCalls:
 class ToolCallPart:
     """A part of a call that is being written: first its name, then its arguments in parts.
 
-    If the call is valid, all of it follows in `ToolCalls` by the same id; otherwise its text
-    follows as it was written.
+    All of it follows in `ToolCalls` by the same id.
     """
 
     index: int  # as a delta's
@@ -241,7 +244,7 @@ class Finished:
     completion_tokens: int
     stop_string: str | None = None
     durable: bool = True  # False: the disk refused; the agent lives in memory only
-    broken_calls: int = 0  # cut or malformed; in the text as they were written
+    broken_calls: int = 0  # cut or malformed; in the text if they have no name
     event: str = "finished"
 
 

@@ -26,8 +26,24 @@ class AnswerDelta:
     text: str = ""
     reasoning: str = ""
     call_deltas: list[ToolCallDelta] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)  # that are complete
+    calls: list[ToolCall] = field(default_factory=list)  # that have ended, whole or broken
     stopped_by: str | None = None
+
+    def split_calls(self) -> tuple[list[ToolCallDelta | ToolCall], list[ToolCallDelta | ToolCall]]:
+        """Return the parts of calls that precede the text, and those of calls that follow it.
+
+        The whole of an ended call comes right after its last part.
+        """
+        ended = {call.id: call for call in self.calls}
+        new = {part.id for part in self.call_deltas if part.name}
+        before: list[ToolCallDelta | ToolCall] = []
+        after: list[ToolCallDelta | ToolCall] = []
+        for part in self.call_deltas:
+            side = after if part.id in new else before
+            side.append(part)
+            if part.id in ended:
+                side.append(ended.pop(part.id))
+        return [*before, *ended.values()], after
 
 
 _ID_CHARS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -54,6 +70,7 @@ class CallCollector:
         self._count = 0
         self._ids: set[str] = set()
         self._id = self._name = self._arguments = ""
+        self._is_open = False
         self.ended_count = 0
 
     def collect(self, events: Iterable[CallEvent], delta: AnswerDelta) -> None:
@@ -67,8 +84,19 @@ class CallCollector:
                 self._arguments += event.text
                 self._add_arguments(event.text, delta)
             elif isinstance(event, CallEnd):
-                self.ended_count += 1
-                delta.calls.append(ToolCall(self._name, self._arguments, self._id))
+                self._end(ToolCall(self._name, self._arguments, self._id), delta)
+
+    def break_off(self, delta: AnswerDelta) -> bool:
+        """End a call that has begun, with the arguments so far; return whether there is one."""
+        was_open = self._is_open
+        if was_open:
+            self._end(ToolCall(self._name, self._arguments, self._id, is_broken=True), delta)
+        return was_open
+
+    def _end(self, call: ToolCall, delta: AnswerDelta) -> None:
+        self._is_open = False
+        self.ended_count += 1
+        delta.calls.append(call)
 
     def _start(self, start: CallStart, delta: AnswerDelta) -> None:
         model_id = start.id or ""
@@ -77,7 +105,7 @@ class CallCollector:
             model_id = call_id(self._seed, self._count)
         self._id = model_id
         self._ids.add(self._id)
-        self._name, self._arguments = start.name, ""
+        self._name, self._arguments, self._is_open = start.name, "", True
         delta.call_deltas.append(ToolCallDelta(self._count, self._id, start.name))
         self._count += 1
 

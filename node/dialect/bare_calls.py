@@ -5,6 +5,7 @@ from typing import Any
 from node.dialect.call_reader import CallEvent, CallReader
 from node.dialect.json_calls import JsonCallReader
 from node.dialect.python_calls import PythonCallReader
+from node.dialect.tool_schema import tool_names
 
 
 class BareCallReader(CallReader):
@@ -19,13 +20,17 @@ class BareCallReader(CallReader):
     ) -> None:
         """Accept only names of `tools`, unless a mark precedes the call."""
         super().__init__(tools)
-        self._allowed = None if is_marked else _tool_names(tools)
+        self._allowed = None if is_marked else tool_names(tools)
         self._otherwise = otherwise
         self._inner: CallReader | None = None
 
     @property
     def is_in_value(self) -> bool:
         return self._inner is not None and self._inner.is_in_value
+
+    @property
+    def unread(self) -> str:
+        return self._unread if self._inner is None else self._inner.unread
 
     def feed(self, text: str) -> list[CallEvent]:
         if self._inner is not None:
@@ -55,9 +60,3 @@ class BareCallReader(CallReader):
         self.has_failed = self._inner.has_failed
         self.calls_count, self.read_chars = self._inner.calls_count, self._inner.read_chars
         return events
-
-
-def _tool_names(tools: list[Any] | None) -> frozenset[str]:
-    functions = (tool.get("function", tool) for tool in tools or () if isinstance(tool, dict))
-    names = (function.get("name") for function in functions if isinstance(function, dict))
-    return frozenset(name for name in names if isinstance(name, str))

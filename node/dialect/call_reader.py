@@ -50,6 +50,11 @@ class CallReader:
         return False
 
     @property
+    def unread(self) -> str:
+        """Text that it was fed and has not parsed."""
+        return self._unread
+
+    @property
     def is_complete(self) -> bool:
         """Whether there are calls and the last one has ended."""
         return self.calls_count > 0 and self._arguments is None

@@ -6,7 +6,8 @@ valid.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fabric.errors import RejectedError
 from node.dialect.template_messages import Messages, alternative_forms
@@ -35,6 +36,8 @@ class Rendered:
     text: str
     notes: tuple[str, ...] = ()
     ends: list[int] | None = None  # of each token, in bytes, if the client sent tokens
+    begun: str = ""  # the text's end that belongs to the answer, such as the mark of a thought
+    messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)  # as they were rendered
 
 
 def fold(messages: Messages) -> Iterator[FoldedMessages]:
@@ -77,9 +80,10 @@ def render_folded(
         except RejectedError as error:
             refusal = refusal or error
             continue
+        rendered = Rendered(text, candidate.notes, messages=tuple(candidate.messages))
         if is_strict or _has_system_texts(messages, text):
-            return Rendered(text, candidate.notes)
-        incomplete = incomplete or Rendered(text, candidate.notes)
+            return rendered
+        incomplete = incomplete or rendered
     if incomplete is None:
         assert refusal is not None, "there is at least one candidate"
         raise refusal

@@ -64,19 +64,22 @@ class ThoughtFormat:
 class AnswerReader(Protocol):
     """Parser of an answer's text; how the text is cut into pieces changes nothing."""
 
-    broken_calls: int  # that were cut or malformed, and are shown as text
+    broken_calls: int  # that were cut or malformed
+    has_cut_call: bool  # the answer's end cut the last call that was shown
 
     @property
-    def has_calls(self) -> bool: ...
+    def has_calls(self) -> bool:
+        """Whether calls were shown to their end, whole or broken."""
+        ...
 
-    def begin(self, tail: str) -> None:
-        """Read the prompt's end, from where the model's own message begins."""
+    def begin(self, begun: str) -> None:
+        """Start an answer that the prompt has begun; nothing of an earlier one is left."""
         ...
 
     def feed(self, text: str) -> AnswerDelta: ...
 
-    def finish(self) -> AnswerDelta:
-        """Return what was held back: the answer ends here."""
+    def finish(self, *, is_cut: bool = False) -> AnswerDelta:
+        """Return what was held back: the answer ends here, or `is_cut` at its token limit."""
         ...
 
 

@@ -45,27 +45,40 @@ class HarmonyReader:
     ) -> None:
         self._tools = tools
         self._names = frozenset(choice.names) or None
+        self._takes_one = choice.takes_one
+        self._call_seed = call_seed
+        self._stop = stop
+        self._reset()
+
+    def _reset(self) -> None:
         self._part = _Part.HEADER
         self._header = ""
         self._has_header = False  # a mark began it, in the prompt or the answer
+        self._forget_parts()
+
+    def _forget_parts(self) -> None:
         self._unread = ""  # may begin a mark
         self._raw = ""  # text of the message, if it is a call
         self._call_reader: CallReader | None = None
-        self._collector = CallCollector(call_seed, takes_one=choice.takes_one)
-        self._stops = StopStrings(stop)
+        self._collector = CallCollector(self._call_seed, takes_one=self._takes_one)
+        self._stops = StopStrings(self._stop)
         self._gaps = dict.fromkeys((_Part.TEXT, _Part.THOUGHT), "")
         self._shown_parts: set[_Part] = set()
         self.broken_calls = 0
+        self.has_cut_call = False
 
     @property
     def has_calls(self) -> bool:
         return self._collector.ended_count > 0
 
-    def begin(self, tail: str) -> None:
-        self.feed(tail)
-        self._unread = ""
-        self._stops.reset()
-        self._shown_parts = set()
+    def begin(self, begun: str) -> None:
+        """Start an answer that the prompt has begun; nothing of an earlier one is left."""
+        self._reset()
+        self._stops = StopStrings(())
+        self.feed(begun)
+        if self._part is _Part.CALL:
+            self._part = _Part.TEXT  # the client's text, as far as it knows
+        self._forget_parts()
 
     def feed(self, text: str) -> AnswerDelta:
         delta = AnswerDelta()
@@ -81,17 +94,17 @@ class HarmonyReader:
         delta.stopped_by = self._stops.matched
         return delta
 
-    def finish(self) -> AnswerDelta:
+    def finish(self, *, is_cut: bool = False) -> AnswerDelta:
         delta = AnswerDelta()
         if self._unread:
             rest, self._unread = self._unread, ""
             self._read_text(rest, delta)
         if self._part is _Part.HEADER and self._is_call(self._header):
             self.broken_calls += 1
-            delta.text += self._header
+            delta.text += "" if is_cut else self._header
         elif self._part is _Part.HEADER and not self._has_header:
             delta.text += self._header
-        self._end_message(delta)
+        self._end_message(delta, is_cut=is_cut)
         delta.text += self._stops.flush()
         return delta
 
@@ -152,7 +165,7 @@ class HarmonyReader:
         recipient = _RECIPIENT.search(header)
         return self._tools is not None and recipient is not None
 
-    def _end_message(self, delta: AnswerDelta) -> None:
+    def _end_message(self, delta: AnswerDelta, *, is_cut: bool = False) -> None:
         if self._part in self._shown_parts:
             self._gaps[self._part] = "\n\n"
         if self._part is _Part.TEXT:
@@ -166,4 +179,6 @@ class HarmonyReader:
         self._collector.collect(reader.close(is_cut=False), delta)
         if reader.has_failed:
             self.broken_calls += 1
-            delta.text += self._raw
+            has_begun = self._collector.break_off(delta)
+            self.has_cut_call = is_cut and has_begun
+            delta.text += "" if has_begun else self._raw

@@ -137,6 +137,15 @@ class JsonCallReader(CallReader):
             if (len(self._unread), self._value) == before:
                 return
 
+    def _finish(self, *, is_cut: bool) -> None:
+        """Begin a call whose id was to come last, with the arguments so far."""
+        is_begun = self._arguments is not None
+        if not self._has_id_last or self._name is None or is_begun or not self._is_in_call:
+            return
+        is_in_arguments = self._value is not None and self._key in _ARGUMENTS
+        self._start_call(self._name, self._id)
+        self._add_arguments(self._text if is_in_arguments else self._held or "")
+
     def _read_outside(self) -> None:
         space = _SPACE.match(self._unread)
         self._take(space.end() if space else 0)

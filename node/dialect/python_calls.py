@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from json import dumps
 from keyword import iskeyword
 from typing import Any
@@ -16,12 +17,17 @@ from node.dialect.call_grammar import (
     rules_string,
 )
 from node.dialect.call_reader import CallReader
-from node.dialect.tool_schema import Argument, ToolSpec, tool_arguments
+from node.dialect.tool_schema import Argument, ToolSpec, tool_arguments, tool_names
 from node.grammar.expression import Expression, Json, Maybe, OneOf, row
-from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
+from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX, CALL_ITEMS_COUNTED_MAX
 
 _CALL = re.compile(r"[\[\s]*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_CALL = re.compile(r"[\[\s]*(?:[A-Za-z_][\w.]*)?\s*\(?")
+_NAME_BEFORE = re.compile(r"([A-Za-z_][\w.]*)\s*$")
+# Brackets and commas outside of strings; an open string is a match that is none of these.
+_STRUCTURE = re.compile(
+    r"""[()\[\]{},]|"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)""", re.DOTALL
+)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _JSON_CONSTANTS = {"true": True, "false": False, "null": None}
 # JSON may escape half of a surrogate pair, which Python reads as a character of its own.
@@ -55,16 +61,77 @@ class PythonCallReader(CallReader):
         if len(text) > CALL_CODE_CHARS_MAX:
             self.has_failed = True
             return
-        try:
-            calls = [_parse_call(node) for node in _nodes(ast.parse(text, mode="eval").body)]
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            self.has_failed = True
+        calls = _parse_calls(text)
+        if calls is None:
+            self._begin_last(text)
             return
         self._take(len(self._unread))
         for name, arguments in calls:
             self._start_call(name)
             self._add_arguments(arguments)
             self._end_call()
+
+    def _begin_last(self, text: str) -> None:
+        """Read calls of which the last one is cut or malformed, as far as they can be parsed."""
+        names = tool_names(self.tools)
+        calls = _begun_calls(text)
+        self.has_failed = not calls or any(call.name not in names for call in calls)
+        self._take(0 if self.has_failed else len(self._unread))
+        for call in () if self.has_failed else calls:
+            parsed = _parse_calls(f"{call.name}({call.arguments})") if call.is_closed else None
+            self._start_call(call.name)
+            self._add_arguments(parsed[0][1] if parsed else _known_arguments(call))
+            if parsed is None:
+                break
+            self._end_call()
+
+
+@dataclass(slots=True)
+class _BegunCall:
+    """Call in a text that cannot be parsed: its name, and the source of its arguments."""
+
+    name: str
+    arguments: str = ""
+    commas: list[int] = field(default_factory=list)  # places in `arguments`
+    is_closed: bool = False
+
+
+def _begun_calls(text: str) -> list[_BegunCall]:
+    """Find the calls of a list, or a call alone, by brackets and quotes only."""
+    calls: list[_BegunCall] = []
+    outside = 1 if text.startswith("[") else 0
+    depth, start = 0, -1
+    for match in _STRUCTURE.finditer(text):
+        at, char = match.start(), match[0]
+        if char in "([{":
+            name = _NAME_BEFORE.search(text, 0, at) if char == "(" and depth == outside else None
+            if name is not None:
+                start = at + 1
+                calls.append(_BegunCall(name[1].removesuffix(".call"), text[start:]))
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if calls and depth == outside and not calls[-1].is_closed:
+                calls[-1].arguments, calls[-1].is_closed = text[start:at], True
+        elif char == "," and calls and depth == outside + 1:
+            calls[-1].commas.append(at - start)
+    return calls
+
+
+def _known_arguments(call: _BegunCall) -> str:
+    """Return the arguments that are whole, in JSON without its end."""
+    for comma in reversed(call.commas[-CALL_ITEMS_COUNTED_MAX:]):
+        parsed = _parse_calls(f"{call.name}({call.arguments[:comma]})")
+        if parsed is not None:
+            return parsed[0][1].removesuffix("}")
+    return ""
+
+
+def _parse_calls(text: str) -> list[tuple[str, str]] | None:
+    try:
+        return [_parse_call(node) for node in _nodes(ast.parse(text, mode="eval").body)]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
 
 
 def _nodes(parsed: ast.expr) -> list[ast.expr]:

@@ -94,7 +94,7 @@ class TagCallReader(CallReader):
         if self._tags.call_end or is_cut:
             return
         if self._arguments is None:
-            self._unread += "\n"  # the section's end also ends a name without arguments
+            self._unread += "<"  # the section's end also ends a name without arguments
             self._read()
         if self._arguments is not None and self._key is None:
             self._close_call()
@@ -288,7 +288,7 @@ class _TagGrammar:
         head, index, rest = (
             part.replace("NAME", tool.name) for part in tags.call.partition("INDEX")
         )
-        match = tags.call_pattern.match(f"{head}{'1' if index else ''}{rest}\n")
+        match = tags.call_pattern.match(f"{head}{'1' if index else ''}{rest}<")
         if match is None or match["name"] != tool.name:
             tool.refuse("this model's format does not allow its name")
         arguments: list[Expression] = []

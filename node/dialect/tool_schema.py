@@ -42,6 +42,13 @@ class ToolSpec:
         raise tool_refusal(self.name, reason)
 
 
+def tool_names(tools: Collection[Any] | None) -> frozenset[str]:
+    """Return the names of a request's tools."""
+    functions = (tool.get("function", tool) for tool in tools or () if isinstance(tool, dict))
+    names = (function.get("name") for function in functions if isinstance(function, dict))
+    return frozenset(name for name in names if isinstance(name, str))
+
+
 def tool_refusal(name: str, reason: str) -> RejectedError:
     """Return the error for a tool whose calls cannot be enforced."""
     message = f"calls of the tool {name[:100]!r} cannot be enforced: {reason}"

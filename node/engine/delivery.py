@@ -75,7 +75,8 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
     """Emit the last event of a sequence that did not fail; a cancelled one has no `reason`."""
     answer = sequence.answer
     try:
-        shown = answer.finish(stopped=stop_string is not None)
+        is_cut = reason is FinishReason.LENGTH
+        shown = answer.finish(stopped=stop_string is not None, is_cut=is_cut)
         if sequence.trimmed is not None:
             mark = sequence.trimmed.mark(has_calls=answer.has_calls)
             if mark is not None:

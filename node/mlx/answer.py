@@ -19,7 +19,7 @@ class Answer:
     def __init__(
         self,
         tokenizer: ChatTokenizer,
-        prompt_text: str,
+        begun: str,
         stop: tuple[str, ...],
         tools: list[Any] | None,
         *,
@@ -27,7 +27,10 @@ class Answer:
         call_seed: str = "",
         choice: CallChoice = ANY_CALLS,
     ) -> None:
-        """Read calls of `tools`, with ids derived from the seed; do not read completions."""
+        """Read calls of `tools`, with ids derived from the seed; do not read completions.
+
+        `begun`: the beginning of the answer that its prompt contains.
+        """
         self._eos_ids = tokenizer.eos_ids
         self._end_texts = tokenizer.special_texts
         self._detokenizer = tokenizer.wrapper.detokenizer
@@ -37,7 +40,7 @@ class Answer:
             self._detokenizer.text = "\n"
             self._detokenizer.offset = 1
         if is_chat:
-            self._reader = tokenizer.reader(prompt_text, stop, tools, call_seed, choice)
+            self._reader = tokenizer.reader(begun, stop, tools, call_seed, choice)
         else:
             self._reader = tokenizer.plain_reader(stop)
         self._shared = {id(tools): tools}
@@ -52,8 +55,13 @@ class Answer:
 
     @property
     def broken_calls(self) -> int:
-        """Truncated or malformed calls, shown as they were written."""
+        """Truncated or malformed calls."""
         return self._reader.broken_calls
+
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the answer's end cut a call that was shown."""
+        return self._reader.has_cut_call
 
     def fork(self) -> "Answer":
         """Return a copy that continues independently."""
@@ -74,8 +82,11 @@ class Answer:
             segment = segment.removesuffix(self._end_texts.get(token, ""))
         return self._reader.feed(segment)
 
-    def finish(self, *, stopped: bool) -> AnswerDelta:
-        """Release held-back text; with `stopped`, drop text after the stop."""
+    def finish(self, *, stopped: bool, is_cut: bool = False) -> AnswerDelta:
+        """Release held-back text; with `stopped`, drop text after the stop.
+
+        `is_cut`: the model did not end the answer itself.
+        """
         self._detokenizer.finalize()
         segment = self._take_segment()
         self.ends += [self._size_bytes] * self._pending_count
@@ -83,7 +94,7 @@ class Answer:
         if stopped:
             return AnswerDelta()
         shown = self._reader.feed(segment)
-        last = self._reader.finish()
+        last = self._reader.finish(is_cut=is_cut)
         return AnswerDelta(
             text=shown.text + last.text,
             reasoning=shown.reasoning + last.reasoning,

@@ -19,6 +19,12 @@ _READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
 _USER: Final = {"role": "user", "content": "x"}
 
 
+def _mark_start(text: str, end: int, mark: str) -> int:
+    """Return where a mark begins that `end` cuts; `end` if it cuts none."""
+    first = max(0, end - len(mark) + 1)
+    return next((at for at in range(first, end) if text.startswith(mark, at)), end)
+
+
 class ChatTemplate:
     """Renderer of conversations, up to the start of the answer."""
 
@@ -76,26 +82,53 @@ class ChatTemplate:
         (text,), _ = render_jinja_template([messages], tools, chat_template=template, **known)
         return str(text)
 
-    def behind_header(self, prompt: str, thought_start: str | None) -> str:
-        """Return a prompt's end, from the start of the model's own message.
+    def answer_start(
+        self,
+        prompt: str,
+        messages: list[Any],
+        tools: list[Any] | None,
+        options: dict[str, Any],
+        marks: tuple[str, ...],
+        *,
+        continues: bool = False,
+    ) -> int:
+        """Return where in a rendered prompt the model's own text begins, behind any header.
 
-        The client's text precedes it, whatever marks it may contain.
+        It is found by rendering the same messages without an answer, so that no client's text can
+        be taken for a header. `marks`: those of thoughts, which belong to the answer. With
+        `continues`, the last message is the answer's beginning.
         """
-        header = self._opened
-        for mark in (thought_start, "</think>"):
-            header = header.split(mark)[0] if mark else header
-        at = prompt.rfind(header) if header.strip() else -1
-        return prompt[at + len(header) :] if at >= 0 else ""
+        before = messages[:-1] if continues else messages
+        try:
+            closed = self.render(before, tools, options, opens_answer=False) if before else ""
+            opened = self.render(before, tools, options) if continues else prompt
+        except RejectedError:
+            return len(prompt)
+        start = common_prefix(opened, closed)
+        start = min([start, *(_mark_start(opened, start, mark) for mark in marks)])
+        places = (opened.find(mark, start) for mark in marks)
+        end = min((at for at in places if at >= 0), default=len(opened))
+        if not continues or prompt.startswith(opened[:end]):
+            return end
+        return common_prefix(prompt, opened)
+
+    def begun_at_end(self, prompt: str, marks: tuple[str, ...]) -> str:
+        """Return what a prompt of text has begun of an answer, if it ends as questions do."""
+        opening = self._opening
+        if not opening or not prompt.endswith(opening):
+            return ""
+        places = (opening.find(mark) for mark in marks)
+        return opening[min((at for at in places if at >= 0), default=len(opening)) :]
 
     @cached_property
-    def _opened(self) -> str:
-        """Text that the template writes before an answer, with the default options."""
+    def _opening(self) -> str:
+        """Text that the template writes before the answer to a question, by default."""
         try:
-            answered = self.render([_USER], None, {})
-            plain = self.render([_USER], None, {}, opens_answer=False)
+            opened = self.render([_USER], None, {})
+            closed = self.render([_USER], None, {}, opens_answer=False)
         except RejectedError:
             return ""
-        return answered[common_prefix(answered, plain) :]
+        return opened[common_prefix(opened, closed) :]
 
     @cached_property
     def traits(self) -> TemplateTraits:

@@ -6,6 +6,7 @@ the whole. That is provable for special tokens and false almost everywhere else.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -109,19 +110,19 @@ class ChatTokenizer:
 
     def reader(
         self,
-        prompt: str,
+        begun: str,
         stop: tuple[str, ...],
         tools: list[Any] | None,
         call_seed: str,
         choice: CallChoice = ANY_CALLS,
     ) -> AnswerReader:
-        """Return the reader of the answer to a prompt, which may contain its beginning."""
+        """Return the reader of an answer whose beginning, `begun`, the prompt contains."""
         reader: AnswerReader
         if self.format.messages is not None:
             reader = self.format.messages.make_reader(stop, tools, call_seed, choice)
         else:
             reader = MarkedReader(self.format, stop, tools, call_seed, choice)
-        reader.begin(self.behind_header(prompt))
+        reader.begin(begun)
         return reader
 
     def call_grammar(self, tools: Sequence[ToolSpec], choice: CallChoice) -> Expression:
@@ -178,7 +179,28 @@ class ChatTokenizer:
 
         made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
         one, strict = self.template.traits.takes_one_call, self._told.is_strict
-        return render_folded(made, attempt, is_strict=strict, takes_one_call=one)
+        rendered = render_folded(made, attempt, is_strict=strict, takes_one_call=one)
+        if not (opens_answer or continues) or not self.template.exists:
+            return rendered
+        start = self.template.answer_start(
+            rendered.text,
+            list(rendered.messages),
+            tools,
+            options,
+            self._thought_texts,
+            continues=continues,
+        )
+        return replace(rendered, begun=rendered.text[start:])
+
+    def begun_at_end(self, prompt: str) -> str:
+        """Return the beginning of an answer that ends a prompt of text."""
+        return self.template.begun_at_end(prompt, self._thought_texts)
+
+    @property
+    def _thought_texts(self) -> tuple[str, ...]:
+        thought = self.format.thought
+        known = (thought.start, thought.end) if thought is not None else ()
+        return tuple(dict.fromkeys((*known, "</think>")))
 
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Merge the request's options with the operator's."""
@@ -280,11 +302,6 @@ class ChatTokenizer:
         """Tokens that begin a tool call by themselves."""
         starts = self.format.calls.starts if self.format.calls is not None else ()
         return frozenset(self.added_ids[text] for text in starts if text in self.added_ids)
-
-    def behind_header(self, prompt: str) -> str:
-        """Return a prompt's part that belongs to the answer: a thought that the template opened."""
-        thought = self.format.thought
-        return self.template.behind_header(prompt, thought.start if thought else None)
 
     @cached_property
     def added_ids(self) -> dict[str, int]:

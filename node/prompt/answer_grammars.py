@@ -117,21 +117,21 @@ class AnswerGrammars:
     _compiling: dict[_Key, asyncio.Task[Grammar]] = field(default_factory=dict)
     _waiting_count: int = 0
 
-    async def begin(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
-        """Return a matcher for the answer, with the tokens of other nodes replayed.
+    async def begin(self, request: GenerateRequest, begun: str) -> AnswerMatcher | None:
+        """Return a matcher for the answer that its prompt has `begun`, with other nodes' tokens.
 
         Raise RejectedError for a format that cannot be enforced. None: the answer is free.
         """
-        matcher, resume = await self._matcher(request, prompt), request.resume
+        matcher, resume = await self._matcher(request, begun), request.resume
         if matcher is not None and resume is not None and resume.answer_ids:
             await self._run(lambda: matcher.replay(resume.answer_ids))
         return matcher
 
-    async def _matcher(self, request: GenerateRequest, prompt: str) -> AnswerMatcher | None:
+    async def _matcher(self, request: GenerateRequest, begun: str) -> AnswerMatcher | None:
         output, choice = request.sampling.output, request.calls
         may_call = bool(request.tools) and request.reads_calls
         if choice.must_call:
-            return await self._forced(request, prompt)
+            return await self._forced(request, begun)
         if may_call and self._binds_whole(request):
             return AnswerMatcher(await self._calls(request), self._masks)
         rule = await self._call_rule(request) if may_call else None
@@ -144,7 +144,7 @@ class AnswerGrammars:
         grammar = await self._grammar(request.tenant, key, lambda: self.compiler.compile(output))
         if request.messages is None:  # all of such an answer is text
             return AnswerMatcher(grammar, self._masks)
-        marks, beginning = self._thought(prompt)
+        marks, beginning = self._thought(begun)
         return AnswerMatcher(grammar, self._masks, marks, beginning, rule)
 
     def _binds_whole(self, request: GenerateRequest) -> bool:
@@ -156,13 +156,13 @@ class AnswerGrammars:
         is_free = sampling.output is not None or sampling.ignore_eos
         return self.tokenizer.format.messages is not None and request.calls.is_bound and not is_free
 
-    async def _forced(self, request: GenerateRequest, prompt: str) -> AnswerMatcher:
+    async def _forced(self, request: GenerateRequest, begun: str) -> AnswerMatcher:
         """Match an answer that must be calls; a dialect with headers binds all of it."""
         _require_end(request.sampling)
         grammar = await self._calls(request)
         if self.tokenizer.format.messages is not None:
             return AnswerMatcher(grammar, self._masks)
-        marks, beginning = self._thought(prompt)
+        marks, beginning = self._thought(begun)
         barred_ids = self.tokenizer.call_ids
         return AnswerMatcher(grammar, self._masks, marks, beginning, barred_ids=barred_ids)
 
@@ -172,9 +172,9 @@ class AnswerGrammars:
         is_bound = choice.is_bound and bool(ids)
         return CallRule(ids, await self._calls(request) if is_bound else None)
 
-    def _thought(self, prompt: str) -> tuple[ThoughtMarks | None, Beginning]:
+    def _thought(self, begun: str) -> tuple[ThoughtMarks | None, Beginning]:
         marks = self.tokenizer.thought_marks
-        return marks, beginning_of(marks, self.tokenizer.behind_header(prompt))
+        return marks, beginning_of(marks, begun)
 
     async def _calls(self, request: GenerateRequest) -> Grammar:
         """Return the grammar of the calls that are allowed."""

@@ -150,20 +150,20 @@ class PromptPipeline:
             restored = restore_answers(located, answers)
             directed = apply_directives(restored.request, directives, salt, source.messages)
             rendered = self.encoder.render(directed.request, limit)
-            answer = self._begin_answer(directed.request, rendered.text, shown)
+            answer = self._begin_answer(directed.request, rendered.begun, shown)
             return SpelledPrompt(
                 located, directives, restored, directed, rendered, answer, shown, None, limit
             )
 
         prompt = await self.threads.run(spell)
-        matcher = await self.grammars.begin(prompt.directed.request, prompt.rendered.text)
+        matcher = await self.grammars.begin(prompt.directed.request, prompt.rendered.begun)
         return prompt if matcher is None else replace(prompt, matcher=matcher)
 
-    def _begin_answer(self, request: GenerateRequest, text: str, shown: ShownAnswer) -> Answer:
-        """Return the answer to the prompt `text`, with what other nodes have generated of it."""
+    def _begin_answer(self, request: GenerateRequest, begun: str, shown: ShownAnswer) -> Answer:
+        """Return the answer that the prompt has `begun`, with what other nodes generated of it."""
         answer = Answer(
             self.tokenizer,
-            text,
+            begun,
             request.sampling.stop,
             request.tools if request.reads_calls else None,
             is_chat=request.messages is not None or request.extends,

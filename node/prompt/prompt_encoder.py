@@ -76,7 +76,8 @@ class PromptEncoder:
             spelled = self._spell(request.prompt_ids, limit)
             rendered = Rendered(spelled.text, ends=spelled.ends)
         elif request.prompt is not None:
-            rendered = Rendered(request.prompt)
+            begun = self.tokenizer.begun_at_end(request.prompt) if request.extends else ""
+            rendered = Rendered(request.prompt, begun=begun)
         else:
             messages = [template_form(message) for message in request.messages or ()]
             options = request.template_options

@@ -18,11 +18,12 @@ from fabric.turn.generation import (
     Prefilling,
     Resumption,
     TokenLogprob,
+    ToolCall,
     ToolCallPart,
     ToolCalls,
 )
 from node.agents.agent import Agent
-from node.dialect.answer_delta import AnswerDelta
+from node.dialect.answer_delta import AnswerDelta, ToolCallDelta
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
@@ -149,9 +150,12 @@ class Decoding:
         if ended.reason is None:
             self._check_stopping()
             return None
-        reason = FinishReason.TOOL_CALLS if sequence.answer.has_calls else ended.reason
-        broken = sequence.answer.broken_calls
-        return Finished(reason, len(ended.answer_ids), ended.stop_string, durable, broken)
+        answer = sequence.answer
+        is_cut = ended.reason is FinishReason.LENGTH and answer.has_cut_call
+        is_calling = answer.has_calls and not is_cut
+        reason = FinishReason.TOOL_CALLS if is_calling else ended.reason
+        tokens_count = len(ended.answer_ids)
+        return Finished(reason, tokens_count, ended.stop_string, durable, answer.broken_calls)
 
     async def _start(self, sequence: Sequence, prepared: Prepared) -> Prepared | Ended | Broke:
         """Wait for memory, and restore the prompt's beginning into it if it is on disk.
@@ -220,12 +224,19 @@ class Decoding:
         logprobs = event.logprobs if event is not None else ()
         if shown.reasoning:
             self._emit(Delta(index, shown.reasoning, reasoning=True))
+        begun_before, begun_now = shown.split_calls()
+        for part in begun_before:
+            self._emit_call(index, part)
         if shown.text or logprobs:
             self._emit(Delta(index, shown.text, logprobs=logprobs))
-        for part in shown.call_deltas:
+        for part in begun_now:
+            self._emit_call(index, part)
+
+    def _emit_call(self, index: int, part: ToolCallDelta | ToolCall) -> None:
+        if isinstance(part, ToolCall):
+            self._emit(ToolCalls((part,)))
+        else:
             self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
-        if shown.calls:
-            self._emit(ToolCalls(tuple(shown.calls)))
 
     def _show_sampled(self, sequence: Sequence, ended: Ended) -> Resumption | None:
         """Return how to continue on another node, and show the token that is sampled already.

@@ -246,6 +246,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
         "id": call.id or fresh_name("call_"),
         "name": call.name,
         "arguments": call.arguments,
+        **({"broken": True} if call.is_broken else {}),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.turn.generation import Admitted, Finished, FinishReason, ToolCall
+from fabric.turn.partial_json import whole_members
 from router.anthropic.context_management import report
 from router.anthropic.request import AnthropicRequest
 from router.fresh_ids import fresh_name
@@ -90,7 +91,12 @@ def tool_use_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """Return a call's arguments as an object, even if the model wrote something else."""
+    """Return a call's arguments as an object, even if the model wrote something else.
+
+    Of a broken call these are the members that are whole, as SDKs read them from a stream.
+    """
+    if call.is_broken:
+        return whole_members(call.arguments)
     try:
         arguments = parse_json(call.arguments)
     except RejectedError:

@@ -17,6 +17,7 @@ class BlockStream:
         self._streamed_ids: set[str] = set()  # of calls that came in parts
         self._index = -1
         self._open: str | None = None
+        self._open_call = ""  # id of the call whose block is open
         self._blank = ""  # leading blanks, until text follows
         self._thoughts: list[str] = []  # of the open block
 
@@ -50,17 +51,20 @@ class BlockStream:
             self._streamed_ids.add(part.id)
             block = tool_use_block(ToolCall(part.name, "", part.id), {})
             yield from self._begin("tool_use", block)
-        if part.arguments and part.id in self._streamed_ids:
+            self._open_call = part.id
+        if part.arguments and self._open == "tool_use" and self._open_call == part.id:
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
     def call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame a whole call, unless it came in parts."""
         if call.id in self._streamed_ids:
-            yield from self.close()
+            if self._open == "tool_use" and self._open_call == call.id:
+                yield from self.close()
             return
-        arguments = arguments_of(call)
         yield from self._begin("tool_use", tool_use_block(call, {}))
-        spelled = json.dumps(arguments, ensure_ascii=False)
+        spelled = call.arguments
+        if not call.is_broken:
+            spelled = json.dumps(arguments_of(call), ensure_ascii=False)
         yield self._delta({"type": "input_json_delta", "partial_json": spelled})
         yield from self.close()
 

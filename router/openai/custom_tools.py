@@ -12,6 +12,7 @@ from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.limits import PATTERN_CHARS_MAX
 from fabric.turn.generation import ToolCall
+from fabric.turn.partial_json import whole_members
 from router.http.refusals import refuse
 from router.http.schema import (
     Nested,
@@ -110,7 +111,13 @@ class CustomFunction:
 
 
 def custom_text(call: ToolCall) -> str:
-    """Return the text of a custom tool's call; the raw arguments if they are malformed."""
+    """Return the text of a custom tool's call; the raw arguments if they are malformed.
+
+    Of a broken call it is the text so far.
+    """
+    if call.is_broken:
+        text = whole_members(call.arguments, cuts_text=True).get(CUSTOM_INPUT)
+        return text if isinstance(text, str) else ""
     try:
         arguments = parse_json(call.arguments)
     except RejectedError:

@@ -104,7 +104,11 @@ class InProcessClient:
                     first_s = self._now_s()
                 parts.add(event)
         whole, ended_s = parts.whole(), self._now_s()
-        calls = tuple(RequestedCall(c.name, read_arguments(c.arguments), c.id) for c in whole.calls)
+        calls = tuple(
+            RequestedCall(call.name, read_arguments(call.arguments), call.id)
+            for call in whole.calls
+            if not call.is_broken
+        )
         figures = _figures(
             opened.admitted,
             whole.finished.completion_tokens,

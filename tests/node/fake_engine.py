@@ -174,7 +174,7 @@ class FakeAnswer:
         self.ends.append(len(self.text))
         return AnswerDelta(text=f"{token} ")
 
-    def finish(self, *, stopped):
+    def finish(self, *, stopped, is_cut=False):
         return AnswerDelta()
 
 

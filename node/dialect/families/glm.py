@@ -5,7 +5,8 @@ import re
 from node.dialect.formats import Family, sign
 from node.dialect.tag_calls import TagFormat, tag_format
 
-CALL_PATTERN = re.compile(r"\s*(?P<name>[^\s<]+)(?=[\s<])")
+# A name that no tag follows is a word of a text about calls.
+CALL_PATTERN = re.compile(r"\A\s*(?P<name>[^\s<]+)(?=\s*<)")
 _TAGS = TagFormat(
     start="<tool_call>",
     call="NAME",

@@ -14,6 +14,7 @@ _TAGS = TagFormat(
     argument_end="</parameter>",
     call_end="</invoke>",
     end="</minimax:tool_call>",
+    has_lines=False,
     guesses=True,
     shares_section=True,
 )

@@ -101,7 +101,8 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         if answer.reasoning:
             output.append(shape.reasoning(fresh_name("rs_"), answer.reasoning))
         if answer.text.strip() or not answer.calls:
-            status = "incomplete" if is_cut else "completed"
+            # A cut answer with calls ended within the last one, so its text is whole.
+            status = "incomplete" if is_cut and not answer.calls else "completed"
             name = fresh_name("msg_")
             output.append(shape.message(name, answer.text, answer.logprobs, status))
         output += [shape.call(call) for call in answer.calls]

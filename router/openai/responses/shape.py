@@ -84,7 +84,7 @@ class ResponseShape:
         item = {
             "id": fresh_name("ctc_" if tool.is_custom else "fc_"),
             "type": kind,
-            "status": "completed",
+            "status": "incomplete" if call.is_broken else "completed",
             "call_id": call.id or fresh_name("call_"),
             "name": tool.name,
             **argument,

@@ -102,7 +102,7 @@ class ItemStream:
             yield from self._begin_call(call)
             assert self._call is not None, "just begun"
             yield self._argue(self._call, self._shape.call(call)[self._call.key])
-        yield from self._end_call("completed")
+        yield from self._end_call("incomplete" if call.is_broken else "completed")
 
     def _begin_call(self, call: ToolCall) -> Iterator[bytes]:
         yield from self.close()
@@ -135,7 +135,7 @@ class ItemStream:
     def close(self, *, is_cut: bool = False) -> Iterator[bytes]:
         """Close the open item, if any."""
         self._blank = ""
-        if self._call is not None:  # it was cut, or turned out to be no call
+        if self._call is not None:  # its node broke off
             yield from self._end_call("incomplete")
         if self._open is None:
             return

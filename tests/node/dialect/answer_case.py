@@ -22,3 +22,4 @@ class Case:
     broken: int = 0
     stop: tuple = ()
     stopped_by: str | None = None
+    begun: tuple = ()  # a broken call: its name, and the arguments as far as they were read

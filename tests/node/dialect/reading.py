@@ -28,6 +28,7 @@ class Read:
     text: str = ""
     reasoning: str = ""
     calls: list = field(default_factory=list)  # of names and arguments
+    begun: list = field(default_factory=list)  # broken calls: names and the text of arguments
     ids: list = field(default_factory=list)
     parts: dict = field(default_factory=dict)  # what was streamed of each call, by its id
     broken: int = 0
@@ -44,14 +45,15 @@ def marked_reader(family, tail="", stop=(), tools=TOOLS):
     return reader
 
 
-def read(reader, pieces):
+def read(reader, pieces, *, is_cut=False):
     made = Read()
     for piece in pieces:
         add(made, reader.feed(piece))
     if made.stopped_by is None:
-        add(made, reader.finish())
+        add(made, reader.finish(is_cut=is_cut))
     made.broken = reader.broken_calls
-    assert reader.has_calls == bool(made.calls)
+    assert reader.has_calls == bool(made.calls or made.begun)
+    assert len(made.parts) == len(made.ids), "every call that is streamed comes in whole"
     return made
 
 
@@ -62,7 +64,10 @@ def add(made: Read, shown: AnswerDelta) -> None:
         name, arguments = made.parts.get(part.id, ("", ""))
         made.parts[part.id] = (name + part.name, arguments + part.arguments)
     for call in shown.calls:
-        made.calls.append((call.name, json.loads(call.arguments)))
+        if call.is_broken:
+            made.begun.append((call.name, call.arguments))
+        else:
+            made.calls.append((call.name, json.loads(call.arguments)))
         made.ids.append(call.id)
         assert made.parts[call.id] == (call.name, call.arguments), "streamed as it is in whole"
     made.stopped_by = shown.stopped_by or made.stopped_by

@@ -46,9 +46,7 @@ CASES = {
     ),
     "cut call": (
         '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": ',
-        Read(
-            '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": ', broken=1
-        ),
+        Read(begun=[("look", '{"at": ')], broken=1),
     ),
     "cut name": (
         "<|channel|>commentary to=functions.lo",
@@ -70,9 +68,8 @@ def test_channels_are_read_the_same_however_they_come(name):
     seen = [read(HarmonyReader(("STOP",), TOOLS, "o"), pieces) for pieces in ways]
 
     first = seen[0]
-    assert (first.text, first.reasoning, first.calls) == (
-        wanted.text, wanted.reasoning, wanted.calls
-    )  # fmt: skip
+    assert (first.text, first.reasoning) == (wanted.text, wanted.reasoning)
+    assert (first.calls, first.begun) == (wanted.calls, wanted.begun)
     assert (first.broken, first.stopped_by) == (wanted.broken, wanted.stopped_by)
     assert all(each == first for each in seen[1:])
 
@@ -84,6 +81,22 @@ def test_a_copy_goes_on_by_itself(name):
     for char in says:
         ahead = deepcopy(reader, {id(TOOLS): TOOLS}).feed(char)
         assert ahead == reader.feed(char)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reader_begins_again_as_if_it_had_read_nothing(name):
+    says, _ = CASES[name]
+    reader, plain = (HarmonyReader(("STOP",), TOOLS, "o") for _ in range(2))
+    for said in (says, CALL, CALL[:-9]):
+        reader.begin(said)
+    reader.begin("")
+    plain.begin("")
+    assert read(reader, [says]) == read(plain, [says])
+
+
+def test_an_answer_cut_within_a_header_of_a_call_shows_no_markup():
+    seen = read(HarmonyReader((), TOOLS, "o"), list(CASES["cut name"][0]), is_cut=True)
+    assert (seen.text, seen.broken) == ("", 1)
 
 
 def test_arguments_are_streamed_before_their_end():

@@ -14,6 +14,8 @@ from tests.node.dialect.typed_answers import TYPED
 QWEN = (
     "<tool_call>\n<function=look>\n<parameter=at>\nthe sky\n</parameter>\n</function>\n</tool_call>"
 )
+SEED = "<seed:tool_call>\n<function=look>\n<parameter=at>the sky</parameter>\n</function>\n"
+SEED += "</seed:tool_call>"
 GLM = "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>the sky</arg_value>\n</tool_call>"
 JSON_BASH = r'{"command": "echo \"</tool_call>\"\n\tls {}", "timeout": 5}'
 JSON = '<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
@@ -41,6 +43,37 @@ CASES = {
     "json": Case(f"Let me look.\n{JSON}", "Let me look.", calls=(LOOK,)),
     "json behind a thought": Case(f"<think>\nHm\n</think>\n\n{JSON}\n", "", "Hm", (LOOK,)),
     "json in a thought": Case(f"<think>\nHm\n{JSON}", "", "Hm", (LOOK,)),
+    "two in a thought": Case(f"<think>\nHm\n{JSON}\n{JSON}\n", "", "Hm", (LOOK, LOOK)),
+    "json quoted in a thought": Case(
+        f"<think>\nHm\n{JSON}\n</think>\n\nYes.", "Yes.", f"Hm\n{JSON}"
+    ),
+    "json quoted within a thought": Case(
+        f"<think>{JSON} or so.\n</think>\n{JSON}", "", f"{JSON} or so.", (LOOK,)
+    ),
+    "a mark quoted in a thought": Case(
+        "<think>A <tool_call> is JSON.</think>Yes.", "Yes.", "A <tool_call> is JSON."
+    ),
+    "half a call quoted in a thought": Case(
+        '<think>\nI write <tool_call>{"name": "look</think>Yes.',
+        "Yes.",
+        'I write <tool_call>{"name": "look',
+    ),
+    "no call quoted in a thought": Case(
+        "<think>Hm <tool_call>x</tool_call>\n</think>Yes.",
+        "Yes.",
+        "Hm <tool_call>x</tool_call>",
+    ),
+    "a call quoted in an opened thought": Case(
+        f"{JSON}\n</think>\n{JSON}", "", JSON, (LOOK,), tail="<think>\n"
+    ),
+    "a thought that ends at once": Case(f"</think>\n\nYes. {JSON}", "Yes. ", calls=(LOOK,)),
+    "the end of a thought in the text": Case("Write </think> last.", "Write </think> last."),
+    "marks and quotes in a call in a thought": Case(
+        f'<think>Hm<tool_call>{{"name": "bash", "arguments": {JSON_BASH}}}</tool_call>',
+        "",
+        "Hm",
+        (BASH,),
+    ),
     "two json": Case(f"{JSON}\n{JSON}", calls=(LOOK, LOOK)),
     "json with text behind": Case(f"A\n\n{JSON}\nB", "A\n\nB", calls=(LOOK,)),
     "marks and quotes in json": Case(
@@ -68,13 +101,15 @@ CASES = {
     "no end mark": Case(JSON.removesuffix("\n</tool_call>"), calls=(LOOK,)),
     "cut json": Case(
         'Hm\n\n<tool_call>\n{"name": "look", "arguments": {"at": "the',
-        'Hm\n\n<tool_call>\n{"name": "look", "arguments": {"at": "the',
+        "Hm",
         broken=1,
+        begun=(("look", '{"at": "the'),),
     ),
     "broken json": Case(
         '<tool_call>{"name": "look", "arguments": {"at": }}</tool_call> Hm',
-        '<tool_call>{"name": "look", "arguments": {"at": }}</tool_call> Hm',
+        " Hm",
         broken=1,
+        begun=(("look", '{"at": }'),),
     ),
     "one good, one cut, in a list": Case(
         '<tool_call>[{"name": "now", "arguments": {}}, {"na',
@@ -85,7 +120,7 @@ CASES = {
     "no json": Case("<tool_call>look</tool_call>", "<tool_call>look</tool_call>", broken=1),
     "nothing": Case("<tool_call></tool_call>", "<tool_call></tool_call>", broken=1),
     "one good, one cut": Case(
-        f'{JSON}<tool_call>{{"name": "now"', '<tool_call>{"name": "now"', calls=(LOOK,), broken=1
+        f'{JSON}<tool_call>{{"name": "now"', calls=(LOOK,), broken=1, begun=(("now", ""),)
     ),
     "qwen3_coder": Case(f"Hm.\n\n{QWEN}", "Hm.", calls=(LOOK,), calls_as="qwen3_coder"),
     "qwen3_coder, two": Case(f"{QWEN}\n{QWEN}", calls=(LOOK, LOOK), calls_as="qwen3_coder"),
@@ -110,12 +145,13 @@ CASES = {
     ),
     "qwen3_coder, cut": Case(
         "Hm\n<tool_call>\n<function=look>\n<parameter=at>\nthe",
-        "Hm\n<tool_call>\n<function=look>\n<parameter=at>\nthe",
+        "Hm",
         calls_as="qwen3_coder",
         broken=1,
+        begun=(("look", '{"at": "the'),),
     ),
     "seed_oss": Case(
-        f"<seed:think>Hm</seed:think>{QWEN.replace('tool_call', 'seed:tool_call')}",
+        f"<seed:think>Hm</seed:think>{SEED}",
         "",
         "Hm",
         (LOOK,),
@@ -129,6 +165,9 @@ CASES = {
         calls=(BASH,),
         calls_as="glm",
     ),
+    "glm, a text about it": Case(
+        *2 * ("A <tool_call> has tags such as <arg_key>.",), calls_as="glm", broken=1
+    ),
     "glm, nothing to say": Case("<tool_call>now</tool_call>", calls=(NOW,), calls_as="glm"),
     "glm, unknown": Case(
         "<tool_call>go<arg_key>to</arg_key><arg_value>[1, 2]</arg_value></tool_call>",
@@ -137,9 +176,9 @@ CASES = {
     ),
     "glm, cut between": Case(
         "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value>",
-        "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value>",
         calls_as="glm",
         broken=1,
+        begun=(("look", '{"at": "x"'),),
     ),
     "minimax": Case(
         '<think>\nHm\n</think>\n\nSo.\n<minimax:tool_call>\n<invoke name="look">\n'
@@ -149,6 +188,17 @@ CASES = {
         "Hm",
         (LOOK, NOW),
         "minimax_m2",
+    ),
+    "minimax, lines kept": Case(
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">\na\n</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        calls=(("look", {"at": "\na\n"}),),
+        calls_as="minimax_m2",
+    ),
+    "seed_oss, lines kept": Case(
+        SEED.replace("the sky", "\na\n"),
+        calls=(("look", {"at": "\na\n"}),),
+        calls_as="seed_oss",
     ),
     "deepseek 3.2": Case(
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="bash">\n<｜DSML｜parameter '
@@ -208,9 +258,16 @@ CASES = {
     ),
     "mistral, cut": Case(
         '[TOOL_CALLS]look[ARGS]{"at": "the',
-        '[TOOL_CALLS]look[ARGS]{"at": "the',
         calls_as="mistral",
         broken=1,
+        begun=(("look", '{"at": "the'),),
+    ),
+    "mistral, its list cut": Case(
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "look", "arguments": {"at": "th',
+        calls=(NOW,),
+        calls_as="mistral",
+        broken=1,
+        begun=(("look", '{"at": "th'),),
     ),
     "granite": Case(
         '<|tool_call|>[{"name": "look", "arguments": {"at": "the sky"}}]',
@@ -263,7 +320,10 @@ CASES = {
         "apertus",
     ),
     "apertus, cut": Case(
-        *2 * ('<|tools_prefix|>[{"look": {"at": "the',), calls_as="apertus", broken=1
+        '<|tools_prefix|>[{"look": {"at": "the',
+        calls_as="apertus",
+        broken=1,
+        begun=(("look", '{"at": "the'),),
     ),
     "longcat's thought": Case(
         "<longcat_think>\nHm\n</longcat_think>\nYes.", "Yes.", "Hm", thoughts_as="longcat"
@@ -302,7 +362,30 @@ CASES = {
     "llama4": Case('[look(at="the sky"), now()]', calls=(LOOK, NOW), calls_as="llama4"),
     "llama4, a list": Case("[1] The sky.", "[1] The sky.", calls_as="llama4"),
     "llama4, a name": Case("[look] at that", "[look] at that", calls_as="llama4"),
-    "llama4, cut": Case("[look(at=", "[look(at=", calls_as="llama4"),
+    "llama4, cut": Case("[look(at=", calls_as="llama4", broken=1, begun=(("look", ""),)),
+    "llama4, second one cut": Case(
+        '[now(), bash(command="a, (b", timeout=[1',
+        calls=(NOW,),
+        calls_as="llama4",
+        broken=1,
+        begun=(("bash", '{"command": "a, (b"'),),
+    ),
+    "llama, cut": Case(
+        '{"name": "look", "parameters": {"at": "the sky"}, "x',
+        calls_as="llama",
+        broken=1,
+        begun=(("look", '{"at": "the sky"}'),),
+    ),
+    "llama, broken, with text behind": Case(
+        '{"name": "look", "parameters": {"at": "the sky"}, oh} no',
+        ", oh} no",
+        calls_as="llama",
+        broken=1,
+        begun=(("look", '{"at": "the sky"}'),),
+    ),
+    "a Python program": Case(
+        *2 * ('<|python_tag|>import os\nprint("look(")',), calls_as="llama", broken=1
+    ),
     "gemma": Case("```tool_code\nlook(at='the sky')\n```", calls=(LOOK,), calls_as="gemma"),
 }
 
@@ -323,11 +406,22 @@ def test_an_answer_is_read_the_same_however_it_comes(name):
     first = seen[0]
     assert (first.text, first.reasoning) == (case.text, case.reasoning)
     assert tuple(first.calls) == case.calls
+    assert tuple(first.begun) == case.begun
     assert (first.broken, first.stopped_by) == (case.broken, case.stopped_by)
     assert len(set(first.ids)) == len(first.ids)
     if case.ids is not None:
         assert tuple(first.ids) == case.ids
     assert all(each == first for each in seen[1:])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reader_begins_again_as_if_it_had_read_nothing(name):
+    case = CASES[name]
+    reader, plain = (marked_reader(family(case), case.tail, case.stop) for _ in range(2))
+    for said in (case.says, f"{JSON}<tool_call>", "<think>"):
+        reader.begin(said)
+    reader.begin(case.tail)
+    assert read(reader, [case.says]) == read(plain, [case.says])
 
 
 def test_every_format_has_a_case():

@@ -30,10 +30,16 @@ TYPED = {
         calls_as="gemma4",
     ),
     "gemma 4, cut in a text": Case(
-        *2 * ('<|tool_call>call:look{at:<|"|>the <',), calls_as="gemma4", broken=1
+        '<|tool_call>call:look{at:<|"|>the <',
+        calls_as="gemma4",
+        broken=1,
+        begun=(("look", '{"at": "the '),),
     ),
     "gemma 4, brackets that do not fit": Case(
-        *2 * ("<|tool_call>call:look{at:[1}]<tool_call|>",), calls_as="gemma4", broken=1
+        "<|tool_call>call:look{at:[1}]<tool_call|>",
+        calls_as="gemma4",
+        broken=1,
+        begun=(("look", '{"at": [1}]'),),
     ),
     "gemma 4, no call": Case(*2 * ("<|tool_call>hello<tool_call|>",), calls_as="gemma4", broken=1),
     "function gemma": Case(
@@ -63,7 +69,10 @@ TYPED = {
         calls_as="minicpm5",
     ),
     "minicpm, cut": Case(
-        *2 * ('<function name="look"><param name="at"><![CDATA[the',), calls_as="minicpm5", broken=1
+        '<function name="look"><param name="at"><![CDATA[the',
+        calls_as="minicpm5",
+        broken=1,
+        begun=(("look", '{"at": "the'),),
     ),
     "minicpm, a text of it": Case("A <function> is", "A <function> is", calls_as="minicpm5"),
     "kimi 3": Case(
@@ -92,14 +101,9 @@ TYPED = {
         calls_as="kimi_k3",
     ),
     "kimi 3, cut": Case(
-        *2
-        * (
-            (
-                '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|>'
-                '<|open|>argument key="at"'
-            ),
-        ),
+        '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="at"',
         calls_as="kimi_k3",
         broken=1,
+        begun=(("look", ""),),
     ),
 }

@@ -38,8 +38,8 @@ def calling(arguments, content="", call_id="call_4711"):
 
 def answer(tokenizer, messages, says, tools=None, **options):
     """Return what is shown of an answer, and whether it called; fed by its tokens."""
-    prompt = tokenizer.render(messages, tools, options)
-    made = Answer(tokenizer, prompt, (), tools)
+    prompt = tokenizer.rendered(messages, tools, options)
+    made = Answer(tokenizer, prompt.begun, (), tools)
     shown = [made.push(token) for token in tokenizer.encode(says).ids]
     shown.append(made.finish(stopped=False))
     calls = [call for each in shown for call in each.calls]

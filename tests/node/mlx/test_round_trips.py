@@ -109,8 +109,8 @@ def test_an_answer_that_is_sent_back_is_what_was_fed(tmp_path, name):
         + "{% endif %}"
     )
     model = chat_tokenizer(tmp_path, template, ("<think>", "</think>"), end="<|end|>")
-    prompt = model.render([USER], TOOLS, {})
-    answer = Answer(model, prompt, (), TOOLS, call_seed="operation-1")
+    prompt = model.rendered([USER], TOOLS, {})
+    answer = Answer(model, prompt.begun, (), TOOLS, call_seed="operation-1")
     shown = [answer.push(token) for token in model.encode(f"{says}<|end|>").ids]
     shown.append(answer.finish(stopped=False))
     calls = [call for each in shown for call in each.calls]
@@ -127,4 +127,4 @@ def test_an_answer_that_is_sent_back_is_what_was_fed(tmp_path, name):
 
     assert answer.text == f"{says}<|end|>"
     assert bool(calls) == (name != "text")
-    assert again.startswith(prompt.removesuffix("</think>") + f"{says}<|end|>")
+    assert again.startswith(prompt.text.removesuffix("</think>") + f"{says}<|end|>")

@@ -147,19 +147,29 @@ async def test_calls_are_streamed_while_they_are_written():
     assert stops == [0, 1, 2, 3, 4]
 
 
-async def test_a_call_that_is_cut_is_closed_before_its_text_follows():
+async def test_a_cut_call_is_shown_once_and_alike():
+    arguments = '{"at": "sky", "days": [1, 2], "why": "the'
     cut = [
-        *PARTS[:3],
-        Delta(3, '<tool_call>{"at": '),
+        *PARTS[:2],
+        *(ToolCallPart(2, "first", "", char) for char in arguments),
+        ToolCalls((ToolCall("look", arguments, "first", is_broken=True),)),
         Finished(FinishReason.LENGTH, 99, broken_calls=1),
     ]
     async with rig("a") as made:
         made["node-a"].does.events = cut
-        async with made.anthropic().messages.stream(**BODY, tools=TOOLS) as stream:
-            done = await stream.get_final_message()
+        client, body = made.anthropic(), {**BODY, "stream": True, "tools": TOOLS}
+        whole = await client.messages.create(**BODY, tools=TOOLS)
+        async with client.messages.stream(**BODY, tools=TOOLS) as stream:
+            streamed = await stream.get_final_message()
+        events = events_of(await made.http().post(PATH, json=body))
 
-    assert [block.type for block in done.content] == ["text", "tool_use", "text"]
-    assert done.stop_reason == "max_tokens"
+    for done in (whole, streamed):
+        assert [block.type for block in done.content] == ["text", "tool_use"]
+        assert done.content[1].input == {"at": "sky", "days": [1, 2]}
+        assert done.stop_reason == "max_tokens"
+    deltas = [data for name, data in events if name == "content_block_delta"]
+    kinds = {(data["index"], data["delta"]["type"]) for data in deltas}
+    assert kinds == {(0, "text_delta"), (1, "input_json_delta")}
 
 
 async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():

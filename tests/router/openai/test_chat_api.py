@@ -152,22 +152,28 @@ async def test_calls_are_streamed_while_they_are_written():
     ]  # fmt: skip
 
 
-async def test_a_call_that_was_cut_is_said_to_be_one():
+async def test_a_cut_call_is_shown_once_and_alike():
     async with rig("a") as made:
         made["node-a"].does.events = [
             ToolCallPart(0, "first", "look", '{"at": '),
-            Delta(1, '<tool_call>{"name": "look", "arguments": {"at": '),
+            ToolCallPart(1, "first", "", '"the'),
+            ToolCalls((ToolCall("look", '{"at": "the', "first", is_broken=True),)),
             Finished(FinishReason.LENGTH, 3, broken_calls=1),
         ]
         client = made.openai()
         done = await client.chat.completions.create(model=MODEL, messages=USER)
         stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
-        last = [chunk.choices[0] async for chunk in stream if chunk.choices][-1]
+        choices = [chunk.choices[0] async for chunk in stream if chunk.choices]
 
-    choice = done.choices[0]
-    assert choice.message.tool_calls is None
-    assert choice.message.content.startswith("<tool_call>")
-    for each in (choice, last):
+    whole, last = done.choices[0], choices[-1]
+    (call,) = whole.message.tool_calls
+    parts = [part for choice in choices for part in choice.delta.tool_calls or ()]
+    assert (call.id, call.function.arguments) == ("first", '{"at": "the')
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert {part.index for part in parts} == {0}
+    assert whole.message.content is None
+    assert not any(choice.delta.content for choice in choices)
+    for each in (whole, last):
         assert (each.finish_reason, each.macfabric) == ("length", {"broken_tool_calls": 1})
 
 

@@ -62,13 +62,48 @@ async def test_calls_are_streamed_while_they_are_written():
 async def test_a_call_that_is_cut_is_incomplete():
     cut = [
         *PARTS[:3],
-        Delta(3, '<tool_call>{"at": '),
+        ToolCalls((ToolCall("look", '{"at": ', "first", is_broken=True),)),
         Finished(FinishReason.LENGTH, 4, broken_calls=1),
     ]
     async with rig("a") as made:
         found = await events(made, cut)
+        whole = (await made.http().post("/v1/responses", json={**BODY, "stream": False})).json()
 
-    output = found[-1]["response"]["output"]
-    assert [item["type"] for item in output] == ["message", "function_call", "message"]
-    assert (output[1]["arguments"], output[1]["status"]) == ('{"at": ', "incomplete")
     assert found[-1]["type"] == "response.incomplete"
+    for response in (found[-1]["response"], whole):
+        output = response["output"]
+        assert response["status"] == "incomplete"
+        assert [(each["type"], each["status"]) for each in output] == [
+            ("message", "completed"), ("function_call", "incomplete"),
+        ]  # fmt: skip
+        assert (output[1]["arguments"], output[1]["call_id"]) == ('{"at": ', "first")
+
+
+async def test_a_cut_call_of_a_custom_tool_has_its_text_so_far():
+    cut = [
+        ToolCallPart(4, "second", "patch", '{"input": "a\\nb'),
+        ToolCalls((ToolCall("patch", '{"input": "a\\nb', "second", is_broken=True),)),
+        Finished(FinishReason.LENGTH, 4, broken_calls=1),
+    ]
+    async with rig("a") as made:
+        found = await events(made, cut)
+        whole = (await made.http().post("/v1/responses", json={**BODY, "stream": False})).json()
+
+    for response in (found[-1]["response"], whole):
+        (item,) = response["output"]
+        assert (item["type"], item["status"]) == ("custom_tool_call", "incomplete")
+        assert item["input"] == "a\nb"
+
+
+async def test_calls_that_come_at_once_are_all_complete():
+    at_once = [
+        ToolCallPart(1, "first", "look", "{}"),
+        ToolCalls((ToolCall("look", "{}", "first"),)),
+        ToolCallPart(1, "second", "look", "{}"),
+        ToolCalls((ToolCall("look", "{}", "second"),)),
+        Finished(FinishReason.TOOL_CALLS, 2),
+    ]
+    async with rig("a") as made:
+        found = await events(made, at_once)
+    output = found[-1]["response"]["output"]
+    assert [item["status"] for item in output] == ["completed", "completed"]

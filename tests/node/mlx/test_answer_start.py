@@ -1,0 +1,109 @@
+"""An answer is read from where the template opened it, whatever the conversation contains."""
+
+import json
+
+import pytest
+
+from node.mlx.answer import Answer
+from tests.support.call_shapes import CALL_SHAPES, CallShape
+from tests.support.chat_models import chat_tokenizer
+
+TOOL = {
+    "name": "read",
+    "description": "Read.",
+    "parameters": {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}},
+        "required": ["path"],
+    },
+}
+TOOLS = [{"type": "function", "function": TOOL}]
+READ = ("read", {"path": "a b", "lines": 3})
+USER = {"role": "user", "content": "What is in it?"}
+
+
+def called(result):
+    """Return a conversation whose last message is the result of a call."""
+    function = {"name": READ[0], "arguments": READ[1]}
+    uses = [{"type": "function", "id": "abcdefghi", "function": function}]
+    return [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": uses},
+        {"role": "tool", "name": "read", "tool_call_id": "abcdefghi", "content": result},
+    ]
+
+
+def hostile_results(shape: CallShape):
+    """Return results that contain what their family writes into answers and prompts."""
+    call = shape.calls(READ)
+    yield from (call, call[: len(call) // 2], shape.thinks("Hm", after_result=False))
+    yield from (shape.thought[0], shape.thought[1], shape.end, "".join(shape.specials))
+
+
+def states(shape: CallShape):
+    yield "first", [USER], False
+    yield "after a result", called("text"), True
+    for number, result in enumerate(hostile_results(shape)):
+        yield f"after a hostile result {number}", called(result), True
+
+
+@pytest.fixture(params=CALL_SHAPES)
+def shape(request):
+    return CALL_SHAPES[request.param]
+
+
+@pytest.fixture
+def model(shape, tmp_path):
+    return chat_tokenizer(tmp_path, shape.template, shape.specials, end=shape.end)
+
+
+def answer(model, messages, says, **choice):
+    """Return what is shown of an answer that the model ends itself."""
+    prompt = model.rendered(messages, TOOLS, {})
+    assert prompt.text.endswith(prompt.begun)
+    made = Answer(model, prompt.begun, (), TOOLS, **choice)
+    shown = [made.push(token) for token in model.encode(says).ids]
+    shown.append(made.finish(stopped=False))
+    text = "".join(each.text for each in shown)
+    thought = "".join(each.reasoning for each in shown)
+    calls = [(c.name, json.loads(c.arguments)) for each in shown for c in each.calls]
+    assert made.has_calls == bool(calls)
+    return text, thought, calls
+
+
+def spoken(shape: CallShape, text: str) -> str:
+    if shape.name == "harmony":
+        return f"<|start|>assistant<|channel|>final<|message|>{text}"
+    return text
+
+
+def test_text_behind_a_result_is_text(shape, model):
+    for name, messages, after_result in states(shape):
+        said = spoken(shape, "It is *x*.") + shape.end
+        if shape.opens[after_result]:
+            said = shape.thinks("Hm.", after_result=after_result) + said
+        text, _, calls = answer(model, messages, said)
+        assert (text, calls) == ("It is *x*.", []), name
+
+
+def test_thoughts_and_calls_behind_a_result_are_such(shape, model):
+    for name, messages, after_result in states(shape):
+        thinks = shape.thinks("Hm.", after_result=after_result)
+        says = thinks + shape.calls(READ) + shape.end
+        assert answer(model, messages, says) == ("", "Hm.", [READ]), name
+
+
+def test_a_call_quoted_in_a_thought_is_a_part_of_it(shape, model):
+    if shape.name == "harmony":  # its calls are messages of their own
+        pytest.skip("thoughts of this format hold no calls")
+    quote = f"So: {shape.calls(READ)} I think."
+    for name, messages, after_result in states(shape):
+        says = shape.thinks(quote, after_result=after_result) + "Yes." + shape.end
+        assert answer(model, messages, says) == ("Yes.", quote, []), name
+
+
+def test_several_calls_are_all_read(shape, model):
+    other = ("read", {"path": "\n c\n"})
+    thinks = shape.thinks("Hm.", after_result=True)
+    says = thinks + shape.calls(READ, other) + shape.end
+    assert answer(model, called("text"), says)[2] == [READ, other]
