@@ -55,9 +55,8 @@ class SharedPrefixTarget:
             try:
                 return await self._take(call, record)
             finally:
-                await self.cleanup.release_pins(
-                    call.migration, ()
-                )  # the lease holds its blocks now
+                # The lease holds its blocks now.
+                await self.cleanup.release_pins(call.migration, ())
 
     async def give_back(self, call: ReturnSpans) -> Done:
         """End the leases that came from an agent, since it has become private."""

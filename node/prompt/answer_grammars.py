@@ -219,9 +219,8 @@ class AnswerGrammars:
             task.exception()  # mark it as seen: perhaps no turn waits any more
 
     async def _compile(self, compile_: Callable[[], Grammar]) -> Grammar:
-        await self._run(
-            self.compiler.vocabulary
-        )  # slow only once, and not counted against this grammar
+        # Slow only once, and not counted against this grammar.
+        await self._run(self.compiler.vocabulary)
         try:
             async with asyncio.timeout(GRAMMAR_COMPILE_S):
                 return await self._run(compile_)

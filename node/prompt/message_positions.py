@@ -26,9 +26,8 @@ def positions_after(
     if request.resume is not None:
         if before is None or request.extends or not prompt.sent:
             return before
-        positions = MessagePositions(
-            before.messages[: len(prompt.sent)]
-        )  # without the begun answer
+        # Without the begun answer.
+        positions = MessagePositions(before.messages[: len(prompt.sent)])
     elif request.extends:
         return before.edited(edits_of(prompt.matched)) if before is not None else None
     if positions is None or not answer:

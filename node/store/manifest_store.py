@@ -50,13 +50,11 @@ class ManifestStore:
         self._erased = erased
         self._disk = disk
         self._cluster_key = cluster_key
-        self._lock = (
-            threading.Lock()
-        )  # also serializes writes, so that the later of two records stays
+        # Also serializes writes, so that the later of two records stays.
+        self._lock = threading.Lock()
         self._versions: dict[str, Version] = {}
-        self._doubtful: dict[
-            str, bytes | None
-        ] = {}  # the records to write back; None: remove the file
+        # The records to write back; None: remove the file.
+        self._doubtful: dict[str, bytes | None] = {}
         self.lost_count = 0
         self.erased_count = 0  # removed when they were loaded
 

@@ -16,9 +16,8 @@ from node.net.link_reservations import LinkBook
 from node.net.peer import FetchTimeouts
 
 LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is a fallback
-PROGRESS_BYTES: Final = (
-    64 * KIB
-)  # fewer do not count: a peer must not stall a fetch by single bytes
+# Fewer do not count: a peer must not stall a fetch by single bytes.
+PROGRESS_BYTES: Final = 64 * KIB
 MEASURED_BYTES_MIN: Final = 1 * MIB  # fewer say more about buffers than about the link
 OBSERVE_S: Final = 2.0
 _BRISK_S: Final = 0.02

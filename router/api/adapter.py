@@ -37,14 +37,12 @@ class ApiRequest:
     priority: Priority
     prefetch: tuple[AgentId, ...]  # agents whose turns are expected next
     retain_s: float = field(default=0.0, kw_only=True)  # how long the client expects to come back
-    ignored: tuple[str, ...] = field(
-        default=(), kw_only=True
-    )  # fields without effect on this server
+    # Fields without effect on this server.
+    ignored: tuple[str, ...] = field(default=(), kw_only=True)
     batch: AnswerBatch | None = field(default=None, kw_only=True)
     edits: EditOptions = field(default=AS_CONFIGURED, kw_only=True)
-    own_edits: tuple[CountedEdit, ...] = field(
-        default=(), kw_only=True
-    )  # of the dialect's own fields
+    # Of the dialect's own fields.
+    own_edits: tuple[CountedEdit, ...] = field(default=(), kw_only=True)
     is_whole_conversation: bool = field(default=True, kw_only=True)  # False: nothing to edit
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
 

@@ -142,9 +142,8 @@ class Supervisor:
     _began_s: float = field(default_factory=time.monotonic)
     _ended: dict[str, list[float]] = field(default_factory=dict)
     _router_started: bool = False
-    _held_back: dict[str, float] = field(
-        default_factory=dict
-    )  # ended processes, and when each may start again
+    # Ended processes, and when each may start again.
+    _held_back: dict[str, float] = field(default_factory=dict)
     _first_failure: str | None = None  # of this start: later failures follow from it
     _start_phases: dict[str, str] = field(default_factory=dict)  # of nodes that are starting
     _watch: StartWatch | None = None

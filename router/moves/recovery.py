@@ -50,9 +50,8 @@ class Recovery:
             owner = self._fleet.directory.owner(key)
             member = self._fleet.membership.find(owner.node) if owner else None
             if member and owner and owner.state is OwnerState.SEALED:
-                await self._fleet.membership.heartbeat(
-                    member
-                )  # its state may have changed by itself
+                # Its state may have changed by itself.
+                await self._fleet.membership.heartbeat(member)
                 owner = self._fleet.directory.owner(key)
             if owner and owner.state is OwnerState.SEALED:
                 await self._resume(key, owner)
