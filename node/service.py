@@ -150,10 +150,8 @@ class NodeService:
         )
         for each in (*beside, self._encryption, self._power):
             self._loop.call_soon_threadsafe(each.start)
-        links, fingerprint = (
-            self._config.settings.encrypt_links,
-            node.resources.identity.fingerprint,
-        )
+        links = self._config.settings.encrypt_links
+        fingerprint = node.resources.identity.fingerprint
         caller = Caller(self._config.name, self._config.cluster_key, fingerprint, links)
         self._prober = LinkProber(
             node.links, caller.measure, node.resources.clock, node.resources.transfers.follow
@@ -195,10 +193,8 @@ class NodeService:
 
     async def _measure_prefill(self) -> None:
         node = self.node
-        tokenizer, context_tokens_max = (
-            node.resources.tokenizer,
-            node.resources.identity.model.context_tokens_max,
-        )
+        tokenizer = node.resources.tokenizer
+        context_tokens_max = node.resources.identity.model.context_tokens_max
         tokens = await node.resources.workers.run(
             lambda: trial_tokens(lambda text: tokenizer.encode(text).ids, context_tokens_max)
         )

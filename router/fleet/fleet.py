@@ -53,10 +53,8 @@ class NodeWatch:
 
     def _look_at_links(self, member: Member) -> None:
         assert member.view is not None, "it has answered"
-        published, rates = (
-            self._rates.get(member.name, {}),
-            dict[tuple[NodeName, LinkKind], float](),
-        )
+        published = self._rates.get(member.name, {})
+        rates = dict[tuple[NodeName, LinkKind], float]()
         for (peer, kind), link in best_by_kind(member.view.links).items():
             rate, last = link.bytes_per_s, published.get((peer, kind))
             if rate is None:

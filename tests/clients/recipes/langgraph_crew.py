@@ -25,10 +25,8 @@ def member(name, hears):
     model = ChatOpenAI(base_url=f"{URL}/v1", api_key="any", model=MODEL, default_headers=me)
 
     def speak(talks):
-        system, heard = (
-            SystemMessage(f"{DOCUMENT}\nYou are the {name}."),
-            HumanMessage(hears(talks)),
-        )
+        system = SystemMessage(f"{DOCUMENT}\nYou are the {name}.")
+        heard = HumanMessage(hears(talks))
         return {name: [heard, model.invoke([system, *talks[name], heard])]}
 
     return name, speak

@@ -161,10 +161,8 @@ class Caches:
     def __init__(self, service, monkeypatch):
         self.peak_bytes = self.made = 0
         self._alive = weakref.WeakSet()
-        engine, scheduler = (
-            service.node.resources.engine.engine,
-            service.node.resources.engine._scheduler,
-        )
+        engine = service.node.resources.engine.engine
+        scheduler = service.node.resources.engine._scheduler
         new_cache, iterate = engine.new_cache, scheduler.iterate
 
         def counting(tokens):

@@ -143,10 +143,8 @@ def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
 def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
-    budget, least = (
-        node.node.resources.engine.budget,
-        node.node.resources.identity.spec.resident_bytes(1),
-    )
+    budget = node.node.resources.engine.budget
+    least = node.node.resources.identity.spec.resident_bytes(1)
     if is_begun:
         extend(node, move, beginning(record)).result(HANG_S)
         arrival = node.node.moves.incoming.get(move).warm
@@ -162,10 +160,8 @@ def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
 
 def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
     ask(node, PROMPT + "it was warm.", agent="idle", max_tokens=4)
-    agent, budget = (
-        node.node.resources.table.get((TENANT, AgentId("idle"))),
-        node.node.resources.engine.budget,
-    )
+    agent = node.node.resources.table.get((TENANT, AgentId("idle")))
+    budget = node.node.resources.engine.budget
     others = Reservation(budget)
     others.count(budget.claimable_bytes - budget.idle_bytes)
     try:

@@ -113,10 +113,8 @@ class Zeros:
 
 
 def test_others_may_pass_once_before_each_slice(ends):
-    payload, part = (
-        Zeros(900 * KIB),
-        FetchPart(b"h" * 32, b"c" * 16, 0, 900 * KIB),
-    )
+    payload = Zeros(900 * KIB)
+    part = FetchPart(b"h" * 32, b"c" * 16, 0, 900 * KIB)
     passed = []
     receiving = threading.Thread(target=receive_slices, args=(ends[1], part.length, 3))
     receiving.start()

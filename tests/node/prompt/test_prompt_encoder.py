@@ -106,10 +106,8 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
     service, make, piece, monkeypatch
 ):
     text = piece * (4 * MIB // len(piece.encode()))
-    encoded_chars, agents_count = (
-        count_encoded(service, monkeypatch),
-        len(service.node.resources.table),
-    )
+    encoded_chars = count_encoded(service, monkeypatch)
+    agents_count = len(service.node.resources.table)
     error = refused(service, make(text))
 
     assert (error.status, error.code) == (400, "context_length_exceeded")

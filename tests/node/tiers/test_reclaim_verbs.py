@@ -278,10 +278,8 @@ def test_an_erasure_says_what_went_and_what_others_keep(model, tmp_path):
     operations = iter("123")
 
     def erased(service, name):
-        operation, now_s = (
-            OperationId(f"erase-000{next(operations)}"),
-            service.node.resources.clock.wall_s(),
-        )
+        operation = OperationId(f"erase-000{next(operations)}")
+        now_s = service.node.resources.clock.wall_s()
         call_ = EraseAgent(TENANT, AgentId(name), 1_001, operation, now_s)
         return call(service, call_, EraseReceipt)
 
