@@ -100,11 +100,11 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HandedOn:
+class PausedAnswer:
     """An answer that stopped between two tokens; no other turn begins until it is resumed."""
 
     epoch: int  # of the agent; at a different epoch, another node resumes the answer
-    taken_up: asyncio.Event = field(default_factory=asyncio.Event)
+    is_resumed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @of_one_loop
@@ -128,7 +128,7 @@ class Agent:
     waiting_count: int = 0  # turns that wait for the lock, without other operations
     turn: LiveTurn | None = None  # the running one
     outgoing: OutgoingMove = field(init=False)
-    handed_on: HandedOn | None = None  # its interrupted answer, if this node resumes it
+    paused_answer: PausedAnswer | None = None  # its interrupted answer, if this node resumes it
     loading: Loading | None = None  # prefetch of its cache from disk
 
     def __post_init__(self) -> None:
@@ -167,9 +167,9 @@ class Agent:
 
     def take_up(self) -> None:
         """Note that the interrupted answer was resumed or is no longer wanted."""
-        if self.handed_on is not None:
-            self.handed_on.taken_up.set()
-            self.handed_on = None
+        if self.paused_answer is not None:
+            self.paused_answer.is_resumed.set()
+            self.paused_answer = None
 
     @property
     def is_unsaved(self) -> bool:

@@ -20,7 +20,7 @@ from fabric.record.lenders import Lender
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import continues_sketch
-from node.agents.agent import Agent, HandedOn
+from node.agents.agent import Agent, PausedAnswer
 from node.agents.agent_table import AgentTable
 from node.engine.moving_streams import MovingStreams
 from node.limits import AGENT_TURNS_WAITING_MAX
@@ -65,7 +65,7 @@ class Claims:
             try:
                 await self._own(agent, request.epoch, request.erased_epoch)
                 self._keep_private(agent, request)
-                before = agent.handed_on
+                before = agent.paused_answer
                 if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
                     agent.take_up()
                     yield agent
@@ -77,7 +77,7 @@ class Claims:
                 elif self.table.get(agent.key) is agent:
                     self.table.use.retain(agent.key, request.retain_s)
                 self.hot.drop_resident()
-            await _let_go_on(agent, before)
+            await _await_resumption(agent, before)
 
     def _sibling(self, request: GenerateRequest) -> Agent:
         """Return a temporary agent for a turn that is not kept, with the edited cache of `beside`.
@@ -259,13 +259,13 @@ class Claims:
             self.table.put(agent)
 
 
-async def _let_go_on(agent: Agent, before: HandedOn) -> None:
+async def _await_resumption(agent: Agent, before: PausedAnswer) -> None:
     """Wait until an answer that its client has read in part is resumed."""
     agent.waiting_count += 1
     try:
-        await asyncio.wait_for(before.taken_up.wait(), TAKE_UP_WAIT_S)
+        await asyncio.wait_for(before.is_resumed.wait(), TAKE_UP_WAIT_S)
     except TimeoutError:  # its client has left
-        if agent.handed_on is before:
+        if agent.paused_answer is before:
             agent.take_up()
     finally:
         agent.waiting_count -= 1

@@ -16,7 +16,7 @@ from fabric.ids import MigrationId
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import Event, Failed, Finished, GenerateRequest, HandedOver
-from node.agents.agent import HandedOn
+from node.agents.agent import PausedAnswer
 from node.agents.outgoing import OutgoingMove
 from node.engine.sequence import Sequence
 from node.limits import STREAM_EVENTS_MAX
@@ -171,5 +171,5 @@ class Turn:
             finally:
                 agent.turn = self._decoding = None
             if isinstance(last, HandedOver) and last.resume is not None:
-                agent.handed_on = HandedOn(agent.manifest.epoch)
+                agent.paused_answer = PausedAnswer(agent.manifest.epoch)
             return last
