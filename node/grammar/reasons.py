@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 _Reason = str | Callable[[re.Match[str]], str]
-_PLACE: Final = re.compile(r"(?:\bat )?\b(\d+)\((\d+)\):")
+_PLACE: Final = re.compile(r"(?:at )?(\d+)\((\d+)\):")
+_QUOTED_LINE: Final = re.compile(r" \d+ \| ")  # of the grammar, which follows the error
 _WRITTEN_PLACE: Final = re.compile(r"\bline \d+, column \d+: ")
 _NO_VALUE: Final = "no value fits the schema"
 _TOO_MUCH: Final = "it allows too much at one place: use fewer optional properties or repetitions"
@@ -43,7 +44,7 @@ _REGEX_DETAILS: Final = (
 # Patterns of the compiler's errors, in the order of trial, and what they mean.
 _MEANINGS: Final[tuple[tuple[str, _Reason], ...]] = (
     (r"Unimplemented keys: \[(.*)\]", _keywords),
-    ("coerce_one_of", "alternatives of `oneOf` overlap: use `anyOf`, or exclude each other"),
+    ("oneOf constraints", "alternatives of `oneOf` overlap: use `anyOf`, or exclude each other"),
     (r"Unknown format: (.{1,64})", lambda m: f"the string format {m[1]!r} is not supported"),
     ("NoExtensionBias", "a rule or `$ref` leads back to itself, so it allows no value"),
     (r"Pointer '(.{1,100}?)'", lambda m: f"`$ref` points to {m[1]!r}, which the schema lacks"),
@@ -84,9 +85,9 @@ _UNKNOWN: Final = "a part of it is not supported"
 def client_reason(error: str) -> str:
     """Return a compiler's error in our words, with the line and column if it names them."""
     flat = " ".join(error.split())
-    place = _PLACE.search(flat)
+    place = _PLACE.match(flat)
     where = f"line {place[1]}, column {place[2]}: " if place else ""
-    flat = flat.partition(" 1 | ")[0]
+    flat = _QUOTED_LINE.split(flat)[0]
     for pattern, meaning in _MEANINGS:
         found = re.search(pattern, flat)
         if found is not None:

@@ -26,6 +26,7 @@ _NOUNS: Final = {
     "document": "document",
     "image_generation_call": "image",
 }
+_THOUGHTS: Final = ("thinking", "redacted_thinking", "reasoning")  # templates drop old ones
 _NAMES: Final = ("title", "filename", "name", "file_id")  # of a file
 _INPUTS: Final = ("input", "action", "arguments", "queries", "query", "code", "operation")
 # Fields of results that hold text, or more parts, in the order in which they are read.
@@ -119,6 +120,8 @@ def other_content(body: Mapping[str, Any]) -> OtherContent:
     ignored = header_word(kind)
     if kind in _NOUNS:
         return _media(body, kind, ignored)
+    if kind in _THOUGHTS:
+        return OtherContent("", ignored)
     if kind == "search_result":
         return OtherContent(_readable(body), "")
     if kind == "tool_reference":

@@ -7,6 +7,9 @@ import pytest
 from fabric.errors import RejectedError
 from fabric.turn.answer_constraints import OutputKind
 from fabric.turn.schema_keywords import ANNOTATIONS, ENFORCED, FORMATS, unenforced_keywords
+from node.dialect.call_grammar import json_arguments
+from node.dialect.tool_schema import ToolSpec
+from node.grammar.expression import row
 from node.grammar.reasons import client_reason, without_place
 from tests.support.formats import lark, regex, schema
 from tests.support.random_walk import walker
@@ -65,8 +68,26 @@ def test_a_refused_format_has_a_reason_in_our_words(output, reason):
         assert "line 1" not in message, "of a grammar that the client did not write"
 
 
+@pytest.mark.parametrize(
+    ("schema_", "reason"),
+    [
+        ({**TEXT, "pattern": "(?=a)b"}, "look-ahead and look-behind are not supported"),
+        ({"oneOf": [TEXT, {**TEXT, "maxLength": 3}]}, "alternatives of `oneOf` overlap"),
+        ({**TEXT, "format": "password"}, "the string format 'password' is not supported"),
+    ],
+)
+def test_the_reason_is_not_taken_from_the_grammar_that_the_compiler_quotes(schema_, reason):
+    parameters = {**OBJECT, "properties": {"path": schema_}}
+    tool = ToolSpec("read_file", parameters, is_strict=True)
+    expression = row("<tool_call>\n", json_arguments(tool))
+    with pytest.raises(RejectedError) as caught:
+        walker().compiler.compile_expression(expression)
+    assert reason in caught.value.message
+    assert not FOREIGN.search(caught.value.message)
+
+
 def test_an_error_of_the_compiler_that_is_new_has_a_reason_too():
-    assert client_reason("Flux capacitor (NoCapacitor) at 3(14): gone 1 | start") == (
+    assert client_reason("at 3(14): (NoCapacitor) gone 2 | start: not supported") == (
         "line 3, column 14: a part of it is not supported"
     )
     assert without_place("tools: line 3, column 14: gone") == "tools: gone"

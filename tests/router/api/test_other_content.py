@@ -258,6 +258,12 @@ def test_an_item_alone_is_a_conversation():
         assert message["content"].strip() == text.strip()
 
 
+def test_a_thought_among_the_parts_of_an_answer_is_left_out():
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    content, ignored = chat(thought, "assistant")
+    assert (content, ignored) == ("See:", ("thinking",))
+
+
 def test_placeholders_are_short_whatever_names_and_inputs_are():
     long = "word " * 5_000
     blocks = [
