@@ -9,7 +9,7 @@ The names of tool and reasoning parsers that settings accept are those of
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -98,6 +98,21 @@ class KvBits:
     latent: int = 8  # 4 bits cost a latent 20x the error of 8 (ARCHITECTURE.md)
 
 
+UNLIMITED: Final = -1  # as a number of tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EffortBudgets:
+    """Tokens of thought that an effort allows; -1: no limit. `none` always allows none."""
+
+    minimal: int = 512
+    low: int = 1_024
+    medium: int = 8_192
+    high: int = 24_576
+    xhigh: int = UNLIMITED
+    max: int = UNLIMITED
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Budgets and policies of every node."""
@@ -119,6 +134,8 @@ class NodeSettings:
     strict_template: bool = False  # messages that a template refuses are refused, not folded
     tool_parser: str = AUTO  # of the model's calls: a format's name, "auto" or "none"
     reasoning_parser: str = AUTO  # of its thoughts, likewise
+    thinking_budget: int = UNLIMITED  # tokens of thought, unless a request has its own budget
+    effort_budgets: EffortBudgets = field(default_factory=EffortBudgets)
     encrypt_at_rest: bool = False  # with a key derived from the cluster key; costs a copy per read
     encrypt_links: str = AUTO  # between nodes: "always", "never", or "auto": not over Thunderbolt
     durability: str = "full"  # of a publish: "full", "barrier" or "none"
@@ -353,6 +370,12 @@ def _node_rules(node: NodeSettings) -> Iterator[tuple[bool, str, str]]:
                  "edit_recomputed_tokens", "span_recomputed_tokens"):  # fmt: skip
         yield getattr(node, name) >= 0, f"node.{name}", "must not be negative"
     yield 0 <= node.pin_share <= PIN_SHARE_MAX, "node.pin_share", f"must be 0-{PIN_SHARE_MAX}"
+    budgets = node.effort_budgets
+    for name in (each.name for each in fields(budgets)):
+        is_budget = getattr(budgets, name) >= UNLIMITED
+        yield is_budget, f"node.effort_budgets.{name}", "must be at least 0, or -1 for no limit"
+    is_budget = node.thinking_budget >= UNLIMITED
+    yield is_budget, "node.thinking_budget", "must be at least 0, or -1 for no limit"
     active, waiting = ACTIVE_SEQUENCES_MAX, WAITING_REQUESTS_MAX
     yield 1 <= node.active_max <= active, "node.active_max", f"must be 1-{active}"
     yield 1 <= node.waiting_max <= waiting, "node.waiting_max", f"must be 1-{waiting}"

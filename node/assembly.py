@@ -21,6 +21,7 @@ from node.migration.source import MoveSource
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.thought_budget import ThoughtBudgets
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
 from node.node import AgentCommands, Background, Moves, Node, NodeResources, Tiers
@@ -251,7 +252,8 @@ def _turns(
     table, store, hot = resources.table, resources.store, tiers.hot
     encoder = PromptEncoder(identity, tokenizer, PromptBoundaries(tokenizer))
     grammars = _grammars(identity, tokenizer)
-    prompts = PromptPipeline(tokenizer, encoder, EncoderThreads(), grammars, store.salt)
+    budgets = ThoughtBudgets(tokenizer, identity.settings)
+    prompts = PromptPipeline(tokenizer, encoder, EncoderThreads(), grammars, store.salt, budgets)
     claims = Claims(
         table,
         tiers.budget,

@@ -82,6 +82,7 @@ GRAMMARS_KEPT_MAX: Final = 64  # compiled, of one node; a few MB each at most
 GRAMMAR_MASK_S: Final = 2.0  # for one token's mask, after which its answer fails
 LINE_ENDS_BEHIND_THOUGHT_MAX: Final = 2  # before what a format prescribes: as models write them
 FORMAT_REASON_CHARS_MAX: Final = 400  # of a compiler's words about what it does not take
+CUT_CHARACTER_TOKENS_MAX: Final = 4  # that a thought's last one may have: one for each byte
 THOUGHT_TAIL_CHARS: Final = 256  # looked through for the marker that ends a thought
 
 # Engine

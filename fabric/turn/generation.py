@@ -65,6 +65,14 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """Limit of an answer's thoughts, as the client gave it: tokens, or an effort."""
+
+    tokens: int | None = None  # of all its thoughts together; None: by the effort
+    effort: str | None = None  # none, minimal, low, …: the node knows how many tokens that is
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters; temperature 0 is greedy."""
 
@@ -82,6 +90,8 @@ class Sampling:
     presence_penalty: float = 0.0
     ignore_eos: bool = False  # benchmarks only
     output: OutputFormat | None = None  # None: any text
+    # None: by the node's settings; nodes of older versions read requests without it.
+    thoughts: ThoughtLimit | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)

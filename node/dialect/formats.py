@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from typing import Any, Protocol
 
 from fabric.turn.answer_constraints import CallChoice
@@ -59,6 +59,17 @@ class ThoughtFormat:
     start: str
     end: str
     signs: tuple[TemplateSign, ...] = ()
+    # White space behind the start, before the end and behind it, unless the template shows its own.
+    spacing: tuple[str, str, str] = ("", "", "")
+
+
+class ThoughtStage(Enum):
+    """Where an answer is: in a thought, where one may begin, or elsewhere."""
+
+    THOUGHT = auto()
+    CALL = auto()  # within a thought, which may be more than a quote
+    OPEN = auto()
+    ELSEWHERE = auto()
 
 
 class AnswerReader(Protocol):
@@ -71,6 +82,9 @@ class AnswerReader(Protocol):
     def has_calls(self) -> bool:
         """Whether calls were shown to their end, whole or broken."""
         ...
+
+    @property
+    def stage(self) -> ThoughtStage: ...
 
     def begin(self, begun: str) -> None:
         """Start an answer that the prompt has begun; nothing of an earlier one is left."""
@@ -95,6 +109,8 @@ class MessageFormat:
     grammar: CallGrammar
     thought_marks: ThoughtMarks
     efforts: Mapping[str, str]  # `reasoning_effort` of other families → the nearest known here
+    thought_end: str  # ends a thought, and begins the header of a message that is none
+    other_parts: tuple[str, ...]  # what then may follow: first a text's, then a call's
     signs: tuple[TemplateSign, ...] = ()
 
 

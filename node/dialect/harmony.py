@@ -11,6 +11,7 @@ from typing import Any, Final
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from node.dialect.answer_delta import AnswerDelta, CallCollector
 from node.dialect.call_reader import CallReader
+from node.dialect.formats import ThoughtStage
 from node.dialect.json_calls import HeaderCallReader
 from node.dialect.text_filters import StopStrings, compile_marks
 
@@ -70,6 +71,15 @@ class HarmonyReader:
     @property
     def has_calls(self) -> bool:
         return self._collector.ended_count > 0
+
+    @property
+    def stage(self) -> ThoughtStage:
+        if self._part is _Part.THOUGHT:
+            return ThoughtStage.THOUGHT
+        # The name of the channel comes next.
+        is_open = self._part is _Part.HEADER and self._header.endswith(CHANNEL)
+        is_open = is_open and not (self._unread or self._is_call(self._header))
+        return ThoughtStage.OPEN if is_open else ThoughtStage.ELSEWHERE
 
     def begin(self, begun: str) -> None:
         """Start an answer that the prompt has begun; nothing of an earlier one is left."""

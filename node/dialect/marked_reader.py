@@ -7,7 +7,7 @@ from typing import Any
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from node.dialect.answer_delta import AnswerDelta, CallCollector
 from node.dialect.call_reader import CallEvent, CallReader
-from node.dialect.formats import AnswerFormat
+from node.dialect.formats import AnswerFormat, ThoughtStage
 from node.dialect.text_filters import LineEndFilter, StopStrings, compile_marks
 
 
@@ -73,6 +73,16 @@ class MarkedReader:
     @property
     def has_calls(self) -> bool:
         return self._collector.ended_count > 0
+
+    @property
+    def stage(self) -> ThoughtStage:
+        if self._section is Section.THOUGHT:
+            return ThoughtStage.THOUGHT
+        if self._section is Section.QUOTE:
+            return ThoughtStage.CALL
+        may_open = self._format.thought is not None and self._is_at_start
+        is_open = may_open and self._section is Section.TEXT
+        return ThoughtStage.OPEN if is_open else ThoughtStage.ELSEWHERE
 
     def begin(self, begun: str) -> None:
         """Start an answer that the prompt has begun; nothing of an earlier one is left.

@@ -235,6 +235,7 @@ class Scheduler:
             sequence.cache, sequence.input.prompt, sequence.input.sampling, sequence.input.seed
         )
         sequence.slot.matcher = sequence.input.matcher
+        sequence.slot.budget = sequence.input.budget
         sequence.slot.keeps_marks = sequence.trimmed is not None
         if sequence.input.resumed is not None:
             sequence.slot.take_up(len(sequence.answer_ids) + 1)

@@ -14,6 +14,7 @@ from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
 from node.mlx.resident_cache import CacheMark, ResidentCache
+from node.mlx.thought_budget import ThoughtBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class SequenceInput:
     resumed: Resumption | None = None  # the answer's beginning; `prompt` ends with its next token
     was_admitted: bool = False  # earlier, by this node or another: no queue is too full for it
     matcher: AnswerMatcher | None = None  # of a prescribed format; it has taken `resumed`
+    budget: ThoughtBudget | None = None  # of its thoughts; it has taken `resumed`, too
     grown_bytes: EngineCallback[[int], int] | None = None  # memory that so many tokens need
     # While true and memory is short, the answer may be handed over to be resumed later.
     is_preemptible: EngineCallback[[], bool] = _never

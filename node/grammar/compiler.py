@@ -214,6 +214,28 @@ def _tokens(facts: TokenizerFacts) -> TokenTexts:
     return tokens
 
 
+def mask_of(tokens: Iterable[int], words: int) -> Mask:
+    """Return a mask of this many words that allows only these tokens."""
+    mask = np.zeros(words, np.uint32)
+    for token in tokens:
+        mask |= bit(token, words)
+    return mask
+
+
+def full_mask(size: int) -> Mask:
+    """Return a mask that allows all of so many tokens."""
+    return ~np.zeros(size // 32 + 1, np.uint32)
+
+
+def only_token(mask: Mask) -> int | None:
+    """Return the one token that a mask allows; None if it allows others, too."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return None
+    bits = int(mask[words[0]])
+    return None if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1
+
+
 def bit(token: int, words: int) -> Mask:
     """Return a mask of this many words that allows one token."""
     mask = np.zeros(words, np.uint32)

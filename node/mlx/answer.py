@@ -10,6 +10,7 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from node.dialect.answer_delta import AnswerDelta
+from node.dialect.formats import ThoughtStage
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 
@@ -52,6 +53,11 @@ class Answer:
     @property
     def has_calls(self) -> bool:
         return self._reader.has_calls
+
+    @property
+    def stage(self) -> ThoughtStage:
+        """Where the text is among thoughts."""
+        return self._reader.stage
 
     @property
     def broken_calls(self) -> int:

@@ -20,7 +20,7 @@ from fabric.errors import FabricError
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.turn.generation import Sampling
 from node.grammar.answer_matcher import AnswerMatcher
-from node.grammar.compiler import Mask
+from node.grammar.compiler import Mask, full_mask, mask_of, only_token
 from node.limits import PREFIX_COPIES, SCORES_COPIES
 from node.mlx import attention, backend, device, recurrent_layer
 from node.mlx.batch_layers import WASTE_MAX, GroupedLayer, PaddedLayer, RaggedLayer, padded_groups
@@ -30,6 +30,7 @@ from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import CacheMark, ResidentCache, arrange_layers
 from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, scored, unpack_mask
+from node.mlx.thought_budget import Steering, ThoughtBudget
 
 
 class Batching(StrEnum):
@@ -68,6 +69,7 @@ class DecodeSlot:
     pending_is_read: bool = False
     pending_is_matched: bool = False
     matcher: AnswerMatcher | None = None  # of an answer with a prescribed format
+    budget: ThoughtBudget | None = None  # of its thoughts
     keeps_marks: bool = False
     _mark: CacheMark | None = None  # as of the last step's start
 
@@ -88,13 +90,17 @@ class DecodeSlot:
         return self.cache.mark() if self.pending_is_read else self._mark
 
     def match(self) -> None:
-        """Pass the pending token to the matcher once, even if that fails; may wait for it."""
-        if self.matcher is None or not self.pending_is_sampled or self.pending_is_matched:
+        """Pass the pending token to the matcher and the budget, once; may wait for it."""
+        is_free = self.matcher is None and self.budget is None
+        if is_free or not self.pending_is_sampled or self.pending_is_matched:
             return
         token = int(self.pending.item())
-        with _format_errors():
-            self.matcher.take(token)
+        if self.matcher is not None:
+            with _format_errors():
+                self.matcher.take(token)
         self.pending_is_matched = True
+        if self.budget is not None:
+            self.budget.take(token)
 
     def mask(self) -> Mask:
         """Wait for and return the mask of the next token."""
@@ -294,10 +300,9 @@ class Engine:
         self, slots: Sequence[DecodeSlot], logits: mx.array
     ) -> tuple[list[tuple[mx.array, Likeliest | None]], mx.array]:
         """Return the next tokens, and whether their logits contain NaN."""
-        matched = [slot for slot in slots if slot.matcher is not None]
-        if matched and not self.launch_waits:
+        if not self.launch_waits and any(slot.matcher or slot.budget for slot in slots):
             mx.async_eval(logits)  # while the matchers compute their masks
-        for slot in matched:
+        for slot in slots:
             slot.match()
         return _sampled_of(slots, logits), mx.isnan(mx.max(logits))
 
@@ -384,7 +389,28 @@ def _sampled(
     slot: DecodeSlot, logits: mx.array, best: mx.array
 ) -> tuple[mx.array, Likeliest | None]:
     """Sample one sequence's token; `best` is the likeliest, not evaluated unless used."""
+    steering = slot.budget.steering if slot.budget is not None else None
+    if slot.matcher is None and steering is None:
+        return (best, None) if slot.sampler.is_plain_greedy else slot.sampler.sample(logits)
+    size = logits.shape[-1]
+    mask, openings = full_mask(size), tuple[int, ...]()
     if slot.matcher is not None:
-        allowed = unpack_mask(slot.mask(), logits.shape[-1])
-        return slot.sampler.sample(logits, allowed, slot.matcher.openings)
-    return (best, None) if slot.sampler.is_plain_greedy else slot.sampler.sample(logits)
+        mask, openings = slot.mask(), slot.matcher.openings
+    if steering is not None:
+        mask, openings = _steered(mask, openings, steering, size)
+        if not steering.bars and (forced := only_token(mask)) is not None:
+            return slot.sampler.force(logits, forced)
+    return slot.sampler.sample(logits, unpack_mask(mask, size), openings)
+
+
+def _steered(
+    mask: Mask, openings: tuple[int, ...], steering: Steering, size: int
+) -> tuple[Mask, tuple[int, ...]]:
+    """Return the tokens that format and budget allow; where there are none, the format's."""
+    steered = mask_of((token for token in steering.ids if token < size), len(mask))
+    if steering.bars:
+        left = tuple(token for token in openings if token not in steering.ids)
+        barred = mask & ~steered
+        return (barred, left) if barred.any() else (mask, openings)
+    wanted = steered & (mask | mask_of(openings, len(mask)))
+    return (wanted, ()) if wanted.any() else (mask, openings)

@@ -103,17 +103,26 @@ class Sampler:
         The probabilities are the model's own: a token that is not allowed is never sampled, but no
         less probable. A token of `openings` is taken if it would be sampled without the mask.
         """
-        for processor in self.processors:
-            logits = processor(self.history, logits)
-        if self.is_plain_greedy:  # needs no probabilities
-            logprobs = logits
-        else:
-            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = self._logprobs(logits)
         token = self._sample(logprobs if allowed is None else self._only(allowed, logprobs))
         if openings:
             free = self._sample(logprobs)
             opens = mx.any(free == mx.array(openings), keepdims=True)
             token = mx.where(opens, free, token)
+        return self._taken(token, logprobs)
+
+    def force(self, logits: mx.array, token: int) -> tuple[mx.array, Likeliest | None]:
+        """Take a token, however probable; its log probability is the model's own."""
+        return self._taken(mx.array([token], mx.uint32), self._logprobs(logits))
+
+    def _logprobs(self, logits: mx.array) -> mx.array:
+        for processor in self.processors:
+            logits = processor(self.history, logits)
+        if self.is_plain_greedy:  # needs no probabilities
+            return logits
+        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+    def _taken(self, token: mx.array, logprobs: mx.array) -> tuple[mx.array, Likeliest | None]:
         self.sampled_count += 1
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]

@@ -22,6 +22,7 @@ from node.dialect.folding import Rendered
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.thought_budget import ThoughtBudget, ThoughtBudgets
 from node.prompt.answer_grammars import AnswerGrammars
 from node.prompt.continued_prompt import plan_resumption
 from node.prompt.directed_request import DirectedRequest, apply_directives, follow_record
@@ -62,6 +63,7 @@ class SpelledPrompt:
     shown: ShownAnswer  # of the answer, with what other nodes have shown
     matcher: AnswerMatcher | None  # of an answer whose format is prescribed
     limit: PromptLimit
+    budget: ThoughtBudget | None  # of the answer's thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class PromptPipeline:
     threads: EncoderThreads
     grammars: AnswerGrammars
     salt_of: Callable[[TenantId], bytes]
+    budgets: ThoughtBudgets
 
     async def run(
         self, request: GenerateRequest, known: KnownConversations, is_unwanted: Callable[[], bool]
@@ -150,9 +153,20 @@ class PromptPipeline:
             restored = restore_answers(located, answers)
             directed = apply_directives(restored.request, directives, salt, source.messages)
             rendered = self.encoder.render(directed.request, limit)
-            answer = self._begin_answer(directed.request, rendered.begun, shown)
+            begun = rendered.begun
+            answer = self._begin_answer(directed.request, begun, shown)
+            budget = self._begin_budget(directed.request, begun)
             return SpelledPrompt(
-                located, directives, restored, directed, rendered, answer, shown, None, limit
+                located,
+                directives,
+                restored,
+                directed,
+                rendered,
+                answer,
+                shown,
+                None,
+                limit,
+                budget,
             )
 
         prompt = await self.threads.run(spell)
@@ -161,7 +175,20 @@ class PromptPipeline:
 
     def _begin_answer(self, request: GenerateRequest, begun: str, shown: ShownAnswer) -> Answer:
         """Return the answer that the prompt has `begun`, with what other nodes generated of it."""
-        answer = Answer(
+        answer = self._empty_answer(request, begun)
+        if request.resume is not None:
+            for token in request.resume.answer_ids:
+                shown.add(answer.push(token))
+        return answer
+
+    def _begin_budget(self, request: GenerateRequest, begun: str) -> ThoughtBudget | None:
+        """Return the budget of the thoughts of the answer that the prompt has `begun`, if any."""
+        if not self.budgets.applies(request):
+            return None
+        return self.budgets.begin(request, begun, self._empty_answer(request, begun))
+
+    def _empty_answer(self, request: GenerateRequest, begun: str) -> Answer:
+        return Answer(
             self.tokenizer,
             begun,
             request.sampling.stop,
@@ -170,10 +197,6 @@ class PromptPipeline:
             call_seed=request.operation,
             choice=request.calls,
         )
-        if request.resume is not None:
-            for token in request.resume.answer_ids:
-                shown.add(answer.push(token))
-        return answer
 
     def _encode(
         self,

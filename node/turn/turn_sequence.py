@@ -109,6 +109,7 @@ class Sequences:
                 resumed=resume,
                 was_admitted=request.was_admitted,
                 matcher=prompt.matcher,
+                budget=prompt.budget,
                 grown_bytes=spec.resident_bytes,
                 is_preemptible=lambda: request.is_kept and self.health.reuses,
                 owns_reservation=True,

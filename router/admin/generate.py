@@ -28,7 +28,17 @@ from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
 from router.api.hosted_tools import HostedTool, hosted_types
 from router.api.other_content import OTHER_PART, Content, content_kind
-from router.api.shared_fields import SEED, TEMPLATE_OPTIONS, StopTexts, TokenLimit, TopP
+from router.api.shared_fields import (
+    SEED,
+    TEMPLATE_OPTIONS,
+    THOUGHT_TOKENS,
+    StopTexts,
+    TokenLimit,
+    TopP,
+    thought_limit,
+    with_budget,
+    with_effort,
+)
 from router.api.tool_choice import (
     FUNCTION_TOOLS,
     TOOL_CHOICE,
@@ -110,6 +120,8 @@ class GenerateBody:
     stop: tuple[str, ...] = optional(StopTexts(), ())
     stream: bool = optional(Flag(), False)
     chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
+    reasoning_effort: str | None = optional(Text(32))
+    thinking_budget: int | None = optional(THOUGHT_TOKENS)
     tools: list[Function | HostedTool] = optional(FUNCTION_TOOLS, ())
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
     parallel_tool_calls: bool = optional(Flag(), True)
@@ -129,7 +141,8 @@ class GenerateBody:
         messages = [message.message() for message in self.messages or ()]
         functions = [tool for tool in self.tools if isinstance(tool, Function)]
         shown = [{"type": "function", "function": function.sent} for function in functions]
-        prompt = chat_prompt(messages, shown or None, self.chat_template_kwargs)
+        options = with_effort(self.chat_template_kwargs, self.reasoning_effort)
+        prompt = chat_prompt(messages, shown or None, with_budget(options, self.thinking_budget))
         return replace(prompt, reads_calls=reads_calls, calls=calls)
 
     def ignored(self) -> tuple[str, ...]:
@@ -145,6 +158,7 @@ class GenerateBody:
             top_p=self.top_p,
             seed=self.seed,
             stop=self.stop,
+            thoughts=thought_limit(self.thinking_budget, self.reasoning_effort),
         )
 
 

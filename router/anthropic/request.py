@@ -24,6 +24,8 @@ from router.api.shared_fields import (
     TokenLimit,
     TopP,
     answer_format,
+    thought_limit,
+    with_budget,
     with_effort,
 )
 from router.http.refusals import refuse, unsupported
@@ -122,6 +124,13 @@ class PromptBody:
         """Whether the answer shows its reasoning; off by default."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
+    @property
+    def thought_tokens(self) -> int | None:
+        """The budget of thoughts, if the body has one."""
+        if self.thinking is None:
+            return None
+        return self.thinking.budget_tokens if self.shows_thoughts else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesBody(PromptBody):
@@ -170,8 +179,9 @@ def requested_prompt(body: PromptBody, notes: Notes) -> RequestedPrompt:
             notes.ignore(name)
     notes.ignore(*(name for name in _HOSTED if getattr(body, name)))
     notes.retain(body.cache_s)
-    _check_budget(body.thinking, notes)
+    _check_budget(body.thinking)
     options = with_effort(body.chat_template_kwargs, body.output_config.effort)
+    options = with_budget(options, body.thought_tokens)
     for name in THINKING_SWITCHES:
         options.setdefault(name, body.shows_thoughts)
     continues = is_begun(messages, "messages")
@@ -181,12 +191,8 @@ def requested_prompt(body: PromptBody, notes: Notes) -> RequestedPrompt:
     return RequestedPrompt(prompt, None if edits is None else counted_edits(edits, notes))
 
 
-def _check_budget(thinking: _Thinking | None, notes: Notes) -> None:
-    if thinking is None:
-        return
-    if thinking.budget_tokens is not None:
-        notes.ignore("thinking.budget_tokens")
-    elif thinking.type == "enabled":
+def _check_budget(thinking: _Thinking | None) -> None:
+    if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
         refuse_missing("thinking.budget_tokens")
 
 
@@ -204,6 +210,7 @@ def parse_request(headers: Mapping[str, str], sent: dict[str, Any]) -> Anthropic
         top_k=body.top_k,
         stop=body.stop_sequences,
         output=body.output_config.format or body.output_format,
+        thoughts=thought_limit(body.thought_tokens, body.output_config.effort),
     )
     if requested.prompt.continues:
         refuse_format(sampling, "output_config.format", requested.prompt.calls)

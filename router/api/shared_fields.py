@@ -10,6 +10,7 @@ from fabric.errors import RejectedError
 from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
 from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind, schema_format
+from fabric.turn.generation import ThoughtLimit
 from fabric.turn.schema_keywords import unenforced_keywords
 from router.http.refusals import refuse, require_object, require_text, wrong_type
 from router.http.schema import (
@@ -118,6 +119,23 @@ def with_effort(options: dict[str, Any] | None, effort: str | None) -> dict[str,
         for name in THINKING_SWITCHES:
             options.setdefault(name, False)
     return options
+
+
+# Tokens of thought; -1 is no limit, whatever the node's settings say.
+THOUGHT_TOKENS: Final = TokenLimit(low=0, takes_minus_one=True, takes_text=True)
+BUDGET_OPTION: Final = "thinking_budget"  # of templates that state it in the prompt
+
+
+def with_budget(options: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+    """Return options with a budget of thoughts, unless the client set it there."""
+    if tokens is None or tokens >= COMPLETION_TOKENS_MAX:
+        return options
+    return {BUDGET_OPTION: tokens, **options}
+
+
+def thought_limit(tokens: int | None, effort: str | None) -> ThoughtLimit | None:
+    """Return the limit of thoughts of a request that has either, or none."""
+    return None if tokens is None and effort is None else ThoughtLimit(tokens, effort)
 
 
 def _template_options(value: Any, param: str) -> dict[str, Any]:

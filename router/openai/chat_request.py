@@ -17,7 +17,13 @@ from router.api.conversation import (
     without_empty,
 )
 from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
-from router.api.shared_fields import TEMPLATE_OPTIONS, with_effort
+from router.api.shared_fields import (
+    TEMPLATE_OPTIONS,
+    THOUGHT_TOKENS,
+    thought_limit,
+    with_budget,
+    with_effort,
+)
 from router.api.tool_choice import FUNCTION_TOOL, TOOL_CHOICE, Function, ToolChoice, call_choice
 from router.http.refusals import refuse
 from router.http.schema import (
@@ -42,7 +48,7 @@ from router.openai.request import (
     OpenAiRequest,
     require_stream,
 )
-from router.openai.sampling import TOKEN_LIMIT, SamplingBody
+from router.openai.sampling import TOKEN_LIMIT, ThinkingBody
 from router.prompt import chat_prompt
 
 _TOOL: Final = AnyTool(
@@ -51,11 +57,21 @@ _TOOL: Final = AnyTool(
     declares="function",
 )
 _OLD_CALLS: Final = Unsupported("use tools and tool_choice")
+_EFFORT: Final = Text(32)
 _TEXT_ONLY: Final = "this server answers with text only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatBody(SamplingBody):
+class _Reasoning:
+    """OpenRouter's form of the limits of thoughts."""
+
+    effort: str | None = optional(_EFFORT)
+    max_tokens: int | None = optional(THOUGHT_TOKENS)
+    enabled: bool = optional(Flag(), True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatBody(ThinkingBody):
     """Body of POST /v1/chat/completions."""
 
     model: str = required(Text())
@@ -79,7 +95,15 @@ class ChatBody(SamplingBody):
     continue_final_message: bool = optional(Flag(), False)
     add_generation_prompt: bool | None = optional(Flag())
     chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
-    reasoning_effort: str | None = optional(Text(32))
+    reasoning_effort: str | None = optional(_EFFORT)
+    reasoning: _Reasoning = optional(ObjectOf(_Reasoning), _Reasoning())
+
+    @property
+    def effort(self) -> str | None:
+        """How much to think, in a word."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort
+        return self.reasoning.effort if self.reasoning.enabled else "none"
 
     def logprobs_count(self) -> int | None:
         """Return how many alternatives each token is sent with; None: no log probabilities."""
@@ -125,6 +149,7 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
     require_stream(body.include_usage, stream=body.stream)
     limit = body.max_completion_tokens or body.max_tokens or COMPLETION_TOKENS_MAX
     sampling = body.sampling(max_tokens=limit, logprobs=body.logprobs_count())
+    budget = body.thought_tokens(body.reasoning.max_tokens)
     continues = _continues(body, messages)
     if continues:
         refuse_format(sampling, "response_format", calls)
@@ -133,7 +158,7 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
     prompt = chat_prompt(
         without_billing_lines(messages),
         tools.functions or None,
-        with_effort(body.chat_template_kwargs, body.reasoning_effort),
+        with_budget(with_effort(body.chat_template_kwargs, body.effort), budget),
         continues=continues,
     )
     prompt = replace(prompt, reads_calls=reads_calls, calls=calls)
@@ -141,7 +166,7 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
         model=body.model,
         identity=body.identity(headers),
         prompt=prompt,
-        sampling=sampling,
+        sampling=replace(sampling, thoughts=thought_limit(budget, body.effort)),
         stream=body.stream,
         include_usage=bool(body.include_usage),
         priority=body.priority(headers),

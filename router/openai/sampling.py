@@ -8,7 +8,14 @@ from typing import Any, Final
 from fabric.limits import CHOICES_MAX
 from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
 from fabric.turn.generation import Sampling
-from router.api.shared_fields import FLAG_OR_WORD, SEED, StopTexts, TokenLimit, TopP
+from router.api.shared_fields import (
+    FLAG_OR_WORD,
+    SEED,
+    THOUGHT_TOKENS,
+    StopTexts,
+    TokenLimit,
+    TopP,
+)
 from router.http.refusals import kind_of, refuse, require_object
 from router.http.schema import (
     AnyObject,
@@ -194,3 +201,24 @@ class SamplingBody(IdentityBody):
         assert output is not None, "selected"
         output.check()
         return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBody(SamplingBody):
+    """Fields of chats and responses that limit thoughts, in the spellings of other servers."""
+
+    thinking_budget: int | None = optional(THOUGHT_TOKENS)
+    thinking_token_budget: int | None = optional(THOUGHT_TOKENS)  # vLLM
+    thinking_budget_tokens: int | None = optional(THOUGHT_TOKENS)  # llama.cpp
+    reasoning_budget_tokens: int | None = optional(THOUGHT_TOKENS)
+
+    def thought_tokens(self, tokens: int | None) -> int | None:
+        """Return the budget of thoughts that the request has, here or as `tokens`."""
+        spellings = (
+            self.thinking_budget,
+            self.thinking_token_budget,
+            self.thinking_budget_tokens,
+            self.reasoning_budget_tokens,
+            tokens,
+        )
+        return next((budget for budget in spellings if budget is not None), None)

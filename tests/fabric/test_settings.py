@@ -154,3 +154,15 @@ def test_what_is_written_is_read_back():
     )
 
     assert parse_settings(to_plain(settings)) == settings
+
+
+@pytest.mark.parametrize("name", ["thinking_budget", "effort_budgets.low"])
+def test_a_budget_of_thoughts_is_a_number_of_tokens_or_none(name):
+    def node(tokens):
+        first, _, rest = name.partition(".")
+        return {"node": {first: {rest: tokens} if rest else tokens}}
+
+    assert parse_settings(node(0)).node != parse_settings(node(-1)).node
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(node(-2))
+    assert f"node.{name}" in caught.value.message

@@ -32,6 +32,12 @@ FAMILY = Family(
         ),
     ),
     thoughts=(
-        ThoughtFormat("gemma4", "<|channel>thought", "<channel|>", signs=sign("<|channel>")),
+        ThoughtFormat(
+            "gemma4",
+            "<|channel>thought",
+            "<channel|>",
+            signs=sign("<|channel>"),
+            spacing=("\n", "", ""),
+        ),
     ),
 )

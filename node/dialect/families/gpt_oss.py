@@ -57,6 +57,8 @@ FAMILY = Family(
         # All before the last message's header counts as thought.
         ThoughtMarks("", (f"{CHANNEL}final", MESSAGE), is_always=True, holds_calls=True),
         efforts={"none": "low", "minimal": "low", "xhigh": "high", "max": "high"},
+        thought_end=f"{_NEXT}{CHANNEL}",
+        other_parts=(f"final{MESSAGE}", "commentary"),
         signs=sign("<|channel|>analysis<|message|>", "<|start|>assistant"),
     ),
 )

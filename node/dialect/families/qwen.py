@@ -49,6 +49,7 @@ FAMILY = Family(
                 TemplateSign(("<think>",), Rank.COMMON),
                 TemplateSign(("</think>",), Rank.COMMON),
             ),
+            spacing=("\n", "\n", "\n\n"),
         ),
     ),
 )

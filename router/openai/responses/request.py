@@ -14,8 +14,11 @@ from router.api.adapter import ApiRequest
 from router.api.conversation import ignored_lines, without_billing_lines
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
+    THOUGHT_TOKENS,
     answer_format,
+    thought_limit,
     unenforced_names,
+    with_budget,
     with_effort,
 )
 from router.api.tool_choice import TOOL_CHOICE, ToolChoice, call_choice
@@ -46,7 +49,7 @@ from router.openai.responses.items import (
     entries_of,
 )
 from router.openai.responses.tools import TOOLS, ResponsesTool, Tools, tools_of
-from router.openai.sampling import TOKEN_LIMIT, SamplingBody
+from router.openai.sampling import TOKEN_LIMIT, ThinkingBody
 from router.policies.truncation import Truncation
 from router.prompt import Prompt, chat_prompt
 
@@ -106,6 +109,7 @@ class _Reasoning:
     summary: str | None = optional(Text())
     generate_summary: str | None = optional(Text())  # its older name
     effort: str | None = optional(Text(MESSAGE_NAME_CHARS_MAX))
+    max_tokens: int | None = optional(THOUGHT_TOKENS)
 
     @property
     def is_summarized(self) -> bool:
@@ -117,7 +121,7 @@ _TEXT: Final = only("format", answer_format(is_strict=False), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesBody(SamplingBody):
+class ResponsesBody(ThinkingBody):
     """Body of POST /v1/responses."""
 
     model: str = required(Text())
@@ -170,11 +174,13 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
     sampling = body.sampling(
         max_tokens=limit, logprobs=body.top_logprobs if _LOGPROBS in included else None
     )
+    effort, budget = body.reasoning.effort, body.thought_tokens(body.reasoning.max_tokens)
+    thoughts = thought_limit(budget, effort)
     request = ResponsesRequest(
         model=body.model,
         identity=body.identity(headers),
         prompt=Prompt(),
-        sampling=replace(sampling, output=body.text),
+        sampling=replace(sampling, output=body.text, thoughts=thoughts),
         stream=body.stream,
         priority=body.priority(headers),
         retain_s=body.retain_s,
@@ -183,7 +189,7 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
         entries=entries_of(body.input, argument_items),
         given=[_user_item(body.input)] if isinstance(body.input, str) else sent["input"],
         tools=tools,
-        options=with_effort(body.chat_template_kwargs, body.reasoning.effort),
+        options=with_budget(with_effort(body.chat_template_kwargs, effort), budget),
         previous=body.previous_response_id,
         is_named=AGENT_HEADER in headers,
         reads_calls=reads_calls,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import RejectedError
 from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind
-from fabric.turn.generation import Identity, IdentityKind
+from fabric.turn.generation import Identity, IdentityKind, ThoughtLimit
 from router.anthropic.request import parse_request
 from tests.support.any_json import ANY_JSON
 from tests.support.conversations import as_templates_get_it
@@ -81,6 +81,7 @@ def test_all_known_fields():
         "enable_thinking": True,
         "reasoning_effort": "high",
         "thinking": True,
+        "thinking_budget": 2000,
     }
     assert asked.prompt.tools == [
         {
@@ -88,7 +89,8 @@ def test_all_known_fields():
             "function": {"name": "look", "description": "see", "parameters": {"type": "object"}},
         }
     ]
-    assert asked.ignored == ("thinking.budget_tokens",)
+    assert sampling.thoughts == ThoughtLimit(2000, "max")
+    assert asked.ignored == ()
 
 
 def test_a_tool_round_becomes_calls_and_results():

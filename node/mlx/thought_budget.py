@@ -1,0 +1,227 @@
+"""Budget of an answer's thoughts: once it is spent, the answer is steered out of its thought.
+
+What ends a thought is written as the model's template writes it, token by token, and is fed to the
+model like sampled tokens. The tokens so far decide alone: a node that replays an answer which was
+begun elsewhere steers it in the same way, also in the middle of a thought's end.
+"""
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Final
+
+from fabric.errors import RejectedError
+from fabric.settings import UNLIMITED, NodeSettings
+from fabric.turn.generation import GenerateRequest, ThoughtLimit
+from node.dialect.formats import ThoughtFormat, ThoughtStage
+from node.limits import CUT_CHARACTER_TOKENS_MAX
+from node.mlx.answer import Answer
+from node.mlx.chat_tokenizer import ChatTokenizer
+
+NO_EFFORT: Final = "none"
+_EFFORT_OPTION: Final = "reasoning_effort"
+_THOUGHT, _ANSWER = "thought-5e0c1d", "answer-5e0c1d"  # texts that no template writes by itself
+_THINKING: Final = {ThoughtStage.THOUGHT, ThoughtStage.CALL}
+_QUESTION: Final = {"role": "user", "content": "x"}
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """Tokens of which the next one is, or with `bars` is not."""
+
+    ids: frozenset[int]
+    bars: bool = False
+
+
+@dataclass(frozen=True)
+class ThoughtEndings:
+    """Tokens with which a model's family ends a thought."""
+
+    tokenizer: ChatTokenizer
+
+    def close(self, thought: str) -> tuple[int, ...]:
+        """Return what ends a thought that has the text `thought` so far."""
+        format_ = self.tokenizer.format
+        if format_.messages is not None:
+            return self._encoded(format_.messages.thought_end)
+        assert format_.thought is not None, "only models with marks think"
+        opening, before, behind = self.spacing
+        whole = opening + before
+        if not thought.strip() and whole.startswith(thought):
+            gap = whole[len(thought) :]
+        else:
+            gap = _missing(before, thought)
+        mark = format_.thought.end
+        text = gap + mark + behind
+        ids = self._encoded(text, mark)
+        # Some tokenizers drop white space beside special tokens.
+        return ids if self.tokenizer.decode(ids) == text else self._encoded(mark)
+
+    @cached_property
+    def start_ids(self) -> frozenset[int]:
+        """The special token that begins a thought, if there is one."""
+        thought = self.tokenizer.format.thought
+        first = self._encoded(thought.start)[:1] if thought is not None else ()
+        return frozenset(first) & self.tokenizer.special_texts.keys()
+
+    @cached_property
+    def other_parts(self) -> tuple[tuple[int, ...], ...]:
+        """What may follow in place of a thought: first a text, then calls."""
+        messages = self.tokenizer.format.messages
+        texts = messages.other_parts if messages is not None else ()
+        return tuple(self._encoded(text) for text in texts)
+
+    @cached_property
+    def spacing(self) -> tuple[str, str, str]:
+        """White space behind a thought's start, before its end and behind that."""
+        thought = self.tokenizer.format.thought
+        assert thought is not None, "only models with marks think"
+        return self._template_spacing(thought) or thought.spacing
+
+    def _template_spacing(self, thought: ThoughtFormat) -> tuple[str, str, str] | None:
+        """Read the white space from a rendered thought; None if the template leaves it out."""
+        answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
+        try:
+            text = self.tokenizer.render([_QUESTION, answer], None, {}, opens_answer=False)
+        except RejectedError:
+            return None
+        head, _, tail = text.partition(_THOUGHT)
+        _, has_start, opening = head.rpartition(thought.start)
+        before, has_end, rest = tail.partition(thought.end)
+        is_whole = has_start and has_end and _ANSWER in rest
+        if not is_whole or opening.strip() or before.strip():
+            return None
+        return opening, before, rest[: len(rest) - len(rest.lstrip())]
+
+    def _encoded(self, text: str, before: str = "") -> tuple[int, ...]:
+        """Encode text; within another one, where it has fewer tokens than at the start of one."""
+        ids = self.tokenizer.encode(text).ids
+        if before:
+            outer, inner = self.tokenizer.encode(before).ids, self.tokenizer.encode(before + text)
+            if inner.ids[: len(outer)] == outer:
+                ids = inner.ids[len(outer) :]
+        return tuple(ids)
+
+
+def _missing(space: str, text: str) -> str:
+    """Return the end of `space` that `text` does not end with yet."""
+    held = next(size for size in range(len(space), -1, -1) if text.endswith(space[:size]))
+    return space[held:]
+
+
+class ThoughtBudget:
+    """Budget of one answer; used by one thread at a time."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        begun: str,
+        endings: ThoughtEndings,
+        tokens_max: int,
+        *,
+        may_call: bool = False,
+    ) -> None:
+        """Read the tokens with an `answer` of its own; `begun` is its part in the prompt."""
+        self._answer = answer
+        self._begun = begun
+        self._endings = endings
+        self._left = tokens_max
+        self._may_call = may_call
+        self._has_thought = answer.stage in _THINKING
+        self._recent: deque[int] = deque(maxlen=CUT_CHARACTER_TOKENS_MAX)
+        self._waited_count = 0  # for the end of a character
+        self._ways: tuple[tuple[int, ...], ...] = ()  # tokens that come next, one of these rows
+        self._choose_ways()
+
+    @property
+    def steering(self) -> Steering | None:
+        """What the next token must or must not be; None: it is free."""
+        if self._ways:
+            return Steering(frozenset(way[0] for way in self._ways))
+        # A model that could think again would do so for ever.
+        is_over = self._left <= 0 and self._has_thought
+        if is_over and self._answer.stage is ThoughtStage.OPEN and self._endings.start_ids:
+            return Steering(self._endings.start_ids, bars=True)
+        return None
+
+    def take(self, token: int) -> None:
+        """Consume the answer's next token."""
+        before = self._answer.stage
+        self._answer.push(token)
+        self._recent.append(token)
+        if self._answer.stage in _THINKING:
+            self._has_thought = True
+            self._left -= 1 if before in _THINKING else 0
+        followed = (way[1:] for way in self._ways if way[0] == token)
+        self._ways = tuple(way for way in followed if way)
+        if not self._ways:
+            self._choose_ways()
+
+    def _choose_ways(self) -> None:
+        if self._left > 0:
+            return
+        if self._answer.stage is ThoughtStage.OPEN:
+            parts = self._endings.other_parts
+            self._ways = parts if self._may_call else parts[:1]
+        elif self._answer.stage is ThoughtStage.THOUGHT and not self._waits_for_character():
+            self._ways = (self._endings.close(self._thought),)
+
+    def _waits_for_character(self) -> bool:
+        """Return whether the last character is cut; it may take a few tokens more."""
+        text = self._endings.tokenizer.decode(list(self._recent))
+        is_cut = text.endswith("\ufffd") and self._waited_count < CUT_CHARACTER_TOKENS_MAX - 1
+        self._waited_count = self._waited_count + 1 if is_cut else 0
+        return is_cut
+
+    @property
+    def _thought(self) -> str:
+        """Text of the current thought."""
+        thought = self._endings.tokenizer.format.thought
+        text = self._begun + self._answer.text
+        return text.rpartition(thought.start)[2] if thought is not None else text
+
+
+@dataclass(frozen=True)
+class ThoughtBudgets:
+    """Budgets of a node's answers, by their requests and by the settings."""
+
+    tokenizer: ChatTokenizer
+    settings: NodeSettings
+    _endings: ThoughtEndings = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_endings", ThoughtEndings(self.tokenizer))
+
+    def tokens_max(self, limit: ThoughtLimit | None) -> int | None:
+        """Return the tokens of thought that a request may have; None: any number."""
+        tokens = self.settings.thinking_budget
+        if limit is not None and limit.tokens is not None:
+            tokens = limit.tokens
+        elif limit is not None and limit.effort == NO_EFFORT:
+            tokens = 0
+        elif limit is not None and not self._reads_effort:
+            tokens = asdict(self.settings.effort_budgets).get(limit.effort or "", tokens)
+        return None if tokens == UNLIMITED else tokens
+
+    @cached_property
+    def _reads_effort(self) -> bool:
+        """Whether the template passes efforts on: the model then keeps to them itself."""
+        return _EFFORT_OPTION in self.tokenizer.template.source
+
+    def applies(self, request: GenerateRequest) -> bool:
+        """Return whether a request's answer has a budget."""
+        format_ = self.tokenizer.format
+        thinks = format_.thought is not None or format_.messages is not None
+        is_chat = request.messages is not None or request.extends
+        tokens, sampling = self.tokens_max(request.sampling.thoughts), request.sampling
+        return thinks and is_chat and tokens is not None and tokens < sampling.max_tokens
+
+    def begin(self, request: GenerateRequest, begun: str, answer: Answer) -> ThoughtBudget:
+        """Return the budget of an answer that its prompt has `begun`, with other nodes' tokens."""
+        tokens = self.tokens_max(request.sampling.thoughts)
+        assert tokens is not None, "only some answers have a budget"
+        may_call = bool(request.tools) and request.reads_calls
+        budget = ThoughtBudget(answer, begun, self._endings, tokens, may_call=may_call)
+        for token in request.resume.answer_ids if request.resume is not None else ():
+            budget.take(token)
+        return budget

@@ -1,0 +1,332 @@
+"""A budget of thoughts is kept by ending the thought as the model's family writes it."""
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.ids import OperationId, TenantId
+from fabric.settings import EffortBudgets, NodeSettings
+from fabric.turn.generation import (
+    GenerateRequest,
+    Identity,
+    IdentityKind,
+    Resumption,
+    Sampling,
+    ThoughtLimit,
+)
+from fabric.turn.messages import Message, MessageRole
+from node.dialect.format_selection import MESSAGE_FORMATS, THOUGHT_FORMATS, FormatSettings
+from node.mlx.answer import Answer
+from node.mlx.thought_budget import ThoughtBudget, ThoughtBudgets, ThoughtEndings
+from tests.support.chat_models import (
+    HARMONY,
+    HARMONY_SPECIALS,
+    OPENED,
+    QWEN_SPECIALS,
+    chat_tokenizer,
+)
+
+USER = {"role": "user", "content": "hi"}
+PROMPT = (Message(MessageRole.USER, ("hi",)),)
+END = "<|im_end|>"
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+# As a family's template writes a thought that is sent back; another in each place.
+SPACING = ("\n", "\n\n", "\n")
+
+
+def template_of(thought, *, opens):
+    opening, before, behind = (space.replace("\n", "\\n") for space in SPACING)
+    written = (
+        f"{{{{ '{thought.start}{opening}' + m.reasoning_content + '{before}{thought.end}{behind}' "
+        "if m.reasoning_content }}"
+    )
+    return (
+        "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+        + written
+        + "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n"
+        + (thought.start + SPACING[0] if opens else "")
+        + "{% endif %}"
+    )
+
+
+def specials_of(thought):
+    start = thought.start.partition("thought")[0] if thought.name == "gemma4" else thought.start
+    return ("<|im_start|>", start, thought.end)
+
+
+@pytest.fixture(params=sorted(THOUGHT_FORMATS))
+def thought(request):
+    return THOUGHT_FORMATS[request.param]
+
+
+def begin(tokenizer, tokens, *, tools=None):
+    begun = tokenizer.rendered([USER], tools, {}).begun
+    answer = Answer(tokenizer, begun, (), tools)
+    endings = ThoughtEndings(tokenizer)
+    return ThoughtBudget(answer, begun, endings, tokens, may_call=tools is not None)
+
+
+def follow(tokenizer, budget, *, free, ways=()):
+    """Let a model say the tokens of `free`; return all that was said until it is steered no more.
+
+    `ways` says which of several tokens it chooses.
+    """
+    said, words = [], list(tokenizer.encode(free).ids)
+    choices = list(tokenizer.encode("".join(ways)).ids)
+    while True:
+        steering = budget.steering
+        if steering is not None and not steering.bars:
+            allowed = steering.ids
+            token = next(iter(allowed)) if len(allowed) == 1 else choices[0]
+            choices = choices[1:] if choices and choices[0] in allowed else choices
+            assert token in allowed
+        elif words:
+            token = words.pop(0)
+        else:
+            return tokenizer.decode(said)
+        if steering is not None and steering.bars:
+            assert token not in steering.ids
+        said.append(token)
+        budget.take(token)
+        if len(said) > 400:
+            return tokenizer.decode(said)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_every_family_ends_its_thought_as_its_template_does(tmp_path, thought, tokens):
+    tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
+    assert tokenizer.format.thought == thought
+    said = follow(tokenizer, begin(tokenizer, tokens), free="abcde"[:tokens])
+    opening, before, behind = SPACING
+    assert said == "abcde"[:tokens] + before + thought.end + behind
+    whole = tokenizer.render(
+        [USER, {"role": "assistant", "content": "", "reasoning_content": "abcde"[:tokens] or "-"}],
+        None,
+        {},
+        opens_answer=False,
+    )
+    written = whole.partition(thought.start)[2].rpartition(END)[0]
+    assert written == opening + ("abcde"[:tokens] or "-") + before + thought.end + behind
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_a_thought_that_the_model_opened_is_ended_likewise(tmp_path, thought, tokens):
+    tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=False), specials_of(thought))
+    opened = thought.start + SPACING[0]
+    budget = begin(tokenizer, tokens)
+    assert budget.steering is None  # it may begin
+    said = follow(tokenizer, budget, free=thought.start)
+    if tokens == 0:
+        assert said == opened + SPACING[1] + thought.end + SPACING[2]
+    else:
+        assert said == thought.start
+        said += follow(tokenizer, budget, free="abcde"[:tokens])
+        end = SPACING[1] + thought.end + SPACING[2]
+        assert said == thought.start + "abcde"[:tokens] + end
+    assert budget.steering.bars  # it would begin another thought
+
+
+def test_a_thought_below_its_budget_is_left_alone(tmp_path, thought):
+    tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
+    budget = begin(tokenizer, 9)
+    said = follow(tokenizer, budget, free=f"abc{thought.end}\nan answer that is longer")
+    assert said == f"abc{thought.end}\nan answer that is longer"
+    assert budget.steering is None
+
+
+def test_an_answer_may_speak_of_thoughts_when_its_budget_is_spent(tmp_path, thought):
+    tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
+    budget = begin(tokenizer, 2)
+    said = follow(tokenizer, budget, free=f"abThe mark {thought.start} begins one")
+    assert said.endswith(f"The mark {thought.start} begins one")
+    assert budget.steering is None
+
+
+def test_white_space_that_is_there_is_not_repeated(tmp_path):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
+    assert ThoughtEndings(tokenizer).spacing == ("\n", "\n", "\n\n")  # the family's
+    for text, end in (
+        ("ab", "\n</think>\n\n"),
+        ("a\n", "</think>\n\n"),
+        ("", "\n</think>\n\n"),
+        ("\n", "</think>\n\n"),
+    ):
+        budget = begin(tokenizer, len(text))
+        assert follow(tokenizer, budget, free=text) == text + end
+
+
+def test_all_thoughts_of_an_answer_share_the_budget(tmp_path):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
+    budget = begin(tokenizer, 5)
+    said = follow(tokenizer, budget, free="abc</think>\n\n<think>de")
+    assert said == "abc</think>\n\n<think>de\n</think>\n\n"
+    assert budget.steering.bars
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_character_is_never_cut(tmp_path, tokens):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)  # a token for each byte
+    said = follow(tokenizer, begin(tokenizer, tokens), free="\U0001f600")
+    assert said == "\U0001f600\n</think>\n\n"
+
+
+def test_bytes_that_never_become_a_character_are_not_waited_for(tmp_path):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
+    budget, lead = begin(tokenizer, 1), tokenizer.encode("\U0001f600").ids[0]
+    count = 0
+    while budget.steering is None:
+        budget.take(lead)
+        count += 1
+    assert count == 4
+
+
+def test_a_call_within_a_thought_is_not_cut(tmp_path):
+    """It counts, but only what follows it shows whether it is quoted."""
+    template = OPENED + "{{ '<tool_call>' if never }}"
+    tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS)
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    budget = begin(tokenizer, 5, tools=[LOOK])
+    assert follow(tokenizer, budget, free=f"abc{call}") == f"abc{call}"
+    assert follow(tokenizer, budget, free=" s") == " s\n</think>\n\n"
+
+
+def harmony(folder):
+    return chat_tokenizer(folder, HARMONY, HARMONY_SPECIALS, end="<|return|>")
+
+
+SWITCH = "<|end|><|start|>assistant<|channel|>"
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_harmony_switches_to_the_final_channel(tmp_path, tokens):
+    tokenizer, text = harmony(tmp_path), "abcd"[:tokens]
+    said = follow(tokenizer, begin(tokenizer, tokens), free=f"<|channel|>analysis<|message|>{text}")
+    assert said == f"<|channel|>analysis<|message|>{text}{SWITCH}final<|message|>"
+
+
+def test_harmony_thinks_nothing_without_a_budget(tmp_path):
+    tokenizer = harmony(tmp_path)
+    said = follow(tokenizer, begin(tokenizer, 0), free="<|channel|>")
+    assert said == "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("channel", ["final", "commentary"])
+def test_harmony_may_call_when_the_budget_is_spent(tmp_path, channel):
+    tokenizer = harmony(tmp_path)
+    budget = begin(tokenizer, 2, tools=[LOOK])
+    start = "<|channel|>analysis<|message|>ab"
+    said = follow(tokenizer, budget, free=start, ways=(channel,))
+    rest = "<|message|>" if channel == "final" else ""
+    assert said == f"{start}{SWITCH}{channel}{rest}"
+    if channel == "commentary":  # and think no more behind it
+        more = follow(tokenizer, budget, free=f"<|message|>well{SWITCH}", ways=("final",))
+        assert more == f"<|message|>well{SWITCH}final<|message|>"
+
+
+def test_all_formats_of_messages_can_end_a_thought():
+    assert set(MESSAGE_FORMATS) == {"harmony"}  # tested above
+
+
+def test_a_template_without_thoughts_leaves_it_to_the_family(tmp_path):
+    settings = FormatSettings(thoughts="think")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS, told=settings)
+    assert ThoughtEndings(tokenizer).close("well") == tuple(tokenizer.encode("\n</think>\n\n").ids)
+
+
+def test_a_refused_rendering_leaves_it_to_the_family(tmp_path):
+    template = (
+        "{% for m in messages %}{{ raise_exception('never') if m.role == 'assistant' }}"
+        "{{ m.content }}{% endfor %}<think></think>"
+    )
+    tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS)
+    with pytest.raises(RejectedError):
+        tokenizer.render([USER, {"role": "assistant", "content": "hi"}], None, {})
+    assert ThoughtEndings(tokenizer).spacing == ("\n", "\n", "\n\n")
+
+
+def test_white_space_that_a_token_swallows_is_left_out(tmp_path):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS, rstrip=True)
+    (mark,) = ThoughtEndings(tokenizer).close("well")
+    assert tokenizer.decode([mark]) == "</think>"
+
+
+def request_of(thoughts=None, resume=None, tokens=1_000, **more):
+    return GenerateRequest(
+        OperationId("op-12345"),
+        TenantId("default"),
+        Identity(IdentityKind.CONTENT),
+        Sampling(max_tokens=tokens, thoughts=thoughts),
+        **({"messages": PROMPT} | more),
+        resume=resume,
+    )
+
+
+@pytest.mark.parametrize("taken", range(1, 12))
+def test_another_node_goes_on_in_the_same_way(tmp_path, taken):
+    """The thought's end is begun by one node and completed by the next."""
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
+    budgets = ThoughtBudgets(tokenizer, NodeSettings())
+    opened = tokenizer.rendered([USER], None, {}).begun
+    ids = tokenizer.encode("abcd\n</think>\n\nso").ids
+
+    def begun(resume):
+        request = request_of(ThoughtLimit(4), resume)
+        return budgets.begin(request, opened, Answer(tokenizer, opened, (), None))
+
+    alone, wanted = begun(None), []
+    for token in ids:
+        wanted.append(alone.steering)
+        alone.take(token)
+    assert [each is not None and not each.bars for each in wanted] == [
+        *[False] * 4,
+        *[True] * 4,
+        *[False] * 2,
+    ]
+    taken = min(taken, len(ids) - 1)
+    resumed = begun(Resumption(tuple(ids[:taken]), ids[taken], (), 0))
+    for at in range(taken, len(ids)):
+        assert resumed.steering == wanted[at]
+        resumed.take(ids[at])
+
+
+@pytest.mark.parametrize(
+    ("limit", "tokens"),
+    [
+        (None, 77),
+        (ThoughtLimit(5), 5),
+        (ThoughtLimit(5, "none"), 5),
+        (ThoughtLimit(0), 0),
+        (ThoughtLimit(effort="none"), 0),
+        (ThoughtLimit(effort="minimal"), 512),
+        (ThoughtLimit(effort="low"), 1_024),
+        (ThoughtLimit(effort="medium"), 3),
+        (ThoughtLimit(effort="high"), 24_576),
+        (ThoughtLimit(effort="xhigh"), None),
+        (ThoughtLimit(effort="max"), None),
+        (ThoughtLimit(effort="a lot"), 77),
+        (ThoughtLimit(effort="__class__"), 77),
+    ],
+)
+def test_a_budget_is_the_requests_or_by_the_settings(tmp_path, limit, tokens):
+    tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
+    settings = NodeSettings(thinking_budget=77, effort_budgets=EffortBudgets(medium=3))
+    assert ThoughtBudgets(tokenizer, settings).tokens_max(limit) == tokens
+
+
+def test_a_template_that_reads_efforts_keeps_to_them_itself(tmp_path):
+    reads = OPENED + "{{ reasoning_effort if reasoning_effort == 'never' }}"
+    budgets = ThoughtBudgets(chat_tokenizer(tmp_path, reads, QWEN_SPECIALS), NodeSettings())
+    assert budgets.tokens_max(ThoughtLimit(effort="low")) is None
+    assert budgets.tokens_max(ThoughtLimit(effort="none")) == 0
+    assert budgets.tokens_max(ThoughtLimit(9, "low")) == 9
+
+
+def test_only_answers_that_may_exceed_it_have_a_budget(tmp_path):
+    budgets = ThoughtBudgets(chat_tokenizer(tmp_path / "a", OPENED, QWEN_SPECIALS), NodeSettings())
+    assert budgets.applies(request_of(ThoughtLimit(9)))
+    assert not budgets.applies(request_of())
+    assert not budgets.applies(request_of(ThoughtLimit(9), tokens=9))
+    assert not budgets.applies(request_of(ThoughtLimit(9), messages=None, prompt="a completion"))
+    plain = chat_tokenizer(tmp_path / "b", "{{ messages[0].content }}", ())
+    assert not ThoughtBudgets(plain, NodeSettings()).applies(request_of(ThoughtLimit(9)))
