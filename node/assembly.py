@@ -65,7 +65,7 @@ from node.upkeep import Retries, Upkeep
 
 
 def assemble(resources: NodeResources) -> Node:
-    """Build a node of which nothing runs yet; call it on, or before, its event loop."""
+    """Build a node without starting anything; call it on its event loop or before that runs."""
     identity, clock, workers = resources.identity, resources.clock, resources.workers
     health = Health(identity.name, identity.model.problem)
     links, connections = LinkTable(clock), Connections()

@@ -12,9 +12,9 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundLoop:
-    """Loop that runs `step` from `start` to `stop`, each time after the wait it returned.
+    """Loop that runs `step` repeatedly; each step returns the seconds to wait before the next.
 
-    A step that raises is logged and counted, and repeated after a rest.
+    A step that raises is logged, counted, and repeated after a pause.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BackgroundLoop:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop, after a step under way."""
+        """Stop after the current step."""
         self._is_over = True
         self._hurry.set()
         if self._task is not None:
@@ -65,7 +65,7 @@ class BackgroundLoop:
 
 @dataclass(slots=True)
 class BackOff:
-    """Waits between the retries of one operation."""
+    """Growing pauses between the retries of one operation."""
 
     first_s: float
     longest_s: float

@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 def caffeinate_command(pid: int) -> list[str]:
-    """Return the command that holds off idle, system and disk sleep until process `pid` ends."""
+    """Return the command that prevents idle, system and disk sleep until process `pid` ends."""
     return [CAFFEINATE, "-i", "-s", "-m", "-w", str(pid)]
 
 
 class PowerAssertion:
-    """Holds off sleep on macOS and does nothing elsewhere; runs on its node's event loop."""
+    """Prevention of sleep while a node works, on macOS only; used on the node's event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PowerAssertion:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Begin to look for work every POLL_S seconds."""
+        """Start checking every POLL_S seconds whether the node has work."""
         if self._is_mac:
             self._loop.start()
 

@@ -136,7 +136,7 @@ class AgentCommands:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Work that a node does beside its turns."""
+    """Background work of a node."""
 
     self_tests: SelfTests
     pressure: MemoryPressure
@@ -150,7 +150,7 @@ class Background:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A node as its transports hold it; its state changes on its event loop only."""
+    """A whole node without its transports; its state changes on its event loop only."""
 
     resources: NodeResources
     health: Health

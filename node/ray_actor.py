@@ -76,7 +76,7 @@ def origin_of(start: bytes) -> bytes:
 
 
 class NodeActor:
-    """One node's process as Ray runs it; takes a packed NodeStart, so a restart needs no more."""
+    """Ray actor of one node; takes a packed NodeStart, which Ray repeats at each restart."""
 
     def __init__(self, packed: bytes) -> None:
         self._service: Any = None
@@ -107,7 +107,7 @@ class NodeActor:
         return self._origin
 
     def _start(self, name: str, begin: Callable[[], None]) -> None:
-        """Begin until it succeeds: in this process, which alone owns the data folder."""
+        """Retry the start until it succeeds, in this process, which owns the data folder."""
         os.umask(0o077)
         passing = BackOff(START_RETRY_S, START_RETRY_MAX_S)
         lasting = BackOff(START_AGAIN_S, START_AGAIN_MAX_S)
@@ -169,9 +169,9 @@ def _end_process() -> None:
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether the same start may succeed later, as a resource is exhausted or in use.
+    """Return whether a retry of the start may succeed, since a resource is exhausted or in use.
 
-    Wrong options (model, key, host) stay wrong.
+    A retry cannot fix wrong options (model, key, host).
     """
     from node.store.posix_disk import DiskError
 
@@ -187,7 +187,7 @@ def _matching(keys: Keys, digest: str) -> Keys:
 
 
 def next_incarnation(folder: Path) -> int:
-    """Count this start of the data folder's node, durably if the disk allows."""
+    """Increment and return the number of starts of this data folder's node; durable if possible."""
     from node.store.posix_disk import DiskError, PosixDisk
 
     disk = PosixDisk(folder)

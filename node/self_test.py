@@ -127,10 +127,10 @@ class SelfTests:
         self.is_sure = False  # the test was conclusive
 
     async def run(self) -> SelfTest:
-        """Find out whether an agent answers the same after its KV cache went through the disk.
+        """Test whether an agent gives the same answer after its KV cache was saved and restored.
 
-        Memory that comes back wrong is not used any more. Where the disk refuses, or others run
-        meanwhile, nothing is known: the node says so, and `retry` repeats the test.
+        If the answers differ, the node reuses no caches. If the disk refuses, or other turns run
+        during the test, the result is inconclusive, and `retry` repeats the test.
         """
         began, health = self._clock.monotonic_s(), self._health
         if health.problem is not None:
@@ -151,7 +151,7 @@ class SelfTests:
         return self.found
 
     async def retry(self) -> None:
-        """Repeat an inconclusive test, ever less often, while no turn runs."""
+        """Repeat an inconclusive test with growing pauses, while no turn runs."""
         if self.is_sure or self._turns or self._health.state != "ready":
             return
         if self._clock.monotonic_s() >= self._retry_at_s:
@@ -176,7 +176,7 @@ class SelfTests:
         return passed, detail
 
     async def _clean_up(self) -> None:
-        """Leave nothing of the agent; raise DiskError."""
+        """Remove the test's agent; raise DiskError."""
         table, store, run = self._records.table, self._records.store, self._records.workers.run
         agent = table.get(KEY)
         if agent is None:

@@ -70,7 +70,7 @@ __all__ = ["NodeConfig", "NodeService"]
 
 
 class NodeService:
-    """Starts and stops a node and hands control calls to it."""
+    """A node's whole process: starts and stops the node, and passes control calls to it."""
 
     def __init__(self, config: NodeConfig, end_process: Callable[[], None] = lambda: None) -> None:
         """Prepare a node; `end_process` is called when the device keeps failing."""
@@ -311,7 +311,7 @@ class NodeService:
         return disk, TombstoneStore(tombs, config.cluster_key)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Pass the engine's wish for memory on to the loop, which owns the idle caches."""
+        """Pass the engine's request for memory to the event loop, which owns the idle caches."""
         self._loop.call_soon_threadsafe(lambda: self.node.tiers.hot.make_room(size_bytes))
 
     async def _listen(self) -> None:
@@ -363,7 +363,7 @@ class NodeService:
 
 
 def _data_host(host: str) -> str:
-    """Say where the data plane listens: on every cable of a Mac, whichever Ray knows it by."""
+    """Return the data plane's listening address: all interfaces, unless `host` is loopback."""
     try:
         return host if scope_of(host) is AddressScope.MACHINE else EVERYWHERE
     except ValueError:  # a name that an operator bound it to

@@ -35,11 +35,11 @@ class SleepNotices(Protocol):
     """Notices of the system, delivered on a thread of their own."""
 
     def start(self, on_sleep: Callable[[], None], on_wake: Callable[[], None]) -> None:
-        """Call `on_sleep` before each sleep, which waits until it returns, and `on_wake` after."""
+        """Call `on_sleep` before each sleep, which waits for its return, and `on_wake` after it."""
         ...
 
     def stop(self) -> None:
-        """Deliver no further notice."""
+        """Stop delivering notices."""
         ...
 
 

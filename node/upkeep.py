@@ -56,7 +56,7 @@ class Upkeep:
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stop, after a removal under way."""
+        """Stop after the current removal."""
         await self._loop.stop()
 
     async def round(self) -> None:
@@ -112,7 +112,7 @@ class Retries:
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stop, after a save under way."""
+        """Stop after the current save."""
         await self._loop.stop()
 
     async def _step(self) -> float:

@@ -128,7 +128,7 @@ class Agent:
     waiting_count: int = 0  # turns that wait for the lock, without other operations
     turn: LiveTurn | None = None  # the running one
     outgoing: OutgoingMove = field(init=False)
-    paused_answer: PausedAnswer | None = None  # its interrupted answer, if this node resumes it
+    paused_answer: PausedAnswer | None = None  # if this node resumes its last answer
     loading: Loading | None = None  # prefetch of its cache from disk
 
     def __post_init__(self) -> None:
@@ -165,8 +165,8 @@ class Agent:
         """Return whether the agent has no tokens and no record."""
         return self.saved is None and not self.manifest.token_ids
 
-    def take_up(self) -> None:
-        """Note that the interrupted answer was resumed or is no longer wanted."""
+    def end_paused_answer(self) -> None:
+        """Forget the paused answer, which was resumed or is no longer wanted."""
         if self.paused_answer is not None:
             self.paused_answer.is_resumed.set()
             self.paused_answer = None

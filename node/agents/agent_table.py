@@ -193,9 +193,9 @@ class AgentTable:
     ) -> Agent | None:
         """Find the idle conversation that `prompt` continues or repeats.
 
-        It must begin with all messages of that conversation's last request, as the client sent
-        them (`sketch`) or as the template printed them: only the answer, which no later prompt
-        has confirmed, may differ. Anything else becomes an agent of its own.
+        The prompt must begin with all messages of that conversation's last request, as the client
+        sent them (`sketch`) or as the template rendered them. Only the last answer may differ,
+        since no later prompt has confirmed it. Any other prompt starts a new agent.
         """
         said = self.said_by(tenant, identity, sketch)
         for agent in self._open(self._index.candidates(tenant, prompt), identity):
@@ -205,15 +205,15 @@ class AgentTable:
         return said
 
     def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
-        """Find the idle conversation whose last request's messages begin these ones."""
+        """Find the idle conversation with whose last request the sketched messages begin."""
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
     def answers_of(self, agent: Agent) -> Answers:
-        """Return the answers that an agent's record remembers."""
+        """Return the omitted parts of answers in an agent's record."""
         return self._answers.read(agent.key, agent.manifest.provenance.answers)
 
     def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, OmittedParts]:
-        """Return the answers at these places that any agent of the tenant remembers."""
+        """Return the omitted parts of answers at these places, from any agent of the tenant."""
         found: dict[int, OmittedParts] = {}
         wanted = set(places)
         holders = dict.fromkeys(self._answers.holders(tenant, sorted(wanted)))
@@ -223,7 +223,7 @@ class AgentTable:
         return found
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
-        """Yield the agents that are idle, and that this identity may continue."""
+        """Yield the idle agents that this identity may continue."""
         for key in keys:
             agent = self._agents[key]
             is_of_group = identity.kind is IdentityKind.GROUP
@@ -236,7 +236,7 @@ class AgentTable:
     def alike(self, agent: Agent, shared: Sequence[BlockRef]) -> list[Manifest]:
         """List records of the tenant's other agents that begin with all of these blocks.
 
-        They may have more in common with a prompt than whole blocks. Those of the last turns come
+        They may share more tokens with a prompt than whole blocks. The most recently used come
         first.
         """
         if not shared:
@@ -258,10 +258,10 @@ class AgentTable:
         return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
 
     def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Container[BlockRef]) -> int:
-        """Count the leading blocks that are the agent's own, leased, or of agents that lend them.
+        """Count the leading blocks that the agent may use: its own, leased ones, and lent ones.
 
-        A block in no record yet belongs to a running turn or an incoming move: it is not lent, as
-        its agent may be private.
+        A block that no record refers to yet belongs to a running turn or an incoming move, whose
+        agent may be private, so it is not lent.
         """
         count = _in_leases(shared, 0, leased)
         first = shared[0].block_hash if shared else None
@@ -279,8 +279,8 @@ class AgentTable:
         """Choose an unused id for a conversation without one."""
         if identity.kind is IdentityKind.CONTENT or identity.agent is None:
             return AgentId("auto-" + secrets.token_hex(8))
-        # Always random, because other nodes name conversations of this group too: the bare
-        # name would be given once by each of them, and then two nodes own it at epoch 1.
+        # Always random: if two nodes gave the group's plain name to a new conversation, both would
+        # own that agent at epoch 1.
         return AgentId(f"{identity.agent[:104]}~{secrets.token_hex(8)}")
 
     @property
@@ -289,7 +289,7 @@ class AgentTable:
 
     @on_its_loop
     def drop_resident(self, budget_bytes: int) -> None:
-        """Free the resident caches worth least until they fit; their blocks are on disk."""
+        """Free the least valuable resident caches until the rest fits; their blocks are on disk."""
         if not self._rules.tenants and self.hot_bytes <= budget_bytes:
             return
         hot = [self._candidate(a, is_fixed=not a.is_durable) for a in self if a.cache is not None]
@@ -299,9 +299,9 @@ class AgentTable:
 
     @on_its_loop
     def shed(self, budget_bytes: int) -> None:
-        """Free caches that the disk refused, worth least first, until memory is not overdrawn.
+        """Free caches that the disk refused to save, least valuable first, until the rest fits.
 
-        Such an agent goes back to its last saved turn; without one, it is forgotten.
+        Such an agent loses its unsaved turns; without a saved turn, it is removed.
         """
         if self.hot_bytes <= budget_bytes:
             return
@@ -323,7 +323,7 @@ class AgentTable:
                 self.put(agent)
 
     def _candidate(self, agent: Agent, *, is_fixed: bool) -> Candidate:
-        """Describe a resident cache; a byte of any saves the same time on its way from the disk."""
+        """Return a resident cache as a candidate; each byte saves the same time of disk reads."""
         record, idle_s = agent.manifest, self.use.idle_s(agent.manifest)
         return Candidate(
             agent.key,

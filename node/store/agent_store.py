@@ -50,14 +50,14 @@ class ErasedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A record that may or may not be the stored one, and its blocks that no other keeps."""
+    """A record that may or may not be the stored one, and its blocks that no other record has."""
 
     record: Manifest
     added: list[BlockRef]
 
 
 def _same_refs(before: list[BlockRef], after: list[BlockRef]) -> int:
-    """Count the leading blocks that a record has from the one before it."""
+    """Count the leading blocks that a record shares with the record before it."""
     pairs = enumerate(zip(before, after, strict=False))
     return next((i for i, (a, b) in pairs if a is not b), min(len(before), len(after)))
 
@@ -81,9 +81,9 @@ class AgentStore:
         self._doubtful: dict[AgentKey, list[_Doubt]] = {}
 
     def recover(self) -> list[Manifest]:
-        """Return all records; remove blocks that none refers to.
+        """Return all records; remove blocks that no record refers to.
 
-        A record may lack blocks: what comes before the first missing one still serves.
+        A record may lack blocks; the tokens before the first missing one can still be reused.
         """
         self.blocks.recover()
         kept = []
@@ -103,7 +103,7 @@ class AgentStore:
         same_tokens: int = 0,
         lineage: EditLineage = UNEDITED,
     ) -> tuple[BlockSpan, ...]:
-        """Cut a tenant's tokens into named blocks; `known` ones cover `same_tokens` of them."""
+        """Return the blocks of a tenant's tokens; `known` blocks cover the first `same_tokens`."""
         salt, model = self.salt(tenant), self._fingerprint
         return block_spans(salt, model, ids, known, same_tokens, lineage)
 
@@ -112,14 +112,14 @@ class AgentStore:
         return named_head(layout, self.salt(tenant), self._fingerprint, ids)
 
     def layout(self, record: Manifest) -> Layout:
-        """Return the layout of a record's cache; raise CorruptDataError unless all names follow."""
+        """Return the layout of a record's cache; raise CorruptDataError for wrong block names."""
         return layout_of(record, self.named_refs(record))
 
     def layout_to_read(self, record: Manifest) -> Layout:
-        """Return the layout of a record that is going to be read as a whole.
+        """Return the layout of a record for reading all of it.
 
-        The names of unedited blocks are checked as they are read. Raises CorruptDataError for an
-        edited record that names others.
+        Reading a block checks the name of an unedited one. For an edited record, raises
+        CorruptDataError here if block names are wrong.
         """
         return unedited_layout(record) if record.edited is None else self.layout(record)
 
@@ -130,20 +130,20 @@ class AgentStore:
     def state_span(
         self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
     ) -> BlockSpan:
-        """Name the recurrent state after the first `end` of `ids`."""
+        """Return the block of the recurrent state after the first `end` tokens of `ids`."""
         salt = self.salt(tenant)
         span = span_ending(salt, self._fingerprint, ids, spans, end)
         return span.in_group(salt, CacheGroup.STATE)
 
     def named_refs(self, record: Manifest) -> list[tuple[BlockRef, BlockSpan]]:
-        """Pair every block of a record with its place; raise CorruptDataError if one is not.
+        """Pair every block of a record with its span; raise CorruptDataError for wrong names.
 
-        Names are recomputed from the tokens under this cluster's key; others are not trusted.
+        Names are recomputed from the tokens under this cluster's key, never taken from the record.
         """
         named = named_blocks(record, self.salt(record.tenant))
         is_whole = len(named) == len(record.refs) and record.fingerprint == self._fingerprint
         if not is_whole or not all(span.names(ref) for ref, span in named):
-            message = "the record's blocks are not those of its tokens"
+            message = "the record's block names do not follow from its tokens"
             raise CorruptDataError(message)
         return named
 
@@ -154,7 +154,7 @@ class AgentStore:
         origin: Origin,
         group: CacheGroup = CacheGroup.FULL,
     ) -> bool:
-        """Return whether a block's name follows from its tokens and those before them."""
+        """Return whether a block's name follows from its tokens and its parent."""
         salt = self.salt(tenant)
         chain = block_hash(salt, self._fingerprint, origin.parent, origin.tokens)
         return ref.group is group and ref.block_hash == group_hash(salt, chain, group)
@@ -162,7 +162,7 @@ class AgentStore:
     # --- read --------------------------------------------------------------------------------
 
     def shared_prefix(self, tenant: TenantId, ids: Sequence[int]) -> Layout:
-        """Lay out the stored full blocks of any of the tenant's conversations that begin `ids`."""
+        """Return the layout of stored full blocks with which `ids` begin, from any conversation."""
         salt, groups = self.salt(tenant), self.spec.groups
         parts: list[Held] = []
         states: list[Placed] = []
@@ -198,17 +198,17 @@ class AgentStore:
     def publish(self, manifest: Manifest, previous: Manifest | None) -> None:
         """Make `manifest` the agent's record: the commit point of a turn.
 
-        Raises BlocksLostError or DiskError. Whatever fails leaves `previous`, or no record, but
-        for a DiskError whose code is UNDECIDED: a restart may then find either of both.
+        Raises BlocksLostError or DiskError. After a failure `previous` is stored, or no record if
+        there was none. Only after a DiskError with code UNDECIDED a restart may find either one.
         """
         before = previous.refs if previous is not None else []
         refs = manifest.refs
         same = _same_refs(before, refs)
         added, removed = refs[same:], before[same:]
         gone = self.blocks.retain(added) + self.blocks.missing(refs[:same])
-        if gone:  # erased by another agent's turn since they were found
+        if gone:  # swept after another agent's turn, since they were found
             self.blocks.release(added)
-            message = f"{len(gone)} blocks of the record are not stored any more"
+            message = f"{len(gone)} blocks of the record are no longer stored"
             raise BlocksLostError(message)
         try:
             self._manifests.publish(manifest, previous)
@@ -222,27 +222,27 @@ class AgentStore:
         self._settle(manifest.key)
         if previous is not None:
             self.blocks.release(removed)
-        self.sweep()  # also blocks of a removed record that a first turn has read
+        self.sweep()  # also removes blocks of a removed record that a first turn has read
 
     def doubted(self, key: AgentKey) -> Manifest | None:
-        """Return the last record whose publish failed and that a restart may find, if any."""
+        """Return the newest record that failed to publish but that a restart may find, if any."""
         doubts = self._doubtful.get(key)
         return doubts[-1].record if doubts else None
 
     def settle(self, key: AgentKey) -> bool:
-        """Restore the record that a failed publish was to replace; return whether that worked."""
+        """Write back the record before a failed publish; return whether none is doubtful now."""
         self._manifests.settle(key)
         return self._settle_if_sure(key)
 
     def settle_all(self) -> int:
-        """Restore all such records; count the agents for which that failed."""
+        """Settle all doubtful records; return the number of agents that are still doubtful."""
         return sum(not self.settle(key) for key in list(self._doubtful))
 
     def _doubt(self, record: Manifest, added: list[BlockRef]) -> None:
-        """Keep the new blocks of a record that the disk has but may lose with its power."""
+        """Keep the new blocks of a record that is on disk but may be lost in a power cut."""
         held = self._doubtful.setdefault(record.key, [])
         if held and held[-1].added == added:
-            self.blocks.release(added)  # tried again: they are kept already
+            self.blocks.release(added)  # a repeated attempt: these blocks are kept already
             held.pop()
         held.append(_Doubt(record, added))
 
@@ -265,9 +265,9 @@ class AgentStore:
             _log.error("cannot remove unreferenced blocks yet: %s", error.message)
 
     def erase_record(self, key: AgentKey, saved: Manifest | None) -> list[BlockRef]:
-        """Remove an agent's record, and one that failed at its last step; return their blocks.
+        """Remove an agent's record, and any doubtful one; return their blocks.
 
-        `saved` is the record that is known to be stored. Releases nothing if it raises DiskError.
+        `saved` is the record that is known to be stored. Releases no block if it raises DiskError.
         """
         self._manifests.remove(key)
         refs = [ref for doubt in self._doubtful.get(key, ()) for ref in doubt.added]
@@ -278,7 +278,7 @@ class AgentStore:
         return refs
 
     def erase_unknown(self, key: AgentKey | None = None) -> int:
-        """Remove erased records of unknown agents, such as shed ones; count them."""
+        """Remove erased records of agents that are not in the table; return how many."""
         if key is None:
             return self._manifests.remove_erased()
         removed = self._manifests.remove_erased([self._manifests.digest(key)])
@@ -299,19 +299,22 @@ class AgentStore:
         )
 
     def erase_quarantined(self, key: AgentKey) -> bool:
-        """Empty the quarantine, whose blocks have no known owner; return if a record was theirs."""
+        """Empty the quarantine, since its blocks have no known owner.
+
+        Returns whether it contained a record of this agent.
+        """
         lead = f"{self._manifests.digest(key)}.mf"
         self.blocks.remove_leftovers()
         return any(leaf.startswith(lead) for leaf in self.blocks.empty_quarantine())
 
     def erase_all_quarantined(self, *, is_sure: bool) -> None:
-        """Empty the quarantine if something of an erased agent is there, or `is_sure` to be."""
+        """Empty the quarantine if it contains a record of an erased agent, or if `is_sure`."""
         self.blocks.remove_leftovers()
         if is_sure or any(map(self._manifests.is_named, self.blocks.quarantined())):
             self.blocks.empty_quarantine()
 
     def evict(self, manifests: Sequence[Manifest]) -> None:
-        """Remove agents' records and every block that no other refers to; raise DiskError."""
+        """Remove agents' records and all blocks that become unreferenced; raise DiskError."""
         self._manifests.remove_all(record.key for record in manifests)
         for record in manifests:
             self._settle(record.key)

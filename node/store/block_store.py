@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockMissingError(CorruptDataError):
-    """The block is not stored here, or cannot be read now: a plain miss."""
+    """The block is not stored here, or cannot be read now; callers treat it as a cache miss."""
 
     code = "block_missing"
 
@@ -87,27 +87,27 @@ class BlockStore:
         fingerprint: Fingerprint,
         readers_count: int = BLOCK_READERS,
     ) -> None:
-        """Open the blocks on a disk; `readers_count`: threads that read for one restore."""
+        """Open the blocks on a disk; `readers_count` threads read for one restore."""
         self.readers_count = readers_count
         self._disk = disk
         self._files = BlockFiles(disk, spec, fingerprint)
         self._index = BlockIndex()
         self._scrub_lock = threading.Lock()
         self._to_scrub: list[BlockRef] = []
-        self._unstored: set[BlockRef] = set()  # whose failed publish may have left a file
+        self._unstored: set[BlockRef] = set()  # blocks whose failed publish may have left a file
         self.damaged_count = 0  # blocks taken out of use since this process began
 
     def recover(self) -> int:
-        """Rebuild the index; remove files that cannot be this model's blocks; count those."""
+        """Rebuild the index; remove files that cannot be this model's blocks; return how many."""
         refs, foreign = self._files.list_all()
         for ref in refs:
             self._index.insert(ref, self._files.file_bytes(ref))
         if foreign:
-            _log.warning("removing %d files that are no blocks of this model", len(foreign))
+            _log.warning("removing %d files that are not blocks of this model", len(foreign))
         try:
             return self._disk.remove_all(foreign)
         except DiskError as error:
-            _log.error("left such files in place: %s", error.message)
+            _log.error("cannot remove files that are not blocks of this model: %s", error.message)
             return 0
 
     # --- what is stored, and what must stay ---------------------------------------------------
@@ -116,7 +116,7 @@ class BlockStore:
         return self._index.find(block_hash)
 
     def references(self, ref: BlockRef) -> int:
-        """Count how often records refer to a block."""
+        """Return the number of references to a block."""
         return self._index.references(ref)
 
     def has(self, ref: BlockRef) -> bool:
@@ -145,14 +145,14 @@ class BlockStore:
         return self._disk.drive()
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
-        """Count a record's reference to each of `refs`; list those that are not stored.
+        """Add a record's reference to each of `refs`; return those that are not stored.
 
-        Takes one writer's pin off each. Call it before the record is published.
+        Removes one writer's pin from each. Call it before the record is published.
         """
         return self._index.retain(refs)
 
     def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
-        """Keep blocks for a reader until it releases them; list those that are not stored."""
+        """Keep blocks for a reader until it releases them; return those that are not stored."""
         return self._index.hold(refs)
 
     def release(self, refs: Iterable[BlockRef]) -> None:
@@ -181,10 +181,10 @@ class BlockStore:
     def adopt(
         self, ref: BlockRef, parent: BlockHash, tokens: Sequence[int], payload: memoryview
     ) -> None:
-        """Store a block as it came from a peer, and pin it; raise CorruptDataError in doubt.
+        """Store a peer's block, and pin it; raise CorruptDataError if it does not match `ref`.
 
-        That `ref.block_hash` follows from parent and tokens has to be checked by the caller, who
-        knows the tenant's salt.
+        The caller, which knows the tenant's salt, must check that `ref.block_hash` follows from
+        parent and tokens.
         """
         self._files.check_received(ref, tokens, payload)
         self._publish(ref, parent, [payload])
@@ -213,8 +213,8 @@ class BlockStore:
     ) -> None:
         """Read the packed cache of a block into `places`, given in file order.
 
-        Raises BlockMissingError, or CorruptDataError after quarantining the file; either
-        way what the places hold is then undefined.
+        Raises BlockMissingError, or CorruptDataError after quarantining the file; after either,
+        the content of `places` is undefined.
         """
         self._files.check_fit(ref, tokens)
         with self._doubting(ref):
@@ -223,20 +223,20 @@ class BlockStore:
     def open_payload(self, ref: BlockRef) -> LentBlock:
         """Open a block for sending; the caller closes it.
 
-        The file stays readable even if a sweep removes it meanwhile. Its bytes are not
-        verified: the receiver does that. What cannot be read at all is quarantined.
+        The file stays readable even if a sweep removes it in the meantime. The receiver verifies
+        the bytes. A file that cannot be read is quarantined.
         """
         with self._doubting(ref):
             return LentBlock(self, ref, self._files.lend(ref))
 
     def read_lent(self, ref: BlockRef, payload: Payload, view: memoryview, offset: int) -> None:
-        """Fill `view` from what was lent of a block; raise CorruptDataError."""
+        """Fill `view` from an opened payload; raise CorruptDataError."""
         with self._doubting(ref):
             payload.read_into(view, offset)
 
     @contextmanager
     def _doubting(self, ref: BlockRef) -> Iterator[None]:
-        """Quarantine a block if reading it raises, and report a miss."""
+        """Quarantine a block if reading it fails, and raise a miss or CorruptDataError."""
         try:
             yield
         except FileNotFoundError:
@@ -264,7 +264,7 @@ class BlockStore:
             try:
                 self._disk.quarantine(file_name(ref), reason)
             except DiskError as error:
-                _log.error("dropped a damaged block that stays in place: %s", error.message)
+                _log.error("cannot quarantine a damaged block, dropped it: %s", error.message)
 
     # --- upkeep ------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class BlockStore:
                 self._index.insert(ref, size)
 
     def _remove_unstored(self) -> None:
-        """Remove files whose write failed and that could not be removed then."""
+        """Remove files that a failed write has left."""
         for ref in list(self._unstored):
             with self._index.exclusive(ref):
                 if not self.has(ref):
@@ -309,7 +309,7 @@ class BlockStore:
         return self._disk.list_names(QUARANTINE)
 
     def remove_leftovers(self) -> None:
-        """Remove what failed writes left half written; raise DiskError."""
+        """Remove the temporary files of failed writes; raise DiskError."""
         self._disk.remove_leftovers()
 
     def empty_quarantine(self) -> list[str]:
@@ -320,7 +320,7 @@ class BlockStore:
         return leaves
 
     def verify(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
-        """Read blocks again as a whole; quarantine and list those that are damaged."""
+        """Read and check whole blocks; quarantine the damaged ones, and return them."""
         damaged = []
         for ref in filter(self.has, refs):
             try:
@@ -333,9 +333,9 @@ class BlockStore:
         return damaged
 
     def scrub(self, budget_bytes: int) -> Scrub:
-        """Read some stored blocks again, up to one over the budget, and quarantine damaged ones.
+        """Check some stored blocks, up to one over the budget, and quarantine damaged ones.
 
-        Successive calls take turns over all blocks; one ends early at the end of a round.
+        Successive calls go through all blocks in rounds; a call ends early at the end of a round.
         """
         damaged: list[BlockRef] = []
         blocks_count = file_bytes = 0
@@ -359,7 +359,7 @@ class BlockStore:
             return None
 
     def check_integrity(self) -> list[str]:
-        """List every disagreement between index and disk; only while no other call runs."""
+        """List all differences between index and disk; call it only while no other call runs."""
         indexed = self._index.snapshot()
         stored, foreign = self._files.list_all()
         problems = self._index.problems()

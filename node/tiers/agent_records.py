@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
-    """Write a record; repeat it if the drive loses one of its blocks during the write."""
+    """Write a record; retry if the drive loses one of its blocks during the write."""
     for _ in range(RECORD_WRITES_MAX - 1):
         with contextlib.suppress(BlocksLostError):
             return await write()
@@ -36,7 +36,7 @@ class AgentRecords:
     hot: HotTier
 
     def is_here(self, agent: Agent) -> bool:
-        """Return whether it is still the one under its key."""
+        """Return whether the agent is still in the table, and not replaced by another one."""
         return self.table.get(agent.key) is agent
 
     async def missing(self, record: Manifest) -> list[BlockRef]:
@@ -44,7 +44,7 @@ class AgentRecords:
         return await self.workers.run(lambda: self.store.missing(record))
 
     async def verify(self, record: Manifest) -> None:
-        """Read the record's blocks; what is damaged is missing from then on."""
+        """Read and check the record's blocks; damaged ones count as missing from then on."""
         await self.workers.run(lambda: self.store.blocks.verify(dict.fromkeys(record.refs)))
 
     async def publish(self, record: Manifest, previous: Manifest | None) -> None:
@@ -52,7 +52,7 @@ class AgentRecords:
         await self.workers.run(lambda: self.store.publish(record, previous))
 
     async def republish(self, agent: Agent, record: Manifest) -> None:
-        """Replace an agent's record, under its turn lock; what the drive lost is cut off it."""
+        """Replace an agent's record under its turn lock, cut before the first lost block."""
         assert agent.turn_lock.locked(), "two writers would release its blocks twice"
         await despite_losses(lambda: self._republish(agent, record))
 
@@ -61,7 +61,7 @@ class AgentRecords:
         lost = await self.missing(record)
         if lost:
             record = truncate_record(record, set(lost))
-            agent.cache = None  # it holds more than the record has now
+            agent.cache = None  # it holds more tokens than the truncated record
         await self.publish(record, previous)
         agent.take_record(record)
         self.table.put(agent)

@@ -39,7 +39,7 @@ TURN_WAIT_S = 30.0  # for a running turn, which does not see a directive that ar
 
 @dataclass(frozen=True, slots=True)
 class DirectiveStore:
-    """Handlers of the directive calls; `marks` are the tokens that templates set."""
+    """Handlers of the directive calls; `marks` are the template's special tokens."""
 
     owned: OwnedAgents
     records: AgentRecords
@@ -50,9 +50,9 @@ class DirectiveStore:
     erasing: Erasing
 
     async def change_directives(self, call: DirectAgent) -> AgentView:
-        """Change an agent's directives; raise RejectedError, DiskError, or what `require` raises.
+        """Change an agent's directives; raise RejectedError, DiskError, or an error of `require`.
 
-        An operation that is stored already gets the same answer again.
+        A repeated operation gets the same answer.
         """
         for directive in call.added:
             if problem := directive.problem():
@@ -62,7 +62,7 @@ class DirectiveStore:
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
     async def change_settings(self, call: ChangeSettings) -> AgentView:
-        """Change an agent's settings; raise what `change_directives` raises."""
+        """Change an agent's settings; raises the same errors as `change_directives`."""
         async with self.erasing.revoking(), self._held(call.key) as agent:
             await despite_losses(lambda: self._change_settings(agent, call))
             if call.closes:
@@ -73,7 +73,7 @@ class DirectiveStore:
         """Free an agent's resident cache; raise ConflictError unless all of it is on disk."""
         async with self._held(call.key) as agent:
             if agent.saved is None or not agent.is_durable:
-                message = "the agent's last turn is not on disk yet"
+                message = "the agent's last turn is not on disk yet; retry later"
                 raise ConflictError(message, code="nothing_saved")
             self._drop_resident(agent)
         return agent.view()
@@ -82,13 +82,13 @@ class DirectiveStore:
         """Evict a replica; raise ConflictError if this node owns the agent, or DiskError."""
         agent = self.owned.table.get(call.key)
         if agent is None:
-            return Done("there is no copy of it")
+            return Done("this node has no copy")
         if agent.effective_record.state is not OwnerState.REPLICA:
             message = "this node owns the agent: its disk may have the only copy"
             raise ConflictError(message, code="only_copy")
         self.eviction.offers.withdraw_agent(call.key)  # of a finished move from here
         if not await self.eviction.evict([agent]):
-            message = "the copy is in use"
+            message = "the copy is in use; retry later"
             raise RetryLaterError(message, code="agent_busy")
         return Done("evicted")
 
@@ -98,7 +98,7 @@ class DirectiveStore:
             self.records.put(agent)
 
     async def read_memory(self, call: ReadMemory) -> MemoryView:
-        """List the messages and directives of an agent; raise what `OwnedAgents.require` raises."""
+        """List an agent's messages and directives; raises the errors of `OwnedAgents.require`."""
         record = self.owned.require(call.key).manifest
         known = record.positions or MessagePositions(())
         return MemoryView(
@@ -110,7 +110,7 @@ class DirectiveStore:
 
     @asynccontextmanager
     async def _held(self, key: AgentKey) -> AsyncIterator[Agent]:
-        """Lock an agent between two turns."""
+        """Hold an agent's turn lock, after saving its unsaved turns."""
         agent = self.owned.require(key)
         if agent.is_unsaved:
             await self.flusher.flush()
@@ -125,11 +125,12 @@ class DirectiveStore:
             lambda: self._changed_directives(agent.manifest, call)
         )
         if len(live(wanted)) > DIRECTIVES_MAX:
-            message = f"an agent has {DIRECTIVES_MAX} directives at most: take some back"
+            message = f"an agent may have at most {DIRECTIVES_MAX} directives: undo some"
             raise ConflictError(message, code="too_many_directives")
         if texts_bytes(wanted) > max(DIRECTIVES_BYTES_MAX, texts_bytes(known)):
-            most = f"{DIRECTIVES_BYTES_MAX} bytes of text"
-            message = f"an agent's directives have {most} at most: take some back"
+            message = (
+                f"an agent's directives may have {DIRECTIVES_BYTES_MAX} bytes of text: undo some"
+            )
             raise ConflictError(message, code="too_many_directives")
         if wanted != known:
             record = replace(agent.manifest, directives=wanted or None)
@@ -150,7 +151,7 @@ class DirectiveStore:
             await self._publish(agent, replace(record, settings=wanted), revokes=hides)
 
     async def _publish(self, agent: Agent, record: Manifest, *, revokes: bool) -> None:
-        """Store the changed record; with `revokes`, what others borrowed of the agent must go."""
+        """Store the changed record; with `revokes`, drop the rows that others borrowed from it."""
         if agent.saved is None or not agent.is_durable:
             message = "the agent's last turn is not on disk yet"
             raise ConflictError(message, code="nothing_saved")
@@ -163,7 +164,7 @@ class DirectiveStore:
         self.records.put(agent)
 
     def _changed_directives(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
-        """Return the directives after a call; those that it undoes are marked."""
+        """Return the directives after a call, with those that it undoes marked."""
         known = record.directives or ()
         gone = {d.operation for d in live(known)} if call.removes_all else {*call.removed}
         kept = tuple(d for d in live(known) if d.operation not in gone)
@@ -201,7 +202,7 @@ def _changed_settings(known: AgentSettings, call: ChangeSettings) -> AgentSettin
 
 
 def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[DirectiveView, ...]:
-    """Show directives with the numbers of their messages."""
+    """Return views of directives, with the numbers of their messages."""
     numbers: dict[tuple[bytes, int], int] = {}
     counts: dict[bytes, int] = {}
     for number, position in enumerate(

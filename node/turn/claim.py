@@ -1,4 +1,4 @@
-"""Claim the agent of a turn: resolve the identity, wait for the lock, check ownership."""
+"""Claim of a turn on its agent: resolve the identity, wait for the lock, check ownership."""
 
 import asyncio
 import contextlib
@@ -31,8 +31,8 @@ from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
 
-DECISION_WAIT_S = 30.0  # a turn that meets a migration waits this long for its outcome
-TAKE_UP_WAIT_S = 5.0  # for an answer that its router asks for again at once
+DECISION_WAIT_S = 30.0  # how long a turn waits for the outcome of its agent's move
+RESUME_WAIT_S = 5.0  # for the router to resume a paused answer, which it does at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Claims:
     moving: MovingStreams
     hot: HotTier
     health: Health
-    retry_after_s: Callable[[int, int], float]  # for a queue of so many turns and so many slots
+    retry_after_s: Callable[[int, int], float]  # given the turns in a queue and its slots
 
     @contextlib.asynccontextmanager
     async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
-        """Hold the agent of this request; no other turn of the agent runs meanwhile.
+        """Hold the agent of this request, so that no other turn of the agent runs.
 
-        A turn that is not kept gets a temporary agent, which is in no table.
+        A turn that is not kept gets a temporary agent, which is not in the table.
         """
         if not request.is_kept:
             yield self._sibling(request)
@@ -67,22 +67,23 @@ class Claims:
                 self._keep_private(agent, request)
                 before = agent.paused_answer
                 if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
-                    agent.take_up()
+                    agent.end_paused_answer()
                     yield agent
                     return
             finally:
                 agent.turn_lock.release()
-                if agent.is_blank and not agent.waiting_count:  # a waiting turn resolves again
-                    self.table.forget(agent)  # its turn stored nothing
+                if agent.is_blank and not agent.waiting_count:
+                    self.table.forget(agent)  # its turn stored nothing, and no turn waits for it
                 elif self.table.get(agent.key) is agent:
                     self.table.use.retain(agent.key, request.retain_s)
                 self.hot.drop_resident()
             await _await_resumption(agent, before)
 
     def _sibling(self, request: GenerateRequest) -> Agent:
-        """Return a temporary agent for a turn that is not kept, with the edited cache of `beside`.
+        """Return a temporary agent for a turn that is not kept.
 
-        Unedited blocks are found by their content, edited ones only through their record.
+        It gets the record of the agent `beside` if that is edited: unedited blocks are found by
+        their content, edited ones only through their record.
         """
         name = self.table.name_new(request.tenant, request.identity)
         made = self.table.unlisted(request.tenant, name, None, request.epoch)
@@ -104,7 +105,7 @@ class Claims:
             self.moving.begin_pause(migration)
             await self.moves.wait_until_decided(migration)
         if not self._is_owned(key, request.epoch):
-            message = "the agent's move to this node failed"
+            message = "the agent's move to this node failed; ask its owner"
             raise RetryElsewhereError(message)
 
     def _is_owned(self, key: AgentKey, epoch: int) -> bool:
@@ -115,7 +116,7 @@ class Claims:
         return record.state is not OwnerState.REPLICA and record.epoch >= epoch
 
     async def _lock(self, request: GenerateRequest, text: str) -> Agent:
-        """Wait for the agent's lock; an agent evicted meanwhile is resolved again."""
+        """Wait for the agent's lock; resolve the agent again if it was evicted in the meantime."""
         for _ in range(AGENT_TURNS_WAITING_MAX):
             with contextlib.suppress(FabricError):  # without room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
@@ -130,21 +131,21 @@ class Claims:
             if not agent.was_evicted:
                 return agent
             agent.turn_lock.release()
-        message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent"
+        message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent; retry later"
         wait_s = self.retry_after_s(AGENT_TURNS_WAITING_MAX, 1)
         raise OverloadedError(message, retry_after_s=wait_s)
 
     def owned_record(self, key: AgentKey) -> Manifest | None:
-        """Return the record of an agent that this node owns."""
+        """Return an agent's record if this node owns the agent."""
         agent = self.table.get(key)
         is_owned = agent is not None and agent.effective_record.state is not OwnerState.REPLICA
         return agent.manifest if agent is not None and is_owned else None
 
     def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
-        """Return a chat's remembered answers: its agent's, and other agents' for missing places.
+        """Return the omitted parts of a chat's answers, from its agent or from other agents.
 
-        If that agent gave all of them, other agents are not consulted: an answer it does not
-        remember reads as the client has it, and another may have given a similar one there.
+        Other agents are not asked if the agent gave all of the chat's answers: a part that it lacks
+        was not omitted, although another agent may have given a similar answer there.
         """
         if not places:
             return KnownAnswers()
@@ -162,7 +163,7 @@ class Claims:
         return live(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
-        """Keep an agent private that was private on its previous node."""
+        """Make an agent private that was private on its previous node."""
         is_news = agent.is_blank or agent.is_taken_over
         agent.is_taken_over = False
         if request.is_private and is_news and not agent.manifest.is_private:
@@ -171,7 +172,7 @@ class Claims:
             self.table.put(agent)
 
     def _known(self, request: GenerateRequest) -> Agent | None:
-        """Return a chat's agent, as far as it is known before the prompt is rendered."""
+        """Return the agent of a chat if it is known before the prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if request.beside is not None:
             return self.table.get((request.tenant, request.beside))
@@ -189,7 +190,7 @@ class Claims:
                 epoch = self.erased.claim_epoch(request.tenant, identity.agent, request.epoch)
                 known = table.create(request.tenant, identity.agent, None, epoch)
             return known
-        # A raw prompt's last piece is not in its sketch.
+        # The sketch of a raw prompt lacks the last piece.
         said = request.sketch if request.messages is not None else ()
         recognized = table.recognize(request.tenant, identity, text.encode(), said)
         if recognized is not None and not self._is_erased(recognized):
@@ -201,11 +202,11 @@ class Claims:
         return table.create(request.tenant, name, group, epoch)
 
     def _is_erased(self, agent: Agent, router_epoch: int = 0) -> bool:
-        """Return whether an agent was erased, as far as this node or the turn's router knows."""
+        """Return whether this node or the turn's router knows that an agent was erased."""
         return agent.manifest.epoch <= max(router_epoch, self.erased.floor(*agent.key))
 
     def lost(self, agent: Agent) -> StaleEpochError:
-        """Return why a turn is not acknowledged: its agent was erased or taken over."""
+        """Return the error of a turn whose agent was erased or taken over before its end."""
         if self._is_erased(agent):
             message = "the agent was erased during this turn"
             return StaleEpochError(message, code="erased")
@@ -213,7 +214,7 @@ class Claims:
         return StaleEpochError(message, code="fenced")
 
     def lenders(self, agent: Agent, layout: Layout) -> tuple[Lender, ...]:
-        """Return the agents whose rows a cache borrowed; raise RetryLaterError if one is erased."""
+        """Return the lenders of a turn's cache; raise RetryLaterError if one was erased."""
         lenders = (*agent.lenders, *layout.lenders)
         gone = self.lender_gone(agent, lenders)
         if gone is not None:
@@ -221,18 +222,18 @@ class Claims:
         return lenders
 
     def lender_gone(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
-        """Return the error for a cache with rows of an erased agent; None if it has none."""
+        """Return the error for a cache with rows of an erased agent, or None."""
         if not self.erased.has_erased_lender(agent.key[0], lenders):
             return None
         message = "a part of the cache was borrowed from an erased agent: send the turn again"
         return RetryLaterError(message, code="lender_erased")
 
     async def _own(self, agent: Agent, asked: int, erased_epoch: int) -> None:
-        """Raise unless this node may serve the agent at the epoch that the router asked for."""
+        """Check that this node may serve the agent at the router's epoch; raise if not."""
         try:
             await asyncio.wait_for(agent.outgoing.decided(), DECISION_WAIT_S)
         except TimeoutError:
-            message = "the agent is being moved"
+            message = "the agent is being moved; retry later"
             raise RetryLaterError(message, code="migrating") from None
         if self.table.get(agent.key) is not agent:
             message = "the agent was erased while this turn waited"
@@ -242,14 +243,14 @@ class Claims:
             message = "the agent is being erased"
             raise RetryLaterError(message, code="erased")
         fence = agent.outgoing.fence
-        if (asked or record.epoch) < fence:  # 0: found by its content, whatever its epoch
+        if (asked or record.epoch) < fence:  # 0: the agent was found by its content
             message = f"another node owns the agent at epoch {fence}"
             raise StaleEpochError(message)
         if record.state is OwnerState.REPLICA and asked <= record.epoch:
             message = f"the agent is owned by {record.owner} at epoch {record.epoch}"
             raise RetryElsewhereError(message)
         if 0 < asked < record.epoch:
-            message = f"epoch {asked} was superseded by {record.epoch}"
+            message = f"epoch {asked} is stale: the agent is already at epoch {record.epoch}"
             raise StaleEpochError(message)
         if asked > record.epoch:  # the directory made this node the owner
             agent.is_taken_over = self.table.is_copy(agent)
@@ -260,12 +261,12 @@ class Claims:
 
 
 async def _await_resumption(agent: Agent, before: PausedAnswer) -> None:
-    """Wait until an answer that its client has read in part is resumed."""
+    """Wait until a paused answer is resumed, since its client has read a part of it."""
     agent.waiting_count += 1
     try:
-        await asyncio.wait_for(before.is_resumed.wait(), TAKE_UP_WAIT_S)
-    except TimeoutError:  # its client has left
+        await asyncio.wait_for(before.is_resumed.wait(), RESUME_WAIT_S)
+    except TimeoutError:  # its client has disconnected
         if agent.paused_answer is before:
-            agent.take_up()
+            agent.end_paused_answer()
     finally:
         agent.waiting_count -= 1

@@ -1,4 +1,4 @@
-"""The part of a turn that holds its agent: plan, restore, prefill, decode, save."""
+"""Decoding of a turn, the part that holds its agent: plan, restore, prefill, decode, save."""
 
 import asyncio
 import threading
@@ -67,7 +67,7 @@ class Decoding:
         unwanted: threading.Event,
         saved: asyncio.Event,
     ) -> None:
-        """Tell the client through `emit`, stop once `unwanted`, set `saved` at the record."""
+        """Send events to `emit`, stop when `unwanted` is set, set `saved` once the record is."""
         self._parts = parts
         self._request = request
         self._prompt = prompt
@@ -82,7 +82,7 @@ class Decoding:
         self.lenders: tuple[Lender, ...] = ()  # agents whose rows the cache borrowed
 
     async def run(self) -> Finished | HandedOver | None:
-        """Return the turn's last event; None if its client has left."""
+        """Run the turn; return its last event, or None if its client has disconnected."""
         parts, agent = self._parts, self._agent
         planned = await parts.prompts.plan(self._prompt, agent.manifest)
         parts.sequences.check_memory(len(planned.plan.ids))
@@ -105,7 +105,7 @@ class Decoding:
             parts.sequences.release(sequence)
 
     def _submit(self, sequence: Sequence, prepared: Prepared) -> None:
-        """Hand the sequence and the agent's cache to the engine, or neither."""
+        """Submit the sequence and the agent's cache to the engine."""
         self.sequence = sequence
         if self._unwanted.is_set():
             sequence.cancelled.set()
@@ -158,12 +158,12 @@ class Decoding:
         return Finished(reason, tokens_count, ended.stop_string, durable, answer.broken_calls)
 
     async def _start(self, sequence: Sequence, prepared: Prepared) -> Prepared | Ended | Broke:
-        """Wait for memory, and restore the prompt's beginning into it if it is on disk.
+        """Wait for memory, and restore the prompt's prefix into it if that is on disk.
 
-        An unwanted turn's restored prefix is incomplete, so nothing is computed upon it.
+        Ends a cancelled turn here, because its restored prefix is incomplete.
         """
         parts = self._parts
-        if not prepared.is_stored:  # how much is reused is known already
+        if not prepared.is_stored:  # the number of reused tokens is known already
             self._admit(prepared)
         if sequence.awaited_tokens is not None:
             granted = await self._events.get()
@@ -217,7 +217,7 @@ class Decoding:
                 return event
 
     def _show(self, index: int, shown: AnswerDelta, event: Produced | None) -> None:
-        """Tell the client what came of the answer's token number `index`."""
+        """Emit the text, logprobs and calls of the answer's token number `index`."""
         self._prompt.shown.add(shown)
         if event is not None and event.was_delivered:
             return
@@ -239,16 +239,16 @@ class Decoding:
             self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
 
     def _show_sampled(self, sequence: Sequence, ended: Ended) -> Resumption | None:
-        """Return how to continue on another node, and show the token that is sampled already.
+        """Return how to continue on another node, and emit the token that is sampled already.
 
-        The next node would show it only after computing the token that follows.
+        The next node could emit it only after computing the token after it.
         """
         resume, shown = _resumption(sequence, ended), ended.sampled_shown
         if resume is None or shown is None or resume.is_delivered:
             return resume
         count = len(resume.answer_ids) + 1
         if finish_reason(sequence, count, resume.sampled, shown) is not None:
-            return resume  # the next node will see that it was the last
+            return resume  # it is the answer's last token; the next node finishes the answer
         event = produced(sequence, count, SampledToken(resume.sampled, resume.top), shown)
         self._show(event.index, shown, event)
         return replace(resume, is_delivered=True)
@@ -256,7 +256,7 @@ class Decoding:
     def _end_unchanged(
         self, sequence: Sequence, prepared: Prepared, ended: Ended | Broke
     ) -> HandedOver | None:
-        """End a turn that computed nothing: the agent is as it was before."""
+        """End a turn that computed nothing, and leave the agent unchanged."""
         agent = self._agent
         if isinstance(ended, Broke):
             raise ended.error
@@ -273,21 +273,21 @@ class Decoding:
         return None
 
     def _check_stopping(self) -> None:
-        """Raise the node's own reason if the node, not the client, ended this turn."""
+        """Raise the node's error if the node, not the client, ended this turn."""
         if self._parts.health.stopping is not None:
             raise self._parts.health.stopping
 
     def _fenced(self) -> StaleEpochError:
-        """Count and describe a turn whose agent another node owns at its end."""
+        """Count a turn whose agent has a new owner, and return its error."""
         self._parts.live.fenced_count += 1
         return self._parts.claims.lost(self._agent)
 
 
 def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
-    """Return how to continue elsewhere; None if no token was sampled: the turn starts again."""
+    """Return how another node continues; None if no token was sampled, so that it starts anew."""
     before, ids = sequence.input.resumed, tuple(ended.answer_ids)
     if before is not None and before.answer_ids == ids:
-        return before  # moved on before a token was sampled here
+        return before  # the agent moved again before a token was sampled here
     if ended.sampled is None:
         assert not ids, "an answer with tokens has sampled its next one"
         return None
@@ -295,15 +295,15 @@ def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
 
 
 def _is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:
-    """Return whether nothing was computed, so that the record may stay as it is."""
+    """Return whether nothing was computed, so that the record needs no update."""
     before = len(sequence.input.resumed.answer_ids) if sequence.input.resumed is not None else 0
     is_new = sequence.cache.tokens_count > prepared.cached or len(sequence.answer_ids) > before
-    # Of a cache that was never saved, only what was reused is left.
+    # If the cache was never saved, only the reused tokens are left.
     return not is_new and (agent.is_durable or prepared.cached == agent.manifest.tokens_count)
 
 
 def _echo_deltas(sequence: Sequence) -> Iterator[Delta]:
-    """Yield the prompt, now in the cache, with the log probabilities that were requested."""
+    """Yield the prompt's text and the requested log probabilities, once it is in the cache."""
     echo = sequence.echo
     if echo is None:
         return

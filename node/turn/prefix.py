@@ -1,7 +1,7 @@
 """Prefix cache of a node: the longest reusable prefix of a prompt, resident or stored.
 
-`prepare` finds it. No cache is made, rewound or read before the engine has granted the memory:
-then `begin` (on the engine thread) and `restore` do that.
+`prepare` finds the prefix without changing any cache. Once the engine has granted the memory,
+`begin` (on the engine thread) creates or rewinds the cache, and `restore` reads it from disk.
 """
 
 import threading
@@ -45,8 +45,8 @@ from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
 from node.turn.prepared import Prepared, stored_prefix
 
-_EDITED_AND_LOST: Final = "edited, and nothing after the edit is stored any more"
-SYSTEM_DIGITS: Final = 12  # of a fingerprint, as many as OpenAI's have
+_EDITED_AND_LOST: Final = "edited, and nothing after the edit is still stored"
+SYSTEM_DIGITS: Final = 12  # digits of the fingerprint, as in OpenAI's `system_fingerprint`
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Prefixes:
         return cache
 
     async def prepare(self, agent: Agent, plan: PromptPlan, request: GenerateRequest) -> Prepared:
-        """Find the prefix for `plan`; the agent's own cache, if it has one, is not changed yet."""
+        """Find the prefix for `plan`, without changing the agent's cache."""
         room = len(plan.ids) + min(request.sampling.max_tokens, ROOM_TOKENS)
         if request.is_scored:  # reused tokens would have no scores
             return await self._cold(plan, room, is_kept=request.is_kept)
@@ -95,12 +95,12 @@ class Prefixes:
     async def _own(
         self, agent: Agent, plan: PromptPlan, room: int, request: GenerateRequest
     ) -> Prepared:
-        """Find the prefix without spans of other contexts."""
-        # An answer that moved here continues with the cache that it began with.
+        """Find the prefix, without borrowing spans from other contexts."""
+        # An answer that moved here keeps the edited cache with which it began.
         keeps = request.edits is not None and request.edits.keeps
         if (keeps or request.resume is not None) and self.health.reuses:
             edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
-            if edited is None and plan.moves:  # what was kept after earlier edits may still serve
+            if edited is None and plan.moves:  # tokens after earlier edits may still be reusable
                 plan = _without_moves(plan)
                 edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
             if edited is not None:
@@ -115,13 +115,13 @@ class Prefixes:
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
         stored = None
-        # Of a recurrent model an earlier state may be in memory, and a later one on disk; and
-        # another conversation may have begun as this one now does.
+        # A recurrent model may have an earlier state in memory and a later one on disk. Another
+        # conversation may share a longer prefix with this prompt.
         if not hot or hot < usable or len(plan.ids) - hot > BLOCK_TOKENS:
             stored = await self._best_prefix(agent, plan, usable)
         common = max(plan.kept_tokens, stored.common_tokens if stored is not None else 0)
         plan = replace(plan, marks=plan.marks.with_branch(common))
-        # To read a block takes about as long as to compute a token.
+        # Reading a block takes about as long as computing a token.
         if (
             hot
             and resident is not None
@@ -135,7 +135,7 @@ class Prefixes:
         return await self._cold(plan, room, is_kept=is_kept)
 
     def _usable(self, agent: Agent, plan: PromptPlan) -> int:
-        """Return how much of a plan's prompt the agent's own cache may serve."""
+        """Return how many leading tokens of the prompt the agent's own cache can provide."""
         exact = agent.exact_tokens  # an edited cache serves only turns that ask for it
         return self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1, exact))
 
@@ -151,9 +151,9 @@ class Prefixes:
         cache: ResidentCache,
         cancel: threading.Event,
     ) -> Prepared:
-        """Read the prefix into the new `cache`; what turns out to be damaged is a miss.
+        """Read the prefix into the new `cache`, up to the first damaged block.
 
-        Where `cancel` is set, nothing more is read.
+        Stops reading when `cancel` is set.
         """
         assert prepared.is_stored, "only what is stored is restored"
         restored = await self._read(agent, prepared, cache, cancel)
@@ -170,14 +170,14 @@ class Prefixes:
     async def _other_prefix(
         self, agent: Agent, plan: PromptPlan, reused_tokens: int
     ) -> "_StoredPrefix | None":
-        """Find a longer prefix than was restored: the rest is damaged, or of an abandoned turn."""
+        """Find a longer prefix than the restored one, whose rest is damaged or abandoned."""
         other = await self._best_prefix(agent, plan, self._usable(agent, plan))
         return other if other.tokens_count > reused_tokens else None
 
     async def _read(
         self, agent: Agent, prepared: Prepared, cache: ResidentCache, cancel: threading.Event
     ) -> Prepared:
-        """Read the layout's blocks into the cache; return what came of them."""
+        """Read the layout's blocks into the cache; return the prefix that was restored."""
         tenant, ids, wanted = agent.manifest.tenant, prepared.plan.ids, prepared.layout
         store, refs = self.store, wanted.refs if wanted.is_edited else []
         store.blocks.hold(refs)  # blocks of others may be evicted during the read
@@ -197,7 +197,7 @@ class Prefixes:
         return restored if restored.reused_tokens else replace(restored, tier=CacheTier.COLD)
 
     def _stored_tokens(self, agent: Agent, prepared: Prepared, layout: Layout) -> int:
-        """Count the leading tokens that the cache has of the agent's own saved blocks."""
+        """Count the leading tokens of the cache that came from the agent's own saved blocks."""
         if prepared.plain_plan is not None or agent.saved is None:
             return 0
         if prepared.layout.is_edited:
@@ -206,7 +206,7 @@ class Prefixes:
         return unedited_pieces(agent.saved, layout.tokens_count).tokens_in_common(layout.pieces)
 
     def admitted(self, agent: Agent, prepared: Prepared) -> Admitted:
-        """Note the match on the agent, and return the event that reports it."""
+        """Record the match on the agent, and return the event that reports it."""
         plan, cached, problem = prepared.plan, prepared.reused_tokens, self.health.problem
         match, reason = plan.match if cached else MatchKind.NONE, plan.reason
         if not prepared.layout.is_edited and cached > plan.kept_tokens:
@@ -231,11 +231,11 @@ class Prefixes:
         )
 
     async def _best_prefix(self, agent: Agent, plan: PromptPlan, usable: int) -> "_StoredPrefix":
-        """Choose between the agent's own record and others' that begin with the same tokens."""
+        """Choose the best of the agent's record and of records that begin with the same tokens."""
         if not self.health.reuses:
             return _StoredPrefix(EMPTY_LAYOUT, CacheTier.COLD)
         known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        # Checked before the search, too: released blocks are still found for a moment.
+        # Checked before the search too, because released blocks can still be found for a moment.
         is_hidden = self._hides(agent)
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
         if is_hidden or self._hides(agent):

@@ -1,9 +1,9 @@
-"""Save a turn: the prompt's blocks while the answer is decoded, the rest at its end.
+"""Saver of a turn: the prompt's blocks while the answer is decoded, the rest at the end.
 
-Only blocks that are not stored yet are copied out of the cache, one at a time between two
-steps, so that saving a long prompt never stalls other agents' decoding. Data that a cache cannot
-keep (blocks that slide out of a window, recurrent states) is saved as soon as it exists, and the
-prompt waits while too much of it is unsaved.
+Blocks that are not stored yet are copied out of the cache one at a time, between two steps, so that
+saving a long prompt does not stall other agents' decoding. Data that the cache drops (blocks that
+slide out of a window, recurrent states) is saved as soon as it exists; prefill pauses while too
+much of it is unsaved.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ from node.tiers.record_writer import RecordWriters
 from node.turn.prepared import Prepared
 
 _log = logging.getLogger(__name__)
-IDLE_SHARE = 19.0  # saving ahead takes a twentieth of the time, so that decoding is not slowed
+IDLE_SHARE = 19.0  # saving ahead takes 1/20 of the time, so that it does not slow down decoding
 FIRST_WAIT_S = 0.25  # longer than a short answer takes
-DRAIN_S = 0.05  # between two looks for data that the cache of a running prompt cannot keep
+DRAIN_S = 0.05  # between two saves of data that the cache drops
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Savers:
 
 
 class Saver:
-    """Makes one turn durable."""
+    """Saver of one turn."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Saver:
         self._request = prompt.restored.request
         self._cache = prepared.cache
         self._writer = parts.writers.of(agent, self._cache, prepared.layout, prepared.cached)
-        self._ids: Sequence[int] = prepared.plan.ids[:-1]  # those whose blocks are saved ahead
-        self._named_tokens = prepared.plan.kept_tokens  # leading ones whose blocks have names
+        self._ids: Sequence[int] = prepared.plan.ids[:-1]  # tokens whose blocks are saved ahead
+        self._named_tokens = prepared.plan.kept_tokens  # leading tokens whose blocks have names
         self._early: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()  # so that each block is stored once
+        self._writing = asyncio.Lock()  # so that no block is stored twice
         self._is_decoding = False
         self._has_failed = False
         self._over = asyncio.Event()
@@ -88,8 +88,8 @@ class Saver:
     # --- ahead of the turn's end -------------------------------------------------------------
 
     def begin(self, *, is_decoding: bool) -> None:
-        """Start saving what is complete; it does not change any more."""
-        if is_decoding:  # a hot prompt; a turn that waited for memory notes it by `Started`
+        """Start saving complete blocks, which no longer change."""
+        if is_decoding:  # a hot prompt; other turns get the event `Started`
             self.note_decoding()
         if self._request.is_kept and self._parts.health.reuses:
             self._early = asyncio.create_task(self._save_ahead())
@@ -99,7 +99,7 @@ class Saver:
         self._engine.moving.end_pause(self._agent.manifest.migration)  # which brought it here
 
     def is_behind(self) -> bool:
-        """Return whether too much is unsaved for the prompt to continue."""
+        """Return whether too much data is unsaved, so that prefill must pause."""
         if self._has_failed or self._early is None:
             return False
         spec, cache = self._spec, self._cache
@@ -142,10 +142,10 @@ class Saver:
         return spans
 
     async def save_now(self, answer_ids: Sequence[int]) -> Manifest | None:
-        """Save every full block that the turn has so far; return a record that ends with them.
+        """Save all full blocks that the turn has so far; return an unpublished record of them.
 
-        The record is not published: it names what another node may copy while the turn continues.
-        None if there is no full block, or the disk refuses.
+        Another node may copy the record's blocks while the turn continues. Returns None if there is
+        no full block, or if the disk refuses.
         """
         ids = [*self._prepared.plan.ids, *answer_ids]
         try:
@@ -170,7 +170,7 @@ class Saver:
             windows=(),
             states=(),
             edited=edited,
-            positions=None,  # without a text messages have no position
+            positions=None,  # a record without text has no message positions
         )
 
     async def _is_over_within(self, seconds: float) -> bool:
@@ -188,15 +188,15 @@ class Saver:
     # --- the end of the turn -----------------------------------------------------------------
 
     async def abandon(self) -> None:
-        """Give up: no record will refer to the blocks saved ahead."""
+        """End without a record; the blocks saved ahead become unreferenced."""
         await self._end_early()
         self._writer.abandon()
 
     async def commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None = None) -> bool:
         """Publish the turn's record and keep its cache hot; return whether it is durable.
 
-        With `seal` the record is published sealed for that move: one write instead of two while a
-        client waits for its next token.
+        With `seal`, the published record is also sealed for that move: a client waits for its next
+        token meanwhile, and one write is faster than two.
         """
         if seal is None:
             return await self._commit(ended, shown, None)
@@ -241,7 +241,7 @@ class Saver:
         return agent.is_durable
 
     async def _idle_cache(self, ended: Ended) -> ResidentCache | None:
-        """Return a saved turn's cache at rest; None if it does not stay in memory."""
+        """Return a saved turn's cache, reduced to what an idle agent needs; None if not kept."""
         try:
             await self._writer.computed(self._cache.rest)
         except EngineFailedError:
@@ -249,10 +249,10 @@ class Saver:
         return None if ended.is_preempted and self._agent.is_durable else self._cache
 
     def _directives_after(self, *, is_whole: bool) -> tuple[Directive, ...] | None:
-        """Return the agent's directives, with those that a whole prompt applied marked as applied.
+        """Return the agent's directives; mark those that a completely computed prompt applied.
 
-        However its answer ends: the node that continues it knows nothing of them. And a part that
-        the record's own text has lost does not return, however far the turn got.
+        They count as applied even if the answer moves to another node, which does not know which
+        ones matched.
         """
         known = self._agent.manifest.directives
         if not known or not (is_whole or self._request.extends):
@@ -270,18 +270,18 @@ class Saver:
         return settings.after_turn()
 
     def _record(self, ended: Ended, shown: ShownAnswer) -> Manifest:
-        """Return the record of the cache: of a cancelled prompt, as far as it was computed."""
+        """Return the record of the cache; for a cancelled prompt, of its computed tokens."""
         plan, old = self._prepared.plan, self._agent.manifest
         count = min(len(plan.ids), self._cache.tokens_count)
         text, taken = plan.text, min(plan.taken_tokens, count)
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
         truncated_by, marks = None, plan.marks
-        if self._request.resume is not None:  # the node that began it found the boundaries
+        if self._request.resume is not None:  # the answer's first node has found the boundaries
             marks = old.provenance.marks
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
-            # Others that share its system prompt must not continue in this agent's context.
+            # Conversations with the same system prompt must not continue this agent's context.
             is_named = self._request.identity.kind is IdentityKind.AGENT
             truncated_by = TruncatedBy.CANCELLED if is_named else None
         answers, answer = old.provenance.answers, ended.answer_text.encode("utf-8", "replace")

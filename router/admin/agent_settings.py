@@ -183,8 +183,8 @@ class AgentSettingsApi:
 
         Raise NodeLostError if the owner does not answer: the copy may be all that is left.
         """
-        owner = await self._fleet.fresh_owner(key)
-        held = {holding.node: holding for holding in self._fleet.directory.living(key)}
+        owner = await self._fleet.reread_owner(key)
+        held = {holding.node: holding for holding in self._fleet.directory.unerased_holdings(key)}
         copy = held.get(NodeName(node))
         if copy is None:
             refuse("node", "it has no copy of this agent")

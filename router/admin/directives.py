@@ -59,7 +59,7 @@ class DirectivesApi:
     async def show(self, request: Request) -> Response:
         """List the messages that directives can name, and the active and undone directives."""
         key = agent_key(request)
-        owner = await self._fleet.fresh_owner(key)
+        owner = await self._fleet.reread_owner(key)
         view = await self._fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
         return JSONResponse(MEMORY.row(view, id=key[1], node=owner.node))
 

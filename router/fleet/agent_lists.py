@@ -31,9 +31,9 @@ class AgentReports:
             if item.sketch:  # missing while the first turn runs, which was sketched when sent
                 self._sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)
 
-    def doubts(self, node: NodeName) -> bool:
+    def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node's whole list is needed."""
-        return self._directory.doubts(node)
+        return self._directory.needs_whole_list(node)
 
     def on_restart(self, node: NodeName) -> None:
         """Accept lists of a node's new incarnation, whose change counter starts anew."""

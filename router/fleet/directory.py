@@ -162,7 +162,7 @@ class Directory:
             self._doubted.discard(agents.node)
         return gone
 
-    def doubts(self, node: NodeName) -> bool:
+    def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node may lack an agent noted here, which only a whole list shows."""
         return node in self._doubted
 
@@ -190,7 +190,9 @@ class Directory:
 
     def is_private(self, key: AgentKey) -> bool:
         """Return whether an agent's memory is private, by its latest report."""
-        latest = max((h for h in self.living(key) if h.view), key=_authority, default=None)
+        latest = max(
+            (h for h in self.unerased_holdings(key) if h.view), key=_authority, default=None
+        )
         settings = latest.view.settings if latest and latest.view else None
         return settings is not None and settings.is_private
 
@@ -201,7 +203,9 @@ class Directory:
         dropped = nodes.pop(node, None)
         self._unlisted.get(node, set()).discard(key)
         if dropped is not None:
-            self.reckon(key, dropped.epoch)  # it may have been evicted: a later agent starts above
+            self.bar_epoch(
+                key, dropped.epoch
+            )  # it may have been evicted: a later agent starts above
             if dropped.epoch > self.floor(key):
                 self._publish(AgentEvicted(key, node, dropped.state is OwnerState.REPLICA))
             if dropped.group is not None:
@@ -218,7 +222,7 @@ class Directory:
 
     def owner(self, key: AgentKey) -> Holding | None:
         """Return the owned or sealed holding of the highest epoch."""
-        owners = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
+        owners = [h for h in self.unerased_holdings(key) if h.state is not OwnerState.REPLICA]
         return max(owners, key=_rank, default=None)
 
     def released_owner(self, key: AgentKey) -> Holding | None:
@@ -226,7 +230,7 @@ class Directory:
 
         Its record names its own node, or it is noted and not listed yet: it just released it.
         """
-        latest = max(self.living(key), key=_rank, default=None)
+        latest = max(self.unerased_holdings(key), key=_rank, default=None)
         if latest is None or self.owner(key) is not None:
             return None
         return latest if latest.view is None or latest.view.node == latest.node else None
@@ -239,7 +243,7 @@ class Directory:
         nodes = self._holdings.get(key, {})
         return tuple(nodes[name] for name in sorted(nodes))
 
-    def living(self, key: AgentKey) -> tuple[Holding, ...]:
+    def unerased_holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return the holdings that were not erased, by node."""
         holdings = self.holdings(key)
         floor = self.floor(key) if holdings else 0
@@ -247,12 +251,12 @@ class Directory:
 
     def highest(self, key: AgentKey) -> int:
         """Return the highest epoch that any node reports of the agent; 0 if none does."""
-        return max((holding.epoch for holding in self.living(key)), default=0)
+        return max((holding.epoch for holding in self.unerased_holdings(key)), default=0)
 
     def erasing(self, key: AgentKey) -> tuple[NodeName, ...]:
         """Return the nodes that still have erased data of the agent."""
-        living = self.living(key)
-        return tuple(h.node for h in self.holdings(key) if h not in living)
+        current = self.unerased_holdings(key)
+        return tuple(h.node for h in self.holdings(key) if h not in current)
 
     def next_epoch(self, key: AgentKey) -> int:
         """Return an epoch above any at which a node, reported or not, may own the agent.
@@ -267,35 +271,35 @@ class Directory:
         return max(known + unreported, given) + 1 if holdings or given else 0
 
     def next_move_epoch(self, key: AgentKey, holding: Holding) -> int:
-        """Return an epoch above those known, issued or promised, but not above a running turn's.
+        """Return an epoch above all known, issued and promised ones, except a starting turn's.
 
-        A node may still claim an epoch that it was given and never used. While a turn is being
-        sent to such a node, the move's commit is refused instead.
+        A node may still claim an epoch that was issued to it and not used yet. While a turn is
+        being sent to such a node, the move's commit is refused instead.
         """
         given = 0 if self.reservation(key) is not None else self.issued(key)
         known = max(held.epoch for held in (holding, *self.holdings(key)))
         return max(known, given, self.promised(key)) + 1
 
     def issued(self, key: AgentKey) -> int:
-        """Return the last epoch given out or erased; turns at earlier epochs are fenced."""
+        """Return the last epoch that was issued or erased; turns at earlier epochs are fenced."""
         return max(self._issued.last(key), self.floor(key))
 
     def issue(self, key: AgentKey, epoch: int) -> None:
-        """Give out no epoch up to `epoch` for this agent from now on."""
+        """Record `epoch` as issued: no epoch up to it is issued again."""
         self._issued.note(key, epoch)
         self._own.note(key, epoch)
 
     def promise(self, key: AgentKey, epoch: int) -> None:
         """Reserve `epoch` for a move, which may make it valid. It fences no turn."""
-        self.reckon(key, epoch)
+        self.bar_epoch(key, epoch)
         self._own.note(key, epoch)
 
-    def reckon(self, key: AgentKey, epoch: int) -> None:
-        """Never give `epoch` out: it was valid, or a node knows it. It fences no turn."""
+    def bar_epoch(self, key: AgentKey, epoch: int) -> None:
+        """Never issue `epoch`, since it was valid or a node knows it. It fences no turn."""
         self._promised.note(key, epoch)
 
-    def is_own(self, key: AgentKey, epoch: int) -> bool:
-        """Return whether this router gave out `epoch`, and so knows all below."""
+    def issued_here(self, key: AgentKey, epoch: int) -> bool:
+        """Return whether this router issued `epoch`, and so knows all epochs below it."""
         return self._own.last(key) >= epoch
 
     def promised(self, key: AgentKey) -> int:
@@ -308,14 +312,14 @@ class Directory:
     def all_keys(self) -> list[AgentKey]:
         return list(self._holdings)
 
-    def living_on(self, node: NodeName) -> list[AgentKey]:
-        """Return the agents that the node owns, has sealed for a move or released, in order."""
+    def agents_of_node(self, node: NodeName) -> list[AgentKey]:
+        """Return the agents that the node owns, has sealed for a move, or has released, sorted."""
         keys = self._by_node.get(node, set())
         holders = ((key, self.owner(key) or self.released_owner(key)) for key in keys)
         return sorted(key for key, holding in holders if holding and holding.node == node)
 
     def agents_count(self, node: NodeName) -> int:
-        """Count the agents that the node owns, or was just given."""
+        """Count the agents that the node owns or is starting."""
         return self._agents_at[node]
 
     def epoch_of(self, node: NodeName) -> int:
@@ -409,7 +413,7 @@ class Directory:
     def _update(self, key: AgentKey, *, is_first_list: bool = False) -> None:
         self._note_node(key)
         self._publish_owner(key, is_first_list=is_first_list)
-        claims = [h for h in self.living(key) if h.state is not OwnerState.REPLICA]
+        claims = [h for h in self.unerased_holdings(key) if h.state is not OwnerState.REPLICA]
         if len(claims) > 1:
             self._fence_below(key, max(claim.epoch for claim in claims))
         if len(claims) > 1 or any(h.state is OwnerState.SEALED for h in claims):

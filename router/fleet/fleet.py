@@ -68,7 +68,7 @@ class NodeWatch:
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """How a router finds nodes, connects to them, and measures the time that they have."""
+    """Ways in which a router finds nodes and connects to them, and its clocks for them."""
 
     roster: Roster
     connect: LinkFactory
@@ -77,7 +77,7 @@ class NodeAccess:
 
 
 class Fleet:
-    """Nodes, and all soft state that the router keeps of them and of their agents."""
+    """Nodes of the fabric, with all soft state about them and their agents."""
 
     def __init__(
         self,
@@ -136,14 +136,14 @@ class Fleet:
             raise self.discovery.unknown_agent(key[1])
         return owner
 
-    async def fresh_owner(self, key: AgentKey) -> Holding:
+    async def reread_owner(self, key: AgentKey) -> Holding:
         """Return an agent's owner after reading all nodes' lists; raise as `require_owner`."""
         await self.membership.refresh(relist=True)
         return self.require_owner(key)
 
     async def ask_owner(self, call: AgentName) -> AgentView:
         """Send a call to an agent's owner; raise as `require_owner` and the node do."""
-        owner = await self.fresh_owner(call.key)
+        owner = await self.reread_owner(call.key)
         return await self.link(owner.node).call(call, AgentView)
 
     def note_holding(
@@ -159,8 +159,8 @@ class Fleet:
         holding = Holding(node, epoch, state, self.clock.monotonic_s(), group, view)
         self.directory.note(key, holding)
 
-    def require_taking(self, name: str, param: str = "to") -> NodeName:
-        """Return a node that takes agents; raise a FabricError that says why it does not."""
+    def require_accepting(self, name: str, param: str = "to") -> NodeName:
+        """Return the node if it takes agents; otherwise raise a FabricError with the reason."""
         node = self.require_node(name, param)
         member = self.membership.find(node)
         if not self.is_alive(node) or not member or not member.view:
@@ -204,7 +204,7 @@ class Fleet:
         A replica at an epoch above the owner's is the copy of a later owner.
         """
         owner = self.directory.owner(key)
-        is_ours = owner is not None and self.directory.is_own(key, self.directory.highest(key))
+        is_ours = owner is not None and self.directory.issued_here(key, self.directory.highest(key))
         is_complete = (
             self.discovery.has_all_reports() and not self.discovery.expected.may_be_incomplete
         )

@@ -40,7 +40,7 @@ class AgentObserver(Protocol):
         """Apply a node's list, requested at `requested_s` by the router's clock."""
         ...
 
-    def doubts(self, node: NodeName) -> bool:
+    def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node's whole list is needed, not only its changes."""
         ...
 
@@ -358,12 +358,14 @@ class Membership:
         return True
 
     def _has_news(self, member: Member) -> bool:
-        return member.listed != member.state or self._observer.doubts(member.name)
+        return member.listed != member.state or self._observer.needs_whole_list(member.name)
 
     async def _list(self, member: Member, *, whole: bool = False) -> None:
         requested_s = self._clock.monotonic_s()
         known = member.listed or (0, 0)
-        if requested_s - member.whole_s > WHOLE_LIST_S or self._observer.doubts(member.name):
+        if requested_s - member.whole_s > WHOLE_LIST_S or self._observer.needs_whole_list(
+            member.name
+        ):
             whole = True
         try:
             agents = await read_list(member.link, (0, 0) if whole else known)

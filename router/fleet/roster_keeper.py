@@ -92,7 +92,7 @@ class RosterKeeper:
 
     def _is_drained(self, member: Member) -> bool:
         is_draining = member.view is not None and member.view.state == DRAINING
-        return is_draining and not self._fleet.directory.living_on(member.name)
+        return is_draining and not self._fleet.directory.agents_of_node(member.name)
 
 
 def _pruned(roster: NodeRoster) -> NodeRoster:

@@ -78,7 +78,7 @@ def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
     if last is not None:
         role = HolderRole.OWNER if owner else HolderRole.RELEASED
         holders.append(AgentHolder(last.node, role, last.view))
-    copies = [held for held in directory.living(key) if held is not last]
+    copies = [held for held in directory.unerased_holdings(key) if held is not last]
     copies.sort(key=_lateness, reverse=True)
     holders += [AgentHolder(copy.node, HolderRole.COPY, copy.view) for copy in copies]
     holders += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]

@@ -148,7 +148,7 @@ class Drains:
         self._fleet.events.publish(DrainChanged(drain.node, drain.state, *counts))
 
     def _left(self, node: NodeName) -> list[AgentKey]:
-        return self._fleet.directory.living_on(node)
+        return self._fleet.directory.agents_of_node(node)
 
     # --- moving ------------------------------------------------------------------------------
 

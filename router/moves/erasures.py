@@ -69,7 +69,7 @@ class Erasures:
 
     async def _erase(self, key: AgentKey) -> Erasure:
         agent, directory, known = key[1], self._fleet.directory, self._exchange.known
-        was_known = bool(directory.living(key))
+        was_known = bool(directory.unerased_holdings(key))
         epoch = self._fleet.erasure_epoch(key)
         erased_s = known.next_s(self._fleet.clock.wall_s())
         call = EraseAgent(*key, epoch, fresh_operation(), erased_s)

@@ -37,7 +37,7 @@ class Forks:
         receipt = self._repeated(new, operation)
         if receipt is not None:
             return receipt
-        await self._moves.settle(key)
+        await self._moves.wait_until_served(key)
         self._check_free(new)
         target = self._target(key, to)
         self._fleet.discovery.require_reports(name)
@@ -73,7 +73,7 @@ class Forks:
 
     def _check_free(self, new: AgentKey) -> None:
         directory = self._fleet.directory
-        if directory.living(new) or directory.reservation(new):
+        if directory.unerased_holdings(new) or directory.reservation(new):
             message = f"agent {new[1]!r} exists already: choose another name, or erase it"
             raise ConflictError(message, code="agent_exists", param="as")
 
@@ -81,7 +81,7 @@ class Forks:
         owner = self._fleet.require_owner(key)
         takes = {view.name for view in self._fleet.ready()}
         if to is not None:
-            return self._fleet.require_taking(to)
+            return self._fleet.require_accepting(to)
         if owner.node in takes:
             return owner.node
         ship = destination(snapshots.of_agent(self._fleet, key))

@@ -205,7 +205,7 @@ class Hibernations:
 
     async def _record_owner(self, key: AgentKey, node: NodeName, epoch: int) -> None:
         """Record the new owner, and have earlier holders release the agent."""
-        others = [h for h in self._fleet.directory.living(key) if h.node != node]
+        others = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
         self._fleet.events.publish(AgentResumed(key, node))
         for other in others:

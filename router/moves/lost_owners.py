@@ -89,7 +89,7 @@ class LostOwners:
         if directory.released_owner(key) is not None or self._fleet.discovery.may_learn_agents():
             return None
         # Replicas whose owner left the fabric before this router started, or did not join in time.
-        return max(directory.living(key), key=lambda held: held.epoch, default=None)
+        return max(directory.unerased_holdings(key), key=lambda held: held.epoch, default=None)
 
     async def _take_over(self, key: AgentKey, lost: Holding) -> None:
         self._moves.require_not_moving(key)
@@ -119,7 +119,7 @@ class LostOwners:
         is_owner_known = lost.state is not OwnerState.REPLICA
         held = [
             holding
-            for holding in self._fleet.directory.living(key)
+            for holding in self._fleet.directory.unerased_holdings(key)
             if holding.state is OwnerState.REPLICA
             and self._fleet.is_alive(holding.node)
             and (holding.is_current(lost) or not is_owner_known)
@@ -129,7 +129,7 @@ class LostOwners:
         return best.node if best is not None else None
 
     def _no_replica(self, key: AgentKey, lost: Holding) -> RetryLaterError:
-        others = [h for h in self._fleet.directory.living(key) if h.node != lost.node]
+        others = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != lost.node]
         older = sorted(held.node for held in others if self._fleet.is_up(held.node))
         replicas = (
             f"the replica on {', '.join(older)} is older"

@@ -68,7 +68,7 @@ class MoveRegistry:
             message = f"agent {key[1]} is being moved; try again when the move has ended"
             raise ConflictError(message, code="migration_in_progress")
 
-    async def settle(self, key: AgentKey) -> None:
+    async def wait_until_served(self, key: AgentKey) -> None:
         """Wait while no node may serve the agent; raise RetryLaterError after SETTLE_WAIT_S."""
         migration = self._running.get(key)
         if migration is None:
@@ -137,7 +137,7 @@ class MoveRegistry:
         if not self._fleet.is_alive(holding.node):
             message = f"node {holding.node}, which owns agent {key[1]!r}, is not answering"
             raise RetryLaterError(message, retry_after_s=2.0, code="node_lost")
-        self._fleet.require_taking(target)
+        self._fleet.require_accepting(target)
         name = fresh_migration()
         migration = Migration(self._fleet, name, key, holding, target, verify=verify)
         self._running[key] = migration

@@ -33,7 +33,7 @@ class PrefetchRequests:
     async def load(self, key: AgentKey) -> AgentView:
         """Load an agent into its owner's memory; a turn that arrives meanwhile waits for it."""
         await self._fleet.membership.refresh(relist=True)
-        await self._moves.settle(key)
+        await self._moves.wait_until_served(key)
         try:
             view = await self._ask(key)
         except FabricError:

@@ -64,7 +64,7 @@ class SettingsPropagation:
         latest = settings_fingerprint(owned)
         return [
             held
-            for held in self.fleet.directory.living(key)
+            for held in self.fleet.directory.unerased_holdings(key)
             if held.node != owned.node and held.state is OwnerState.REPLICA
             if held.view is None or settings_fingerprint(held.view) != latest
         ]

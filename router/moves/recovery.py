@@ -62,7 +62,7 @@ class Recovery:
         owner = self._fleet.directory.owner(key)
         if owner is None or not self._fleet.is_alive(owner.node):
             return
-        for other in self._fleet.directory.living(key):
+        for other in self._fleet.directory.unerased_holdings(key):
             claims = other.state is not OwnerState.REPLICA
             if claims and other.node != owner.node and self._fleet.is_up(other.node):
                 alias = self._fleet.alias(key)
@@ -70,7 +70,7 @@ class Recovery:
                 # A node releases an agent to a higher epoch only: if theirs is equal, it gets the
                 # next epoch, which is then never given out.
                 epoch = max(owner.epoch, other.epoch + 1)
-                self._fleet.directory.reckon(key, epoch)
+                self._fleet.directory.bar_epoch(key, epoch)
                 move = _migration_of(other.view) or fresh_migration()
                 call = ReleaseAgent(*key, epoch, move, owner.node)
                 await self._fleet.link(other.node).call(call, Done)

@@ -58,9 +58,9 @@ class Replicas:
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
         """Copy an agent to a node now, and if `kept` after its turns, too (None: as before)."""
         await self._fleet.membership.refresh(relist=True)
-        await self._moves.settle(key)
+        await self._moves.wait_until_served(key)
         owner = self._fleet.require_owner(key)
-        target = self._fleet.require_taking(to)
+        target = self._fleet.require_accepting(to)
         if owner.node == target:
             message = f"{target} owns agent {key[1]}: choose another node for the copy"
             raise ConflictError(message, code="owner_there", param="to")
@@ -161,7 +161,7 @@ class Replicas:
     def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
         """Yield the nodes that are to get a copy: those of kept replicas, then the cheapest."""
         takes = {view.name for view in self._fleet.ready()}
-        holdings = self._fleet.directory.living(key)
+        holdings = self._fleet.directory.unerased_holdings(key)
         held = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
         kept = [h for h in held if h.view is not None and h.view.kept]
         yield from (h.node for h in kept if not h.is_current(owner))
@@ -185,7 +185,7 @@ class Replicas:
                 forgotten = applied_forgets(owner.view)
                 copies += (
                     (key, held)
-                    for held in (fleet.directory.living(key) if forgotten else ())
+                    for held in (fleet.directory.unerased_holdings(key) if forgotten else ())
                     if held.state is OwnerState.REPLICA and fleet.is_alive(held.node)
                     if held.view is None or forgotten - applied_forgets(held.view)
                 )

@@ -15,9 +15,9 @@ _LOG = logging.getLogger("macfabric.router.moves")
 
 
 def as_client_error(error: RetryElsewhereError) -> FabricError:
-    """Return the error for a client, which cannot choose another node: it should try again.
+    """Convert an error for a client, which cannot choose another node, to one that says to retry.
 
-    The error of a lost node is returned unchanged: `LostOwners.served` adds the agent and the time.
+    Returns a lost node's error unchanged; `LostOwners.served` adds the agent and the time.
     """
     if isinstance(error, NodeLostError):
         return error

@@ -145,7 +145,7 @@ class InProcessClient:
         key, fleet = (self.tenant, agent), self.services.fleet
         async with self._owner(agent):
             try:
-                owner = await fleet.fresh_owner(key)
+                owner = await fleet.reread_owner(key)
                 view = await fleet.link(owner.node).call(ReadMemory(*key), MemoryView)
             except NotFoundError:
                 return None

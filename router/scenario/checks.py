@@ -15,7 +15,7 @@ _SIMILAR_ALPHABETS: Final = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE
 
 
 def foreign_letter(text: str) -> str | None:
-    """Return the first letter of a word that is from another, similar-looking alphabet."""
+    """Return the first letter of a word that belongs to another, similar-looking alphabet."""
     for word in text.split():
         first = ""
         for letter in filter(str.isalpha, word):

@@ -233,7 +233,7 @@ class Turns:
             await self._owner_wait.wait(turn, attempt.started_s, attempt.waiting)
         if key is None:
             return
-        await self._moves.settle(key)
+        await self._moves.wait_until_served(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
             await asyncio.sleep(RESUMING_POLL_S)  # a turn that has answered in part goes first
         owner = directory.owner(key)

@@ -91,7 +91,7 @@ async def test_the_agents_of_a_dead_node_spread_over_the_others():
     async with rig(settings=SOON) as made:
         for i in range(COUNT):
             await made.chat(f"I am {i}", agent=f"agent-{i}")
-        orphans = [key[1] for key in made.fleet.directory.living_on("node-a")]
+        orphans = [key[1] for key in made.fleet.directory.agents_of_node("node-a")]
         tell(made, [(0.0, 0.0), (1206.0, 70.0), (0.0, 0.0)])
         await made.fleet.membership.refresh()
         await made["node-a"].stop()

@@ -42,7 +42,7 @@ class Arrivals:
         if router.services is None:
             return None
         fleet = router.services.fleet
-        is_known = fleet.directory.living(key) or fleet.directory.starting(key)
+        is_known = fleet.directory.unerased_holdings(key) or fleet.directory.starting(key)
         if is_known or (router.incarnation, owner) in self._reported:
             return None
         tokens = sum(len(each["content"]) for each in messages)

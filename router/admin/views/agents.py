@@ -121,13 +121,13 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
     holdings = directory.holdings(key)
     chosen: Holding = owner or max(holdings, key=lambda holding: holding.epoch)
     known, view = chosen.view, _view(key, chosen)
-    living = directory.living(key)
-    replicas = [holding for holding in living if holding.state is OwnerState.REPLICA]
+    current = directory.unerased_holdings(key)
+    replicas = [holding for holding in current if holding.state is OwnerState.REPLICA]
     return AGENT.row(
         view,
         alias=fleet.alias(key),
         owner=owner.node if owner else None,
-        state=chosen.state.value if living else ERASING,
+        state=chosen.state.value if current else ERASING,
         epoch=chosen.epoch,
         group=chosen.group,
         busy=view.busy,

@@ -282,7 +282,7 @@ def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service,
 
 @pytest.mark.nightly
 def test_an_answer_that_nobody_takes_up_holds_no_other_turn_up_for_ever(small_service, monkeypatch):
-    monkeypatch.setattr(claim, "TAKE_UP_WAIT_S", 0.2)
+    monkeypatch.setattr(claim, "RESUME_WAIT_S", 0.2)
     left = []
 
     class LeftError(Exception):

@@ -194,7 +194,7 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
             with pytest.raises(FabricError, match="a directive") as refused:
                 direct(service, hostile)
             assert refused.value.status == 400
-        with pytest.raises(FabricError, match="take some back"):
+        with pytest.raises(FabricError, match="undo some"):
             direct(service, cleared(EditMode.FORGET, operation="operation-more"))
         view = direct(service, removes_all=True)
         assert not view.directives
@@ -211,7 +211,7 @@ def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, mod
         view = direct(service, *most)
         assert len(view.directives) == count
         assert record_bytes(agent.manifest) - before >= DIRECTIVES_BYTES_MAX
-        with pytest.raises(FabricError, match="take some back"):
+        with pytest.raises(FabricError, match="undo some"):
             direct(service, cleared(EditMode.FORGET, "x", "operation-more"))
 
 

@@ -72,7 +72,7 @@ async def test_changes_replace_what_they_name_and_nothing_else():
 
     assert gone == {("t", "bob")}
     assert directory.agents("t") == ["alice", "carol"]
-    assert not directory.doubts("a")
+    assert not directory.needs_whole_list("a")
 
 
 async def test_changes_after_a_gap_are_ignored():
@@ -81,10 +81,10 @@ async def test_changes_after_a_gap_are_ignored():
 
     assert directory.apply(part(9, "carol", since=7, gone=("alice",)), 2.0) == set()
     assert directory.agents("t") == ["alice"]
-    assert directory.doubts("a")
+    assert directory.needs_whole_list("a")
     directory.apply(listing("a", view("a", 1, agent="carol"), changes=9), 3.0)
     assert directory.agents("t") == ["carol"]
-    assert not directory.doubts("a")
+    assert not directory.needs_whole_list("a")
 
 
 async def test_a_noted_agent_that_is_never_listed_is_detected():
@@ -93,13 +93,13 @@ async def test_a_noted_agent_that_is_never_listed_is_detected():
     directory.apply(listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
     directory.apply(part(6, "bob", since=5), 1.5)
-    assert not directory.doubts("a"), "it was asked before"
+    assert not directory.needs_whole_list("a"), "it was asked before"
 
     directory.apply(part(7, "bob", since=6), 3.0)
-    assert directory.doubts("a")
+    assert directory.needs_whole_list("a")
     directory.apply(listing("a", view("a", 1, agent="bob"), changes=7), 4.0)
     assert directory.agents("t") == ["bob"]
-    assert not directory.doubts("a")
+    assert not directory.needs_whole_list("a")
 
 
 async def test_a_noted_agent_that_is_listed_raises_no_doubt():
@@ -108,4 +108,4 @@ async def test_a_noted_agent_that_is_listed_raises_no_doubt():
     directory.note(KEY, noted("a", 1, 2.0))
     directory.apply(part(6, "alice", since=5), 3.0)
 
-    assert not directory.doubts("a")
+    assert not directory.needs_whole_list("a")

@@ -93,10 +93,10 @@ def test_a_released_owner_is_known_until_there_is_an_owner():
     assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
     directory.apply(listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
-    assert (directory.living_on("a"), directory.living_on("b")) == ([KEY], [])
+    assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([KEY], [])
     directory.note(KEY, noted("b", 4, now_s=4.0))
     assert directory.released_owner(KEY) is None
-    assert (directory.living_on("a"), directory.living_on("b")) == ([], [KEY])
+    assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([], [KEY])
 
 
 def test_what_is_noted_outlives_an_older_list_only():

@@ -46,7 +46,7 @@ class Observer:
     def on_list(self, agents: AgentList, requested_s):
         self.lists.append((agents.node, agents.incarnation, agents.changes, requested_s))
 
-    def doubts(self, node):
+    def needs_whole_list(self, node):
         return node in self.doubted
 
     def on_restart(self, node):
