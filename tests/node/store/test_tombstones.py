@@ -100,7 +100,7 @@ def test_a_turn_that_was_sent_before_the_erasure_begins_no_new_agent(tmp_path, m
                 ask(service, PROMPT, agent="alice", epoch=epoch)
             assert agents(service) == {}
         ask(service, PROMPT, agent="alice", epoch=1_003)
-        with pytest.raises(StaleEpochError, match="was superseded"):
+        with pytest.raises(StaleEpochError, match="is stale"):
             ask(service, PROMPT, agent="alice", epoch=1)
         assert agents(service) == {"alice": 1_003}
 

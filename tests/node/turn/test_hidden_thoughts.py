@@ -99,7 +99,7 @@ def test_a_thought_that_is_not_restored_is_not_kept(talking):
 def test_a_text_that_is_also_in_a_hidden_thought_is_ambiguous(talking):
     talking.ask(f"Keep the code {SECRET}.", thought=THOUGHT)
     talking.ask()
-    with pytest.raises(FabricError, match="there 2 times"):
+    with pytest.raises(FabricError, match="occurs 2 times"):
         direct(talking, **BY_TEXT)
     direct(talking, **BY_TEXT, is_every=True)
     talking.ask()
