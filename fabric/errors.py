@@ -148,6 +148,6 @@ def require(
     *,
     code: str | None = None,
 ) -> None:
-    """Raise an error of `kind` unless something holds."""
+    """Raise an error of `kind` unless `holds`."""
     if not holds:
         raise kind(message, code=code)

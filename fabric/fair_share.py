@@ -19,7 +19,7 @@ class FairShare(Generic[Owner]):
         self._total = 0
 
     def take(self, owner: Owner, amount: int = 1) -> bool:
-        """Take `amount` if the owner's share allows it; return whether it does."""
+        """Take `amount` if the owner's share allows it; return whether it did."""
         held = self._held.get(owner, 0)
         left = self._limit - (self._total - held)
         if amount > 0 and held + amount > -(-left // 2):

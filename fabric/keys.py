@@ -22,11 +22,13 @@ def key_digest(spelled: str) -> bytes:
     if spelled.lower().startswith(DIGEST_PREFIX):
         found = _DIGEST.fullmatch(spelled)
         if found is None:
-            message = f"{DIGEST_PREFIX} is followed by the 64 hexadecimal digits of a key's digest"
+            message = (
+                f"{DIGEST_PREFIX} must be followed by the 64 hexadecimal digits of a key's digest"
+            )
             raise RejectedError(message, code="invalid_settings")
         return bytes.fromhex(found[1])
     if len(spelled) < KEY_CHARS_MIN:
-        message = f"a key has at least {KEY_CHARS_MIN} characters"
+        message = f"a key must have at least {KEY_CHARS_MIN} characters"
         raise RejectedError(message, code="invalid_settings")
     return sha256(spelled.encode()).digest()
 

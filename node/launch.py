@@ -71,7 +71,7 @@ class LaunchedNode:
 
 @dataclass(slots=True)
 class Deaths:
-    """Count of dead actors of one name in a row."""
+    """Consecutive deaths of one node's actor, and when to restart it."""
 
     count: int = 0
     again_at_s: float = 0.0

@@ -71,7 +71,7 @@ def parse_parent(
 ) -> BlockHash:
     """Return the parent that a whole block header names; raise CorruptDataError in doubt."""
     header = parse_header(raw_header, len(raw_header) + payload_bytes(spec, tokens_count, group))
-    message = "block header is not the one this block must have"
+    message = "the block header differs from the expected one"
     try:
         parent = parse_block_hash(bytes.fromhex(header.metadata.get("parent", "")))
     except (ValueError, RejectedError):
@@ -106,7 +106,7 @@ def read_block_header(raw_prefix: bytes, file_bytes: int) -> BlockHeader:
         message = "not a block file"
         raise CorruptDataError(message)
     if metadata["version"] != VERSION:
-        message = f"block file of another version than {VERSION}"
+        message = f"the block file's version is not {VERSION}"
         raise CorruptDataError(message)
     try:
         digests = [bytes.fromhex(metadata[digest]) for digest in _DIGESTS]
@@ -114,11 +114,11 @@ def read_block_header(raw_prefix: bytes, file_bytes: int) -> BlockHeader:
         parent, block_hash = map(parse_block_hash, digests[1:])
         group = CacheGroup(metadata["group"])
     except (ValueError, RejectedError):
-        message = "block header's metadata are none"
+        message = "the block header's metadata are invalid"
         raise CorruptDataError(message) from None
     count = last[0].shape[0] if last and len(last[0].shape) == 1 else 0
     if last != (TensorSpec(TOKENS_TENSOR, "U32", (count,)),) or not 0 < count <= BLOCK_TOKENS:
-        message = "block file does not end with its tokens"
+        message = "the block file does not end with its tokens"
         raise CorruptDataError(message)
     start = header.data_start
     return BlockHeader(fingerprint, parent, block_hash, group, count, start)

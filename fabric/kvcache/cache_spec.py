@@ -96,15 +96,15 @@ class LayerSpec:
     kind: LayerKind
     slots: tuple[SlotSpec, ...] = ()
     states: tuple[TensorSpec, ...] = ()  # named state.0, state.1, …; `[1, …]`
-    window_tokens: int = 0  # WINDOW only: a token sees itself and the window - 1 before it
-    is_chunked: bool = False  # of these only the ones in its own chunk of window_tokens
+    window_tokens: int = 0  # WINDOW only: a token attends to itself and window - 1 tokens before it
+    is_chunked: bool = False  # attends only to those in its own chunk of window_tokens
     has_sinks: bool = False
     rotations: tuple[Rotation, ...] = ()  # where positions are written into the slots
-    rotations_unknown: str = ""  # why that could not be found out; then nothing may be shifted
+    rotations_unknown: str = ""  # why the rotations are unknown; then rows must not be shifted
 
     @property
     def group(self) -> CacheGroup:
-        """With which layers this one is stored."""
+        """Group of layers that this layer is stored with."""
         return _GROUP_OF_KIND.get(self.kind, CacheGroup.FULL)
 
     @property

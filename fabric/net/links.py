@@ -100,7 +100,7 @@ class PeerList:
         """Raise TooLargeError for a list over a node's limits."""
         most = max((len(peer.addresses) for peer in self.peers), default=0)
         if len(self.peers) > PEERS_MAX or most > ADDRESSES_MAX:
-            message = f"at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"
+            message = f"a list may have at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"
             raise TooLargeError(message)
 
 

@@ -312,7 +312,7 @@ class Spans:
     def _at(self, wanted: WantedSpan, start: int, end: int) -> Iterator[Directive]:
         """Make a directive for a part of the text, in one message or after all of them."""
         if start < self._sinks_end:
-            why = f"the first {EDIT_SINK_TOKENS} tokens stay: all others attend to them"
+            why = f"the first {EDIT_SINK_TOKENS} tokens cannot be edited: all others attend to them"
             _refuse(wanted, "attention_sink", why)
         for number, position in enumerate(self.positions):
             if (
@@ -348,7 +348,7 @@ class Spans:
         if numbers:
             return
         if not any(a <= start and end <= b for a, b in self._tail_areas()):
-            why = "it is not in a message that is known to be there: the rest is the template's"
+            why = "it is outside the known messages: text of the template cannot be edited"
             _refuse(wanted, "span_cuts_template", why)
         yield self._directive(wanted, wanted.replacement or "", None, None, (start, end), count)
 

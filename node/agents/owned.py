@@ -33,7 +33,7 @@ class OwnedAgents:
         """Raise as `require` does, for use after a wait; `move` may have sealed the agent."""
         record, fence = agent.manifest, agent.outgoing.fence
         if self.table.get(agent.key) is not agent:
-            message = f"{record.owner} holds no such agent any more"
+            message = f"{record.owner} no longer holds this agent"
             raise NotFoundError(message, code="agent_not_found")
         self.erased.claim_epoch(*agent.key, record.epoch)  # raises if the agent was erased
         if epoch not in {None, record.epoch}:

@@ -103,7 +103,9 @@ class EngineThread:
         with self._wake:
             self._refuse_stopping()
             if len(self._calls) >= ENGINE_CALLS_MAX:
-                message = f"{ENGINE_CALLS_MAX} calls wait for this node's engine"
+                message = (
+                    f"{ENGINE_CALLS_MAX} calls already wait for this node's engine; retry later"
+                )
                 raise OverloadedError(message)
             self._calls.append(run)
             self._wake.notify()

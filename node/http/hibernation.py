@@ -117,7 +117,7 @@ class HibernationHttp:
 
     def _begin(self, tenant: TenantId) -> None:
         if not self._open.take(tenant):
-            message = "too many agents are being hibernated or resumed here"
+            message = "too many agents are being hibernated or resumed here; retry later"
             raise OverloadedError(message)
 
     async def _end_export(self, export: Export, tenant: TenantId) -> None:

@@ -41,7 +41,7 @@ class CopyPublisher:
         """Decode a record from another node, and derive its blocks' names from its tokens."""
         record = decode_manifest(raw)
         if record.fingerprint != self.identity.fingerprint:
-            message = f"{self.identity.name} runs another model than this agent's"
+            message = f"{self.identity.name} runs a different model than the agent's"
             raise ConflictError(message, code="fingerprint_mismatch")
         await self.records.workers.run(lambda: self.records.store.named_refs(record))
         return record
@@ -81,7 +81,7 @@ class CopyPublisher:
         try:
             await self.records.publish(record, previous)
         except CorruptDataError:
-            message = "blocks of the agent were removed while it was copied"
+            message = "blocks of the agent were removed during the copy; copy it again"
             raise ConflictError(message, code="blocks_missing") from None
 
 
@@ -144,10 +144,10 @@ def _check_replaceable(agent: Agent, offered: Manifest) -> None:
         raise ConflictError(message, code="not_a_replica")
     copied = known.provenance.copied_revision or 0
     if (known.epoch, copied) > (offered.epoch, offered.revision):
-        message = f"a later copy is here: epoch {known.epoch}, revision {copied}"
+        message = f"a later copy is stored here: epoch {known.epoch}, revision {copied}"
         raise ConflictError(message, code="stale_copy")
     if agent.is_busy:
-        message = "a turn is taking the agent over"
+        message = "a turn on this node is taking the agent over"
         raise ConflictError(message, code="agent_busy")
 
 

@@ -154,7 +154,7 @@ class Import:
             message = f"the file is for another model ({header.model}) than {identity.name} runs"
             raise ConflictError(message, code="fingerprint_mismatch")
         if header.payload_bytes > identity.settings.disk_bytes:
-            message = "the agent's KV cache is over this node's disk budget"
+            message = "the agent's KV cache is larger than this node's disk budget"
             raise TooLargeError(message)
         self._header = header
         return reader
@@ -261,7 +261,7 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
         return None
     record = agent.effective_record
     if record.state is OwnerState.SEALED:
-        message = "the agent of that name is being moved"
+        message = "the agent with that name is being moved; retry later"
         raise ConflictError(message, code="migration_in_progress")
     if record.state is OwnerState.OWNED and not call.replace:
         message = (
@@ -269,9 +269,11 @@ def _require_room_for(table: AgentTable, call: Resume) -> Agent | None:
         )
         raise ConflictError(message, code="agent_exists")
     if record.epoch >= call.epoch:
-        message = f"a later state of the agent is here: epoch {record.epoch}, not {call.epoch}"
+        message = (
+            f"a later record of the agent is stored here: epoch {record.epoch}, not {call.epoch}"
+        )
         raise ConflictError(message, code="stale_epoch")
     if agent.is_busy:
-        message = "a turn of the agent of that name is running"
+        message = "a turn of the agent with that name is running; retry later"
         raise RetryLaterError(message, code="agent_busy")
     return agent

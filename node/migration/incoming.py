@@ -60,11 +60,11 @@ class WarmCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of memory held."""
+        """Bytes of memory that the cache holds."""
         return self.cache.size_bytes if self.cache is not None else 0
 
     def begins(self, record: Manifest) -> bool:
-        """Return whether its blocks are the first of the record's."""
+        """Return whether the cache holds the first blocks of the record."""
         return record.pieces.tokens_in_common(self.full) == self.full.tokens_count
 
 
@@ -85,7 +85,7 @@ class IncomingMove:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it holds nothing and no turn waits for it."""
+        """Return whether the move holds no blocks and no cache, and no turn waits for it."""
         return not (self.refs or self.warm or self.loading or self.waiting_count)
 
 
@@ -102,12 +102,12 @@ class IncomingMoves:
         return iter(list(self._moves.values()))
 
     def get(self, name: MigrationId) -> IncomingMove | None:
-        """Return a known move, or None."""
+        """Return a tracked move, or None."""
         return self._moves.get(name)
 
     @on_its_loop
     def get_or_create(self, name: MigrationId) -> IncomingMove:
-        """Return a move, and begin to track an unknown one."""
+        """Return a move; start tracking it if it is new."""
         return self._moves.setdefault(name, IncomingMove(name))
 
     @on_its_loop
@@ -129,7 +129,7 @@ class IncomingMoves:
 
     @contextmanager
     def copying(self, tenant: TenantId) -> Iterator[None]:
-        """Count a copy of a tenant's blocks as under way, also before its first block is added."""
+        """Count a copy of a tenant's blocks as in progress, even before its first block arrives."""
         self._copying[tenant] += 1
         try:
             yield
@@ -138,7 +138,7 @@ class IncomingMoves:
             self._copying += Counter()  # zeros go
 
     def has_unrecorded_blocks(self, tenant: TenantId) -> bool:
-        """Return whether blocks of a tenant are here, or arriving, that no record has yet.
+        """Return whether a tenant has blocks here, or arriving, that no record refers to yet.
 
         Whether they are private is known with their record: until then they count as private.
         """
@@ -166,7 +166,7 @@ class IncomingMoves:
 
     @property
     def waiting_count(self) -> int:
-        """Number of turns that wait."""
+        """Number of turns that wait for moves."""
         return sum(move.waiting_count for move in self)
 
     @on_its_loop

@@ -26,7 +26,7 @@ STALE_S = 3_600.0  # without a new block: the router of that move is gone
 
 @dataclass(frozen=True, slots=True)
 class IncomingCleanup:
-    """Aborts incoming moves and releases the blocks they hold."""
+    """Cleanup of incoming moves: aborts them and releases their blocks."""
 
     clock: Clock
     moves: IncomingMoves
@@ -50,7 +50,7 @@ class IncomingCleanup:
             await self._undo(name, key)
 
     async def abort_if_given_up(self, name: MigrationId, record: Manifest) -> None:
-        """Abort a migration whose blocks arrived after it was aborted, or its agent erased."""
+        """Clean up a migration whose blocks arrived after it was aborted or its agent erased."""
         key = record.key
         if self.moves.is_aborted(name) or record.epoch <= self.erased.floor(*key):
             await self.abort(name, key)
@@ -75,7 +75,7 @@ class IncomingCleanup:
         return len(stale)
 
     async def release_pins(self, name: MigrationId, kept: Iterable[BlockRef]) -> None:
-        """Release the pins of a migration's blocks, but for those its record keeps."""
+        """Release the pins of a migration's blocks, except those that its record refers to."""
         move = self.moves.get(name)
         if move is None:
             return

@@ -162,7 +162,7 @@ class SharedPrefixSource:
         return SpanOffers(tuple(offers))
 
     def _shared_records(self) -> list[Manifest]:
-        """Return the records of agents that may be shared, those used last first."""
+        """Return the records of agents that may be shared, the most recently used first."""
         agents = (agent for agent in self.table if self._may_share(agent))
         last = nlargest(SPAN_LENDERS_MAX, agents, key=lambda agent: agent.manifest.used_s)
         # The record on disk may be of an earlier epoch, until a turn has ended in this one.

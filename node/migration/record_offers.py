@@ -35,7 +35,7 @@ class RecordOffers:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The owner's side of replicas and forks; nothing of the agent itself changes."""
+    """Owner's side of replicas and forks; the agent itself does not change."""
 
     name: NodeName
     owned: OwnedAgents
@@ -43,7 +43,7 @@ class CopySource:
     offers: RecordOffers
 
     async def offer(self, call: OfferCopy) -> Offer:
-        """Offer the agent's last saved record, also while a turn runs."""
+        """Offer the agent's last saved record, even while a turn runs."""
         agent = self.owned.require(call.key, call.epoch)
         await self.mending.whole(agent, verify=call.verify)
         self.owned.recheck(agent, call.epoch)

@@ -38,7 +38,7 @@ SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is ab
 
 @dataclass(frozen=True, slots=True)
 class MoveSource:
-    """The source node's side of a move."""
+    """Source node's side of a move."""
 
     records: AgentRecords
     mending: RecordMending
@@ -49,7 +49,7 @@ class MoveSource:
     health: Health
 
     async def offer(self, call: OfferMigration) -> Offer:
-        """Offer what the agent has so far, while it continues to serve turns.
+        """Offer the agent's blocks so far, while it continues to serve turns.
 
         A running turn's full blocks are saved first: repeated offers leave less and less to copy
         when the agent is sealed.
@@ -80,7 +80,7 @@ class MoveSource:
         return replace(self.offers.add(call, running or agent.manifest), live=True)
 
     async def seal(self, call: SealAgent) -> Offer:
-        """Stop serving the agent and offer its final record; repeatable, also concurrently."""
+        """Stop serving the agent and offer its final record; idempotent, even concurrently."""
         agent = self.records.table.require(call.key)
         if (offer := self._sealed(call, agent)) is not None:
             return offer
@@ -134,7 +134,7 @@ class MoveSource:
         return Done()
 
     async def take_back(self, call: AbortMigration) -> Done:
-        """Undo the seal of this migration; repeatable."""
+        """Undo the seal of this migration; idempotent."""
         self.offers.withdraw(call.migration)
         self.moving.end_pause(call.migration)
         agent = self.records.table.get(call.key)

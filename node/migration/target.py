@@ -94,7 +94,7 @@ class IncomingCopies:
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """The target node's side of a move."""
+    """Target node's side of a move."""
 
     name: NodeName
     records: AgentRecords

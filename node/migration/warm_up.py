@@ -48,17 +48,17 @@ class WarmUp:
         self._kept = itertools.count()
 
     def __contains__(self, name: MigrationId) -> bool:
-        """Return whether a cache of that move is held."""
+        """Return whether a move has a warm cache."""
         move = self._moves.get(name)
         return move is not None and move.warm is not None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held by caches that are not being read into."""
+        """Bytes of warm caches, except those that blocks are being read into."""
         return sum(move.warm.size_bytes for move in self._moves if move.warm is not None)
 
     async def extend(self, name: MigrationId, record: Manifest) -> None:
-        """Load the new blocks of a record whose blocks are all here."""
+        """Load the new blocks of a record, whose blocks are all stored here."""
         if not self._health.reuses:
             self.drop(name)
             return
@@ -113,12 +113,12 @@ class WarmUp:
         return warm
 
     def _notify_engine(self) -> None:
-        """Tell the engine whether streams are arriving, and the hot tier of changed use."""
+        """Notify the engine whether streams are arriving, and the hot tier of a changed size."""
         self._engine.moving.are_coming = any(move.warm or move.loading for move in self._moves)
         self._hot.note()
 
     async def _fit(self, warm: WarmCache, tokens_count: int) -> bool:
-        """Reserve memory for so many tokens; return whether there is enough."""
+        """Reserve memory for `tokens_count` tokens; return whether there is enough."""
         if warm.cache is not None and tokens_count <= warm.room_tokens:
             return True
         warm.room_tokens = room = tokens_count + ROOM_TOKENS
@@ -139,7 +139,7 @@ class WarmUp:
         return True
 
     def _reserve(self, warm: WarmCache) -> bool:
-        """Take memory from idle caches that are worth less, never from one in use."""
+        """Reserve memory, dropping idle caches that are worth less, but none in use."""
         reservation = warm.reservation
         size_bytes = self._store.spec.resident_bytes(warm.room_tokens)
         free_bytes = self._hot.room_bytes - self.size_bytes
@@ -150,7 +150,7 @@ class WarmUp:
         return reservation.claim(size_bytes)  # the rest may not be dropped
 
     async def _read(self, warm: WarmCache, record: Manifest) -> bool:
-        """Load what is not in the cache yet; return whether the cache is worth keeping."""
+        """Load the blocks that the cache lacks; return whether the cache is worth keeping."""
         store, cache, cancel, head = self._store, warm.cache, warm.cancel, record.edited
         loaded, count = warm.full.tokens_count, record.tokens_count
         is_last = record.state is OwnerState.SEALED

@@ -30,7 +30,7 @@ class Rows(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """Mask of ragged batches: each row sees its last tokens."""
+    """Mask of ragged batches: each row attends to its last `window` tokens."""
 
     count: int
 
@@ -68,7 +68,7 @@ def observing() -> Iterator[list[AttentionCall]]:
 
 @contextmanager
 def comparing() -> Iterator[list[mx.array]]:
-    """Collect how far packed attention is off plain attention on the same numbers, by call.
+    """Collect, by call, the differences between packed and plain attention on the same numbers.
 
     Relative to the largest output. Each call is compared by itself, because a deep model of 16 bits
     amplifies the smallest difference. Only on the engine thread.
@@ -133,7 +133,7 @@ def _attend_rows(
 
 
 def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:
-    """Cut one row's tokens to those that the mask shows."""
+    """Cut one row's tokens to those that the mask allows."""
     if mask is None:
         return keys, values
     if not isinstance(mask, LastTokens):
@@ -143,7 +143,7 @@ def _seen(keys: Any, values: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def install() -> None:
-    """Make every loaded model module call `attend`; repeatable."""
+    """Make every loaded model module call `attend`; idempotent."""
     for name, module in list(sys.modules.items()):
         is_model = name.startswith("mlx_lm.models.") and module is not base
         if is_model and getattr(module, _NAME, None) is _upstream_attention:

@@ -33,7 +33,7 @@ class QuantizedRows:
     """
 
     def __init__(self, group_size: int = 64, bits: int = 4, *, dequantized: bool = False) -> None:
-        """Hold no token yet.
+        """Create an empty cache.
 
         Args:
             group_size: Values that share one scale.
@@ -57,7 +57,7 @@ class QuantizedRows:
 
     @property
     def format(self) -> Format:
-        """Everything that must agree before the codes of two caches may be joined."""
+        """Everything that must be equal in two caches before their codes may be joined."""
         return self._bits, self.group_size, self.dequantized
 
     @property
@@ -82,7 +82,7 @@ class QuantizedRows:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return all columns as the last fetch did; layers that share this cache need it."""
+        """Return the columns of the last fetch again, for layers that share this cache."""
         assert self.keys is not None, "nothing to fetch"
         assert self.values is not None, "values come with keys"
         keys, values = (
@@ -99,14 +99,14 @@ class QuantizedRows:
         return mx.dequantize(*triple, group_size=self.group_size, bits=self._bits)
 
     def is_trimmable(self) -> bool:
-        """Say that any suffix may be dropped."""
+        """Return True, since any suffix may be dropped."""
         return True
 
     def size(self) -> int:
         return self.end
 
     def empty(self) -> bool:
-        """Say whether no array was made yet."""
+        """Return whether no array was created yet."""
         return self.keys is None
 
     @property
@@ -145,7 +145,7 @@ def _zeros(like: Triple, rows: int, columns: int) -> Triple:
 
 
 def stacked(sources: Sequence[tuple[Triple | None, int, int]], end: int) -> Triple:
-    """Copy caches one under the other so that their last columns end together at `end`.
+    """Stack copies of caches as rows, aligned so that their last columns end at `end`.
 
     Args:
         sources: Per cache its arrays, its rows and its columns in use; one is not empty.
@@ -180,7 +180,7 @@ class MergeableQuantizedKVCache(QuantizedRows):
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> Self:
-        """Build a cache from the `state` of another, to go separate ways from there."""
+        """Create a cache from the `state` of another; both then grow independently."""
         keys, values, end, group_size, bits, dequantized = state
         cache = cls(group_size, bits, dequantized=dequantized)
         cache.keys, cache.values, cache.end = _unshared(keys), _unshared(values), end
@@ -192,7 +192,7 @@ class MergeableQuantizedKVCache(QuantizedRows):
         return create_attention_mask(n, self.end, return_array, window_size)
 
     def trim(self, tokens_count: int) -> int:
-        """Forget the last tokens; return how many those were."""
+        """Drop the last `n` tokens; return how many were dropped."""
         count = min(self.end, tokens_count)
         self.end -= count
         return count
@@ -214,7 +214,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         *,
         dequantized: bool = False,
     ) -> None:
-        """Hold no token yet of `len(left_padding)` sequences.
+        """Create an empty cache of `len(left_padding)` sequences.
 
         Args:
             left_padding: Leading columns per row that are not tokens of its sequence.
@@ -244,7 +244,7 @@ class BatchQuantizedKVCache(QuantizedRows):
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> Self:
-        """Build a batch from the `state` of another, to go separate ways from there."""
+        """Create a batch from the `state` of another; both then grow independently."""
         keys, values, left_padding, end, group_size, bits, dequantized = state
         batch = cls(left_padding.tolist(), group_size, bits, dequantized=dequantized)
         batch.keys, batch.values, batch.end = _unshared(keys), _unshared(values), end
@@ -271,7 +271,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         lengths: Sequence[int] | None = None,
         right_padding: Sequence[int] | None = None,
     ) -> None:
-        """Announce padding of the next tokens; that on the right is moved by `finalize`.
+        """Set the padding of the next tokens; `finalize` moves right padding to the left.
 
         Raises ValueError for left padding behind tokens.
         """
@@ -284,7 +284,7 @@ class BatchQuantizedKVCache(QuantizedRows):
             self._right_padding = list(right_padding)
 
     def finalize(self) -> None:
-        """Rotate rows whose last columns are padding, so that it comes to lie on their left."""
+        """Rotate rows that end with padding, so that the padding is on their left."""
         announced, self._right_padding = self._right_padding, None
         if announced is None or self.keys is None or self.values is None:
             return
@@ -295,7 +295,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         self.padding = [a + b for a, b in zip(self.padding, announced, strict=True)]
 
     def trim(self, tokens_count: int) -> int:
-        """Forget the last columns of all rows; shorter rows become empty. Return how many."""
+        """Drop the last columns of all rows; shorter rows become empty. Return how many."""
         count = min(self.end, tokens_count)
         self.end -= count
         if count:
@@ -323,7 +323,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         self._stack([(self, self.padding), (other, other.padding)])
 
     def extract(self, index: int) -> MergeableQuantizedKVCache:
-        """Copy one row into a cache of its own."""
+        """Copy one row into a separate cache."""
         cache = MergeableQuantizedKVCache(self.group_size, self._bits, dequantized=self.dequantized)
         start = self.padding[index]
         if self.keys is None or self.values is None or start >= self.end:
@@ -344,7 +344,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         return batch
 
     def _stack(self, sources: Sequence[tuple[QuantizedRows, list[int]]]) -> None:
-        """Become a copy of the rows of some caches with their padding, one under the other."""
+        """Replace the arrays by copies of other caches' rows with their padding."""
         end = max(cache.end for cache, _ in sources)
         keys = values = None
         if end:
@@ -372,5 +372,5 @@ def _each(arrays: Triple, change: Callable[[mx.array], mx.array]) -> Triple:
 
 
 def _unshared(arrays: Triple | None) -> Triple | None:
-    """Wrap arrays anew: appending changes a wrapper in place, and their memory is shared."""
+    """Wrap arrays again, since appending changes a wrapper that another cache shares."""
     return arrays and _each(arrays, lambda a: a[...])

@@ -29,7 +29,7 @@ class ChatTemplate:
     """Renderer of conversations, up to the start of the answer."""
 
     def __init__(self, wrapper: TokenizerWrapper, override: str = "") -> None:
-        """Use the operator's own template, if there is one."""
+        """Use the operator's template, if there is one."""
         self._wrapper = wrapper
         if override:
             wrapper.chat_template = override

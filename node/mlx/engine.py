@@ -129,7 +129,7 @@ def _undo(slots: Sequence[DecodeSlot], marks: Sequence[CacheMark]) -> None:
 
 @contextmanager
 def _format_errors() -> Iterator[None]:
-    """Convert errors of the grammar library to errors of that answer, not of the device."""
+    """Convert errors of the grammar library to errors of one answer."""
     try:
         yield
     except RuntimeError as error:
@@ -178,7 +178,7 @@ class Engine:
         device.return_unused()
 
     def recover(self) -> None:
-        """Discard failed work; raise DeviceError if the device cannot compute any more."""
+        """Discard failed work; raise DeviceError if the device can no longer compute."""
         self._unsound.clear()
         device.clear()
 
@@ -242,7 +242,7 @@ class Engine:
     def start(
         self, cache: ResidentCache, prompt: list[int], sampling: Sampling, seed: int
     ) -> DecodeSlot:
-        """Create a slot that feeds the prompt's last token, all others being in the cache.
+        """Create a slot that feeds the prompt's last token; the cache holds all others.
 
         Raise RejectedError if prompt or sampling name unknown tokens.
         """

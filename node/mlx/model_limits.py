@@ -50,7 +50,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """One table's rows, and those that were read."""
+    """Table of a model, with its number of rows and the rows that were read."""
 
     rows: int
     indexes: list[int]
@@ -135,7 +135,7 @@ _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 
 def context_tokens(config: Mapping[str, Any], model_args: Any = None) -> int:
-    """Read the context length off a model's config, its family's defaults, or its arguments."""
+    """Return the context length from a model's config, its family's defaults or its arguments."""
     return next(_found(config, model_args), _DEFAULT_TOKENS)
 
 

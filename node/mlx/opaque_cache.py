@@ -10,7 +10,7 @@ from node.mlx.resident_cache import CacheMark
 
 
 class OpaqueCache:
-    """Cache with the engine's interface of a ResidentCache, which can be neither read nor kept."""
+    """Cache with the interface that the engine uses of ResidentCache; it cannot be read or kept."""
 
     keeps_slid = False
     leaves = ()  # none is watched for NaN
@@ -47,14 +47,14 @@ class OpaqueCache:
         return CacheMark(self.tokens_count, ())
 
     def undo(self, mark: CacheMark) -> None:
-        """Do nothing: the failed sequence ends, with its cache."""
+        """Do nothing, because the failed sequence ends with its cache."""
 
     def can_rewind(self, tokens_count: int) -> bool:
-        """Return whether all of it is to be kept: it cannot be cut."""
+        """Return whether all tokens are kept, because the cache cannot be cut."""
         return tokens_count == self.tokens_count
 
     def rewind_point(self, limit: int) -> int:
-        """Return the token count if all of it can be kept, else 0."""
+        """Return the token count if `limit` allows all tokens, otherwise 0."""
         return self.tokens_count if self.tokens_count <= limit else 0
 
     def leave_batch(self) -> None: ...

@@ -45,7 +45,7 @@ class RecurrentLayer(ArraysCache):
             self.stack = None
 
     def snapshot(self) -> Snapshot:
-        """Return the present state as immutable arrays."""
+        """Return the current state as immutable arrays."""
         self.leave_batch()
         return list(self.cache)
 
@@ -54,7 +54,7 @@ class RecurrentLayer(ArraysCache):
         self.cache = list(states)
 
     def mark(self) -> Mark:
-        """Mark the present state without copying it."""
+        """Return a mark of the current state, without copying it."""
         if self.stack is None:
             return Mark(list(self.cache), None)
         return Mark(list(self.stack.cache), self.row)

@@ -293,7 +293,7 @@ class ResidentCache:
         shifts: Sequence[Shift],
         grid: WindowGrid = UNEDITED_GRID,
     ) -> None:
-        """Declare the first tokens valid, and `ahead` held, after their bytes were loaded."""
+        """Declare the first tokens valid, and rows `ahead` of holes loaded."""
         assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
         self.windows.hold(tokens_count, grid)

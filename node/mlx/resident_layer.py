@@ -58,12 +58,12 @@ class ResidentLayer:
                 yield array, heads
 
     def reserve(self, tokens_count: int) -> None:
-        """Make room for `tokens_count` tokens in total."""
+        """Grow arrays to hold `tokens_count` tokens in total."""
         for store in self._stores:
             store.reserve(tokens_count - self.base)
 
     def give_back_room(self, tokens_count: int) -> None:
-        """Free memory not needed for `tokens_count` tokens, if that is most of it."""
+        """Shrink arrays to `tokens_count` tokens, if that frees most of their memory."""
         for store in self._stores:
             if store.capacity_tokens > 2 * round_up(tokens_count):
                 store.keep(0, tokens_count, tokens_count)
@@ -182,7 +182,7 @@ class ResidentLayer:
 def _share_stores(
     slots: tuple[SlotSpec, ...], capacity_tokens: int
 ) -> Iterator[tuple[TokenStore, slice]]:
-    """Give each slot a store and its heads in it.
+    """Assign each slot a store and its heads in that store.
 
     Keys and values of equal shape share one, with concatenated heads: one quantization and three
     writes per step instead of two and six, which on CPU is a tenth of a decode step.
@@ -207,7 +207,7 @@ def rows_of(leaves: Iterable[ResidentLayer]) -> list[Place]:
 
 
 def _own_heads(leaves: Iterable[ResidentLayer]) -> Iterator[tuple[memoryview, int, int]]:
-    """Yield each array's own heads as (bytes, kv_heads, capacity)."""
+    """Yield the heads of each slot in its arrays, as (bytes, kv_heads, capacity)."""
     for leaf in leaves:
         for array, heads in leaf.slots():
             capacity = array.shape[2]

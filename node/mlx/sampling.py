@@ -24,7 +24,7 @@ Top = tuple[tuple[int, float], ...]  # tokens and log probabilities, the chosen 
 
 
 class Likeliest(NamedTuple):
-    """Per row of logits, not computed yet: the chosen token's logprob, and the likeliest tokens."""
+    """Unevaluated arrays, by row of logits: the chosen token's logprob and the likeliest tokens."""
 
     chosen: mx.array  # `[rows, 1]`
     tokens: mx.array | None  # `[rows, alternatives]` in any order; None: not requested
@@ -62,7 +62,7 @@ def likeliest(logprobs: mx.array, chosen: mx.array, alternatives_count: int) -> 
 
 
 def scored(logits: mx.array, following: list[int], alternatives_count: int) -> list[Top]:
-    """Return likewise for rows of logits; a row's chosen token is its successor."""
+    """Return the log probabilities of a prompt's tokens, each computed by the row before it."""
     exact = logits.astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
     return likeliest(exact, mx.array(following), alternatives_count).read(following)
@@ -92,7 +92,7 @@ class Sampler:
         return self.sampled_count, self.history
 
     def undo(self, mark: tuple[int, mx.array | None]) -> None:
-        """Forget tokens sampled since a mark: the step failed."""
+        """Forget the tokens sampled since a mark, after a failed step."""
         self.sampled_count, self.history = mark
 
     def sample(

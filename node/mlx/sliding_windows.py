@@ -33,7 +33,7 @@ class WindowRows:
 
     @classmethod
     def empty(cls, like: Sequence[WindowLayer], place: Range) -> "WindowRows":
-        """Return room for rows to be read."""
+        """Return uninitialized rows for the range `place`, to read into."""
         start, end = place
         leaves = tuple(leaf.with_room(end - start) for leaf in like)
         mx.eval([leaf.state for leaf in leaves])
@@ -74,7 +74,7 @@ class ReadRows:
 
     @classmethod
     def empty(cls, like: Sequence[WindowLayer], place: Range) -> "ReadRows":
-        """Return room for rows to be read."""
+        """Return uninitialized rows for the range `place`, to read into."""
         start, end = place
         shapes = [(row.shape[0], end - start, row.shape[2]) for row in rows_of(like)]
         return cls(start, end, tuple(np.empty(shape, np.uint8) for shape in shapes))
@@ -131,7 +131,7 @@ class SlidingWindows:
         return sum(rows.size_bytes for rows in self.beside)
 
     def needed_from(self, tokens_count: int) -> int:
-        """Return the start of the first block that a token at `tokens_count` still sees."""
+        """Return the start of the first block that a token at `tokens_count` attends to."""
         return self.grid.needed_from(tokens_count, self._window_tokens) if self.leaves else 0
 
     def keep_from(self, base: int, capacity_tokens: int) -> None:
@@ -181,26 +181,26 @@ class SlidingWindows:
     def can_move(
         self, after: Arrangement, moves: Sequence[Move], grid: WindowGrid, tokens_count: int
     ) -> bool:
-        """Return whether the layers hold the visible rows before every place of moved tokens."""
+        """Return whether the layers hold all rows that they need after the moves."""
         places = grid.needed(after, self._window_tokens) if self.leaves else ()
         return can_be_moved(places, moves, (self.base, tokens_count))
 
     def moved(
         self, after: Arrangement, moves: Sequence[Move], grid: WindowGrid
     ) -> list[WindowRows]:
-        """Copy the visible rows of moved tokens, before every range to compute."""
+        """Copy the moved rows that tokens in holes and at the end attend to."""
         places = grid.needed(after, self._window_tokens) if self.leaves else ()
         return [WindowRows.moved(self.leaves, place, moves) for place in places]
 
     def take(self, rows: Sequence[WindowRows], grid: WindowGrid) -> None:
-        """Hold only the first of these rows, with the others beside the layers."""
+        """Replace the layers' rows by the first of `rows`, and hold the others beside them."""
         for first in rows[:1]:
             self.place(first.start)
             first.append_to(self.leaves, first.start, GROWTH_TOKENS)
         self.grid, self.beside, self.copied_out = grid, tuple(rows[1:]), 0
 
     def go_on_ahead(self, keep_from: int) -> None:
-        """Append the rows held for a filled hole; keep present rows from `keep_from` on."""
+        """Append the rows held after a filled hole; drop the layers' rows before `keep_from`."""
         rows, *others = self.beside
         rows.append_to(self.leaves, keep_from, GROWTH_TOKENS)
         self.beside = tuple(others)

@@ -27,7 +27,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _ConnectionKey:
     name: NodeName
     source: NodeName
     cluster_key: bytes = field(repr=False)
@@ -35,8 +35,8 @@ class _Line:
     address: Address
 
 
-def _line(peer: Peer, address: Address) -> _Line:
-    return _Line(peer.name, peer.source, peer.cluster_key, peer.fingerprint, address)
+def _connection_key(peer: Peer, address: Address) -> _ConnectionKey:
+    return _ConnectionKey(peer.name, peer.source, peer.cluster_key, peer.fingerprint, address)
 
 
 class Connections:
@@ -44,12 +44,12 @@ class Connections:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._idle: list[tuple[_Line, Connection]] = []
+        self._idle: list[tuple[_ConnectionKey, Connection]] = []
         self._counts: Counter[str] = Counter()
         self._closed = False
 
     def take(self, peer: Peer, address: Address) -> Connection | None:
-        line = _line(peer, address)
+        line = _connection_key(peer, address)
         while True:
             with self._lock:
                 stale = self._stale()
@@ -65,10 +65,10 @@ class Connections:
             found[1].channel.close()
 
     def keep(self, peer: Peer, address: Address, connection: Connection) -> None:
-        """Keep a connection on which everything requested has arrived."""
+        """Return a connection to the pool, after everything requested on it has arrived."""
         connection.idle_since_s = time.monotonic()
         with self._lock:
-            self._idle.append((_line(peer, address), connection))
+            self._idle.append((_connection_key(peer, address), connection))
             stale = self._stale()
         _close_all(stale)
 

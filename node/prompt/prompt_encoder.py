@@ -98,7 +98,7 @@ class PromptEncoder:
         limit.check(len(ids))
         if not ids or max(ids) >= self.identity.model.vocabulary_size:
             size = self.identity.model.vocabulary_size
-            message = f"a prompt of tokens has at least one, of the model's 0 to {size - 1}"
+            message = f"a token prompt must have at least one token, each within 0 to {size - 1}"
             raise RejectedError(message, code=_INVALID, param="prompt")
         return spell(ids, self.tokenizer.decode)
 

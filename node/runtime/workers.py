@@ -58,7 +58,9 @@ class Workers:
     async def fetch(self, work: Callable[[], T]) -> T:
         """Run a fetch, which may take an hour, without delaying turns."""
         if self.fetching_count >= FETCHES_WAITING_MAX:
-            message = f"{FETCHES_WAITING_MAX} agents are being copied here"
+            message = (
+                f"{FETCHES_WAITING_MAX} agents are already being copied to this node; retry later"
+            )
             raise OverloadedError(message)
         self.fetching_count += 1
         fetchers = self._low_latency_fetchers if is_low_latency() else self._fetchers

@@ -27,7 +27,7 @@ class FetchLink:
     """One address of the peer, with its speed and failures in this fetch."""
 
     def __init__(self, address: Address, expected: float) -> None:
-        """Assume `expected` bytes per second until some have arrived."""
+        """Assume `expected` bytes per second until the speed is measured."""
         self.address = address
         self.expected = expected
         self.streams = 0
@@ -45,7 +45,7 @@ class FetchLink:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether its streams will help once they are connected."""
+        """Return whether streams still connecting over the link are expected to help."""
         return not self.is_fallback and not self.failures
 
     def bytes_per_s(self, now_s: float) -> float:
@@ -69,7 +69,7 @@ class FetchLink:
         self._busy += 1
 
     def end(self, now_s: float) -> None:
-        """Count one stream less that waits for bytes."""
+        """Count one stream fewer that waits for bytes."""
         self._busy -= 1
         if not self._busy:
             self._busy_s += now_s - self._busy_since_s
@@ -148,7 +148,7 @@ class FetchLinks:
         self._book.failed(self._peer, link.address)
 
     def exclude(self, link: FetchLink, refusal: FabricError) -> None:
-        """Never use `link` again; `refusal` is raised once none is left."""
+        """Stop using `link`; raise `refusal` once no link is left."""
         self._refusal = self._refusal or refusal
         self.links = [other for other in self.links if other is not link]
         self._book.failed(self._peer, link.address)
@@ -159,7 +159,7 @@ class FetchLinks:
         link.moved_s = now_s
 
     def error_if_exhausted(self) -> FabricError | None:
-        """Return the error once no link can help any more, or None."""
+        """Return the error if no link can be tried again, or None."""
         if not self.links:
             return self._refusal or RetryLaterError("the peer has no address left")
         if any(link.failures < self._timeouts.rounds for link in self.links):
@@ -168,7 +168,7 @@ class FetchLinks:
         return RetryLaterError(message)
 
     def report(self, now_s: float, *, last: bool = False) -> None:
-        """Report each link's bytes to the book, now and then and at the end."""
+        """Report each link's bytes to the link book, from time to time and at the end."""
         if not last and now_s - self._observed_s < OBSERVE_S:
             return
         self._observed_s = now_s

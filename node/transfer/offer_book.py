@@ -125,7 +125,7 @@ class OfferBook:
                 self._offers[nonce] = _renewed(replace(old, ends_s=ends_s), offer.expires_s)
                 return old.raw
         if len(self._offers) >= OFFERS_MAX:
-            message = f"{OFFERS_MAX} offers are open"
+            message = f"this node already has {OFFERS_MAX} open offers; retry later"
             raise OverloadedError(message)
         self._offers[offer.ticket.nonce] = offer
         return offer.raw

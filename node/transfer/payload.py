@@ -18,14 +18,14 @@ ZSTD_REST_MAX = 64  # slices sent raw at most before compressing is tried again
 
 
 class Compressor:
-    """Compressor of one connection's slices, which seldom tries where compression does not pay."""
+    """Compressor of one connection's slices; tries rarely if compression saves no time."""
 
     def __init__(self) -> None:
-        """Try the first slice."""
+        """Start by trying to compress the first slice."""
         self._rest = self._left = 0
 
     def packed(self, raw: memoryview, link_bytes_per_s: int) -> bytes | None:
-        """Return `raw` compressed, or None where sending it raw takes no longer."""
+        """Return `raw` compressed, or None if that saves no time."""
         if self._left or not zstd_may_save_time(link_bytes_per_s):
             self._left = max(0, self._left - 1)
             return None

@@ -123,7 +123,7 @@ class TransferServer:
         return local_addresses(listeners.port, only, self._interfaces)
 
     def follow(self, interfaces: Sequence[Interface]) -> None:
-        """Listen on these interfaces, and advertise them, from now on."""
+        """Listen on these interfaces and advertise them."""
         self._interfaces = tuple(interfaces)
         with suppress(OSError):  # stopped in the meantime
             self._wake.send(b"i")
@@ -202,7 +202,7 @@ class TransferServer:
         channel.close()
 
     def _make_room(self) -> bool:
-        """Evict unauthenticated, then idle connections: silent ones must not lock peers out."""
+        """Evict unauthenticated, then idle connections, so that silent ones cannot block peers."""
         if len(self._connections) < self._connections_max:
             return True
         self._counts["refused_overloaded"] += 1

@@ -54,7 +54,7 @@ class PendingBlock:
         self.missing_bytes, self._hash = self.ref.payload_bytes, PayloadHash()
 
     def check(self) -> memoryview:
-        """Return the complete bytes; raise CorruptDataError unless the record names them."""
+        """Return the complete bytes; raise CorruptDataError for a wrong checksum."""
         assert self.missing_bytes == 0, "checked when all bytes are there"
         assert self._view is not None, "complete blocks have a buffer"
         view = self._view
@@ -76,7 +76,7 @@ class FetchSlice:
 
 
 class FetchWork:
-    """The list of ranges that no stream has; the fetch's lock is held around every call."""
+    """Ranges that no stream has taken; the fetch's lock is held around every call."""
 
     def __init__(self, blocks: Sequence[PendingBlock]) -> None:
         self._waiting = deque(FetchSlice(x, 0, x.ref.payload_bytes) for x in blocks)
@@ -85,7 +85,7 @@ class FetchWork:
         self.open_blocks = len(blocks)  # not yet verified
 
     def take(self, most_bytes: int) -> FetchSlice | None:
-        """Take the next range, cut to about `most_bytes`."""
+        """Take the next range, of about `most_bytes`."""
         if not self._waiting:
             return None
         piece = self._waiting[0]
@@ -99,7 +99,7 @@ class FetchWork:
         return piece
 
     def received(self, piece: FetchSlice, count_bytes: int) -> bool:
-        """Note verified bytes at the front of `piece`; say whether its block is now complete."""
+        """Count verified bytes at the front of `piece`; return whether its block is complete."""
         piece.offset += count_bytes
         piece.left_bytes -= count_bytes
         piece.block.missing_bytes -= count_bytes
@@ -107,7 +107,7 @@ class FetchWork:
         return piece.block.missing_bytes == 0
 
     def give_back(self, pieces: Sequence[FetchSlice], *, cut: bool) -> None:
-        """Let other streams have what is left of these; `cut` if a connection broke."""
+        """Give back the rest of these ranges; `cut` if their connection broke."""
         for piece in reversed(pieces):
             if piece.left_bytes:
                 self._waiting.appendleft(piece)
@@ -116,7 +116,7 @@ class FetchWork:
                 block.was_cut |= cut and block.missing_bytes < block.ref.payload_bytes
 
     def restart(self, block: PendingBlock) -> bool:
-        """Trust none of a complete block's bytes; False if that has happened too often."""
+        """Discard a damaged block to fetch it again; return False if that happened too often."""
         block.wrong_count += 1
         if block.wrong_count >= TRANSFER_WRONG_MAX:
             return False
@@ -127,7 +127,7 @@ class FetchWork:
 
 
 def pending_blocks(refs: Sequence[BlockRef]) -> list[PendingBlock]:
-    """Expect each distinct block once, largest first; raise RejectedError for odd lengths."""
+    """Return each distinct block once, largest first; raise RejectedError for invalid lengths."""
     if len(refs) > TICKET_BLOCKS_MAX:
         message = f"a fetch of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
         raise RejectedError(message, code="invalid_fetch")

@@ -129,7 +129,9 @@ class Turn:
         try:
             last = await self._claim_and_serve()
             if self._is_dropping:
-                message = f"the client was more than {STREAM_EVENTS_MAX} events behind"
+                message = (
+                    f"the client reads too slowly: it is over {STREAM_EVENTS_MAX} events behind"
+                )
                 raise RejectedError(message, code="slow_reader")  # noqa: TRY301 - as any other end
             if last is not None:
                 self._emit(last)

@@ -215,7 +215,7 @@ class Directory:
         self._update(key)
 
     def note_erased(self, key: AgentKey) -> None:
-        """Update what is known of an agent whose floor has risen."""
+        """Update an agent's owner and epochs after an erasure."""
         if self._published.pop(key, None) is not None:
             self._publish(AgentErased(key))
         self._update(key)

@@ -174,7 +174,7 @@ class RayMember:
         return all(pattern.search(commands) for pattern in (_GCS_SERVER, _HEAD_RAYLET))
 
     def _fingerprint(self, cluster_file: Path) -> str:
-        """Digest what a running head depends on: the code, the cluster file and the keys."""
+        """Return a digest of the code, cluster file and keys that a running head depends on."""
         code = (self.folder / "app" / package for package in _CODE)
         files = sorted(path for package in code for path in package.rglob("*.py"))
         digest = hashlib.sha256()

@@ -88,12 +88,14 @@ def test_other_things_that_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(CommandError, match="no such file"):
         keys(f"--api-key-file={tmp_path / 'none'}")
-    with pytest.raises(CommandError, match="--api-key: a key has at least 16 characters"):
+    with pytest.raises(CommandError, match="--api-key: a key must have at least 16 characters"):
         keys("--api-key", "short")
     with pytest.raises(CommandError, match="has a key for tenant default already"):
         keys("--api-key", KEY, router=RouterSettings(api_keys={"default": OTHER}))
     monkeypatch.setenv(KEY_VARIABLE, "short")
-    with pytest.raises(CommandError, match=f"{KEY_VARIABLE}: a key has at least 16 characters"):
+    with pytest.raises(
+        CommandError, match=f"{KEY_VARIABLE}: a key must have at least 16 characters"
+    ):
         keys()
 
 

@@ -29,7 +29,7 @@ def prompt_of(tokens_count: int, seed: int = 0) -> list[int]:
 
 
 def prefilled(engine: Engine, prompt: list[int]) -> ResidentCache:
-    """Return a cache of all of a prompt but its last tokens."""
+    """Return a cache of a prompt without its last tokens."""
     cache = engine.new_cache(len(prompt))
     engine.prefill(cache, prompt[:-STEPS])
     return cache
@@ -132,7 +132,7 @@ def _agrees_behind(
 
 
 def _far_tokens(engine: Engine) -> int:
-    """Return the number of tokens after which the model no longer sees all; 0 if it always does."""
+    """Return the number of tokens beyond which the model attends to a part only; 0 if to all."""
     spec = engine.spec
     far = max(spec.window_tokens, widest_mask(engine.model))
     if any(layer.kind is LayerKind.INDEXED for layer in spec.layers):

@@ -46,12 +46,12 @@ class RecordingCache:
         return self._shown
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return the zeros of its own layer to layers that share this cache."""
+        """Return zeros to layers that share this layer's cache."""
         assert self._shown is not None, "read before it was written"
         return self._shown
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """Return no mask: one token sees itself."""
+        """Return no mask, because one token attends to itself only."""
         assert n == 1, "the recording shows one token per row"
 
 

@@ -244,7 +244,7 @@ class Demo:
         bereft = [talk for talk in self._talks if talk.turns[-1].node == victim]
         pid = nodes_by_name(self._fabric).get(victim, {}).get("pid")
         if not isinstance(pid, int):
-            message = f"{victim} is not there to be killed"
+            message = f"cannot find the process of {victim} to kill it"
             raise CommandError(message)
         os.kill(pid, signal.SIGKILL)
         self._say(f"  {victim} is dead; asking {', '.join(t.agent.name for t in bereft)}")
