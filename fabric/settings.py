@@ -42,12 +42,12 @@ CALL_NAMES: Final = frozenset(
         *("apertus", "command", "command_r", "deepseek", "deepseek_v32", "function_gemma"),
         *("gemma", "gemma4", "glm", "glm47", "granite", "hermes", "hunyuan", "json"),
         *("json_tools", "kimi_k2", "kimi_k3", "laguna", "llama", "llama4", "longcat"),
-        *("minicpm5", "minimax_m2", "mistral", "muse_spark", "nemotron", "phi4"),
+        *("minicpm5", "minimax_m2", "minimax_m3", "mistral", "muse_spark", "nemotron", "phi4"),
         *("qwen3_coder", "seed_oss"),
     }
 )
 THOUGHT_NAMES: Final = frozenset(
-    {"apertus", "command", "gemma4", "longcat", "mistral", "seed", "think"}
+    {"apertus", "command", "gemma4", "longcat", "minimax_m3", "mistral", "seed", "think"}
 )
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError, dumps, loads
 from typing import Any, Final
@@ -14,7 +14,13 @@ from node.dialect.formats import CallFormat, TemplateSign
 from node.dialect.json_calls import JsonScanner
 from node.dialect.string_schema import StringOption, string_options
 from node.dialect.text_filters import held_chars
-from node.dialect.tool_schema import Argument, ToolSpec, argument_types, tool_arguments
+from node.dialect.tool_schema import (
+    Argument,
+    ToolSpec,
+    argument_types,
+    tool_arguments,
+    tool_parameters,
+)
 from node.grammar.expression import Expression, Json, Literal, Maybe, OneOf, Pattern, Until, row
 from node.limits import CALL_CODE_CHARS_MAX, CALL_HEADER_CHARS_MAX
 
@@ -24,8 +30,9 @@ class TagFormat:
     """Tags around a section of calls, a call and an argument: as written, and as patterns to read.
 
     Written tags have NAME and KEY in place of the names, and some the call's INDEX and the value's
-    TYPE. Patterns name groups `name` and `key`, and some `is_text` (states whether the value is a
-    text) and `opening` (of a quoted value). An argument without a key is all arguments in JSON.
+    TYPE; an argument's end may have its KEY, too. Patterns name groups `name` and `key`, and some
+    `is_text` (states whether the value is a text) and `opening` (of a quoted value). An argument
+    without a key is all arguments in JSON.
     """
 
     start: str
@@ -40,8 +47,11 @@ class TagFormat:
     has_lines: bool = True  # a value may stand on lines of its own
     guesses: bool = False  # a value's type, where the tool's schema does not say
     has_entities: bool = False  # `&quot;` and `&amp;` in names
+    loose_end: str = ""  # of an argument, which ends it only where `after_loose_end` follows
+    after_loose_end: str = ""
     other_ends: Mapping[str, str] = field(default_factory=dict)  # of values with an `opening`
     # What is written:
+    written_call_end: str = ""  # if more than `call_end`
     line_end: str = ""  # before an argument's end
     text_argument: tuple[str, ...] = ()  # tags of a text, if they differ
     shares_section: bool = False  # one section holds all calls
@@ -68,7 +78,7 @@ class TagCallReader(CallReader):
         self._missing = "{}"  # to complete the arguments' JSON, if the call ended here
         self._is_first_text = False  # nothing of the value has been read
         self._value = ""  # so far, if it is not a text
-        self._end_tag = ""  # of the value
+        self._end_tag = self._loose_end = ""  # of the value
 
     @property
     def is_in_value(self) -> bool:
@@ -124,7 +134,9 @@ class TagCallReader(CallReader):
     def _start_argument(self, groups: Mapping[str, str | None]) -> None:
         key, is_text, opening = groups["key"], groups.get("is_text"), groups.get("opening")
         self._key, self._value = self._unescape(key or ""), ""
-        self._end_tag = self._tags.other_ends.get(opening or "", self._tags.argument_end)
+        end = self._tags.other_ends.get(opening or "", self._tags.argument_end)
+        self._end_tag = end.replace("KEY", self._key)
+        self._loose_end = self._tags.loose_end.replace("KEY", self._key)
         if key is None:
             self._is_text, self._missing = False, ""
             return
@@ -150,20 +162,22 @@ class TagCallReader(CallReader):
         if self._tags.has_lines and self._is_first_text:
             self._is_first_text = False
             self._take(self._unread.startswith("\n"))
-        at = self._value_end()
+        at, size = self._value_end()
         if at < 0:
-            ends = (f"\n{self._end_tag}",) if self._tags.has_lines else ()
-            held = held_chars(self._unread, (*ends, self._end_tag), len(self._end_tag) + 1)
+            ends = [self._end_tag, *([f"\n{self._end_tag}"] if self._tags.has_lines else [])]
+            if self._loose_end:
+                ends.append(self._loose_end + self._tags.after_loose_end)
+            held = held_chars(self._unread, tuple(ends), max(map(len, ends)))
             self._add_value(self._take(len(self._unread) - held))
             return
         value = self._take(at)
-        self._take(len(self._end_tag))
+        self._take(size)
         self._add_value(value.removesuffix("\n") if self._tags.has_lines else value)
         self._add_arguments('"' if self._is_text else self._json_value())
         self._key = None
 
-    def _value_end(self) -> int:
-        """Return where the end tag is; a string of enforced JSON may contain it."""
+    def _value_end(self) -> tuple[int, int]:
+        """Return where the end tag is, and its size; a string of enforced JSON may contain it."""
         at = self._unread.find(self._end_tag)
         while at >= 0 and self.is_enforced and not self._is_text:
             scanner = JsonScanner()
@@ -171,7 +185,11 @@ class TagCallReader(CallReader):
             if not scanner.is_in_string:
                 break
             at = self._unread.find(self._end_tag, at + 1)
-        return at
+        if self._loose_end and not self.is_enforced:
+            loose = self._unread.find(self._loose_end + self._tags.after_loose_end)
+            if loose >= 0 and (at < 0 or loose < at):
+                return loose, len(self._loose_end)
+        return at, len(self._end_tag)
 
     def _add_value(self, text: str) -> None:
         if self._is_text:
@@ -184,28 +202,27 @@ class TagCallReader(CallReader):
         self._end_call()
 
     def _json_value(self) -> str:
-        """Return the value in JSON: parsed as JSON or Python, or else as a text."""
         assert self._key is not None, "within an argument"
-        types, text = self._types(self._key), self._value.strip()
-        encoded = None
-        try:
-            value, encoded = loads(text, parse_constant=_reject_constant), text
-        except (ValueError, RecursionError):
-            value = _parse_loosely(text, self._value)
-        is_null = value is None and "null" in types
+        types = self._types(self._key)
         may_be_text = types <= {"string", "null"} if self._states_type else True
-        if "string" in types and may_be_text and not isinstance(value, str) and not is_null:
-            value, encoded = self._value, None  # a number where the schema wants a text
-        return dumps(value, ensure_ascii=False) if encoded is None else encoded
+        return json_value(self._value, types if may_be_text else types - {"string"})
 
     def _types(self, key: str) -> set[str]:
         """Return the types that the tool's schema allows; none if it does not say."""
-        for tool in self.tools or ():
-            function = tool.get("function", tool) if isinstance(tool, dict) else {}
-            if isinstance(function, dict) and function.get("name") == self._name:
-                parameters = function.get("parameters")
-                return argument_types(parameters if isinstance(parameters, dict) else {}, key)
-        return set()
+        return argument_types(tool_parameters(self.tools, self._name), key)
+
+
+def json_value(spelled: str, types: set[str]) -> str:
+    """Return a value in JSON: parsed as JSON or Python, or else as a text."""
+    encoded = None
+    try:
+        value, encoded = loads(spelled.strip(), parse_constant=_reject_constant), spelled.strip()
+    except (ValueError, RecursionError):
+        value = _parse_loosely(spelled.strip(), spelled)
+    is_null = value is None and "null" in types
+    if "string" in types and not isinstance(value, str) and not is_null:
+        value, encoded = spelled, None  # a number where the schema wants a text
+    return dumps(value, ensure_ascii=False) if encoded is None else encoded
 
 
 def _reject_constant(word: str) -> Any:
@@ -251,11 +268,12 @@ def tag_format(
     *,
     inner_start: str = "",
     aliases: tuple[str, ...] = (),
+    reader: Callable[[list[Any] | None, TagFormat], CallReader] = TagCallReader,
 ) -> CallFormat:
     """Return the format of calls between these tags; some also begin at an `inner_start`."""
 
     def make(tools: list[Any] | None) -> CallReader:
-        return TagCallReader(tools, tags)
+        return reader(tools, tags)
 
     return CallFormat(
         name,
@@ -295,13 +313,12 @@ class _TagGrammar:
         for argument in tool_arguments(tool):
             line = row(_LINE, self._argument(tool, argument))
             arguments.append(line if argument.is_required else Maybe(line))
-        end = (_LINE, tags.call_end) if tags.call_end else ()
+        end = (_LINE, tags.written_call_end or tags.call_end) if tags.call_end else ()
         number = (_NUMBER, rest) if index else ()
         return row(head, *number, *arguments, *end)
 
-    @property
-    def _argument_end(self) -> str:
-        return self.tags.line_end + self.tags.argument_end
+    def _end(self, argument: Argument) -> str:
+        return self.tags.line_end + self.tags.argument_end.replace("KEY", argument.key)
 
     def _argument(self, tool: ToolSpec, argument: Argument) -> Expression:
         types = argument_types(tool.parameters, argument.key)
@@ -314,7 +331,7 @@ class _TagGrammar:
         if is_text:
             return row(head, self._text(tool, argument))
         value = Json(_readable(argument.schema, types), tool.is_strict)
-        return row(head, value, self._argument_end)
+        return row(head, value, self._end(argument))
 
     def _typed(self, tool: ToolSpec, argument: Argument, type_: str) -> Expression:
         parts = tuple(part.replace("TYPE", _TYPES[type_]) for part in self.tags.argument)
@@ -322,7 +339,7 @@ class _TagGrammar:
         if type_ == "string":
             return row(head, self._text(tool, argument))
         value = Json(_of_types(argument.schema, [type_]), tool.is_strict)
-        return row(head, value, self._argument_end)
+        return row(head, value, self._end(argument))
 
     def _head(self, tool: ToolSpec, argument: Argument, parts: Sequence[str]) -> Expression:
         first, *others = (part.replace("KEY", argument.key) for part in parts)
@@ -338,33 +355,38 @@ class _TagGrammar:
         if tool.rules:  # none of their terminals may match the tag's first character or a line end
             forbidden = f"{tags.argument_end[0]}{tags.quoted_chars}"
             forbidden += "\n" if tags.has_lines else ""
-            return rules_text(tool, self._argument_end, forbidden)
+            return rules_text(tool, self._end(argument), forbidden)
         options = [
             expression
             for option in string_options(tool, argument.schema)
-            for expression in self._options(option)
+            for expression in self._options(option, argument)
         ]
         if not options:
             tool.refuse(f"its format can write no value that fits {argument.key[:100]!r}")
         return OneOf(tuple(options))
 
-    def _options(self, option: StringOption) -> Iterator[Expression]:
-        tags, end = self.tags, self._argument_end
+    def _options(self, option: StringOption, argument: Argument) -> Iterator[Expression]:
+        tags, end = self.tags, self._end(argument)
+        tag = tags.argument_end.replace("KEY", argument.key)
         if tags.quotes is not None:
-            yield from self._quoted(option, *tags.quotes)
+            yield from self._quoted(option, end, *tags.quotes)
             return
         strips_edges = tags.has_lines and not tags.line_end
         if option.constant is None:
             edges = (_NO_EDGES,) if strips_edges else ()
-            yield Until(end, (tags.argument_end,), option.patterns + edges)
+            loose_tag = tags.loose_end.replace("KEY", argument.key)
+            ends = (tag, loose_tag) if loose_tag else (tag,)
+            yield Until(end, ends, option.patterns + edges)
             return
         is_changed = strips_edges and option.constant.strip("\n") != option.constant
-        if not is_changed and tags.argument_end not in option.constant:
+        if not is_changed and tag not in option.constant:
             yield row(option.constant, end)
 
-    def _quoted(self, option: StringOption, opening: str, closing: str) -> Iterator[Expression]:
+    def _quoted(
+        self, option: StringOption, end: str, opening: str, closing: str
+    ) -> Iterator[Expression]:
         """Return a text plain and in quotes, as far as either can hold it."""
-        end, quoted_chars = self._argument_end, tuple(self.tags.quoted_chars)
+        quoted_chars = tuple(self.tags.quoted_chars)
         constant = option.constant
         if constant is None:
             yield Until(end, quoted_chars, option.patterns)

@@ -183,6 +183,40 @@ def argument_types(parameters: Mapping[str, Any], key: str) -> set[str]:
     return value_types(value, parameters)
 
 
+def tool_parameters(tools: Collection[Any] | None, name: str) -> dict[str, Any]:
+    """Return the schema of a tool's arguments; empty for an unknown tool."""
+    for tool in tools or ():
+        function = tool.get("function", tool) if isinstance(tool, dict) else {}
+        if isinstance(function, dict) and function.get("name") == name:
+            parameters = function.get("parameters")
+            return parameters if isinstance(parameters, dict) else {}
+    return {}
+
+
+def member_schema(
+    schema: Any, key: str | None, root: Mapping[str, Any], seen: set[str] | None = None
+) -> dict[str, Any]:
+    """Return the schema of an object's member, or without a key of a list's items."""
+    seen = set() if seen is None else seen
+    schema = resolve(schema, root, seen)
+    properties = schema.get("properties")
+    if key is None:
+        found = schema.get("items")
+    elif isinstance(properties, dict) and key in properties:
+        found = properties[key]
+    else:
+        found = schema.get("additionalProperties")
+    if isinstance(found, dict):
+        return found
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        for option in options if isinstance(options, list) else ():
+            found = member_schema(option, key, root, seen)
+            if found:
+                return found
+    return {}
+
+
 def resolve(schema: Any, root: Mapping[str, Any], seen: set[str] | None = None) -> dict[str, Any]:
     """Follow references within the document, each once; an unknown one constrains nothing."""
     seen = set() if seen is None else seen

@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.template_shapes import Shape
 
 Arguments = dict[str, Any]
+_SEPARATOR = "]<]minimax[>["
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ def _m2_call(name: str, arguments: Arguments) -> str:
         for key, value in arguments.items()
     )
     return f'<invoke name="{name}">\n{given}</invoke>\n'
+
+
+def _m3_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "".join(_m3_element(key, inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return "".join(_m3_element("item", inner) for inner in value)
+    return _spelled(value)
+
+
+def _m3_element(key: str, value: Any) -> str:
+    return f"{_SEPARATOR}<{key}>{_m3_value(value)}{_SEPARATOR}</{key}>"
+
+
+def _m3_call(name: str, arguments: Arguments) -> str:
+    given = _m3_value(arguments)
+    return f'{_SEPARATOR}<invoke name="{name}">{given}{_SEPARATOR}</invoke>\n'
 
 
 def _deepseek_call(name: str, arguments: Arguments) -> str:
@@ -168,6 +186,11 @@ _M2 = _tagged(
     '<parameter name="{{ k }}">VALUE</parameter>\n',
     "</invoke>\n</minimax:tool_call>",
 )
+_M3 = _tagged(
+    'SEP<tool_call>\nSEP<invoke name="{{ c.function.name }}">',
+    "SEP<{{ k }}>VALUESEP</{{ k }}>",
+    "SEP</invoke>\nSEP</tool_call>",
+).replace("SEP", _SEPARATOR)
 _GLM = _tagged(
     "<tool_call>{{ c.function.name }}\n",
     "<arg_key>{{ k }}</arg_key>\n<arg_value>VALUE</arg_value>\n",
@@ -280,6 +303,19 @@ CALL_SHAPES = {
             _m2_call,
             section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
             between="",
+            opens=(True, True),
+        ),
+        CallShape(
+            "minimax_m3",
+            _chatml(_M3, "<mm:think>")
+            .replace("<think>", "<mm:think>")
+            .replace("/think", "/mm:think"),
+            (*_CHATML[:2], "<mm:think>", "</mm:think>", _SEPARATOR),
+            "<|im_end|>",
+            _m3_call,
+            section=(f"{_SEPARATOR}<tool_call>\n", f"{_SEPARATOR}</tool_call>"),
+            between="",
+            thought=("<mm:think>", "</mm:think>"),
             opens=(True, True),
         ),
         CallShape(

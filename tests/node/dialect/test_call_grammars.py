@@ -33,6 +33,7 @@ MARKED = {
         *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax_m3": ("]<]minimax[>[",),
     "deepseek_v32": ("｜DSML｜",),
     "kimi_k2": (
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
@@ -143,6 +144,8 @@ HOSTILE = (
         "</function>",
         "<|close|>argument<|sep|>",
         "<|close|>tools<|sep|>",
+        "]<]minimax[>[",
+        "</at>",
     ),
 )
 

@@ -2,6 +2,14 @@
 
 from tests.node.dialect.answer_case import LOOK, NOW, Case
 
+SEP = "]<]minimax[>["
+_LOOK = f'{SEP}<invoke name="look">{SEP}<at>the sky{SEP}</at>{SEP}</invoke>\n'
+
+
+def _m3(*calls):
+    return f"{SEP}<tool_call>\n{''.join(calls)}{SEP}</tool_call>"
+
+
 TYPED = {
     "gemma 4": Case(
         '<|channel>thought\nHm<channel|>So.<|tool_call>call:look{at:<|"|>the sky<|"|>}<tool_call|>'
@@ -75,6 +83,69 @@ TYPED = {
         begun=(("look", '{"at": "the'),),
     ),
     "minicpm, a text of it": Case("A <function> is", "A <function> is", calls_as="minicpm5"),
+    "minimax 3": Case(
+        "<mm:think>Hm</mm:think>So.\n" + _m3(_LOOK, f'{SEP}<invoke name="now">{SEP}</invoke>\n'),
+        "So.",
+        "Hm",
+        (LOOK, NOW),
+        "minimax_m3",
+        "minimax_m3",
+    ),
+    "minimax 3, no thought": Case(
+        "</mm:think>" + _m3(_LOOK),
+        calls=(LOOK,),
+        calls_as="minimax_m3",
+        thoughts_as="minimax_m3",
+    ),
+    "minimax 3, quoted in a thought": Case(
+        f"{_m3(_LOOK)} perhaps</mm:think>No.",
+        "No.",
+        f"{_m3(_LOOK)} perhaps",
+        calls_as="minimax_m3",
+        thoughts_as="minimax_m3",
+        tail="<mm:think>",
+    ),
+    "minimax 3, all kinds of values": Case(
+        _m3(
+            f'{SEP}<invoke name="go">{SEP}<a>{SEP}<item>1{SEP}</item>{SEP}<item>'
+            f"{SEP}<b>null{SEP}</b>{SEP}</item>{SEP}</a>{SEP}<c>{SEP}<c>x <i>y</i>\n{SEP}</c>"
+            f"{SEP}<d>true{SEP}</d>{SEP}</c>"
+            f"{SEP}<e>\n<p>]]</p>\n{SEP}</e>{SEP}</invoke>\n"
+        ),
+        calls=(
+            (
+                "go",
+                {
+                    "a": [1, {"b": None}],
+                    "c": {"c": "x <i>y</i>\n", "d": True},
+                    "e": "\n<p>]]</p>\n",
+                },
+            ),
+        ),
+        calls_as="minimax_m3",
+    ),
+    "minimax 3, without some separators": Case(
+        f'{SEP}<tool_call>\n<invoke name="bash">{SEP}<command>ls <a></command>{SEP}<timeout>5'
+        f"</timeout>{SEP}</invoke>\n{SEP}</tool_call>",
+        calls=(("bash", {"command": "ls <a>", "timeout": 5}),),
+        calls_as="minimax_m3",
+    ),
+    "minimax 3, marks in a text": Case(
+        _m3(
+            f'{SEP}<invoke name="look">{SEP}<at>\n</at> {SEP}</look>{SEP}</tool_call>\n{SEP}</at>'
+            f"{SEP}</invoke>\n"
+        ),
+        calls=(("look", {"at": f"\n</at> {SEP}</look>{SEP}</tool_call>\n"}),),
+        calls_as="minimax_m3",
+    ),
+    "minimax 3, cut": Case(
+        f'So.{SEP}<tool_call>\n{SEP}<invoke name="bash">{SEP}<command>ls{SEP}</command>'
+        f"{SEP}<timeout>5",
+        "So.",
+        calls_as="minimax_m3",
+        broken=1,
+        begun=(("bash", '{"command": "ls", "timeout": '),),
+    ),
     "kimi 3": Case(
         "So.<|open|>tools<|sep|>"
         '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" type="string"<|sep|>'
