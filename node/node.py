@@ -220,4 +220,5 @@ class Node:
             thermal_state=has.thermal_state(),
             memory_pressure=background.pressure.level.word,
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, has.tokenizer.reach_bytes),
+            template_warning=has.tokenizer.warning,
         )

@@ -228,12 +228,15 @@ class NodeService:
         table = recovered_table(config.name, model.fingerprint, clock, store, rules, service_time)
         if manifests.erased_count:
             blocks.empty_quarantine()
+        tokenizer = ChatTokenizer(loaded.tokenizer, told_of(config.settings))
+        if tokenizer.warning is not None:
+            _log.warning("%s: %s", model.name, tokenizer.warning)
         return assemble(
             NodeResources(
                 identity=NodeIdentity(config, model),
                 clock=clock,
                 engine=engine,
-                tokenizer=ChatTokenizer(loaded.tokenizer, told_of(config.settings)),
+                tokenizer=tokenizer,
                 store=store,
                 table=table,
                 erased=erased,

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from fabric.codec import on_wire
+from fabric.codec import left_out, on_wire
 from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
 from fabric.control.directive_calls import DirectiveView
 from fabric.ids import MigrationId, NodeName
@@ -124,6 +124,8 @@ class NodeView:
     memory_pressure: str = PRESSURES[0]  # of its machine: one of PRESSURES
     thermal_state: str = THERMAL_STATES[0]  # of its machine: one of THERMAL_STATES
     prompt_bytes_max: int = BODY_BYTES_MAX  # of text; longer prompts cannot fit the context
+    # What of the model's answers is read as plain text, as its template's format is unknown.
+    template_warning: str | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)

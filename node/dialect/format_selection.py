@@ -12,6 +12,7 @@ from node.dialect.formats import (
     AnswerFormat,
     CallFormat,
     Family,
+    Rank,
     TemplateSign,
     ThoughtFormat,
 )
@@ -79,6 +80,14 @@ def select_format(
         calls=_calls(template, settings.calls, fallback),
         hidden_marks=(*hidden, *fallback.hidden_marks),
     )
+
+
+def has_own_sign(template: str, format_: CallFormat | ThoughtFormat | None) -> bool:
+    """Return whether a template has a sign that no other family's templates have."""
+    if format_ is None:
+        return False
+    signs = (sign for sign in format_.signs if sign.rank <= Rank.COMBINATION)
+    return any(all(text in template for text in sign.texts) for sign in signs)
 
 
 def _thoughts(

@@ -20,7 +20,13 @@ from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from fabric.turn.prompt_plan import Encoded, PromptLimit
 from node.dialect.call_grammar import GrammarOptions
 from node.dialect.folding import Rendered, render_folded
-from node.dialect.format_selection import FormatSettings, select_format
+from node.dialect.format_selection import (
+    AUTO,
+    CALL_FORMATS,
+    FormatSettings,
+    has_own_sign,
+    select_format,
+)
 from node.dialect.formats import AnswerFormat, AnswerReader
 from node.dialect.marked_reader import MarkedReader
 from node.dialect.template_messages import Messages, adapt_messages, cut_at_mark, mark_end
@@ -28,10 +34,12 @@ from node.dialect.tool_schema import ToolSpec, template_tools
 from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
+from node.mlx.format_trial import CALLS, THOUGHTS, FormatTrial
 from node.mlx.token_text import TextPieces, token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
 _BEFORE, _BEHIND = "x\n", "x"  # around a tried token
+_PARSERS: Final = {CALLS: "node.tool_parser", THOUGHTS: "node.reasoning_parser"}
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
@@ -69,6 +77,40 @@ class ChatTokenizer:
         self.reach_bytes = token_reach_bytes(self._tokenizer)
         self.format = select_format(
             self.template.source, self._tokenizer.get_vocab(), told, upstream_formats(wrapper)
+        )
+        self.unread_parts = self._unread_parts(told)
+        if CALLS in self.unread_parts:
+            self.format = replace(self.format, calls=None)
+        if THOUGHTS in self.unread_parts:
+            self.format = replace(self.format, thought=None)
+
+    def _unread_parts(self, told: FormatSettings) -> tuple[str, ...]:
+        """Name the parts of answers that the template writes in no format known here.
+
+        An operator's choice is not tried, nor is a format that the template certainly has.
+        """
+        texts, format_ = self.special_texts, self.format
+        ends = [texts[index] for index in self.eos_ids if index in texts]
+        unread = FormatTrial(self.template, format_, ends).unread()
+        calls, source = format_.calls, self.template.source
+        is_known = {
+            CALLS: told.calls != AUTO
+            or has_own_sign(source, calls)
+            or (calls is not None and calls.name not in CALL_FORMATS),
+            THOUGHTS: told.thoughts != AUTO or has_own_sign(source, format_.thought),
+        }
+        return tuple(part for part in unread if not is_known[part])
+
+    @property
+    def warning(self) -> str | None:
+        """The template's parts that are read as plain text, in words, or None."""
+        if not self.unread_parts:
+            return None
+        parts = " and ".join(self.unread_parts)
+        settings = " and ".join(_PARSERS[part] for part in self.unread_parts)
+        return (
+            f"the chat template writes {parts} in a format that is not known here, so answers "
+            f"show them as text: set {settings} if the format has another name"
         )
 
     @property

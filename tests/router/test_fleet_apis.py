@@ -108,6 +108,15 @@ async def test_nodes():
     assert bodiless.status_code == 200
 
 
+async def test_a_template_in_an_unknown_format_is_listed():
+    odd = FakeNode("node-b")
+    odd.view_changes = {"template_warning": "calls are shown as text"}
+    async with rig(nodes=[FakeNode("node-a"), odd]) as made:
+        nodes = (await made.http().get("/v1/nodes")).json()["data"]
+
+    assert [node["template_warning"] for node in nodes] == [None, "calls are shown as text"]
+
+
 async def test_health():
     failing = FakeNode("node-b")
     async with rig(nodes=[FakeNode("node-a"), failing]) as made:

@@ -20,7 +20,7 @@ _NODE: Final = AnswerShape(
     "prompt_bytes_max", "agents", "tokens", "bytes", "free", "thermal_state", "bytes_per_token",
     "addresses", "links", "incarnation", "active", "waiting", "queue_s", "prefill_tokens_per_s",
     "decode_tokens_per_s", "self_test", "degraded", "evicted_agents", "reuse", "scrubbed_bytes",
-    "damaged_blocks",
+    "damaged_blocks", "template_warning",
     beside={"name": str, "state": str, "health": str, "memory": OBJECT, "epoch": int},
 )  # fmt: skip
 

@@ -102,7 +102,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     stations = stations_of(nodes)
     keys = key_checks(folder, datetime.now(UTC))
     settings = settings_of(arguments.config, folder)
-    checks = [*machine_checks(folder, settings), *keys, fabric_found, *link_checks(stations)]
+    found = [fabric_found, *template_checks(nodes), *link_checks(stations)]
+    checks = [*machine_checks(folder, settings), *keys, *found]
     wrong = any(check.verdict == "error" for check in checks)
     if arguments.json:
         rows, links = [asdict(check) for check in checks], link_rows(stations)
@@ -155,6 +156,13 @@ def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
         detail = f"the cache self-test failed on {', '.join(failed)}; {links}"
         return nodes, Check("fabric", "error", detail)
     return nodes, Check("fabric", "ok", f"at {' and '.join(urls)}; {links or 'no nodes'}")
+
+
+def template_checks(nodes: list[dict[str, Any]]) -> Iterator[Check]:
+    """Yield what nodes report of their models' chat templates."""
+    for node in nodes:
+        if node.get("template_warning"):
+            yield Check(f"template on {node.get('name')}", "warning", node["template_warning"])
 
 
 def _links(node: dict[str, Any]) -> str:

@@ -37,6 +37,14 @@ def test_a_failed_memory_test_is_an_error(run, fabric):
     assert "ethernet 192.168.1.10 10000 Mbit/s" in out
 
 
+def test_a_template_in_an_unknown_format_is_a_warning():
+    rows = [{"name": "node-a"}, {"name": "node-b", "template_warning": "calls are shown as text"}]
+    (found,) = doctor.template_checks(rows)
+
+    assert (found.name, found.verdict) == ("template on node-b", "warning")
+    assert found.detail == "calls are shown as text"
+
+
 def test_ray_variables_are_told(monkeypatch):
     found = doctor._ray_variables({"RAY_ADDRESS": "x", "HOME": "/h"})
 

@@ -1,0 +1,58 @@
+"""Every template is tried with a call and a thought: what cannot be read back is reported."""
+
+import pytest
+
+from node.dialect.format_selection import FormatSettings
+from tests.node.mlx.test_answer_start import USER, answer
+from tests.node.mlx.test_family_templates import FAMILIES
+from tests.support.call_shapes import CALL_SHAPES
+from tests.support.chat_models import CODER, MISTRAL, QWEN3, QWEN_SPECIALS, R1, chat_tokenizer
+
+CHATML = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}[[thinks]]{{ m.reasoning_content }}[[/thinks]]{% endif %}"
+    "{{ m.content or '' }}{%- for c in m.tool_calls or [] %}START{{ c.function.name }}("
+    "{{ c.function.arguments | tojson }})END{% endfor %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+OWN = CHATML.replace("START", "[[call]]").replace("END", "[[/call]]")
+# What many families write around JSON, and this one around something else.
+COMMON = CHATML.replace("START", "<tool_call>").replace("END", "</tool_call>")
+KNOWN = {
+    **{name: (shape.template, shape.specials) for name, shape in CALL_SHAPES.items()},
+    **{f"small {name}": (shape.template, shape.specials) for name, shape in FAMILIES.items()},
+    "a small Qwen": (QWEN3, QWEN_SPECIALS),
+    "a small Coder": (CODER, QWEN_SPECIALS),
+    "a small Mistral": (MISTRAL, ()),
+    "a small R1": (R1, ()),
+    "no calls": ("{% for m in messages %}{{ m.content }}{% endfor %}", ()),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_known_family_writes_is_read(tmp_path, name):
+    template, specials = KNOWN[name]
+    model = chat_tokenizer(tmp_path, template, specials)
+    assert (model.unread_parts, model.warning) == ((), None)
+
+
+@pytest.mark.parametrize("template", [OWN, COMMON], ids=["own", "common"])
+def test_a_format_that_is_not_known_is_plain_text(tmp_path, template):
+    model = chat_tokenizer(tmp_path, template, ("<|im_start|>", *QWEN_SPECIALS[4:]))
+    assert model.unread_parts == ("tool calls", "thoughts")
+    assert "node.tool_parser and node.reasoning_parser" in model.warning
+    call = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'
+    says = f"[[thinks]]Hm[[/thinks]][[call]]read({{}})[[/call]]{call}"
+    assert answer(model, [USER], f"{says}<|im_end|>") == (says, "", [])
+
+
+def test_a_template_without_a_known_mark_of_calls_is_reported_for_these_alone(tmp_path):
+    model = chat_tokenizer(tmp_path, OWN.replace("m.reasoning_content", "m.oh"), ("<|im_start|>",))
+    assert model.unread_parts == ("tool calls",)
+    assert "reasoning_parser" not in model.warning
+
+
+def test_an_operators_choice_is_not_tried(tmp_path):
+    told = FormatSettings(calls="json", thoughts="none")
+    model = chat_tokenizer(tmp_path, COMMON, QWEN_SPECIALS, told=told)
+    assert (model.format.calls.name, model.warning) == ("json", None)
