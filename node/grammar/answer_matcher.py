@@ -22,6 +22,7 @@ from node.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
 class _Phase(Enum):
     FIRST = auto()  # before the first token: a thought may come
     THOUGHT = auto()
+    QUOTE = auto()  # a call within a thought, which may also be all that comes
     TEXT = auto()  # follows a grammar
     FREE = auto()  # any text, until a call begins
     CALL = auto()  # of a tool, without a grammar
@@ -57,7 +58,7 @@ class AnswerMatcher:
     ) -> None:
         """Match `grammar` after a thought, in which the tokens `barred_ids` are not allowed.
 
-        Without a grammar, any text is allowed except in calls.
+        Without a grammar, any other text is allowed except in calls.
         """
         followed = calls.grammar if grammar is None and calls is not None else grammar
         assert followed is not None, "there is a grammar to follow"
@@ -67,11 +68,16 @@ class AnswerMatcher:
         self._first: Mask | None = followed.first_mask  # until the format's first token
         self._start_id = marks.start_id if marks is not None else None
         self._thought = ThoughtEndDetector(marks) if marks is not None else None
-        self._thought_mask = self._vocabulary.without(barred_ids)
+        self._is_free = grammar is None
+        self._thought_mask = self._vocabulary.without(barred_ids, may_end=self._is_free)
+        self._barred_ids = barred_ids
         if calls is not None and marks is not None and marks.holds_calls:
             self._thought_mask = self._vocabulary.whole_mask
         self._calls = calls
-        self._phase = _PHASES[beginning] if grammar is not None else _Phase.FREE
+        self._phase = _PHASES[beginning]
+        if self._is_free and beginning is not Beginning.THOUGHT:
+            self._phase = _Phase.FREE
+        self._may_open_thought = beginning is Beginning.EITHER
         self._line_ends_left = 0  # that may follow a thought
         self._next_mask: Future[Mask] | None = None
 
@@ -122,20 +128,34 @@ class AnswerMatcher:
             self._phase = _Phase.THOUGHT if opens else _Phase.TEXT
             if opens:
                 return
+        opens = self._may_open_thought and token == self._start_id
+        self._may_open_thought = False
         is_first = self._phase is _Phase.TEXT and self._first is not None
-        if token in self._call_ids and (is_first or self._phase in {_Phase.THOUGHT, _Phase.FREE}):
+        if self._phase is _Phase.FREE and opens:
+            self._phase = _Phase.THOUGHT
+        elif self._phase is _Phase.THOUGHT and token in self._call_ids:
+            self._quote(token)
+        elif token in self._call_ids and (is_first or self._phase is _Phase.FREE):
             self._begin_call(token)
-        elif self._phase is _Phase.THOUGHT:
-            assert self._thought is not None, "only models with thought marks think"
-            if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
-                self._phase, self._line_ends_left = _Phase.TEXT, LINE_ENDS_BEHIND_THOUGHT_MAX
         elif token in self._vocabulary.end_ids:
             self._phase = _Phase.ENDED
+        elif self._phase in {_Phase.THOUGHT, _Phase.QUOTE}:
+            assert self._thought is not None, "only models with thought marks think"
+            if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
+                self._phase = _Phase.FREE if self._is_free else _Phase.TEXT
+                self._line_ends_left = LINE_ENDS_BEHIND_THOUGHT_MAX
         elif self._phase is _Phase.TEXT:
             if self._is_line_end(token):
                 self._line_ends_left -= self._vocabulary.line_ends[token]
             else:
                 self._consume(token)
+
+    def _quote(self, token: int) -> None:
+        """Begin a call within a thought: free, and the thought may go on after it."""
+        if token in self._barred_ids:
+            reason = "a thought cannot have a token that begins a call"
+            raise refusal(reason)
+        self._phase = _Phase.QUOTE
 
     def _begin_call(self, token: int) -> None:
         """Switch to the grammar of calls for the rest of the answer."""
@@ -163,7 +183,7 @@ class AnswerMatcher:
         match self._phase:
             case _Phase.THOUGHT:
                 return self._thought_mask
-            case _Phase.CALL | _Phase.FREE:
+            case _Phase.CALL | _Phase.FREE | _Phase.QUOTE:
                 return self._vocabulary.whole_mask
             case _Phase.ENDED:
                 return self._vocabulary.ends_mask

@@ -68,9 +68,9 @@ class Vocabulary:
     whole_mask: Mask
     line_ends: Mapping[int, int]  # count of line ends in each token that has nothing else
 
-    def without(self, tokens: Iterable[int]) -> Mask:
-        """Return a mask of all but these and the end tokens."""
-        mask = self.others_mask
+    def without(self, tokens: Iterable[int], *, may_end: bool = False) -> Mask:
+        """Return a mask of all but these and, unless the answer `may_end`, the end tokens."""
+        mask = self.whole_mask if may_end else self.others_mask
         for token in tokens:
             mask = mask & ~bit(token, len(mask))
         return mask

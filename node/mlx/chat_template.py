@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import RejectedError
 from fabric.turn.alignment import common_prefix
-from node.dialect.template_messages import TemplateTraits
+from node.dialect.template_messages import TemplateTraits, adapt_messages
 
 # Other fields of templates for a thought, beside `reasoning_content`.
 _THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")
@@ -113,19 +113,28 @@ class ChatTemplate:
         return common_prefix(prompt, opened)
 
     def begun_at_end(self, prompt: str, marks: tuple[str, ...]) -> str:
-        """Return what a prompt of text has begun of an answer, if it ends as questions do."""
-        opening = self._opening
-        if not opening or not prompt.endswith(opening):
-            return ""
+        """Return what a prompt of text has begun of an answer, if it ends as the template's do."""
+        openings = [text for text in self._openings if text and prompt.endswith(text)]
+        opening = max(openings, key=len, default="")
         places = (opening.find(mark) for mark in marks)
         return opening[min((at for at in places if at >= 0), default=len(opening)) :]
 
     @cached_property
-    def _opening(self) -> str:
-        """Text that the template writes before the answer to a question, by default."""
+    def _openings(self) -> tuple[str, ...]:
+        """Texts that the template writes before answers: to a question, and to a tool's result."""
+        function = {"name": "f", "arguments": {"q": "v"}}
+        use = {"type": "function", "id": "abcdefghi", "function": function}
+        called: list[dict[str, Any]] = [
+            _USER,
+            {"role": "assistant", "content": "", "tool_calls": [use]},
+            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "abcdefghi"},
+        ]
+        return self._opening([_USER]), self._opening(adapt_messages(called, self.traits))
+
+    def _opening(self, messages: list[Any]) -> str:
         try:
-            opened = self.render([_USER], None, {})
-            closed = self.render([_USER], None, {}, opens_answer=False)
+            opened = self.render(messages, None, {})
+            closed = self.render(messages, None, {}, opens_answer=False)
         except RejectedError:
             return ""
         return opened[common_prefix(opened, closed) :]

@@ -135,9 +135,14 @@ class AnswerGrammars:
         if may_call and self._binds_whole(request):
             return AnswerMatcher(await self._calls(request), self._masks)
         rule = await self._call_rule(request) if may_call else None
+        is_bound = rule is not None and rule.grammar is not None
+        # What a thought quotes would be enforced as a call, and then be one.
+        barred_ids = self.tokenizer.call_ids if is_bound else frozenset[int]()
         if output is None:
-            is_bound = rule is not None and rule.grammar is not None
-            return AnswerMatcher(None, self._masks, calls=rule) if is_bound else None
+            if not is_bound:
+                return None
+            marks, beginning = self._thought(begun)
+            return AnswerMatcher(None, self._masks, marks, beginning, rule, barred_ids)
         _require_end(request.sampling)
         output.check()
         key = f"{output.kind.value} {output.is_strict} {output.source}"
@@ -145,7 +150,7 @@ class AnswerGrammars:
         if request.messages is None:  # all of such an answer is text
             return AnswerMatcher(grammar, self._masks)
         marks, beginning = self._thought(begun)
-        return AnswerMatcher(grammar, self._masks, marks, beginning, rule)
+        return AnswerMatcher(grammar, self._masks, marks, beginning, rule, barred_ids)
 
     def _binds_whole(self, request: GenerateRequest) -> bool:
         """Return whether calls bind the whole answer: no single token begins one.

@@ -152,6 +152,35 @@ def test_a_call_may_come_within_a_thought(begin, tokenizer):
     assert END in allowed(matcher)
 
 
+def test_a_call_quoted_in_a_thought_does_not_free_what_follows_it(begin, tokenizer):
+    (call,) = tokenizer.encode("<tool_call>").ids
+    matcher = begin(choice("the cat"), Beginning.THOUGHT, [call])
+    matcher.replay([call, *tokenizer.encode("the {cat}").ids])
+    assert allowed(matcher) == set(range(VOCABULARY))
+    matcher.replay(tokenizer.encode("</think>").ids)
+    assert allowed(matcher) == allowed(begin(choice("the cat"), call_ids=[call]))
+
+
+@pytest.mark.parametrize("beginning", [Beginning.THOUGHT, Beginning.EITHER])
+def test_a_thought_before_a_free_answer_begins_no_call_that_is_bound(
+    compiler, tokenizer, threads, beginning
+):
+    (call,) = tokenizer.encode("<tool_call>").ids
+    calls = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
+    rule, barred = CallRule(frozenset([call]), calls), frozenset([call])
+    marks = tokenizer.thought_marks
+    matcher = AnswerMatcher(None, threads, marks, beginning, rule, barred)
+    if beginning is Beginning.EITHER:
+        assert allowed(matcher) == set(range(VOCABULARY))
+        matcher.replay(tokenizer.encode("<think>").ids)
+    matcher.replay(tokenizer.encode("the cat").ids)
+    assert allowed(matcher) == set(range(VOCABULARY)) - {call}
+    matcher.replay(tokenizer.encode("</think>").ids)
+    assert allowed(matcher) == set(range(VOCABULARY))
+    matcher.replay([*tokenizer.encode("the ").ids, call])
+    assert allowed(matcher) == set(tokenizer.encode("0123456789").ids)
+
+
 def test_where_calls_are_messages_beside_thoughts_the_answer_may_end_with_one(begin, tokenizer):
     marks = ThoughtMarks("", ("cat", "sat"), is_always=True, holds_calls=True)
     assert END in allowed(begin(choice("a"), Beginning.THOUGHT, [], marks))
