@@ -277,3 +277,61 @@ def test_what_cannot_be_enforced_is_told_in_anthropics_words(claude):
         claude.messages.create(
             model="recall", max_tokens=9, messages=USER, tools=[bad], tool_choice={"type": "any"}
         )
+
+
+WRITE = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
+    "required": ["path", "text"],
+}
+LIMITS = range(12, 28, 3)
+
+
+def test_a_forced_call_that_is_cut_is_shown_once_and_alike(fabric):
+    tool = {"type": "function", "function": {"name": "write_file", "parameters": WRITE}}
+    shown = set()
+    for limit in LIMITS:
+        body = {
+            "model": "recall",
+            "messages": [{"role": "user", "content": "Write a long file."}],
+            "tools": [tool],
+            "tool_choice": "required",
+            "max_tokens": limit,
+            "temperature": 1.0,
+            "seed": 5,
+        }
+        whole = fabric.openai.chat.completions.create(**body).choices[0]
+        chunks = fabric.openai.chat.completions.create(**body, stream=True)
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        parts = [part for choice in choices for part in choice.delta.tool_calls or ()]
+        calls = whole.message.tool_calls or []
+        assert whole.finish_reason == choices[-1].finish_reason == "length"
+        assert not whole.message.content
+        assert not any(choice.delta.content for choice in choices)
+        arguments = "".join(part.function.arguments or "" for part in parts)
+        assert [call.function.arguments for call in calls] == ([arguments] if parts else [])
+        shown.add(len(calls))
+    assert 1 in shown
+
+
+def test_a_forced_use_of_a_tool_that_is_cut_is_one_block(fabric, claude):
+    names = set()
+    for limit in LIMITS:
+        body = {
+            "model": "recall",
+            "messages": [{"role": "user", "content": "Write a long file."}],
+            "tools": [{"name": "write_file", "input_schema": WRITE}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": limit,
+            "extra_body": {"temperature": 1.0},
+        }
+        with claude.messages.stream(**body) as stream:
+            kinds = [e.delta.type for e in stream if e.type == "content_block_delta"]
+            done = stream.get_final_message()
+        whole = claude.messages.create(**body)
+        for message in (done, whole):
+            assert message.stop_reason == "max_tokens"
+            names |= {block.type for block in message.content}
+            assert not any(block.type == "text" and block.text for block in message.content)
+        assert set(kinds) <= {"input_json_delta"}
+    assert "tool_use" in names

@@ -372,7 +372,16 @@ CALL_SHAPES = {
             "mistral",
             _MISTRAL,
             (
-                *("<s>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "[TOOL_CALLS]", "[ARGS]"),
+                *(
+                    "<s>",
+                    "</s>",
+                    "[INST]",
+                    "[/INST]",
+                    "[TOOLS]",
+                    "[/TOOLS]",
+                    "[TOOL_CALLS]",
+                    "[ARGS]",
+                ),
                 *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[THINK]", "[/THINK]"),
             ),
             "</s>",
