@@ -61,7 +61,7 @@ class UnauthorizedError(RejectedError):
 
 
 class ForbiddenError(RejectedError):
-    """The key is known and allows something else."""
+    """The key is valid, but does not allow this request."""
 
     status = HTTPStatus.FORBIDDEN
     code = "forbidden"

@@ -61,7 +61,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone: they end the whole process, not the server alone."""
+        """Install no signal handlers, since signals end the whole process, not just the server."""
         yield
 
 

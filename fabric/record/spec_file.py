@@ -36,7 +36,7 @@ _TOKEN_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SpecRecord:
-    """Owner of the blocks in a folder: the model's fingerprint, its name and what it keeps."""
+    """Model of the blocks in a folder: its fingerprint, its name and its cache spec."""
 
     fingerprint: Fingerprint
     model: str

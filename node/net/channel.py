@@ -80,13 +80,13 @@ class Channel:
         self._outgoing = FrameSeal(outgoing, encrypts=encrypts)
         self._incoming = FrameSeal(incoming, encrypts=encrypts)
 
-    def hurry(self, seconds: float) -> None:
-        """Set one deadline for everything until `relax`."""
+    def set_deadline(self, seconds: float) -> None:
+        """Set one deadline for all frames and slices until `clear_deadline`."""
         self._deadline_s = self._now_s() + seconds
         self._is_hurried = True
 
-    def relax(self) -> None:
-        """Set a deadline for each frame and slice again."""
+    def clear_deadline(self) -> None:
+        """End that deadline; each frame and slice has its own timeout again."""
         self._is_hurried = False
         self._deadline_s = math.inf
 
@@ -103,7 +103,7 @@ class Channel:
         return max(0.0, now_s - self._silent_since_s)
 
     def cut(self) -> None:
-        """Shut the connection down, which wakes a blocked call with an error."""
+        """Shut down the connection, which wakes a blocked call with an error."""
         with self._closing, suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -112,15 +112,15 @@ class Channel:
             self._sock.close()
 
     def is_on_cable(self) -> bool:
-        """Return whether everything sent here leaves by a Thunderbolt cable."""
+        """Return whether everything sent here leaves through a Thunderbolt cable."""
         return is_on_cable(self._sock)
 
     def local_host(self) -> str:
-        """Return this end's address, which stands for the link."""
+        """Return this end's address, which identifies the link."""
         return str(self._sock.getsockname()[0])
 
     def is_quiet(self) -> bool:
-        """Return whether the peer has neither sent unrequested bytes nor hung up."""
+        """Return whether the peer has sent no unrequested bytes and has not disconnected."""
         if self._ahead:
             return False
         try:
@@ -215,8 +215,8 @@ class Channel:
             self._slice_bytes = max(self._slice_bytes // 2, TRANSFER_SLICE_BYTES_MIN)
 
     def refuse(self, error: FabricError) -> None:
-        """Send the reason, and let the peer read it: closing over unread bytes would destroy it."""
-        self.hurry(LINGER_S)
+        """Send the reason, and wait until the peer has read it: an early close discards it."""
+        self.set_deadline(LINGER_S)
         with suppress(OSError):
             self._sock.sendall(self._sealed(encode_frame(refusal_of(error))))
             self._sock.shutdown(socket.SHUT_WR)

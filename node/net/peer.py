@@ -69,7 +69,7 @@ class Peer:
 
     def authenticate(self, channel: Channel) -> None:
         """Prove to each other that both ends have the cluster key, and agree on encryption."""
-        channel.hurry(self.timeouts.handshake_s)
+        channel.set_deadline(self.timeouts.handshake_s)
         key = self.cluster_key
         wants = must_encrypt(self.encrypt_links, channel)
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -88,4 +88,4 @@ class Peer:
         channel.send(Proof(proof))
         keys = session_keys(key, hello, reply.nonce, encrypts=encrypts)
         channel.seal(keys.client, keys.server, encrypts=encrypts)
-        channel.relax()
+        channel.clear_deadline()

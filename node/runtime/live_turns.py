@@ -14,7 +14,7 @@ class RunningTurn(Protocol):
     task: asyncio.Task[None]
 
     def cancel(self) -> None:
-        """End the turn as if its client had hung up."""
+        """End the turn as if its client had disconnected."""
         ...
 
 

@@ -57,7 +57,7 @@ class Prefetches:
         return agent.view()
 
     async def join(self, agent: Agent) -> None:
-        """Wait for a load under way, which the turn that calls this needs itself."""
+        """Wait for a load in progress, whose cache the calling turn needs."""
         if agent.loading is not None:
             await asyncio.wait([agent.loading.task])
 

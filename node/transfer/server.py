@@ -186,7 +186,7 @@ class TransferServer:
         except OSError:  # macOS, where the peer has hung up already
             sock.close()
             return
-        channel.hurry(self._handshake_s)
+        channel.set_deadline(self._handshake_s)
         with self._lock:
             self._counts["connections"] += 1
             if self._make_room():
@@ -220,7 +220,7 @@ class TransferServer:
             peer = self._handshake(channel)
             with self._lock:
                 self._authenticated.add(channel)
-            channel.relax()
+            channel.clear_deadline()
             index, compressor = 0, Compressor()
             asked = (FetchRequest, Ping, Probe, Goodbye)
             while not isinstance(request := channel.receive(*asked), Goodbye):

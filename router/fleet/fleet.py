@@ -183,7 +183,7 @@ class Fleet:
         return self._above_unreported(key, self.directory.next_move_epoch(key, holding))
 
     def erasure_epoch(self, key: AgentKey) -> int:
-        """Return an epoch above any that may turn up of an agent; the next one starts higher."""
+        """Return an epoch above any that a node may claim for the agent; the next starts higher."""
         floor_epoch = self.directory.floor(key) + first_epoch(self.life + 1)
         known = self.directory.next_epoch(key)
         return (max(known, floor_epoch) if self.life else known) + ERASURE_EPOCHS

@@ -71,7 +71,7 @@ _HTTP_CODES = {
 
 
 def status_of(error: FabricError) -> int:
-    """Return the status for clients, which cannot ask another node themselves."""
+    """Return an error's status for clients, which cannot choose another node."""
     if isinstance(error, RetryElsewhereError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return int(error.status)

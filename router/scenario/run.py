@@ -234,7 +234,7 @@ class ScenarioRun:
         return has_begun and not self.state.turns.has_ended(phase.id, transcript)
 
     async def _fork(self, phase: Phase, source: str, copy: str) -> None:
-        """Fork an agent; if that fails, its first turn prefills the whole prompt."""
+        """Fork an agent; if that fails, the copy's first turn prefills the whole prompt."""
         op = operation_id(self._name, "fork", phase.id, copy)
         to = await self._preferred_node(copy)
         await self._retry(f"erasing {copy}", lambda: self._client.erase(self._id_of(copy)))
