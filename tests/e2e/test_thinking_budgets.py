@@ -1,0 +1,330 @@
+"""Budgets of thought, in every dialect, against real nodes whose model would think for ever."""
+
+import json
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fabric.settings import EffortBudgets
+from fabric.turn.generation import GenerateRequest
+from node.mlx.engine import Engine
+from tests.support.agent_traffic import corpus
+from tests.support.local_fabric import local_fabric
+from tests.support.template_shapes import SHAPES, write_shape
+from tests.support.thinking_model import Mind, thinking
+
+USER = [{"role": "user", "content": "Where is the lantern?"}]
+ANSWER = "the lantern is in the cellar"
+WORDS = "the keeper reads what was written about the tower and counts the numbers again " * 40
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"enum": ["cellar", "tower"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+PLACED = '{"place": "cellar"}'
+FUNCTION = {"name": "look", "parameters": PLACE}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+BUDGET = 20
+MARKS = 8  # tokens that the marks before a thought may take
+ROOM = 200
+STEP_S = 0.03
+SWITCH = "<|end|><|start|>assistant<|channel|>"
+CHANNELS = replace(
+    SHAPES["channels"],
+    specials=(*SHAPES["channels"].specials, "<|call|>", "<|constrain|>"),
+    end_of_call="<|call|>",
+)
+ENDS = {
+    "thought_opened": "</think>",
+    "thinks": "</think>",
+    "role_tokens": "</think>",
+    "stripped_by_template": "</think>",
+    "channels": SWITCH,
+}
+
+
+def shape_of(name):
+    return CHANNELS if name == "channels" else SHAPES[name]
+
+
+def mind_of(name):
+    """Return what the model of a shape thinks and answers."""
+    shape, is_harmony = shape_of(name), name == "channels"
+    opening = {"thinks": "<think>\n", "channels": "<|channel|>analysis<|message|>"}.get(name, "")
+
+    def mind(request: GenerateRequest) -> Mind:
+        end = shape.end
+        if request.calls.must_call:
+            said = f'<tool_call>\n{{"name": "look", "arguments": {PLACED}}}\n</tool_call>'
+            header = "commentary to=functions.look <|constrain|>json<|message|>"
+            said, end = (f"{header}{PLACED}", shape.end_of_call) if is_harmony else (said, end)
+        else:
+            said = PLACED if request.sampling.output is not None else ANSWER
+            said = f"final<|message|>{said}" if is_harmony else said
+        # Without a thought, a header is all that comes before.
+        mark = ENDS[name]
+        return Mind(opening + WORDS, mark, said + end)
+
+    return mind
+
+
+@pytest.fixture(scope="module", params=sorted(ENDS))
+def fabric(request, tmp_path_factory):
+    yield from serve(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    yield from serve("thought_opened", tmp_path_factory)
+
+
+def serve(name, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(name)
+    shape = shape_of(name)
+    model = str(write_shape(folder / "model", shape, "full", [*corpus(), WORDS, ANSWER, PLACED]))
+    parsers = {"channels": "harmony", "stripped_by_template": "json"}
+    settings = {"tool_parser": parsers[name]} if name in parsers else {}
+    with (
+        thinking(mind_of(name)) as minds,
+        local_fabric(folder, model, "node-a", "node-b", **settings) as it,
+    ):
+        it.model = minds
+        yield it
+
+
+@dataclass
+class Answered:
+    """What a client read of an answer."""
+
+    text: str
+    reasoning: str
+    reasoning_tokens: int | None
+    tokens: int
+
+
+def sse(answer):
+    """Return the events of a stream."""
+    assert answer.status_code == 200, answer.text
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def post(fabric, path, **body):
+    return fabric.http.post(path, json={"model": fabric.model_name, "temperature": 0, **body})
+
+
+def chat(fabric, *, stream=False, **more):
+    body = {"messages": USER, "max_tokens": ROOM, "stream": stream, **more}
+    if not stream:
+        got = post(fabric, "/v1/chat/completions", **body)
+        assert got.status_code == 200, got.text
+        said, usage = got.json()["choices"][0]["message"], got.json()["usage"]
+        text, thought = said["content"] or "", said.get("reasoning_content") or ""
+    else:
+        options = {"include_usage": True}
+        events = sse(post(fabric, "/v1/chat/completions", stream_options=options, **body))
+        deltas = [c["delta"] for event in events for c in event["choices"]]
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        usage = events[-1]["usage"]
+    details = usage["completion_tokens_details"]
+    return Answered(text, thought, details["reasoning_tokens"], usage["completion_tokens"])
+
+
+def response(fabric, *, stream=False, **more):
+    body = {"input": USER[0]["content"], "max_output_tokens": ROOM, "stream": stream, **more}
+    got = post(fabric, "/v1/responses", **body)
+    whole = sse(got)[-1]["response"] if stream else got.json()
+    text = thought = ""
+    for item in whole["output"]:
+        parts = "".join(part["text"] for part in item.get("content") or [])
+        thought += parts if item["type"] == "reasoning" else ""
+        text += parts if item["type"] == "message" else ""
+    usage = whole["usage"]
+    details = usage["output_tokens_details"]
+    return Answered(text, thought, details["reasoning_tokens"], usage["output_tokens"])
+
+
+def message(fabric, *, stream=False, budget=BUDGET, **more):
+    thinks = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "disabled"}
+    more = {"thinking": thinks, **more}
+    got = post(fabric, "/v1/messages", messages=USER, max_tokens=ROOM, stream=stream, **more)
+    assert got.status_code == 200, got.text
+    if not stream:
+        blocks = got.json()["content"]
+        text = "".join(block.get("text", "") for block in blocks)
+        thought = "".join(block.get("thinking", "") for block in blocks)
+        return Answered(text, thought, None, got.json()["usage"]["output_tokens"])
+    events = sse(got)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    text = "".join(delta.get("text", "") for delta in deltas)
+    thought = "".join(delta.get("thinking", "") for delta in deltas)
+    (last,) = (event for event in events if event["type"] == "message_delta")
+    return Answered(text, thought, None, last["usage"]["output_tokens"])
+
+
+def generate(fabric, *, stream=False, **more):
+    agent = f"agent-{time.monotonic_ns()}"
+    body = {"messages": USER, "max_tokens": ROOM, "temperature": 0, "stream": stream, **more}
+    got = fabric.http.post(f"/v1/agents/{agent}/generate", json=body)
+    assert got.status_code == 200, got.text
+    if not stream:
+        told = got.json()
+        return Answered(told["text"], told["reasoning"], None, told["completion_tokens"])
+    names = [line[7:] for line in got.text.splitlines() if line.startswith("event: ")]
+    events = list(zip(names, sse(got), strict=True))
+    text = "".join(event["text"] for name, event in events if name == "text")
+    thought = "".join(event["text"] for name, event in events if name == "reasoning")
+    return Answered(text, thought, None, events[-1][1]["completion_tokens"])
+
+
+DIALECTS = {
+    "chat": (chat, {"thinking_budget": BUDGET}),
+    "responses": (response, {"reasoning": {"max_tokens": BUDGET}}),
+    "messages": (message, {}),
+    "generate": (generate, {"thinking_budget": BUDGET}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_thought_ends_and_the_answer_follows(fabric, dialect, stream):
+    ask, budget = DIALECTS[dialect]
+    got = ask(fabric, stream=stream, **budget)
+    assert got.text == ANSWER
+    tokenizer = fabric.services["node-a"].node.resources.tokenizer
+    thought = got.reasoning.strip()
+    assert WORDS.startswith(thought)
+    assert BUDGET - 3 <= len(tokenizer.encode(thought).ids) <= BUDGET
+    if got.reasoning_tokens is not None:
+        assert BUDGET <= got.reasoning_tokens <= BUDGET + MARKS  # with the marks before it
+    assert got.reasoning_tokens is None or got.tokens > got.reasoning_tokens
+
+
+NONE = {
+    "chat": (chat, {"reasoning_effort": "none"}),
+    "responses": (response, {"reasoning": {"effort": "none"}}),
+    "messages": (message, {"budget": 0}),
+    "generate": (generate, {"reasoning_effort": "none"}),
+}
+THINKING = [name for name in ENDS if name != "channels"]
+
+
+@pytest.mark.parametrize("fabric", THINKING, indirect=True)
+@pytest.mark.parametrize("dialect", NONE)
+def test_an_effort_of_none_thinks_nothing(fabric, dialect):
+    ask, effort = NONE[dialect]
+    got = ask(fabric, **effort)
+    assert (got.text, got.reasoning.strip(), got.reasoning_tokens or 0) == (ANSWER, "", 0)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_strict_format_follows_a_forced_end(fabric, stream):
+    named = {"name": "place", "strict": True, "schema": PLACE}
+    form = {"type": "json_schema", "json_schema": named}
+    got = chat(fabric, stream=stream, thinking_budget=BUDGET, response_format=form)
+    assert json.loads(got.text) == {"place": "cellar"}
+    assert WORDS.startswith(got.reasoning.strip())
+    assert len(got.reasoning) > BUDGET
+
+
+def test_a_required_call_follows_a_forced_end(fabric):
+    asked = {"messages": USER, "max_tokens": ROOM, "tools": TOOLS, "tool_choice": "required"}
+    got = post(fabric, "/v1/chat/completions", thinking_budget=BUDGET, **asked).json()
+    said = got["choices"][0]["message"]
+    (call,) = said["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "look",
+        {"place": "cellar"},
+    )
+    assert WORDS.startswith(said["reasoning_content"].strip())
+    assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] <= BUDGET + MARKS
+
+
+def test_the_longest_answer_bounds_thought_and_answer(opened):
+    got = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET // 2)
+    assert (got.text, got.tokens) == ("", BUDGET // 2)
+    got = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET + 4)
+    assert got.tokens == BUDGET + 4
+    assert ANSWER.startswith(got.text)
+
+
+def test_a_node_may_have_a_budget_for_all_and_one_for_each_effort(tmp_path):
+    model = str(write_shape(tmp_path / "model", SHAPES["thought_opened"], "full", [WORDS]))
+    settings = {"thinking_budget": 9, "effort_budgets": EffortBudgets(low=5)}
+    with (
+        thinking(mind_of("thought_opened")),
+        local_fabric(tmp_path, model, "node-a", **settings) as it,
+    ):
+        counts = [
+            chat(it, **asked).reasoning_tokens
+            for asked in (
+                {},
+                {"reasoning_effort": "low"},
+                {"thinking_budget": 12, "reasoning_effort": "low"},
+                {"thinking_budget": -1, "max_tokens": 40},
+                {"reasoning_effort": "max", "max_tokens": 40},
+            )
+        ]
+    assert counts == [9, 5, 12, 40, 40]
+
+
+def test_a_restarted_node_continues_from_a_thought_that_was_ended(opened):
+    """Its record and cache hold the thought, its forced end and the answer."""
+    generated = "/v1/agents/lasting/generate"
+    asked = {"max_tokens": ROOM, "temperature": 0}
+    first = opened.http.post(generated, json={**asked, "messages": USER, "thinking_budget": BUDGET})
+    assert first.json()["text"] == ANSWER
+    held = first.json()["prompt_tokens"] + first.json()["completion_tokens"]
+    opened.restart(first.json()["node"])
+    again = opened.http.post(generated, json={**asked, "text": "\nand so", "max_tokens": 4}).json()
+    assert again["cached_tokens"] >= held - 1
+    assert again["prompt_tokens"] > held
+
+
+@pytest.mark.parametrize("moves_at", [5, BUDGET - 2, BUDGET - 1, BUDGET, BUDGET + 2])
+def test_an_answer_moves_in_its_thought_or_in_the_end_of_it(opened, monkeypatch, moves_at):
+    calm = chat(opened, stream=True, thinking_budget=BUDGET)
+    launch = Engine.launch
+
+    def slowly(self, step):
+        time.sleep(STEP_S)
+        launch(self, step)
+
+    monkeypatch.setattr(Engine, "launch", slowly)
+    agent, receipts, threads = f"moving-{moves_at}", [], []
+    body = {"model": opened.model_name, "messages": USER, "max_tokens": ROOM, "temperature": 0}
+    body |= {"thinking_budget": BUDGET, "stream": True, "stream_options": {"include_usage": True}}
+    text, thought, usage, count = "", "", None, 0
+    with opened.http.stream(
+        "POST", "/v1/chat/completions", json=body, headers={"X-Agent-ID": agent}
+    ) as answer:
+        home = answer.headers["x-macfabric-node"]
+        other = {"node-a": "node-b", "node-b": "node-a"}[home]
+
+        def move():
+            got = opened.http.post(f"/v1/agents/{agent}/migrate", json={"to": other})
+            receipts.append(got.json())
+
+        for line in answer.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content") or ""
+                thought += choice["delta"].get("reasoning_content") or ""
+                count += 1
+            if count == moves_at and not threads:
+                threads.append(threading.Thread(target=move))
+                threads[0].start()
+    threads[0].join(60)
+    assert receipts[0]["epoch"] == 2, receipts
+    resumed = opened.model.sequences[-1].input.resumed  # on the other node
+    assert moves_at - 1 <= len(resumed.answer_ids) <= moves_at + MARKS
+    assert (text, thought) == (calm.text, calm.reasoning)
+    assert usage["completion_tokens"] == calm.tokens
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == calm.reasoning_tokens
