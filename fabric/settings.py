@@ -34,6 +34,7 @@ from fabric.limits import (
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention import Rules, TenantShare
+from fabric.sampling_defaults import BUILT_IN, describe_range, in_range
 from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_no_problems
 
 PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
@@ -114,6 +115,19 @@ class EffortBudgets:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """Sampling of requests that leave a field out; None: as the model's own files say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Budgets and policies of every node."""
 
@@ -131,6 +145,7 @@ class NodeSettings:
     kv_bits: KvBits = field(default_factory=KvBits)
     chat_template: str = ""  # a file with a Jinja template in place of the model's own
     template_options: dict[str, Any] = field(default_factory=dict)  # unless a request has its own
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     strict_template: bool = False  # messages that a template refuses are refused, not folded
     tool_parser: str = AUTO  # of the model's calls: a format's name, "auto" or "none"
     reasoning_parser: str = AUTO  # of its thoughts, likewise
@@ -380,6 +395,10 @@ def _node_rules(node: NodeSettings) -> Iterator[tuple[bool, str, str]]:
     yield 1 <= node.active_max <= active, "node.active_max", f"must be 1-{active}"
     yield 1 <= node.waiting_max <= waiting, "node.waiting_max", f"must be 1-{waiting}"
     yield bits <= KV_BITS, "node.kv_bits", "are 0 (the model's own), 4 or 8"
+    for name in BUILT_IN:
+        value = getattr(node.sampling, name)
+        is_valid = value is None or in_range(name, value)
+        yield is_valid, f"node.sampling.{name}", describe_range(name)
     yield node.durability in DURABILITIES, "node.durability", f"is {'|'.join(DURABILITIES)}"
     modes = f"is {'|'.join(ENCRYPTION_MODES)}"
     yield node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links", modes

@@ -219,6 +219,7 @@ class Node:
             hot_total_bytes=engine.budget.total_bytes,
             thermal_state=has.thermal_state(),
             memory_pressure=background.pressure.level.word,
+            sampling=model.sampling or None,
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, has.tokenizer.reach_bytes),
             template_warning=has.tokenizer.warning,
         )

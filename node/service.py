@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import uvicorn
@@ -24,6 +25,7 @@ from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
 from fabric.net.links import AddressScope, scope_of
 from fabric.record.spec_file import SpecRecord
+from fabric.sampling_defaults import merged_defaults
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.agent_table import recovered_table
 from node.assembly import assemble
@@ -217,6 +219,7 @@ class NodeService:
             loaded.context_tokens_max,
             loaded.vocabulary_size,
             loaded.problem,
+            merged_defaults(asdict(config.settings.sampling), loaded.sampling),
         )
         self.phase = "recovering the disk"
         disk, erased = self._open_disks(loaded)

@@ -1,10 +1,11 @@
 """Request of a turn, as every API passes it to the rest of the router."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, OperationId, TenantId
+from fabric.sampling_defaults import SamplingDefault, filled_in
 from fabric.turn.generation import (
     GenerateRequest,
     Identity,
@@ -35,6 +36,7 @@ class TurnRequest:
     near: NodeName | None = None  # preferred node while it is up, unless an agent is named
     beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
     edits: EditMode | None = None  # None: by the agent's directives
+    left_out: frozenset[str] = frozenset()  # sampling fields that are the node's to choose
 
     @property
     def is_kept(self) -> bool:
@@ -55,18 +57,19 @@ class TurnRequest:
         floor: Callable[[AgentKey], int] = lambda _: 0,
         *,
         is_private: bool = False,
+        defaults: Iterable[SamplingDefault] = (),
     ) -> GenerateRequest:
         """Return the request for a node, at an epoch of the directory.
 
         `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
-        starts the agent or takes it over.
+        starts the agent or takes it over. `defaults` are the node's for what the client left out.
         """
         prompt = self.prompt
         return GenerateRequest(
             operation=self.operation,
             tenant=self.tenant,
             identity=self.identity,
-            sampling=self.sampling,
+            sampling=replace(self.sampling, **filled_in(self.left_out, defaults)),
             messages=prompt.messages,
             prompt=prompt.text,
             prompt_ids=prompt.ids,

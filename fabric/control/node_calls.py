@@ -15,6 +15,7 @@ from fabric.net.links import Address, LinkView
 from fabric.net.wire import Urgency
 from fabric.record.edited_head import EditNote
 from fabric.record.manifest import AgentSettings, OwnerState
+from fabric.sampling_defaults import SamplingDefault
 
 READY: Final = "ready"
 ASLEEP: Final = "asleep"  # its machine is about to sleep, or has not reported since
@@ -126,6 +127,8 @@ class NodeView:
     prompt_bytes_max: int = BODY_BYTES_MAX  # of text; longer prompts cannot fit the context
     # What of the model's answers is read as plain text, as its template's format is unknown.
     template_warning: str | None = field(default=None, metadata=left_out())
+    # Of requests that leave fields out; None: built in.
+    sampling: tuple[SamplingDefault, ...] | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from node.dialect.template_messages import TemplateTraits, adapt_messages
 _THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")
 _READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
 _USER: Final = {"role": "user", "content": "x"}
+_ANSWER: Final = "zebra"  # a text that no template writes by itself
+_SAID: Final = {"role": "assistant", "content": _ANSWER}
+_CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
 
 
 def _mark_start(text: str, end: int, mark: str) -> int:
@@ -138,6 +141,48 @@ class ChatTemplate:
         except RejectedError:
             return ""
         return opened[common_prefix(opened, closed) :]
+
+    @cached_property
+    def turn_end(self) -> str:
+        """Text that the template writes after an answer, whatever follows."""
+        last = self._around_answer([_USER, _SAID])[1]
+        followed = self._around_answer([_USER, _SAID, _USER])[1]
+        return last[: common_prefix(last, followed)]
+
+    @cached_property
+    def answer_opening(self) -> str:
+        """Text that the template writes between the start of an answer and its content."""
+        before = self._around_answer([_USER, _SAID])[0]
+        try:
+            prompt = self.render([_USER], None, {})
+        except RejectedError:
+            return ""
+        return before[common_prefix(before, prompt) :]
+
+    def _around_answer(self, messages: list[Any]) -> tuple[str, str]:
+        try:
+            before, _, behind = self.render(messages, None, {}, opens_answer=False).rpartition(
+                _ANSWER
+            )
+        except RejectedError:
+            return "", ""
+        return before, behind
+
+    def is_within_answers(self, mark: str) -> bool:
+        """Return whether answers with a thought or a call have a mark more often than others."""
+        thoughts = dict.fromkeys(("reasoning_content", *_THOUGHT_KEYS), "y")
+        call = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "arguments": {}}}
+        plain, *others = (
+            self._count(mark, {**_SAID, **more})
+            for more in ({}, thoughts, {"tool_calls": [call]}, {**thoughts, "tool_calls": [call]})
+        )
+        return max(others) > plain
+
+    def _count(self, mark: str, message: dict[str, Any]) -> int:
+        try:
+            return self.render([_USER, message], None, {}, opens_answer=False).count(mark)
+        except RejectedError:
+            return 0
 
     @cached_property
     def traits(self) -> TemplateTraits:

@@ -118,9 +118,28 @@ class ChatTokenizer:
         """The operator's default options."""
         return self._told.options
 
-    @property
+    @cached_property
     def eos_ids(self) -> frozenset[int]:
-        return frozenset(self.wrapper.eos_token_ids)
+        """Tokens that end an answer: named by the model's files, or written by its template."""
+        named = frozenset(self.wrapper.eos_token_ids)
+        end = self._turn_end_id
+        return named if end is None else named | {end}
+
+    @property
+    def _turn_end_id(self) -> int | None:
+        """Return the last special token that the template writes after an answer, if any.
+
+        An answer of several messages, each with a header of its own, has several such ends.
+        """
+        template, thought, texts = self.template, self.format.thought, self.special_texts
+        if self.format.messages is not None or not template.exists:
+            return None
+        thinking = {thought.start, thought.end} if thought else set()
+        opening = {texts[t] for t in self.encode(template.answer_opening).ids if t in texts}
+        ends = [t for t in self.encode(template.turn_end).ids if texts.get(t, "").strip()]
+        if opening - thinking or not ends or template.is_within_answers(texts[ends[-1]]):
+            return None
+        return ends[-1]
 
     @cached_property
     def cut_texts(self) -> dict[int, bytes]:

@@ -1,7 +1,8 @@
 """Loaded model: read from its folder, with the layout and fingerprint of its caches."""
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fabric.settings import KvBits
 from node.mlx import backend, device
 from node.mlx.backend import store_weights_by_columns
 from node.mlx.engine import Engine
+from node.mlx.model_files import read_end_ids, read_sampling
 from node.mlx.model_limits import context_tokens, read_limits
 from node.mlx.probe.probe import fit_engine
 
@@ -52,6 +54,8 @@ class LoadedModel:
     context_tokens_max: int
     problem: str | None  # why this model's caches are not reused
     memory: MemoryPlan | None = None  # with room for prefixes of this model
+    # Its own defaults of requests.
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def vocabulary_size(self) -> int:
@@ -105,8 +109,10 @@ def load_model(
         memory = memory.with_prefix(engine.prefix_bytes, cache_bytes, context)
     if memory is not None:
         engine.prefill_bytes_max = memory.prefill_bytes
+    tokenizer.eos_token_ids |= read_end_ids(folder, known)
     print_of = fingerprint(folder, engine.spec)
-    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, memory)
+    own = read_sampling(folder)
+    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, memory, own)
 
 
 def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:

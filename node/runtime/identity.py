@@ -7,6 +7,7 @@ from pathlib import Path
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
+from fabric.sampling_defaults import SamplingDefault
 from fabric.settings import NodeSettings
 
 
@@ -35,6 +36,7 @@ class ServedModel:
     context_tokens_max: int
     vocabulary_size: int  # token ids that the model accepts
     problem: str | None = None  # why its caches cannot be kept
+    sampling: tuple[SamplingDefault, ...] = ()  # of requests that leave fields out
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from fabric.errors import FabricError
 from fabric.ids import AgentId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
+from fabric.sampling_defaults import chosen_or_built_in, left_out_fields
 from fabric.turn.generation import (
     Admitted,
     Delta,
@@ -114,8 +115,8 @@ class GenerateBody:
     messages: list[_Message] | None = optional(_MESSAGES)
     model: str = optional(Text(), "")
     max_tokens: int = optional(TokenLimit(), COMPLETION_TOKENS_MAX)
-    temperature: float = optional(Number(0.0, 2.0), 1.0)
-    top_p: float = optional(TopP(), 1.0)
+    temperature: float | None = optional(Number(0.0, 2.0))
+    top_p: float | None = optional(TopP())
     seed: int | None = optional(SEED)
     stop: tuple[str, ...] = optional(StopTexts(), ())
     stream: bool = optional(Flag(), False)
@@ -154,8 +155,7 @@ class GenerateBody:
         """Return how to sample."""
         return Sampling(
             max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            **chosen_or_built_in(self),
             seed=self.seed,
             stop=self.stop,
             thoughts=thought_limit(self.thinking_budget, self.reasoning_effort),
@@ -206,6 +206,7 @@ class _Generate(ApiAdapter[ApiRequest]):
             stream=body.stream,
             priority=priority_of(headers, Priority.INTERACTIVE),
             prefetch=expected_next(headers),
+            left_out=left_out_fields(body),
             ignored=body.ignored(),
             is_whole_conversation=False,
         )

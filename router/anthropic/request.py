@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
+from fabric.sampling_defaults import TOP_K_MAX, chosen_or_built_in, left_out_fields
 from fabric.turn.answer_constraints import OutputFormat
 from fabric.turn.generation import Identity, Priority, Sampling
 from router.anthropic.content import CACHE_CONTROL, TEXT_BLOCKS, Notes, TextBlock
@@ -137,9 +138,9 @@ class MessagesBody(PromptBody):
     """Body of POST /v1/messages."""
 
     max_tokens: int = required(TokenLimit(low=0))
-    temperature: float = optional(Number(0.0, 1.0), 1.0)
-    top_p: float = optional(TopP(), 1.0)
-    top_k: int = optional(Integer(0, 1 << 31), 0)
+    temperature: float | None = optional(Number(0.0, 1.0))
+    top_p: float | None = optional(TopP())
+    top_k: int | None = optional(Integer(0, TOP_K_MAX))
     stop_sequences: tuple[str, ...] = optional(StopTexts(), ())
     output_format: OutputFormat | None = optional(_FORMAT)  # its name in the beta
     stream: bool = optional(Flag(), False)
@@ -205,9 +206,7 @@ def parse_request(headers: Mapping[str, str], sent: dict[str, Any]) -> Anthropic
         refuse("max_tokens", "an answer without tokens cannot be streamed")
     sampling = Sampling(
         max_tokens=max(1, body.max_tokens),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
+        **chosen_or_built_in(body),
         stop=body.stop_sequences,
         output=body.output_config.format or body.output_format,
         thoughts=thought_limit(body.thought_tokens, body.output_config.effort),
@@ -223,6 +222,7 @@ def parse_request(headers: Mapping[str, str], sent: dict[str, Any]) -> Anthropic
         stream=body.stream,
         priority=priority_of(headers, Priority.INTERACTIVE),
         prefetch=expected_next(headers),
+        left_out=left_out_fields(body),
         shows_thoughts=body.shows_thoughts,
         only_warms=only_warms,
         retain_s=notes.retain_s,

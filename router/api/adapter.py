@@ -45,6 +45,7 @@ class ApiRequest:
     own_edits: tuple[CountedEdit, ...] = field(default=(), kw_only=True)
     is_whole_conversation: bool = field(default=True, kw_only=True)  # False: nothing to edit
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
+    left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(
@@ -57,6 +58,7 @@ class ApiRequest:
             priority=self.priority,
             prefetch=self.prefetch,
             retain_s=self.retain_s,
+            left_out=self.left_out,
         )
 
 

@@ -11,6 +11,7 @@ from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.net.links import LinkKind
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
+from fabric.sampling_defaults import SamplingDefault
 from router.events import FleetEvents, LinkMeasured, MemoryChanged, NodeChanged, Publish
 from router.fleet.agent_lists import AgentReports
 from router.fleet.directory import Directory, Holding
@@ -236,6 +237,11 @@ class Fleet:
         views = (m.view for m in self.membership.members if self.is_up(m.name))
         contexts = (view.context_tokens_max for view in views if view and view.model == model)
         return min(contexts, default=None)
+
+    def sampling_defaults(self, node: NodeName) -> tuple[SamplingDefault, ...]:
+        """Return a node's sampling of requests that leave fields out."""
+        member = self.membership.find(node)
+        return (member.view.sampling or ()) if member and member.view else ()
 
     def prompt_bytes_max(self) -> int:
         """Return the size of text in bytes above which it fits no node's context.

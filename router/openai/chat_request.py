@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fabric.json_items import ItemCount
 from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
+from fabric.sampling_defaults import left_out_fields
 from fabric.turn.answer_constraints import ToolText
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import AnswerBatch
@@ -172,6 +173,7 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
         priority=body.priority(headers),
         retain_s=body.retain_s,
         prefetch=expected_next(headers),
+        left_out=left_out_fields(body),
         ignored=_ignored(body, tools, messages),
         batch=AnswerBatch((prompt,), body.n, body.n) if body.n > 1 else None,
         custom_tools=tools.custom,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from fabric.sampling_defaults import left_out_fields
 from fabric.turn.generation import IdentityKind
 from router.api.adapter import AnswerBatch
 from router.http.refusals import refuse, require_text
@@ -120,6 +121,7 @@ def parse_completion(headers: Mapping[str, str], sent: dict[str, Any]) -> Comple
         priority=body.priority(headers),
         retain_s=body.retain_s,
         prefetch=expected_next(headers),
+        left_out=left_out_fields(body),
         batch=_batch(body, prompts),
         only_reads=only_reads,
         is_whole_conversation=False,

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from fabric.limits import CHOICES_MAX
+from fabric.sampling_defaults import TOP_K_MAX, chosen_or_built_in
 from fabric.turn.answer_constraints import OutputFormat, OutputKind, schema_format
 from fabric.turn.generation import Sampling
 from router.api.shared_fields import (
@@ -138,16 +139,16 @@ _LOGIT_BIAS: Final = Parsed(
 class SamplingBody(IdentityBody):
     """Fields of chats, completions and responses alike."""
 
-    temperature: float = optional(Number(0.0, 2.0, takes_text=True), 1.0)
-    top_p: float = optional(TopP(takes_text=True), 1.0)
-    top_k: int = optional(Integer(-1, 1 << 31, takes_text=True), 0)
-    min_p: float = optional(Number(0.0, 1.0, takes_text=True), 0.0)
+    temperature: float | None = optional(Number(0.0, 2.0, takes_text=True))
+    top_p: float | None = optional(TopP(takes_text=True))
+    top_k: int | None = optional(Integer(-1, TOP_K_MAX, takes_text=True))
+    min_p: float | None = optional(Number(0.0, 1.0, takes_text=True))
     seed: int | None = optional(_SEED)
     stop: tuple[str, ...] = optional(StopTexts(takes_text=True), ())
     logit_bias: dict[str, float] | None = optional(_LOGIT_BIAS)
-    repetition_penalty: float = optional(Number(0.01, 10.0, takes_text=True), 1.0)
-    frequency_penalty: float = optional(_PENALTY, 0.0)
-    presence_penalty: float = optional(_PENALTY, 0.0)
+    repetition_penalty: float | None = optional(Number(0.01, 10.0, takes_text=True))
+    frequency_penalty: float | None = optional(_PENALTY)
+    presence_penalty: float | None = optional(_PENALTY)
     ignore_eos: bool = optional(Flag(), False)
     response_format: OutputFormat | None = optional(RESPONSE_FORMAT)
     structured_outputs: StructuredOutputs = optional(STRUCTURED_OUTPUTS, StructuredOutputs())
@@ -159,19 +160,15 @@ class SamplingBody(IdentityBody):
 
     def sampling(self, *, max_tokens: int, logprobs: int | None) -> Sampling:
         """Return how to sample; `max_tokens` and `logprobs` differ between the APIs."""
+        values = chosen_or_built_in(self)
+        values["top_k"] = max(0, values["top_k"])  # -1 turns it off, as in other servers
         return Sampling(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),  # -1 turns it off, as in other servers
-            min_p=self.min_p,
+            **values,
             seed=self.seed,
             stop=self.stop,
             logprobs=logprobs,
             logit_bias=self.logit_bias or {},
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
             ignore_eos=self.ignore_eos,
             output=self._output(),
         )

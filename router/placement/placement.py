@@ -125,7 +125,9 @@ def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
 def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) -> NodeName | None:
     for name in names:
         node = fleet.nodes.get(name)
-        if node is not None and node.is_up and name not in turn.given_up:
+        if node is None or node.view.model != turn.model:
+            continue
+        if node.is_up and name not in turn.given_up:
             return name
     return None
 

@@ -20,6 +20,7 @@ from fabric.errors import FabricError, NotFoundError, RejectedError, RetryLaterE
 from fabric.ids import DEFAULT_TENANT, AgentId, OperationId, TenantId
 from fabric.limits import COMPLETION_TOKENS_MAX, MESSAGES_MAX
 from fabric.ports import Clock
+from fabric.sampling_defaults import chosen_or_built_in, left_out_fields
 from fabric.settings import RouterSettings
 from fabric.turn.generation import (
     Admitted,
@@ -60,7 +61,6 @@ from router.turns.answer import AnswerParts
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 
-_TEMPERATURE: Final = 1.0  # of agents that set none, as in the chat API
 RETRYABLE_STATUSES: Final = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS,
      HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
@@ -252,12 +252,12 @@ def turn_request(question: Question, model: str) -> ApiRequest:
         raise RejectedError(message)
     options = question.options
     max_tokens = COMPLETION_TOKENS_MAX if options.max_tokens is None else options.max_tokens
-    temperature = _TEMPERATURE if options.temperature is None else options.temperature
     return ApiRequest(
         model=model,
         identity=Identity(IdentityKind.AGENT, question.agent),
         prompt=chat_prompt(question.messages, [dict(tool) for tool in question.tools] or None),
-        sampling=Sampling(max_tokens, temperature),
+        sampling=Sampling(max_tokens, **chosen_or_built_in(options)),
+        left_out=left_out_fields(options),
         stream=True,
         priority=Priority.INTERACTIVE,
         prefetch=(),

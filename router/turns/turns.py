@@ -243,7 +243,12 @@ class Turns:
     async def _send(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation
         is_private = turn.key is not None and self._directory.is_private(turn.key)
-        request = turn.request(target.epoch, self._directory.floor, is_private=is_private)
+        request = turn.request(
+            target.epoch,
+            self._directory.floor,
+            is_private=is_private,
+            defaults=fleet.sampling_defaults(target.node),
+        )
         source = fleet.link(target.node).generate(request)
         if reservation:
             reservation.turns_count += 1

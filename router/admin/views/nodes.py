@@ -7,6 +7,7 @@ from fabric import __version__
 from fabric.codec import to_plain
 from fabric.control.node_calls import AgentView, NodeView
 from fabric.ids import NodeName, TenantId
+from fabric.sampling_defaults import BUILT_IN, BUILT_IN_SOURCE
 from router.admin.views.shape import AnswerShape, Row
 from router.api.openapi import OBJECT
 from router.fleet.fleet import Fleet
@@ -21,7 +22,8 @@ _NODE: Final = AnswerShape(
     "addresses", "links", "incarnation", "active", "waiting", "queue_s", "prefill_tokens_per_s",
     "decode_tokens_per_s", "self_test", "degraded", "evicted_agents", "reuse", "scrubbed_bytes",
     "damaged_blocks", "template_warning",
-    beside={"name": str, "state": str, "health": str, "memory": OBJECT, "epoch": int},
+    beside={"name": str, "state": str, "health": str, "memory": OBJECT, "epoch": int,
+            "sampling": OBJECT},
 )  # fmt: skip
 
 
@@ -83,6 +85,7 @@ def _tenant_row(fleet: Fleet, member: Member, own: Sequence[AgentView]) -> Row:
         "fingerprint": view.fingerprint,
         "context_tokens_max": view.context_tokens_max,
         "prompt_bytes_max": view.prompt_bytes_max,
+        "sampling": sampling_in_force(view),
         "agents": len(own),
         "tokens": sum(agent.tokens for agent in own),
         "bytes": {
@@ -108,8 +111,18 @@ def _whole_row(fleet: Fleet, member: Member) -> Row:
         state=state,
         health=fleet.membership.health(member.name).value,
         memory=memory,
+        sampling=sampling_in_force(view),
         epoch=fleet.directory.epoch_of(member.name),
     )
+
+
+def sampling_in_force(view: NodeView) -> Row:
+    """Show each sampling field's value for requests that leave it out, and where it is from."""
+    row = {name: {"value": value, "source": BUILT_IN_SOURCE} for name, value in BUILT_IN.items()}
+    chosen = {
+        each.field: {"value": each.value, "source": each.source} for each in view.sampling or ()
+    }
+    return row | chosen
 
 
 def _failure(fleet: Fleet, member: Member) -> Row:

@@ -23,6 +23,7 @@ from fabric.keys import CLUSTER_KEY, MADE_KEYS, MEMBER_KEY, RAY_TOKEN, SHIPPED_K
 from fabric.limits import GIB, MIB
 from fabric.memory_plan import MachineMemory, plan_memory
 from fabric.retention import disk_capacity_bytes
+from fabric.sampling_defaults import BUILT_IN_SOURCE
 from fabric.settings import FabricSettings, parse_settings
 from router.cli.config_file import read_cluster_file
 from router.cli.data_folder import DataFolder, default_data_dir
@@ -102,7 +103,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     stations = stations_of(nodes)
     keys = key_checks(folder, datetime.now(UTC))
     settings = settings_of(arguments.config, folder)
-    found = [fabric_found, *template_checks(nodes), *link_checks(stations)]
+    models = [*template_checks(nodes), *sampling_checks(nodes)]
+    found = [fabric_found, *models, *link_checks(stations)]
     checks = [*machine_checks(folder, settings), *keys, *found]
     wrong = any(check.verdict == "error" for check in checks)
     if arguments.json:
@@ -163,6 +165,26 @@ def template_checks(nodes: list[dict[str, Any]]) -> Iterator[Check]:
     for node in nodes:
         if node.get("template_warning"):
             yield Check(f"template on {node.get('name')}", "warning", node["template_warning"])
+
+
+def sampling_checks(nodes: list[dict[str, Any]]) -> Iterator[Check]:
+    """Yield how requests that leave sampling fields out are sampled, by model."""
+    shown: dict[str, set[str]] = {}
+    for node in nodes:
+        fields = node.get("sampling") or {}
+        chosen = [
+            f"{name} {field['value']:g} ({field['source']})"
+            for name, field in fields.items()
+            if field["source"] != BUILT_IN_SOURCE
+        ]
+        if fields:
+            shown.setdefault(str(node.get("model")), set()).add(", ".join(chosen) or "built in")
+    for model, defaults in sorted(shown.items()):
+        verdict = "ok" if len(defaults) == 1 else "warning"
+        detail = " or ".join(sorted(defaults))
+        if verdict == "warning":
+            detail += ": the nodes differ, copy the model's files and settings to all of them"
+        yield Check(f"sampling of {model}", verdict, detail)
 
 
 def _links(node: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from fabric.ids import TenantId
 from fabric.json_items import ItemCount
 from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
+from fabric.sampling_defaults import left_out_fields
 from fabric.turn.answer_constraints import CallChoice, OutputFormat
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiRequest
@@ -185,6 +186,7 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
         priority=body.priority(headers),
         retain_s=body.retain_s,
         prefetch=expected_next(headers),
+        left_out=left_out_fields(body),
         instructions=body.instructions,
         entries=entries_of(body.input, argument_items),
         given=[_user_item(body.input)] if isinstance(body.input, str) else sent["input"],

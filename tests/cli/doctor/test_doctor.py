@@ -10,6 +10,7 @@ import pytest
 from fabric.limits import GIB, MIB
 from fabric.settings import parse_settings
 from router.cli.doctor import doctor
+from router.cli.doctor.doctor import sampling_checks
 
 
 def test_a_healthy_machine(run, tmp_path):
@@ -157,3 +158,24 @@ def test_a_drive_that_is_nearly_full_is_a_warning(monkeypatch, tmp_path):
     assert found.verdict == "warning"
     assert "agents may take 3.0 GiB more" in found.detail
     assert doctor._disk(tmp_path, 100 * MIB).verdict == "ok"
+
+
+def sampled(node, **values):
+    fields = {name: {"value": 1.0, "source": "built in"} for name in ("temperature", "top_p")}
+    own = {name: {"value": value, "source": source} for name, (value, source) in values.items()}
+    return {"name": node, "model": "qwen", "sampling": {**fields, **own}}
+
+
+def test_it_says_how_requests_are_sampled_and_where_nodes_differ():
+    own = {"temperature": (0.6, "generation_config.json"), "top_k": (20, "settings")}
+    (alike,) = sampling_checks([sampled("node-a", **own), sampled("node-b", **own)])
+    (differs,) = sampling_checks([sampled("node-a", **own), sampled("node-b")])
+    (plain,) = sampling_checks([sampled("node-a")])
+
+    assert alike.name == "sampling of qwen"
+    assert alike.verdict == "ok"
+    assert alike.detail == "temperature 0.6 (generation_config.json), top_k 20 (settings)"
+    assert differs.verdict == "warning"
+    assert "the nodes differ" in differs.detail
+    assert plain.detail == "built in"
+    assert list(sampling_checks([{"name": "node-a", "state": "expired"}])) == []

@@ -1,0 +1,40 @@
+"""A model's own sampling, as clients of a whole fabric meet it."""
+
+import json
+
+import pytest
+
+from tests.support.local_fabric import local_fabric
+from tests.support.tiny_models import ONE_LAYER, write_model
+
+# Any vocabulary's row is likely with random weights: seeds differ unless top_k keeps one.
+ASKED = {"max_tokens": 8, "ignore_eos": True, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fabric")
+    model = write_model(folder / "tiny", ONE_LAYER)
+    own = {"eos_token_id": 2, "do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": 0.95}
+    (model / "generation_config.json").write_text(json.dumps(own))
+    with local_fabric(folder, str(model), "node-a", "node-b") as made:
+        yield made
+
+
+def answers(fabric, **more):
+    texts = []
+    for seed in range(4):
+        body = {"model": "tiny", **ASKED, **more, "seed": seed}
+        answer = fabric.http.post("/v1/chat/completions", json=body).json()
+        texts.append(answer["choices"][0]["message"]["content"])
+    return texts
+
+
+def test_seeds_agree_where_the_models_file_keeps_one_token(fabric):
+    assert len(set(answers(fabric))) == 1
+
+
+def test_a_request_that_sets_the_field_samples_as_it_says(fabric):
+    assert len(set(answers(fabric, top_k=0, top_p=1.0, temperature=2.0))) == 4
+    greedy = answers(fabric, temperature=0)
+    assert set(greedy) == set(answers(fabric, temperature=0, top_k=0))
