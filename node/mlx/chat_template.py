@@ -20,6 +20,7 @@ _USER: Final = {"role": "user", "content": "x"}
 _ANSWER: Final = "zebra"  # a text that no template writes by itself
 _SAID: Final = {"role": "assistant", "content": _ANSWER}
 _CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
+_THINKING: Final = "enable_thinking"
 
 
 def _mark_start(text: str, end: int, mark: str) -> int:
@@ -73,14 +74,22 @@ class ChatTemplate:
         return str(text)
 
     def _apply(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> str:
+        """Render with these options only: mlx-lm's wrapper would switch thinking on or off."""
         wrapper = self._wrapper
-        has_null = any("content" in each and each["content"] is None for each in messages)
-        if not has_null or wrapper._chat_template is not None:  # noqa: SLF001 - as in `source`
+        switch = wrapper._thinking_kwarg  # noqa: SLF001 - as in `source`
+        if switch != _THINKING and _THINKING in options:
+            options = {switch: options[_THINKING], **options}
+            del options[_THINKING]
+        custom = wrapper._chat_template  # noqa: SLF001
+        if custom is not None:
+            return str(custom(messages, tools=tools, **options))
+        if not any("content" in each and each["content"] is None for each in messages):
+            tokenizer = wrapper._tokenizer  # noqa: SLF001
             return str(
-                wrapper.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+                tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
             )
         # The same without the filter of nulls, as some templates depend on them.
-        known = {**wrapper.special_tokens_map, "enable_thinking": wrapper.has_thinking, **options}
+        known = {**wrapper.special_tokens_map, **options}
         template = wrapper.get_chat_template(None, tools)
         (text,), _ = render_jinja_template([messages], tools, chat_template=template, **known)
         return str(text)

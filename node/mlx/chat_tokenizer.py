@@ -40,6 +40,7 @@ from node.mlx.upstream_formats import upstream_formats
 
 _BEFORE, _BEHIND = "x\n", "x"  # around a tried token
 _PARSERS: Final = {CALLS: "node.tool_parser", THOUGHTS: "node.reasoning_parser"}
+_BUDGET: Final = "thinking_budget"  # of thoughts, as the router passes it on
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
@@ -272,6 +273,8 @@ class ChatTokenizer:
             options["reasoning_effort"] = messages.efforts[str(effort)]
         elif effort == "none":
             options = {"enable_thinking": False, "thinking": False, **options}
+        elif effort is not None or asked.get(_BUDGET):  # who limits thoughts asks for them
+            options = {"enable_thinking": True, **options}
         return options
 
     def encode(

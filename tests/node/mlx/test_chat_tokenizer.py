@@ -274,6 +274,45 @@ def test_options_of_the_operator_hold_until_a_request_has_its_own(tmp_path):
     assert "<think>" not in model.render([USER], None, {"enable_thinking": True})
 
 
+# As Gemma 4's and EXAONE 4's: they think only if they are told to.
+QUIET = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking %}<think>\n"
+    "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_a_template_thinks_as_it_does_by_itself_until_it_is_told(tmp_path, qwen):
+    quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
+    told = FormatSettings(options={"enable_thinking": True})
+    chosen = chat_tokenizer(tmp_path / "chosen", QUIET, QWEN_SPECIALS, told=told)
+    call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
+    null = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
+
+    for messages in ([USER], null):
+        assert quiet.render(messages, None, {}).endswith("</think>\n\n")
+        assert chosen.render(messages, None, {}).endswith("<think>\n")
+        for model in (quiet, chosen):
+            assert model.render(messages, None, {"enable_thinking": True}).endswith("<think>\n")
+            off = model.render(messages, None, {"enable_thinking": False})
+            assert off.endswith("</think>\n\n")
+    assert "<think>" not in qwen.render([USER], None, {}), "which opens a thought by itself"
+
+
+def test_who_asks_for_effort_asks_for_thoughts_unless_the_operator_forbids_them(tmp_path):
+    quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
+    told = FormatSettings(options={"enable_thinking": False})
+    forbidden = chat_tokenizer(tmp_path / "forbidden", QUIET, QWEN_SPECIALS, told=told)
+    high = {"reasoning_effort": "high"}
+
+    assert quiet.render([USER], None, {"thinking_budget": 64}).endswith("<think>\n")
+    assert quiet.render([USER], None, {"thinking_budget": 0}).endswith("</think>\n\n")
+    assert quiet.render([USER], None, high).endswith("<think>\n")
+    assert quiet.render([USER], None, {**high, "enable_thinking": False}).endswith("</think>\n\n")
+    assert forbidden.render([USER], None, high).endswith("</think>\n\n")
+
+
 def test_no_effort_is_no_thought(qwen):
     assert "<think>\n\n</think>" in qwen.render([USER], None, {"reasoning_effort": "none"})
     assert "<think>" not in qwen.render([USER], None, {"reasoning_effort": "high"})
