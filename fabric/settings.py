@@ -40,8 +40,9 @@ from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, requir
 PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
 CALL_NAMES: Final = frozenset(
     {
-        *("apertus", "command", "command_r", "deepseek", "deepseek_v32", "function_gemma"),
-        *("gemma", "gemma4", "glm", "glm47", "granite", "hermes", "hunyuan", "json"),
+        *("apertus", "command", "command_r", "deepseek", "deepseek_v32", "deepseek_v4"),
+        *("deepseek_v41", "function_gemma", "gemma", "gemma4", "glm", "glm47"),
+        *("granite", "hermes", "hunyuan", "json"),
         *("json_tools", "kimi_k2", "kimi_k3", "laguna", "llama", "llama4", "longcat"),
         *("minicpm5", "minimax_m2", "minimax_m3", "mistral", "muse_spark", "nemotron", "phi4"),
         *("qwen3_coder", "seed_oss"),

@@ -192,8 +192,11 @@ def responses(world: World, state: State, stream: bool) -> Seen:
             text = "".join(part["text"] for part in item["content"])
             seen.thought += text if item["type"] == "reasoning" else ""
             seen.text += text if item["type"] == "message" else ""
-    broken = [i for i in response["output"] if i.get("status") == "incomplete"]
-    assert bool(broken) <= (response["status"] == "incomplete")
+    statuses = [i["status"] for i in response["output"] if i["type"] != "reasoning"]
+    is_cut = response["status"] == "incomplete"
+    assert statuses == ["completed"] * (len(statuses) - 1) + [
+        "incomplete" if is_cut else "completed"
+    ]
     seen.reason = "cut" if response["status"] == "incomplete" else "calls" if seen.calls else "stop"
     return seen
 

@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and its distills: names before JSON; V3.2: tagged arguments (DSML)."""
+"""DeepSeek V3, R1 and its distills: names before JSON; V3.2 and V4: tagged arguments (DSML)."""
 
 import re
 from collections.abc import Sequence
@@ -18,22 +18,27 @@ from node.dialect.tool_schema import ToolSpec
 from node.grammar.expression import Expression, row
 
 _START, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_DSML = TagFormat(
-    start="<｜DSML｜function_calls>",
-    call='<｜DSML｜invoke name="NAME">',
-    call_pattern=re.compile(r"<｜DSML｜invoke name=\"(?P<name>[^\"]+)\">"),
-    argument=('<｜DSML｜parameter name="KEY" string="false">',),
-    argument_pattern=re.compile(
-        r"<｜DSML｜parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<is_text>true|false)\")?>"
-    ),
-    argument_end="</｜DSML｜parameter>",
-    call_end="</｜DSML｜invoke>",
-    end="</｜DSML｜function_calls>",
-    has_lines=False,
-    guesses=True,
-    text_argument=('<｜DSML｜parameter name="KEY" string="true">',),
-    shares_section=True,
-)
+
+
+def _dsml(section: str, space: str = "") -> TagFormat:
+    """Return the tags of one version, which differ in a section's name and a space in each tag."""
+    mark = f"｜DSML｜{space}"
+    return TagFormat(
+        start=f"<{mark}{section}>",
+        call=f'<{mark}invoke name="NAME">',
+        call_pattern=re.compile(rf"<{mark}invoke name=\"(?P<name>[^\"]+)\">"),
+        argument=(f'<{mark}parameter name="KEY" string="false">',),
+        argument_pattern=re.compile(
+            rf"<{mark}parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<is_text>true|false)\")?>"
+        ),
+        argument_end=f"</{mark}parameter>",
+        call_end=f"</{mark}invoke>",
+        end=f"</{mark}{section}>",
+        has_lines=False,
+        guesses=True,
+        text_argument=(f'<{mark}parameter name="KEY" string="true">',),
+        shares_section=True,
+    )
 
 
 def _grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
@@ -54,7 +59,9 @@ def _grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
 
 FAMILY = Family(
     calls=(
-        tag_format("deepseek_v32", _DSML, sign("<｜DSML｜")),
+        tag_format("deepseek_v41", _dsml("calls", " "), sign("｜DSML｜", " calls>")),
+        tag_format("deepseek_v4", _dsml("tool_calls"), sign("｜DSML｜", "tool_calls>")),
+        tag_format("deepseek_v32", _dsml("function_calls"), sign("｜DSML｜")),
         CallFormat(
             "deepseek",
             (_START,),

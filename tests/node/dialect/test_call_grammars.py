@@ -35,6 +35,8 @@ MARKED = {
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
     "minimax_m3": ("]<]minimax[>[",),
     "deepseek_v32": ("｜DSML｜",),
+    "deepseek_v4": ("｜DSML｜",),
+    "deepseek_v41": ("｜DSML｜",),
     "kimi_k2": (
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
         *("<|tool_call_end|>", "<|tool_call_argument_begin|>"),

@@ -2,6 +2,8 @@
 
 from itertools import permutations
 
+import pytest
+
 from fabric.settings import CALL_NAMES, PARSER_MODES, THOUGHT_NAMES
 from node.dialect.format_selection import (
     AUTO,
@@ -13,12 +15,28 @@ from node.dialect.format_selection import (
     THOUGHT_FORMATS,
 )
 from node.dialect.formats import Rank
+from tests.node.dialect.reading import marked
 
 
 def test_settings_know_the_names_of_all_formats():
     assert {*CALL_FORMATS, *CALL_ALIASES} == CALL_NAMES
     assert set(THOUGHT_FORMATS) == THOUGHT_NAMES
     assert {AUTO, NONE, *MESSAGE_FORMATS} == PARSER_MODES
+
+
+DSML = "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'SECTION>' }}"
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("function_calls", "deepseek_v32"),
+        ("tool_calls", "deepseek_v4"),
+        (" calls", "deepseek_v41"),
+    ],
+)
+def test_versions_of_a_format_are_told_apart_by_their_sections(section, name):
+    assert marked(template=DSML.replace("SECTION", section)).calls.name == name
 
 
 def test_no_family_writes_what_is_another_ones_own():

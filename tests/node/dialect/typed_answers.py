@@ -146,6 +146,22 @@ TYPED = {
         broken=1,
         begun=(("bash", '{"command": "ls", "timeout": '),),
     ),
+    "deepseek 4": Case(
+        '</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="bash">\n<｜DSML｜parameter '
+        'name="command" string="true">ls</｜DSML｜parameter>\n<｜DSML｜parameter name="timeout" '
+        'string="false">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        calls=(("bash", {"command": "ls", "timeout": 5}),),
+        calls_as="deepseek_v4",
+        tail="<think>",
+    ),
+    "deepseek 4.1": Case(
+        'So.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="look">\n<｜DSML｜ parameter name="at" '
+        'string="true">the sky</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n'
+        '<｜DSML｜ invoke name="now">\n\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+        "So.",
+        calls=(LOOK, NOW),
+        calls_as="deepseek_v41",
+    ),
     "kimi 3": Case(
         "So.<|open|>tools<|sep|>"
         '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" type="string"<|sep|>'
