@@ -137,8 +137,7 @@ def build_app(
 ) -> Starlette:
     """Build the application; the owner of `services` runs their background work.
 
-    The owner also resumes and closes `state.runs`, and sets `state.urls`; without `runs_dir`, there
-    are no runs.
+    The owner also resumes and closes `state.runs`; without `runs_dir`, there are no runs.
     """
     stored = ResponseStore(services.fleet.directory.floor)
     services.erasures.subscribe(stored.forget)
@@ -168,5 +167,4 @@ def build_app(
     # A redirect would drop the body of a POST; a wrong path gets a 404 in the API's own shape.
     app.router.redirect_slashes = False
     app.state.runs = runs
-    app.state.urls = []  # at which it listens; the server adds them
     return app

@@ -149,10 +149,10 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
         )
         (signals or StopSignals()).call(stop.on_signal)
-        app.state.urls = urls_of(listeners, "http" if tls is None else "https")
+        fleet.urls = urls_of(listeners, "http" if tls is None else "https")
         resuming = asyncio.create_task(runs.resume_all())
         try:
-            await _run(server, services, listeners, app.state.urls, on_ready)
+            await _run(server, services, listeners, fleet.urls, on_ready)
         finally:
             await stop.close()
             resuming.cancel()

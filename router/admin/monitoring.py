@@ -29,10 +29,7 @@ class HealthApi:
 
     async def check(self, request: Request) -> Response:
         """Answer 200 while turns are accepted; show details to operators only."""
-        caller = caller_of(request)
-        row = health_row(self._fleet, caller)
-        if caller.operator is not None:
-            row["urls"] = request.app.state.urls
+        row = health_row(self._fleet, caller_of(request))
         if self._turns.is_refusing:
             row["status"] = DRAINING
         is_down = row["status"] in (DOWN, DRAINING)

@@ -3,7 +3,7 @@
 Arguments and environment that make each agent program use a fabric.
 
 Source: the programs' own references of settings; tried with claude 2.1.197, codex 0.169,
-opencode 1.18.33, qwen 0.24.4.
+opencode 1.18.33, qwen 0.24.4, aider 0.86.2.
 """
 
 import argparse

@@ -96,6 +96,7 @@ class Fleet:
         which outlive an erasure. `life` counts the starts of this fabric's router; 0 is unknown.
         """
         self.clock = access.clock
+        self.urls: list[str] = []  # at which the router listens, once it does
         self.life = life
         self.alias = alias
         self.events = FleetEvents(access.clock)

@@ -20,7 +20,7 @@ OPERATORS_ONLY = [
 ]
 TOLD_TO_TENANTS = {
     *("name", "state", "health", "model", "fingerprint", "context_tokens_max"),
-    "prompt_bytes_max",
+    *("prompt_bytes_max", "sampling"),
     *("agents", "tokens", "bytes", "drain"),
 }
 

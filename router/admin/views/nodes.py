@@ -144,7 +144,7 @@ def health_row(fleet: Fleet, caller: Principal) -> Row:
     if caller.operator is not None:
         missing = fleet.discovery.missing
         joining = [member.name for member in fleet.membership.members if _is_joining(member)]
-        row |= {"version": __version__, "nodes": nodes}
+        row |= {"version": __version__, "nodes": nodes, "urls": fleet.urls}
         row |= {"missing": sorted([*missing.names, *joining]), "unmet": missing.count}
     return row
 
