@@ -303,6 +303,10 @@ class MarkedReader:
         self._collector.collect(reader.close(is_cut=lacks_end), delta)
         self._call_reader, self._section = None, Section.TEXT
         self._is_at_start = not reader.has_failed
+        has_bare_calls = calls is not None and calls.make_bare_reader is not None
+        if mark and has_bare_calls and not self._raw.strip():  # Llama 4 writes marks, then a call
+            self._is_at_start = True
+            reader.has_failed = False
         if not reader.has_failed:
             self._text.meet_mark()
             return

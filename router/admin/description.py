@@ -33,6 +33,7 @@ from router.api.openapi import (
     one_of,
     ref,
     text,
+    with_rare,
 )
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER
@@ -47,7 +48,7 @@ GENERATE_ROUTE: Final = described_turn(
         node=text(),
         text=text(),
         reasoning=text(),
-        tool_calls=array(answer(id=text(), name=text(), arguments=text())),
+        tool_calls=array(with_rare(answer(id=text(), name=text(), arguments=text()), broken=FLAG)),
         epoch=integer(1),
         finish_reason=one_of("stop", "length", "tool_calls"),
         prompt_tokens=integer(),

@@ -162,6 +162,16 @@ TYPED = {
         calls=(LOOK, NOW),
         calls_as="deepseek_v41",
     ),
+    "llama 4, behind empty marks": Case(
+        '<|python_start|><|python_end|>{"name": "look", "parameters": {"at": "the sky"}}',
+        calls=(LOOK,),
+        calls_as="llama4",
+    ),
+    "llama 4, a list behind empty marks": Case(
+        '<|python_start|>\n<|python_end|>[look(at="the sky"), now()]',
+        calls=(LOOK, NOW),
+        calls_as="llama4",
+    ),
     "kimi 3": Case(
         "So.<|open|>tools<|sep|>"
         '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" type="string"<|sep|>'

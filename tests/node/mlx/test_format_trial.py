@@ -16,6 +16,13 @@ CHATML = (
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 OWN = CHATML.replace("START", "[[call]]").replace("END", "[[/call]]")
+LLAMA4 = (
+    "{%- for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<|python_start|><|python_end|>"
+    '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+    "{% endfor %}<|eot|>{% endfor %}"
+    "{%- if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
+)
 # What many families write around JSON, and this one around something else.
 COMMON = CHATML.replace("START", "<tool_call>").replace("END", "</tool_call>")
 KNOWN = {
@@ -25,6 +32,7 @@ KNOWN = {
     "a small Coder": (CODER, QWEN_SPECIALS),
     "a small Mistral": (MISTRAL, ()),
     "a small R1": (R1, ()),
+    "a small Llama 4": (LLAMA4, ()),
     "no calls": ("{% for m in messages %}{{ m.content }}{% endfor %}", ()),
 }
 
