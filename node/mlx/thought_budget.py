@@ -210,11 +210,11 @@ class ThoughtBudgets:
 
     def applies(self, request: GenerateRequest) -> bool:
         """Return whether a request's answer has a budget."""
-        format_ = self.tokenizer.format
-        thinks = format_.thought is not None or format_.messages is not None
-        is_chat = request.messages is not None or request.extends
-        tokens, sampling = self.tokens_max(request.sampling.thoughts), request.sampling
-        return thinks and is_chat and tokens is not None and tokens < sampling.max_tokens
+        tokens = self.tokens_max(request.sampling.thoughts)
+        if tokens is None or tokens >= request.sampling.max_tokens:
+            return False
+        format_, is_chat = self.tokenizer.format, request.messages is not None or request.extends
+        return is_chat and (format_.thought is not None or format_.messages is not None)
 
     def begin(self, request: GenerateRequest, begun: str, answer: Answer) -> ThoughtBudget:
         """Return the budget of an answer that its prompt has `begun`, with other nodes' tokens."""
