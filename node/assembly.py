@@ -6,6 +6,7 @@ between a Mac and a simulation; the rest is the same.
 
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
+from node.folder_return import FolderReturn
 from node.grammar.compiler import Compiler, TokenizerFacts
 from node.migration.copy_targets import CopyPublisher, ForkTarget, ReplicaTarget
 from node.migration.fetching import Fetching
@@ -76,6 +77,8 @@ def assemble(resources: NodeResources) -> Node:
     turns = _turns(resources, health, tiers, moves.incoming, live_turns)
     questions = Questions(identity, resources.tokenizer, workers, turns)
     self_tests = SelfTests(clock, tiers.records, questions, live_turns, health)
+    drain_flag = DrainFlag(identity.config.data_dir, workers, health)
+    folders = _folders(resources, health, tiers, erasing, drain_flag)
     upkeep = Upkeep(
         budget=tiers.budget,
         pins=tiers.pins,
@@ -83,6 +86,7 @@ def assemble(resources: NodeResources) -> Node:
         store=resources.store,
         workers=workers,
         service_time=resources.service_time,
+        folders=folders,
         health=health,
     )
     return Node(
@@ -107,19 +111,20 @@ def assemble(resources: NodeResources) -> Node:
             upkeep=upkeep,
             retries=Retries(
                 erasing=erasing,
-                store=resources.store,
-                workers=workers,
+                records=tiers.records,
                 unsaved=tiers.unsaved,
                 flusher=tiers.flusher,
                 releases=moves.releases,
                 self_tests=self_tests,
+                folders=folders,
                 health=health,
             ),
+            folders=folders,
             scrubber=Scrubber(
                 identity.settings, clock, workers, resources.store.blocks, live_turns, health
             ),
             warm_start=WarmStart(workers, resources.store.blocks, live_turns, health),
-            drain_flag=DrainFlag(identity.config.data_dir, workers, health),
+            drain_flag=drain_flag,
             sleep=SystemSleep(health, live_turns, tiers.flusher.flush, system_notices()),
         ),
     )
@@ -231,6 +236,20 @@ def _erasing(
     )
     key = identity.cluster_key
     return Erasing(resources.table, store, resources.workers, erased, folders, removal, health, key)
+
+
+def _folders(
+    resources: NodeResources, health: Health, tiers: Tiers, erasing: Erasing, drain_flag: DrainFlag
+) -> FolderReturn:
+    return FolderReturn(
+        resources.folders,
+        tiers.mending,
+        tiers.unsaved,
+        erasing,
+        resources.service_time,
+        drain_flag,
+        health,
+    )
 
 
 def _directive_store(resources: NodeResources, tiers: Tiers, erasing: Erasing) -> DirectiveStore:

@@ -135,6 +135,7 @@ class ControlCalls:
     async def _flush(self, call: Flush) -> Done:
         node = self._node
         running = await node.live_turns.quiesce(FLUSH_WAIT_S)
+        await node.background.folders.look()
         left = await node.tiers.flusher.flush()
         if call.drop_hot:
             node.tiers.hot.drop_resident(0)
@@ -143,6 +144,7 @@ class ControlCalls:
 
     async def _stop(self, _: Stop) -> Done:
         await self._node.live_turns.end(NODE_STOP_WAIT_S)
+        await self._node.background.folders.look()
         return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
 
 

@@ -5,6 +5,7 @@ restart in between must not attract agents that would be cut off a moment later.
 """
 
 import contextlib
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from fabric.errors import FabricError
 from node.limits import DRAIN_FLAG_BYTES_MAX
 from node.runtime.health import Health
 from node.runtime.workers import Workers
-from node.store.posix_disk import PosixDisk
+from node.store.posix_disk import DiskError, PosixDisk
 
 FILE: Final = "draining"
 
@@ -35,6 +36,9 @@ def is_noted(folder: Path) -> bool:
 
 
 def _note(folder: Path, *, draining: bool) -> None:
+    if not folder.is_dir():  # its drive is unplugged, and must not be made up for
+        message = "the data folder is gone"
+        raise DiskError(message, errno.ENOENT)
     disk = PosixDisk(folder)
     try:
         if draining:
@@ -56,6 +60,11 @@ class DrainFlag:
     async def recall(self) -> None:
         """Restore the flag that the node's previous process stored."""
         self.health.is_draining = await self.workers.run(lambda: is_noted(self.folder))
+
+    async def note(self) -> None:
+        """Store the flag again, in a folder that was made again."""
+        with contextlib.suppress(FabricError):
+            await self.workers.run(lambda: _note(self.folder, draining=True))
 
     async def drain(self, call: DrainNode) -> Done:
         """Start or stop draining; raise DiskError if a stop cannot be stored."""

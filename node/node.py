@@ -14,6 +14,7 @@ from node.agents.agent_table import AgentTable
 from node.agents.owned import OwnedAgents
 from node.drain_flag import DrainFlag
 from node.engine.engine_thread import EngineThread
+from node.folder_return import FolderReturn
 from node.migration.copy_targets import ForkTarget, ReplicaTarget
 from node.migration.hibernation_export import Exports
 from node.migration.hibernation_import import Imports
@@ -35,6 +36,7 @@ from node.runtime.live_turns import LiveTurns
 from node.runtime.workers import Workers
 from node.self_test import SelfTests
 from node.store.agent_store import AgentStore
+from node.store.data_folders import DataFolders
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
@@ -83,6 +85,7 @@ class NodeResources:
     thermal_state: Callable[[], str] = lambda: THERMAL_STATES[0]
     gauge: MemoryGauge = field(default_factory=MemoryGauge)
     endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
+    folders: DataFolders | None = None  # None: they cannot vanish while it runs
     fetch: Callable[..., TransferReport] = fetch_blocks  # of a peer's blocks; blocks its thread
 
 
@@ -142,6 +145,7 @@ class Background:
     pressure: MemoryPressure
     upkeep: Upkeep
     retries: Retries
+    folders: FolderReturn
     scrubber: Scrubber
     warm_start: WarmStart
     drain_flag: DrainFlag

@@ -50,6 +50,7 @@ from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
+from node.store.data_folders import DataFolders
 from node.store.encrypted_disk import EncryptedDisk, open_disk
 from node.store.folder_encryption import FolderEncryption
 from node.store.folder_format import keep_spec
@@ -234,6 +235,8 @@ class NodeService:
         tokenizer = ChatTokenizer(loaded.tokenizer, told_of(config.settings))
         if tokenizer.warning is not None:
             _log.warning("%s: %s", model.name, tokenizer.warning)
+        spec = SpecRecord(loaded.fingerprint, loaded.name, loaded.spec)
+        folders = DataFolders(config, disk, store, erased, None if loaded.problem else spec)
         return assemble(
             NodeResources(
                 identity=NodeIdentity(config, model),
@@ -243,6 +246,7 @@ class NodeService:
                 store=store,
                 table=table,
                 erased=erased,
+                folders=folders,
                 transfers=TransferServer(
                     config.name,
                     config.cluster_key,
@@ -356,10 +360,12 @@ class NodeService:
         await node.background.upkeep.stop()
         await node.background.pressure.stop()
         await node.background.sleep.stop()
+        await node.background.folders.look()
         left = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()
-        await node.resources.workers.run(node.resources.service_time.save)
+        if not node.background.folders.is_gone:
+            await node.resources.workers.run(node.resources.service_time.save)
         if left:
             _log.error("%d agents are lost with this process: %s", left, node.health.degraded)
         if self._server is not None and self._serving is not None:

@@ -9,6 +9,7 @@ import asyncio
 import math
 
 from node.background_loop import BackgroundLoop
+from node.folder_return import FolderReturn
 from node.limits import FLUSH_IDLE_S, FLUSH_RETRY_S, RECLAIM_EVERY_S, SERVED_EVERY_S
 from node.migration.incoming_cleanup import IncomingCleanup
 from node.migration.ownership import OwnershipReleases
@@ -17,6 +18,7 @@ from node.runtime.workers import Workers
 from node.self_test import SelfTests
 from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
+from node.tiers.agent_records import AgentRecords
 from node.tiers.disk_budget import DiskBudget, attempt
 from node.tiers.erasure import Erasing
 from node.tiers.flusher import Flusher
@@ -35,8 +37,10 @@ class Upkeep:
         store: AgentStore,
         workers: Workers,
         service_time: ServiceTime,
+        folders: FolderReturn,
         health: Health,
     ) -> None:
+        self._folders = folders
         self._budget = budget
         self._pins = pins
         self._cleanup = cleanup
@@ -60,7 +64,9 @@ class Upkeep:
         await self._loop.stop()
 
     async def round(self) -> None:
-        """Run one round now; log disk errors."""
+        """Run one round now, unless the data folder is gone; log disk errors."""
+        if not await self._folders.look():
+            return
         await self._budget.enforce()
         await attempt(self._pins.persist_all())
         await attempt(self._cleanup.abort_stale())
@@ -84,17 +90,17 @@ class Retries:
     def __init__(
         self,
         erasing: Erasing,
-        store: AgentStore,
-        workers: Workers,
+        records: AgentRecords,
         unsaved: Unsaved,
         flusher: Flusher,
         releases: OwnershipReleases,
         self_tests: SelfTests,
+        folders: FolderReturn,
         health: Health,
     ) -> None:
+        self._folders = folders
         self._erasing = erasing
-        self._store = store
-        self._workers = workers
+        self._records = records
         self._unsaved = unsaved
         self._flusher = flusher
         self._step_downs = releases
@@ -116,11 +122,14 @@ class Retries:
         await self._loop.stop()
 
     async def _step(self) -> float:
+        if not await self._folders.look():
+            await asyncio.sleep(FLUSH_RETRY_S)  # also if `hurry` is set
+            return FLUSH_IDLE_S
         if self._erasing.is_owed:
             await self._erasing.finish()
         if self._unsaved.agents() and await self._flusher.flush():
             await asyncio.sleep(FLUSH_RETRY_S)  # also if `hurry` is set
-        await self._workers.run(self._store.sweep)
+        await self._records.workers.run(self._records.store.sweep)
         await self._step_downs.finish_all()  # of what is in memory only, behind its save
         await self._self_tests.retry()
         return FLUSH_IDLE_S

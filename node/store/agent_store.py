@@ -93,6 +93,37 @@ class AgentStore:
         self.sweep()
         return kept
 
+    def forget_stored(self) -> None:
+        """Take nothing for stored: the folder is gone. What is referred to stays referred to."""
+        self.blocks.forget_all()
+        self._manifests.forget_versions()
+        for key in list(self._doubtful):
+            self._settle(key)
+
+    def find_again(self) -> list[Manifest]:
+        """Find the blocks of a folder that came back; return its records, without erased ones.
+
+        Nothing is swept: what the returned records need is retained by `take_in`.
+        """
+        self.blocks.recover()
+        return self._manifests.load_all()
+
+    def take_in(self, record: Manifest) -> None:
+        """Retain the blocks of a record that was found in a folder that came back."""
+        self.blocks.retain(record.refs)
+
+    def version(self, key: AgentKey) -> tuple[int, int]:
+        """Return epoch and revision of the stored record, or zeros without one; raise DiskError."""
+        return self._manifests.version(key)
+
+    def has_record(self, key: AgentKey) -> bool:
+        """Return whether the disk holds, or may hold, a record of an agent; raise DiskError."""
+        return any(self.version(key)) or self._manifests.is_doubtful(key)
+
+    def set_aside(self, key: AgentKey, reason: str) -> None:
+        """Quarantine an agent's stored record; raise DiskError."""
+        self._manifests.set_aside(key, reason)
+
     # --- names -------------------------------------------------------------------------------
 
     def spans(
@@ -267,11 +298,13 @@ class AgentStore:
     def erase_record(self, key: AgentKey, saved: Manifest | None) -> list[BlockRef]:
         """Remove an agent's record, and any doubtful one; return their blocks.
 
-        `saved` is the record that is known to be stored. Releases no block if it raises DiskError.
+        Blocks whose files are gone are not listed. `saved` is the record that is known to be
+        stored. Releases no block if it raises DiskError.
         """
-        self._manifests.remove(key)
         refs = [ref for doubt in self._doubtful.get(key, ()) for ref in doubt.added]
         refs += saved.refs if saved is not None else ()
+        refs = [ref for ref in dict.fromkeys(refs) if self.blocks.is_stored(ref)]
+        self._manifests.remove(key)
         self._settle(key)
         if saved is not None:
             self.blocks.release(saved.refs)

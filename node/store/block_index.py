@@ -77,6 +77,13 @@ class BlockIndex:
         with self._changed:
             self._drop(ref)
 
+    def drop_all(self) -> None:
+        """Mark all blocks as gone; references and pins stay counted."""
+        with self._changed:
+            self._variants.clear()
+            self._unneeded.clear()
+            self._total_bytes = 0
+
     def pin(self, ref: BlockRef) -> None:
         """Keep a block, stored or about to be, until its writer retains or abandons it."""
         with self._changed:

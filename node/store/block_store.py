@@ -110,6 +110,18 @@ class BlockStore:
             _log.error("cannot remove files that are not blocks of this model: %s", error.message)
             return 0
 
+    def forget_all(self) -> None:
+        """Take no block for stored: the folder is gone, and `recover` finds what comes back."""
+        self._index.drop_all()
+        self._unstored.clear()
+
+    def is_stored(self, ref: BlockRef) -> bool:
+        """Return whether a block is stored, and its file not known to be gone."""
+        try:
+            return self.has(ref) and self._files.exists(ref)
+        except DiskError:
+            return True
+
     # --- what is stored, and what must stay ---------------------------------------------------
 
     def find(self, block_hash: BlockHash) -> BlockRef | None:

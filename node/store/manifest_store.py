@@ -93,6 +93,24 @@ class ManifestStore:
             self._versions[name] = version
             self._doubtful.pop(name, None)
 
+    def forget_versions(self) -> None:
+        """Take nothing for known of what is stored: the folder is another one."""
+        with self._lock:
+            self._versions.clear()
+            self._doubtful.clear()
+
+    def version(self, key: AgentKey) -> Version:
+        """Return epoch and revision of the stored record, or zeros without one; raise DiskError."""
+        with self._lock:
+            return self._stored_version(self._name(key))
+
+    def set_aside(self, key: AgentKey, reason: str) -> None:
+        """Quarantine an agent's record; raise DiskError."""
+        name = self._name(key)
+        with self._lock:
+            self._versions.pop(name, None)
+            self._disk.quarantine(name, reason)
+
     def is_doubtful(self, key: AgentKey) -> bool:
         """Return whether the disk may hold a record whose publish failed."""
         with self._lock:

@@ -65,6 +65,7 @@ class DiskError(FabricError):
         super().__init__(message)
         self.cause = cause  # errno
         self.is_in_place = False  # a publish failed at its last step: the new file is there
+        self.is_gone = False  # the folder is not at its path any more
 
     @property
     def reason(self) -> str:
@@ -80,6 +81,10 @@ class DiskError(FabricError):
     def is_damage(self) -> bool:
         """Whether the drive lost or damaged data."""
         return self.cause == errno.EIO
+
+
+class _GoneError(OSError):
+    """A folder that was removed, moved away, or is on a drive that was unplugged."""
 
 
 class PosixDisk:
@@ -98,21 +103,76 @@ class PosixDisk:
         self._directories: dict[str, int] = {}
         self._unflushed: set[int] = set()  # directories with removals that no flush has made last
         self._leftovers: set[tuple[str, str]] = set()  # folders and temporaries in them
+        self._is_claimed = False
         # The operator may link the root to a larger drive; below it nothing is followed.
         self.root = Path(root).expanduser().resolve()
         with _disk_errors(f"open {self.root}"):
             self._make_root(self.root)
             self._root = os.open(self.root, OPEN_DIRECTORY)
-            self._own_root()
+            try:
+                self._own(self._root)
+            except BaseException:
+                os.close(self._root)
+                raise
+        self._mount = _mount_of(self.root)
 
     def claim(self) -> None:
         """Hold the root for this process until `close`; raise DiskError if another does."""
         with _disk_errors(f"claim {self.root}, perhaps in use by another node,"):
             fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._is_claimed = True
+
+    def is_here(self) -> bool:
+        """Return whether the folders that are open are those at their paths."""
+        with self._lock:
+            opened = [("", self._root), *self._directories.items()]
+        try:
+            for directory, descriptor in opened:
+                self._require_here(directory, descriptor)
+        except OSError:
+            return False
+        return True
+
+    def require_mount(self) -> None:
+        """Raise DiskError while the drive that held the root at the start is not mounted.
+
+        A path of its own must not be filled on the drive that its mount point lies on.
+        """
+        if _mount_of(self.root) != self._mount:
+            message = f"cannot open {self.root}: its drive is not mounted"
+            raise DiskError(message, errno.ENODEV)
+
+    def reopen(self) -> None:
+        """Open the folders at their paths again, and make those that are gone; raise DiskError.
+
+        The descriptors keep their numbers, so that calls of other threads that run meanwhile
+        reach the old folders or the new ones, and no other file.
+        """
+        self.require_mount()
+        with _disk_errors(f"open {self.root} again"), self._lock:
+            self._make_root(self.root)
+            with closing(os.open(self.root, OPEN_DIRECTORY)) as root:
+                if not self._is_same(root, self._root):
+                    self._own(root)
+                    if self._is_claimed:
+                        fcntl.flock(root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.dup2(root, self._root, inheritable=False)
+            self._unflushed.clear()
+            self._leftovers.clear()
+            for directory, descriptor in self._directories.items():
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, 0o700, dir_fd=self._root)
+                with closing(os.open(directory, OPEN_DIRECTORY, dir_fd=self._root)) as opened:
+                    os.dup2(opened, descriptor, inheritable=False)
+            flush(self._root, self._ordering)
 
     def recover(self) -> int:
         """Claim the root for this process, remove what a crash left half-written; count it."""
         self.claim()
+        return self.recover_temporaries()
+
+    def recover_temporaries(self) -> int:
+        """Remove what a crash left half-written; count it."""
         removed = 0
         with _disk_errors(f"recover {self.root}"):
             ours = [name for name, is_dir in scan(self._root) if is_dir and _PART.fullmatch(name)]
@@ -147,6 +207,8 @@ class PosixDisk:
         directory, leaf = _split(name)
         with _disk_errors(f"publish {name}"):
             at = self._directory(directory, create=True)
+            self._require_here("", self._root)
+            self._require_here(directory, at)
             temp = f"{self._prefix}{next(self._serial)}"
             descriptor = os.open(temp, _OPEN_TEMP, 0o600, dir_fd=at)
             try:
@@ -160,6 +222,8 @@ class PosixDisk:
                 raise
         with _disk_errors(f"make durable {name}", in_place=True):
             flush(at, durability)
+        with _disk_errors(f"publish {name}"):
+            self._require_here("", self._root)
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Return the whole file; raise FileNotFoundError, or CorruptDataError over the limit."""
@@ -238,6 +302,8 @@ class PosixDisk:
         removed: Counter[int] = Counter()
         places: set[int] = set()
         try:
+            with _disk_errors("remove files"):
+                self._require_here("", self._root)
             for directory, leaf in map(_split, names):
                 with _disk_errors(f"remove {leaf}"), contextlib.suppress(FileNotFoundError):
                     at = self._directory(directory)
@@ -300,6 +366,27 @@ class PosixDisk:
             with self._lock:
                 self._leftovers.discard((directory, temp))
 
+    def _require_here(self, directory: str, descriptor: int) -> None:
+        """Raise _GoneError unless an open folder is the one at its path; or OSError."""
+        opened = os.fstat(descriptor)
+        try:
+            if directory:
+                found = os.stat(directory, dir_fd=self._root, follow_symlinks=False)
+            else:
+                found = os.stat(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is None or not os.path.samestat(opened, found):
+            message = "the folder is gone"
+            raise _GoneError(errno.ENOENT, message)
+
+    @staticmethod
+    def _is_same(descriptor: int, other: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.fstat(other))
+        except OSError:  # of a drive that is gone
+            return False
+
     def _make_root(self, path: Path) -> None:
         if path.exists():
             return
@@ -309,15 +396,15 @@ class PosixDisk:
         with closing(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)) as parent:
             flush(parent, self._durability)
 
-    def _own_root(self) -> None:
+    def _own(self, root: int) -> None:
+        """Make an open root private; raise DiskError where it is not this user's own."""
         if self._keeps_modes:
             return
-        status = os.fstat(self._root)
+        status = os.fstat(root)
         if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
-            os.close(self._root)
             message = f"{self.root} belongs to, or may be written by, other users"
             raise DiskError(message, errno.EPERM)
-        make_private(self._root)
+        make_private(root)
 
     def _directory(self, directory: str, *, create: bool = False) -> int:
         """Return the descriptor of one of our few directories."""
@@ -374,10 +461,18 @@ def _disk_errors(action: str, *, may_miss: bool = False, in_place: bool = False)
         message = f"cannot {action}: {error.strerror or error}"
         refusal = DiskError(message, error.errno)
         refusal.is_in_place = in_place
+        refusal.is_gone = isinstance(error, _GoneError)
         try:
             raise refusal from error
         finally:
             del refusal  # its traceback holds this frame: a cycle would keep what was to be saved
+
+
+def _mount_of(path: Path) -> Path:
+    """Return the mount point of a path, or of the nearest folder above it that exists."""
+    while not os.path.ismount(path) and path != path.parent:
+        path = path.parent
+    return path
 
 
 def _split(name: str) -> tuple[str, str]:

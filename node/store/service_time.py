@@ -73,6 +73,9 @@ class ServiceTime:
         """Store the service time; if that fails, a restart loses the time since the last save."""
         if self._folder is None:
             return
+        if not self._folder.is_dir():  # its drive is unplugged, and must not be made up for
+            _log.warning("how long agents are idle is in memory only: the data folder is gone")
+            return
         disk = PosixDisk(self._folder)
         try:
             disk.publish(FILE, [pack(Served(self.now_s, dict(self._folders)))])

@@ -163,6 +163,22 @@ class TombstoneStore:
     def close(self) -> None:
         self._disk.close()
 
+    def is_here(self) -> bool:
+        """Return whether the folder is the one at its path."""
+        return self._disk.is_here()
+
+    def reopen(self) -> None:
+        """Open the folder again, learn what it holds, and write the rest; raise DiskError."""
+        with self._writing:
+            self._disk.reopen()
+            with self._lock:
+                self._files.clear()
+            for leaf in self._disk.list_names(_AGENTS):
+                self._load(leaf)
+            with self._lock:  # what is stored may be of an earlier erasure
+                self._unwritten.update((item.agent, item) for item in self._all)
+            self._write_rest()
+
     def _write(self, item: Tombstone) -> None:
         self._disk.publish(f"{_AGENTS}/{item.agent}", [encode_tombstone(item)])
         self._files.add(item.agent)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -45,6 +45,15 @@ from node.transfer.offer_book import OfferBook
 
 
 @dataclass(frozen=True, slots=True)
+class Removed:
+    """What the removal of an agent found: its blocks, a record, and the agent itself."""
+
+    refs: Sequence[BlockRef] = ()
+    had_record: bool = False
+    was_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AgentRemoval:
     """Removal of agents from a node; `forget_incoming` returns whether a move brought blocks."""
 
@@ -65,24 +74,25 @@ class AgentRemoval:
         """Drop rows borrowed from erased agents of any node."""
         self.leases.forget_erased()
 
-    async def remove(self, key: AgentKey, epoch: int) -> tuple[list[BlockRef], bool]:
-        """Remove an agent and its record; return their blocks, and whether the agent was here."""
+    async def remove(self, key: AgentKey, epoch: int) -> Removed:
+        """Remove an agent and its record; return what there was of it."""
         records, table = self.records, self.records.table
         agent = table.get(key)
         if agent is None or agent.manifest.epoch > epoch:  # a newer agent of this name
-            return [], False
+            return Removed()
         _end_turn(agent, epoch)
         await self.prefetches.stop(agent)
         async with agent.turn_lock:
             if table.get(key) is not agent or agent.manifest.epoch > epoch:
-                return [], table.get(key) is None  # its first turn stored nothing
+                return Removed(was_here=table.get(key) is None)  # its first turn stored nothing
             # The agent stays in the table until then, so that a turn that starts now waits.
             saved, agent.cache = agent.saved, None
+            had_record = await records.workers.run(lambda: records.store.has_record(key))
             refs = await records.workers.run(lambda: records.store.erase_record(key, saved))
             table.forget(agent)
         agent.outgoing.note_owned_elsewhere(epoch + 1)
         records.hot.note()
-        return refs, True
+        return Removed(refs, had_record, was_here=True)
 
 
 def _end_turn(agent: Agent, epoch: int) -> None:
@@ -129,6 +139,10 @@ class Erasing:
     def is_owed(self) -> bool:
         """Return whether this node must finish an erasure itself, as no caller will repeat it."""
         return self.has_failed or self._is_unsure
+
+    def doubt(self) -> None:
+        """Look again for what tombstones name: a folder that was gone has come back."""
+        self._is_unsure = True
 
     @property
     def has_failed(self) -> bool:
@@ -235,22 +249,26 @@ class Erasing:
         quarantined = await part(lambda: store.erase_quarantined(key), otherwise=False)
         digest = self._erased.digest(*key)
         others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
-        refs, was_here = await self._removal.remove(key, epoch)
+        removed = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
         await self._drop_derived(key[0], refused)
-        blocks = await self._workers.run(lambda: store.erase_blocks(refs))
+        blocks = await self._workers.run(lambda: store.erase_blocks(removed.refs))
         # A block may have been found damaged during the wait.
         await part(lambda: store.erase_quarantined(key), otherwise=False)
         if refused:
             raise refused[0]
         return EraseReceipt(
             self._health.name,
-            existed=was_here or was_coming or unknown > 0 or quarantined or others.records > 0,
+            existed=removed.was_here
+            or was_coming
+            or unknown > 0
+            or quarantined
+            or others.records > 0,
             blocks_removed=blocks.blocks_removed,
             bytes_removed=blocks.bytes_removed,
             blocks_kept_shared=blocks.blocks_kept_shared,
             bytes_kept_shared=blocks.bytes_kept_shared,
-            record_removed=bool(refs) or unknown > 0,
+            record_removed=removed.had_record or unknown > 0,
             quarantined_removed=quarantined,
             other_models=others,
         )
@@ -305,7 +323,7 @@ class Erasing:
             if agent.manifest.epoch <= epoch:
                 await self._removal.forget_moves(agent.key)
                 try:
-                    count += (await self._removal.remove(agent.key, epoch))[1]
+                    count += (await self._removal.remove(agent.key, epoch)).was_here
                 except (FabricError, OSError) as error:
                     refused.append(error)  # the other agents go all the same
         await self._drop_derived(None, refused)

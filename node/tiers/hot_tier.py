@@ -43,6 +43,8 @@ class Unsaved:
         reason = error.reason if isinstance(error, DiskError) else type(error).__name__
         self._health.troubles[SAVING] = f"cannot save agents: {reason}"
         _log.error("a turn is in memory only: %s", error)
+        if isinstance(error, DiskError) and error.is_gone:
+            self.is_wanted.set()  # the folder may be made again at once
 
     @on_its_loop
     def note_success(self) -> None:

@@ -242,6 +242,12 @@ class Membership:
         live = [m for m in self.members if self.is_up(m.name)]
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
+    async def look_at(self, name: NodeName) -> None:
+        """Request one node's state now, and wait for it, if it answers soon."""
+        member = self._members.get(name)
+        if member is not None:
+            await self._describe(member, HEARTBEAT_S)
+
     def nudge(self, name: NodeName) -> None:
         """Send one node a heartbeat now, unless one is in progress."""
         member = self._members.get(name)

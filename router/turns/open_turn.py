@@ -58,6 +58,7 @@ class OpenTurn:
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
         alias: str,
+        on_unsaved: Callable[[], Awaitable[None]] | None = None,
         breaker: Breaker | None = None,
     ) -> None:
         self.admitted = admitted
@@ -69,6 +70,7 @@ class OpenTurn:
         self._on_end = on_end
         self._follow = follow
         self._is_current = is_current
+        self._on_unsaved = on_unsaved
         self._alias = alias  # what logs call the agent
         self._is_closed = False
         self._breaker = breaker or Breaker()
@@ -97,6 +99,8 @@ class OpenTurn:
                 answered = _answer_event(event)
                 if isinstance(answered, Finished):
                     self._check_current()
+                    if not answered.durable and self._on_unsaved is not None:
+                        await self._on_unsaved()
                     await self._end("ok", answered.completion_tokens)
                 yield answered
         except NodeLostError as error:

@@ -158,6 +158,7 @@ class Turns:
             follow=follow,
             alias=self._fleet.alias(key),
             is_current=lambda: self._is_current(turn, placed),
+            on_unsaved=lambda: self._fleet.membership.look_at(placed.first.node),
             breaker=breaker,
         )
 

@@ -1,5 +1,6 @@
 import pytest
 
+from fabric.turn.generation import Delta, Finished, FinishReason
 from tests.router.fake_node import MODEL, FakeNode
 from tests.router.rig import rig, until
 
@@ -50,6 +51,16 @@ async def test_agents_are_shown_as_they_are_now():
     assert cooled["tiers"] == ["disk"]
     assert missing.status_code == 404
     assert malformed.status_code == 400
+
+
+async def test_health_knows_of_an_unsaved_turn_once_its_answer_ends():
+    async with rig("a") as made:
+        node, http = made["node-a"], made.http()
+        assert (await http.get("/healthz")).json()["status"] == "ok"
+        node.view_changes["degraded"] = "the data folder is gone"
+        node.does.events = [Delta(0, "x"), Finished(FinishReason.STOP, 1, durable=False)]
+        await made.chat("hello")
+        assert (await http.get("/healthz")).json()["status"] == "degraded"
 
 
 async def test_erase_everywhere_with_a_receipt():

@@ -1,0 +1,141 @@
+"""Return of a data folder that vanished while its node ran, and of its agents to the disk.
+
+    gone      every write is refused; no agent counts as durable, so no cache leaves memory
+    restored  tombstones, marker, spec, blocks and records are read again, or made again
+    agreed    each idle agent's record is compared with the stored one, and stored where it differs
+
+What is in memory is right: a stored record that is older is replaced, and a newer one set aside.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from fabric.errors import FabricError
+from fabric.ids import AgentKey
+from fabric.record.manifest import Manifest, OwnerState
+from node.agents.agent import Agent
+from node.drain_flag import DrainFlag
+from node.runtime.health import Health
+from node.store.data_folders import DataFolders
+from node.store.posix_disk import DiskError
+from node.store.service_time import ServiceTime
+from node.tiers.erasure import Erasing
+from node.tiers.hot_tier import Unsaved
+from node.tiers.record_mending import RecordMending
+
+TROUBLE = "data folder"
+
+_log = logging.getLogger(__name__)
+
+
+class FolderReturn:
+    """Watch over a node's data folders; used on its event loop."""
+
+    def __init__(
+        self,
+        folders: DataFolders | None,
+        mending: RecordMending,
+        unsaved: Unsaved,
+        erasing: Erasing,
+        service_time: ServiceTime,
+        drain_flag: DrainFlag,
+        health: Health,
+    ) -> None:
+        self._folders = folders
+        self._mending = mending
+        self._records = mending.records
+        self._unsaved = unsaved
+        self._erasing = erasing
+        self._service_time = service_time
+        self._drain_flag = drain_flag
+        self._health = health
+        self._one_look = asyncio.Lock()
+        self._open: set[AgentKey] = set()  # agents that may differ from their stored records
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether a folder was gone when that was looked at last."""
+        return TROUBLE in self._health.troubles
+
+    async def look(self) -> bool:
+        """Restore a folder that is gone, if that is possible; return whether all are here."""
+        if self._folders is None:
+            return True
+        async with self._one_look:
+            return await self._look(self._folders)
+
+    async def _look(self, folders: DataFolders) -> bool:
+        run = self._records.workers.run
+        if self.is_gone or not await run(folders.are_here):
+            self._note_gone("it was removed, or its drive is unplugged")
+            try:
+                found = await run(folders.restore)
+            except DiskError as error:
+                self._note_gone(error.reason)
+                return False
+            await self._take_in(found)
+        await self._agree_all()
+        return True
+
+    def _note_gone(self, reason: str) -> None:
+        if not self.is_gone:
+            _log.error("the data folder is gone: %s", reason)
+        self._health.troubles[TROUBLE] = f"the data folder is gone: {reason}"
+        for agent in self._records.table:
+            if agent.saved is not None:
+                self._open.add(agent.key)
+                if agent.is_durable:
+                    agent.is_durable = False
+                    self._records.table.note_change(agent.key)
+
+    async def _take_in(self, found: list[Manifest]) -> None:
+        records, name = self._records, self._health.name
+        self._open |= {agent.key for agent in records.table if agent.saved is not None}
+        for record in found:
+            if records.table.get(record.key) is not None:
+                continue
+            records.store.take_in(record)
+            agent = Agent(record, saved=record, is_durable=True)
+            if record.owner != name and record.state is OwnerState.OWNED:
+                agent.manifest = replace(record, state=OwnerState.REPLICA)
+            records.table.put(agent)
+        self._erasing.doubt()
+        await records.workers.run(self._service_time.save)
+        if self._health.is_draining and not self._health.is_stopping:
+            await self._drain_flag.note()
+        self._health.troubles.pop(TROUBLE, None)
+        _log.warning("the data folder is back, with %d agents", len(found))
+
+    async def _agree_all(self) -> None:
+        for key in sorted(self._open):
+            agent = self._records.table.get(key)
+            if agent is not None and agent.is_busy:
+                continue  # after its turn
+            if agent is not None:
+                async with agent.turn_lock:
+                    try:
+                        if self._records.is_here(agent):
+                            await self._agree(agent)
+                    except (FabricError, OSError) as error:
+                        _log.error("an agent is in memory only: %s", type(error).__name__)
+                        continue
+            self._open.discard(key)
+        self._unsaved.note_success()
+
+    async def _agree(self, agent: Agent) -> None:
+        """Make the stored record that of an idle agent; raise DiskError."""
+        records, saved, record = self._records, agent.saved, agent.manifest
+        if saved is None:
+            return
+        stored = await records.workers.run(lambda: records.store.version(agent.key))
+        if stored > (record.epoch, record.revision):
+            reason = "newer than memory"
+            await records.workers.run(lambda: records.store.set_aside(agent.key, reason))
+        if agent.is_unsaved:
+            return  # the flusher saves it as it is in memory
+        if stored != (saved.epoch, saved.revision):
+            await records.republish(agent, replace(record, revision=record.revision + 1))
+        agent.is_durable = True
+        await self._mending.mend(agent)
+        records.put(agent)

@@ -1,0 +1,228 @@
+"""Data folders that vanish under a running node: memory is kept, and no promise is false."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fabric.control.erasure_calls import EraseAgent, EraseReceipt
+from fabric.control.node_calls import AgentList, AgentView, Done, Flush, ListAgents, PinAgent
+from fabric.errors import FabricError
+from fabric.ids import AgentId, OperationId
+from fabric.limits import BLOCK_TOKENS
+from fabric.turn.generation import CacheTier
+from tests.support.services import TENANT, ask, call, running
+from tests.support.tiny_models import LLAMA, write_model
+
+SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+WORDS = "the cat sat on the mat and the dog sat on the log. "
+PROMPT = WORDS * 40
+BRIEF = {"max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
+
+
+def look(service) -> bool:
+    """Run the node's own look at its folders now."""
+    work = service.node.background.folders.look()
+    return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def view_of(service, agent: str):
+    listed = call(service, ListAgents(), AgentList)
+    return next((e.view for e in listed.agents if e.view.agent == agent), None)
+
+
+def wait_until(holds) -> None:
+    for _ in range(3_000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("nothing happened for half a minute")
+
+
+def erase(service, agent: str, number: int = 1) -> EraseReceipt:
+    message = EraseAgent(TENANT, AgentId(agent), 1, OperationId(f"erase-{number:06d}"), 1.0)
+    return call(service, message, EraseReceipt)
+
+
+def model_folder(service) -> Path:
+    return service._disk.root
+
+
+def longer(text: str) -> str:
+    return f"{PROMPT}{text} and then {WORDS * 2}"
+
+
+def require_sound(service) -> None:
+    assert service.node.health.degraded is None
+    assert service.node.resources.store.blocks.check_integrity() == []
+
+
+@pytest.mark.parametrize("encrypts", [False, True])
+@pytest.mark.parametrize("part", ["model", "data", "blocks", "manifests"])
+def test_a_folder_that_was_removed_is_made_again(model, tmp_path, part, encrypts):
+    with running(tmp_path, model, encrypt_at_rest=encrypts) as service:
+        first = ask(service, PROMPT, agent="mira", **BRIEF)
+        assert first.finished.durable
+        call(service, PinAgent(TENANT, AgentId("mira"), pinned=True), AgentView)
+        root = model_folder(service)
+        gone = {"model": root, "data": tmp_path}.get(part, root / part)
+        shutil.rmtree(gone)
+        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        assert second.admitted.cache is CacheTier.HOT
+        wait_until(lambda: view_of(service, "mira").durable)
+        wait_until(lambda: service.node.health.degraded is None)
+        assert "durable" in call(service, Flush(drop_hot=True), Done).detail
+        require_sound(service)
+        assert service.node.resources.table.hot_bytes == 0
+        assert root.joinpath("model.spec").exists()
+        assert root.joinpath("sealed").exists() == encrypts
+    with running(tmp_path, model, encrypt_at_rest=encrypts) as service:
+        assert view_of(service, "mira").pinned
+        again = ask(service, longer(first.text), agent="mira", **BRIEF)
+        assert again.admitted.cache is CacheTier.DISK
+        assert again.text == second.text
+
+
+def test_no_answer_or_flush_promises_what_a_gone_folder_holds(model, tmp_path):
+    with running(tmp_path / "data", model) as service:
+        ask(service, PROMPT, agent="hot", **BRIEF)
+        ask(service, PROMPT + "more", agent="warm", **BRIEF)
+        root = model_folder(service)
+        away = tmp_path / "away"
+        root.rename(away)
+        root.parent.joinpath("elsewhere").mkdir()
+        root.symlink_to(root.parent / "elsewhere")  # nothing may be made there
+        root.parent.joinpath("elsewhere").chmod(0o777)
+        reply = ask(service, PROMPT, agent="new", **BRIEF)
+        assert not reply.finished.durable
+        assert service.node.health.degraded
+        assert "memory only" in call(service, Flush(drop_hot=True), Done).detail
+        assert not look(service)
+        for agent in ("hot", "warm", "new"):
+            assert not view_of(service, agent).durable
+            assert service.node.resources.table.get((TENANT, agent)).cache is not None
+        with pytest.raises(FabricError):
+            erase(service, "warm")
+        assert service.node.health.degraded
+        root.unlink()
+        away.rename(root)
+        assert look(service)
+        wait_until(lambda: view_of(service, "new").durable and view_of(service, "hot").durable)
+        wait_until(lambda: service.node.health.degraded is None)
+        assert view_of(service, "warm") is None
+        require_sound(service)
+    with running(tmp_path / "data", model) as service:
+        assert view_of(service, "warm") is None
+        assert ask(service, PROMPT, agent="hot", **BRIEF).admitted.cache is CacheTier.DISK
+
+
+def test_what_was_erased_does_not_return_with_the_old_folder(model, tmp_path):
+    """The folder comes back as it was before the erasure, with the erased agent's record."""
+    copy = tmp_path / "copy"
+    with running(tmp_path / "data", model) as service:
+        ask(service, PROMPT, agent="gone", **BRIEF)
+        ask(service, PROMPT[10:], agent="kept", **BRIEF)
+        shutil.copytree(tmp_path / "data", copy, symlinks=True)
+        receipt = erase(service, "gone")
+        assert receipt.bytes_removed > 0
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(copy, tmp_path / "data", symlinks=True)
+        assert look(service)
+        wait_until(lambda: view_of(service, "kept").durable)
+        assert view_of(service, "gone") is None
+        call(service, Flush(drop_hot=True), Done)
+        require_sound(service)
+        digest = service.node.resources.erased.digest(TENANT, AgentId("gone"))
+        assert [path.parent.name for path in (tmp_path / "data").rglob(f"{digest}*")] == ["agents"]
+    with running(tmp_path / "data", model) as service:
+        assert view_of(service, "gone") is None
+        assert ask(service, PROMPT[10:], agent="kept", **BRIEF).admitted.cache is CacheTier.DISK
+
+
+def test_an_older_record_that_returns_is_replaced_by_the_one_in_memory(model, tmp_path):
+    copy = tmp_path / "copy"
+    with running(tmp_path / "data", model) as service:
+        first = ask(service, PROMPT, agent="mira", **BRIEF)
+        shutil.copytree(tmp_path / "data", copy, symlinks=True)
+        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        assert first.admitted.prompt_tokens > BLOCK_TOKENS
+        assert second.finished.durable
+        call(service, Flush(drop_hot=True), Done)
+        tokens = view_of(service, "mira").tokens
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(copy, tmp_path / "data", symlinks=True)
+        assert look(service)
+        assert view_of(service, "mira").durable
+        assert 0 < view_of(service, "mira").tokens < tokens
+        require_sound(service)
+        assert ask(service, longer(first.text), agent="mira", **BRIEF).text == second.text
+
+
+def test_a_receipt_counts_no_files_that_were_gone(model, tmp_path):
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="mira", **BRIEF)
+        for path in model_folder(service).joinpath("blocks").iterdir():
+            path.unlink()
+        receipt = erase(service, "mira")
+        assert receipt.existed
+        assert receipt.record_removed
+        assert (receipt.blocks_removed, receipt.bytes_removed) == (0, 0)
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="mira2", **BRIEF)
+        call(service, Flush(drop_hot=True), Done)
+        shutil.rmtree(model_folder(service))
+        assert look(service)
+        assert (erase(service, "mira2").bytes_removed) == 0
+
+
+def _mount(path: Path) -> bool:
+    path.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "none", str(path)]
+    return (
+        os.geteuid() == 0
+        and not subprocess.run(command, check=False, capture_output=True).returncode
+    )
+
+
+def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path):
+    drive = tmp_path / "drive"
+    if not _mount(drive):
+        pytest.skip("mounting a drive takes the rights of root")
+    mounted = True
+    try:
+        with running(drive / "data", model) as service:
+            first = ask(service, PROMPT, agent="mira", **BRIEF)
+            saved = tmp_path / "saved"
+            shutil.copytree(drive / "data", saved, symlinks=True)
+            subprocess.run(["umount", "-l", str(drive)], check=True)
+            mounted = False
+            second = ask(service, longer(first.text), agent="mira", **BRIEF)
+            assert not second.finished.durable
+            assert not look(service)
+            call(service, Flush(), Done)
+            asyncio.run_coroutine_threadsafe(
+                service.node.background.upkeep.round(), service._loop
+            ).result(60)
+            assert list(drive.iterdir()) == []
+            assert "gone" in service.node.health.degraded
+            mounted = _mount(drive)
+            shutil.copytree(saved, drive / "data", symlinks=True)
+            assert look(service)
+            wait_until(lambda: view_of(service, "mira").durable)
+            require_sound(service)
+        with running(drive / "data", model) as service:
+            again = ask(service, longer(first.text), agent="mira", **BRIEF)
+            assert again.admitted.cache is CacheTier.DISK
+            assert again.text == second.text
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(drive)], check=False)
