@@ -24,6 +24,10 @@ EDIT_MODES: Final[Mapping[str, EditMode]] = MappingProxyType(
     {"exact": EditMode.FORGET, "amortize": EditMode.AMORTIZE, "anywhere": EditMode.ANYWHERE}
 )
 EXACT: Final = "exact"
+# Of a prompt over the context: the oldest of it is dropped, or it is refused.
+TRUNCATES: Final = "auto"
+DISABLED: Final = "disabled"
+TRUNCATIONS: Final = (TRUNCATES, DISABLED)
 # Of one message that is edited: whose memory else serves is no question of it.
 DIRECTIVE_MODES: Final[Mapping[str, EditMode]] = MappingProxyType(
     {name: mode for name, mode in EDIT_MODES.items() if mode is not EditMode.ANYWHERE}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
 
-from fabric.edit_mode import EDIT_MODES, EXACT
+from fabric.edit_mode import DISABLED, EDIT_MODES, EXACT, TRUNCATIONS
 from fabric.errors import RejectedError
 from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
 from fabric.keys import key_digest
@@ -211,6 +211,7 @@ class RouterSettings:
     takeover_after_s: float = 2.0  # how long a turn waits for a silent owner
     edits: str = EXACT  # default edit mode: "exact", "amortize" or "anywhere"
     policies: tuple[PolicySettings, ...] = ()  # applied in this order
+    truncation: str = DISABLED  # of prompts over the context, unless a request chooses
     replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
     # Number of nodes in the fabric. After a start, until all have joined or two minutes have
     # passed, requests for unknown agents are answered "retry later". 0: as in FILE or `up --nodes`.
@@ -423,6 +424,7 @@ def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
     both = all(aliases) and all(aliases.values())
     yield both, "router.model_aliases", "have names on both sides"
     yield router.edits in EDIT_MODES, "router.edits", f"is {'|'.join(EDIT_MODES)}"
+    yield router.truncation in TRUNCATIONS, "router.truncation", f"is {'|'.join(TRUNCATIONS)}"
     yield router.takeover_after_s > 0, "router.takeover_after_s", "must be positive"
     yield (
         0 <= router.stop_wait_s <= STOP_WAIT_S_MAX,

@@ -86,7 +86,7 @@ def turn_services_of(settings: RouterSettings, services: Services) -> TurnServic
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None
-    edits = EditStage(fleet, Editing(settings.policies), mode)
+    edits = EditStage(fleet, Editing(settings.policies), mode, settings.truncation)
     return TurnServices(services.turns, names, settings.completion_tokens_max, edits)
 
 

@@ -28,12 +28,14 @@ from router.limits import CONTEXT_EDITS_MAX, EDIT_VALUE_MAX, TOOLS_MAX
 from router.policies.clear_thinking import ClearThinking
 from router.policies.clear_tool_uses import Clearing, ClearToolUses
 from router.policies.policy import CountedEdit, EditOutcome
+from router.policies.truncation import TRUNCATION
 
 _TOOL_USES: Final = "clear_tool_uses_20250919"
 _THINKING: Final = "clear_thinking_20251015"
 _COUNTS: Final[Mapping[str, str]] = {
     _TOOL_USES: "cleared_tool_uses",
     _THINKING: "cleared_thinking_turns",
+    TRUNCATION: "dropped_messages",
 }
 _TRIGGER_TOKENS: Final = 100_000  # the defaults are those that Anthropic documents
 _KEPT_USES: Final = 3
@@ -122,7 +124,7 @@ def counted_edits(edits: Sequence[AnyEdit], notes: Notes) -> tuple[CountedEdit, 
 
 
 def report(outcomes: Sequence[EditOutcome]) -> dict[str, Any]:
-    """Return what was cleared, by each edit that cleared something."""
+    """Return what was cleared, by each edit that cleared something, and what was truncated."""
     applied = [
         {
             "type": outcome.name,

@@ -46,6 +46,7 @@ _APPLIED: Final = with_rare(
     answer(type=text(), cleared_input_tokens=integer()),
     cleared_tool_uses=integer(1),
     cleared_thinking_turns=integer(1),
+    dropped_messages=integer(1),
 )
 _COUNTED: Final = with_rare(
     answer(input_tokens=integer()), context_management=answer(original_input_tokens=integer())

@@ -43,6 +43,7 @@ class ApiRequest:
     edits: EditOptions = field(default=AS_CONFIGURED, kw_only=True)
     # Of the dialect's own fields.
     own_edits: tuple[CountedEdit, ...] = field(default=(), kw_only=True)
+    truncation: str | None = field(default=None, kw_only=True)  # by the dialect's own field
     is_whole_conversation: bool = field(default=True, kw_only=True)  # False: nothing to edit
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
     left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fabric.edit_mode import EDIT_MODES, EditMode
+from fabric.edit_mode import EDIT_MODES, TRUNCATIONS, EditMode
 from fabric.limits import POLICIES_MAX, POLICY_NAME_CHARS_MAX
 from router.http.refusals import refuse
 from router.http.schema import (
@@ -17,22 +17,26 @@ from router.http.schema import (
     either,
     optional,
     required,
+    words,
 )
 from router.policies.editing import RequestedPolicy
 
 EDITS_HEADER: Final = "x-macfabric-edits"
 POLICIES_HEADER: Final = "x-macfabric-policies"  # of answers, too: what each policy did
+TRUNCATION_HEADER: Final = "x-macfabric-truncation"
 OWN_FIELD: Final = "macfabric"  # of a body; SDKs send it as `extra_body`
 _MODE: Final = WordIn(EDIT_MODES)
+TRUNCATION: Final = words(*TRUNCATIONS, expected=" or ".join(TRUNCATIONS))
 _NAME: Final = Text(POLICY_NAME_CHARS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class EditOptions:
-    """Mode and policies of a request; None: as the operator configured them."""
+    """Mode, policies and truncation of a request; None: as the operator configured them."""
 
     mode: EditMode | None = None
     policies: tuple[RequestedPolicy, ...] | None = None
+    truncation: str | None = None
 
 
 AS_CONFIGURED: Final = EditOptions()
@@ -63,6 +67,7 @@ _REQUESTED: Final = Parsed(_requested_policy, either(_NAME.schema(), _POLICY.sch
 class _OwnOptions:
     edits: EditMode | None = optional(_MODE)
     policies: list[RequestedPolicy] | None = optional(ArrayOf(_REQUESTED, POLICIES_MAX))
+    truncation: str | None = optional(TRUNCATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,10 @@ def edits_of(headers: Mapping[str, str], sent: dict[str, Any]) -> EditOptions:
         mode = _MODE.read(headers[EDITS_HEADER].strip().lower(), EDITS_HEADER)
     if POLICIES_HEADER in headers:
         policies = _named_policies(headers[POLICIES_HEADER])
-    return EditOptions(mode, policies)
+    truncation = own.truncation
+    if TRUNCATION_HEADER in headers:
+        truncation = TRUNCATION.read(headers[TRUNCATION_HEADER].strip().lower(), TRUNCATION_HEADER)
+    return EditOptions(mode, policies, truncation)
 
 
 def _named_policies(header: str) -> tuple[RequestedPolicy, ...]:

@@ -1,6 +1,7 @@
 """Edits of a request's conversation, before its turn.
 
-Policies (the operator's or the request's) come first, then the edits of its dialect's own fields.
+Policies (the operator's or the request's) come first, then the edits of its dialect's own fields,
+and last its truncation.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from fabric.edit_mode import EditMode
+from fabric.edit_mode import DISABLED, TRUNCATES, EditMode
 from fabric.ids import TenantId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.api.adapter import ApiRequest
@@ -19,6 +20,7 @@ from router.fresh_ids import fresh_operation
 from router.large_work import run_sized
 from router.policies.editing import Editing
 from router.policies.policy import CountedEdit, EditOutcome
+from router.policies.truncation import Truncation
 from router.prompt import Prompt
 from router.turn_request import TurnRequest
 
@@ -37,7 +39,10 @@ class EditedPrompt:
 class EditStage:
     """Edits and policies of conversations, for every route."""
 
-    def __init__(self, fleet: Fleet, editing: Editing, mode: EditMode | None) -> None:
+    def __init__(
+        self, fleet: Fleet, editing: Editing, mode: EditMode | None, truncation: str = DISABLED
+    ) -> None:
+        self._truncation = truncation
         self._fleet = fleet
         self._editing = editing
         self._mode = mode
@@ -50,9 +55,10 @@ class EditStage:
         """Return the request with its edits applied; raise RejectedError for unknown policies."""
         if request.prompt.messages is None or not request.is_whole_conversation:
             return request
-        edited = await self.edited_prompt(
-            tenant, request.prompt, model, request.edits, request.own_edits
-        )
+        own = request.own_edits
+        if (request.edits.truncation or request.truncation or self._truncation) == TRUNCATES:
+            own += (Truncation(request.sampling.max_tokens),)
+        edited = await self.edited_prompt(tenant, request.prompt, model, request.edits, own)
         batch = request.batch
         if batch is not None:
             batch = replace(batch, prompts=(edited.prompt,) * len(batch.prompts))

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric import __version__
-from fabric.edit_mode import EDIT_MODES
+from fabric.edit_mode import EDIT_MODES, TRUNCATIONS
 from fabric.keys import OPERATOR_HEADER
 from fabric.turn.generation import MatchKind
-from router.api.edit_fields import ANY_BODY, EDITS_HEADER, POLICIES_HEADER
+from router.api.edit_fields import ANY_BODY, EDITS_HEADER, POLICIES_HEADER, TRUNCATION_HEADER
 from router.http import schema
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER, PREFETCH_HEADER, PRIORITY_HEADER
@@ -152,6 +152,12 @@ EDIT_HEADERS: Final = (
         "header",
         text(),
         "Policies that edit the conversation, in order, instead of the operator's.",
+    ),
+    Parameter(
+        TRUNCATION_HEADER,
+        "header",
+        one_of(*TRUNCATIONS),
+        "Whether the oldest turns of a prompt over the context are dropped.",
     ),
 )
 TURN_HEADERS: Final = (

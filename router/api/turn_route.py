@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fabric.edit_mode import TRUNCATES
 from fabric.hosting.http_server import unless_disconnected
 from fabric.ids import TenantId
 from fabric.turn.generation import Admitted
@@ -99,6 +100,8 @@ def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dic
     parsed, edits = adapter.parse(headers, sent), edits_of(headers, sent)
     if edits.policies and not parsed.is_whole_conversation:
         refuse(edits.policies[0].param, "this route takes no conversation to edit; remove it")
+    if edits.truncation == TRUNCATES and not parsed.is_whole_conversation:
+        refuse("macfabric.truncation", "this route has no conversation to truncate")
     prompt = parsed.prompt
     unenforced = unenforced_names(parsed.sampling.output, prompt.tools or (), prompt.calls)
     return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced)

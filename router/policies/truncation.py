@@ -47,6 +47,7 @@ def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple
     )
 
 
+TRUNCATION: Final = "truncation"  # its name in reports
 _ANSWER_SHARE: Final = 4  # a quarter of the context is left for the answer, if it wants so much
 _STRIDE_SHARE: Final = 8
 _TOO_LONG: Final = "context_length_exceeded"
@@ -56,8 +57,8 @@ _TOO_LONG: Final = "context_length_exceeded"
 class Truncation(CountedEdit):
     """Edit that drops whole turns, and answers with their results after the last user message."""
 
-    name: str
     answer_tokens: int  # the client's maximum
+    name: str = TRUNCATION
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
         """Return a prompt that fits; the same one if it fits, or if none would."""
@@ -73,13 +74,16 @@ class Truncation(CountedEdit):
         fitting = await _longest(cuts, total, limit, desk)
         if fitting is None:
             return nothing
-        dropped = len(prompt.messages or ()) - len(fitting.messages or ())
-        return fitting, EditOutcome(self.name, dropped)
+        edited, tokens = fitting
+        dropped = len(prompt.messages or ()) - len(edited.messages or ())
+        return edited, EditOutcome(self.name, dropped, max(0, total - tokens))
 
 
-async def _longest(cuts: "_Cuts", total: int, limit: int, desk: PromptDesk) -> Prompt | None:
-    """Search for the smallest sufficient cut, starting from an estimate."""
-    found: Prompt | None = None
+async def _longest(
+    cuts: "_Cuts", total: int, limit: int, desk: PromptDesk
+) -> tuple[Prompt, int] | None:
+    """Search for the smallest sufficient cut, starting from an estimate; also count its tokens."""
+    found: tuple[Prompt, int] | None = None
     low, high = 0, len(cuts.dropped)  # cuts in between are untried
     at = cuts.after(0, total - limit, cuts.prompt, total)
     for _ in range(TRUNCATION_COUNTS_MAX):
@@ -89,7 +93,7 @@ async def _longest(cuts: "_Cuts", total: int, limit: int, desk: PromptDesk) -> P
         tried = await desk.run(cuts.prompt, partial(cuts.prompt_after, at))
         count = await _count(tried, desk)
         if count <= limit:
-            found, high, at = tried, at, at - 1
+            found, high, at = (tried, count), at, at - 1
         else:
             low = at + 1
             at = low if found else cuts.after(cuts.dropped[at][1], count - limit, tried, count)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final
 
+from fabric.edit_mode import DISABLED
 from fabric.ids import TenantId
 from fabric.json_items import ItemCount
 from fabric.limits import COMPLETION_TOKENS_MAX, JSON_ITEMS_MAX
@@ -13,6 +14,7 @@ from fabric.turn.answer_constraints import CallChoice, OutputFormat
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiRequest
 from router.api.conversation import ignored_lines, without_billing_lines
+from router.api.edit_fields import TRUNCATION
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
     THOUGHT_TOKENS,
@@ -37,7 +39,6 @@ from router.http.schema import (
     only,
     optional,
     required,
-    words,
 )
 from router.http.turn_headers import AGENT_HEADER, expected_next
 from router.limits import INCLUDED_MAX, MESSAGE_NAME_CHARS_MAX, TOP_LOGPROBS_MAX
@@ -51,7 +52,6 @@ from router.openai.responses.items import (
 )
 from router.openai.responses.tools import TOOLS, ResponsesTool, Tools, tools_of
 from router.openai.sampling import TOKEN_LIMIT, ThinkingBody
-from router.policies.truncation import Truncation
 from router.prompt import Prompt, chat_prompt
 
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -133,7 +133,7 @@ class ResponsesBody(ThinkingBody):
     background: bool = optional(Flag(), False)
     conversation: Any = optional(_ELSEWHERE)
     prompt: Any = optional(_ELSEWHERE)
-    truncation: str = optional(words("auto", "disabled", expected="auto or disabled"), "disabled")
+    truncation: str | None = optional(TRUNCATION)
     stream_options: Any = optional(AnyObject())
     include: list[str] | None = optional(ArrayOf(Text(), INCLUDED_MAX, names_items=False))
     chat_template_kwargs: dict[str, Any] | None = optional(TEMPLATE_OPTIONS)
@@ -201,7 +201,7 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
         summarizes_thoughts=body.reasoning.is_summarized,
         echoed=_echoed(body, tools),
         ignored=tools.hosted + ignored,
-        own_edits=(Truncation("truncation", limit),) if body.truncation == "auto" else (),
+        truncation=body.truncation,
     )
     for name in ("input", "metadata", "reasoning", "text", "tools"):
         _require_finite(sent.get(name), name)
@@ -254,5 +254,5 @@ def _echoed(body: ResponsesBody, tools: Tools) -> dict[str, Any]:
         "tool_choice": sent.get("tool_choice") or "auto",
         "tools": tools.given,
         "top_logprobs": body.top_logprobs,
-        "truncation": body.truncation,
+        "truncation": body.truncation or DISABLED,
     }

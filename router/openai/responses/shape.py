@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fabric.edit_mode import TRUNCATES
 from fabric.errors import FabricError
 from fabric.turn.generation import Admitted, Finished, FinishReason, TokenLogprob, ToolCall
 from router.fresh_ids import fresh_name
@@ -10,6 +11,7 @@ from router.openai.custom_tools import custom_text
 from router.openai.responses.items import carried
 from router.openai.responses.request import ResponsesRequest
 from router.openai.shape import logprob_form
+from router.policies.truncation import TRUNCATION
 
 
 class ResponseShape:
@@ -93,6 +95,11 @@ class ResponseShape:
             item["namespace"] = tool.namespace
         return item
 
+    @property
+    def _is_truncated(self) -> bool:
+        """Return whether something was dropped, perhaps by the fabric's default."""
+        return any(each.name == TRUNCATION and each.count for each in self.request.outcomes)
+
     def _response(self, status: str, output: list[Any]) -> dict[str, Any]:
         return {
             "id": self.name,
@@ -105,6 +112,7 @@ class ResponseShape:
             "model": self.request.model,
             "output": output,
             **self.request.echoed,
+            **({"truncation": TRUNCATES} if self._is_truncated else {}),
             "usage": None,
         }
 

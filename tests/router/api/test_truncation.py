@@ -1,0 +1,149 @@
+"""Truncation of prompts over the context in every dialect with a conversation, by option."""
+
+import pytest
+
+from fabric.errors import RejectedError
+from fabric.settings import RouterSettings, parse_settings
+from fabric.turn.messages import MessageRole
+from tests.router.counting_node import CountingNode, chars_of
+from tests.router.fake_node import MODEL
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+CONTEXT = 4_000
+HEADER, REPORT = "x-macfabric-truncation", "x-macfabric-policies"
+AUTO = {"macfabric": {"truncation": "auto"}}
+WAYS = {"header": ({HEADER: "AUTO"}, {}), "field": ({}, AUTO)}
+
+
+def node():
+    made = CountingNode("node-a")
+    made.view_changes["context_tokens_max"] = CONTEXT
+    return made
+
+
+def said(turns):
+    items = []
+    for n in range(turns):
+        items += [
+            {"role": "user", "content": f"{n:04}" + "u" * 96},
+            {"role": "assistant", "content": "a" * 100},
+        ]
+    return [*items, {"role": "user", "content": "and now?"}]
+
+
+def chat(turns):
+    return {"model": MODEL, "messages": [{"role": "system", "content": "be brief"}, *said(turns)]}
+
+
+def messages(turns):
+    return {"model": MODEL, "max_tokens": 100, "system": "be brief", "messages": said(turns)}
+
+
+def responses(turns):
+    return {"model": MODEL, "instructions": "be brief", "input": said(turns)}
+
+
+DIALECTS = {
+    "/v1/chat/completions": chat,
+    "/v1/messages": messages,
+    "/v1/responses": responses,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_each_dialect_drops_the_oldest_turns_by_option(path, way):
+    a, (headers, fields) = node(), WAYS[way]
+    async with rig(nodes=[a]) as made:
+        body = {**DIALECTS[path](50), **fields}
+        answer = await made.http().post(path, json=body, headers=headers)
+        streamed = await made.http().post(path, json={**body, "stream": True}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    first, second = (request.messages for request in a.requests)
+    assert first == second
+    dropped = 102 - len(first)
+    assert dropped > 0
+    assert answer.headers[REPORT] == streamed.headers[REPORT] == f"truncation={dropped}"
+    assert first[0].role is MessageRole.SYSTEM
+    assert first[1].texts[0].startswith(f"{dropped // 2:04}")
+    assert first[-1].texts == ("and now?",)
+    assert sum(map(chars_of, first)) < CONTEXT
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_without_the_option_nothing_is_dropped_or_counted(path):
+    a = node()
+    async with rig(nodes=[a]) as made:
+        answer = await made.http().post(path, json=DIALECTS[path](50))
+    assert len(a.requests[0].messages) == 102
+    assert not a.counted
+    assert REPORT not in answer.headers
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_the_fabrics_default_holds_unless_a_request_chooses(path):
+    a = node()
+    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as made:
+        answer = await made.http().post(path, json=DIALECTS[path](50))
+        off = {**DIALECTS[path](50), "macfabric": {"truncation": "disabled"}}
+        await made.http().post(path, json=off)
+    assert answer.headers[REPORT].startswith("truncation=")
+    assert len(a.requests[0].messages) < 102
+    assert len(a.requests[1].messages) == 102
+    if path == "/v1/responses":
+        assert answer.json()["truncation"] == "auto"
+
+
+async def test_the_header_outranks_the_field_and_the_dialects_own():
+    a = node()
+    async with rig(nodes=[a]) as made:
+        body = {**responses(50), "truncation": "auto", **AUTO}
+        await made.http().post("/v1/responses", json=body, headers={HEADER: "disabled"})
+        await made.http().post("/v1/responses", json={**responses(50), "truncation": "auto"})
+    assert len(a.requests[0].messages) == 102
+    assert len(a.requests[1].messages) < 102
+
+
+async def test_messages_report_what_was_dropped_beside_what_was_cleared():
+    a = node()
+    managed = {"context_management": {"edits": []}, **AUTO}
+    async with rig(nodes=[a]) as made:
+        answer = await made.http().post("/v1/messages", json={**messages(50), **managed})
+    dropped = 102 - len(a.requests[0].messages)
+    (applied,) = answer.json()["context_management"]["applied_edits"]
+    assert applied["type"] == "truncation"
+    assert applied["dropped_messages"] == dropped
+    assert applied["cleared_input_tokens"] == dropped * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": "hello"}),
+        ("/v1/agents/mira/generate", {"model": MODEL, "text": "hello"}),
+    ],
+)
+async def test_a_route_without_a_conversation_refuses_the_option(path, body):
+    async with rig("a") as made:
+        answer = await made.http().post(path, json={**body, **AUTO})
+        plain = await made.http().post(path, json=body)
+    assert answer.status_code == 400
+    assert "truncat" in answer.text
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_another_word_is_refused_in_each_dialects_words(path):
+    async with rig("a") as made:
+        wrong = {**DIALECTS[path](1), "macfabric": {"truncation": "some"}}
+        by_field = await made.http().post(path, json=wrong)
+        by_header = await made.http().post(path, json=DIALECTS[path](1), headers={HEADER: "some"})
+    assert (by_field.status_code, by_header.status_code) == (400, 400)
+    assert "macfabric.truncation" in by_field.text
+    assert HEADER in by_header.text
+
+
+def test_a_wrong_default_is_named():
+    with pytest.raises(RejectedError, match=r"router\.truncation"):
+        parse_settings({"router": {"truncation": "always"}})
