@@ -47,6 +47,7 @@ class SimTokenizer:
     """Characters as tokens."""
 
     wrapper = _Wrapper()
+    warning = None  # of its template
     eos_ids = frozenset({END})
     cut_texts = CUT_TEXTS
     markup_ids = frozenset(CUT_TEXTS)
