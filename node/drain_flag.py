@@ -5,7 +5,6 @@ restart in between must not attract agents that would be cut off a moment later.
 """
 
 import contextlib
-import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from fabric.errors import FabricError
 from node.limits import DRAIN_FLAG_BYTES_MAX
 from node.runtime.health import Health
 from node.runtime.workers import Workers
-from node.store.posix_disk import DiskError, PosixDisk
+from node.store.posix_disk import PosixDisk
 
 FILE: Final = "draining"
 
@@ -36,10 +35,7 @@ def is_noted(folder: Path) -> bool:
 
 
 def _note(folder: Path, *, draining: bool) -> None:
-    if not folder.is_dir():  # its drive is unplugged, and must not be made up for
-        message = "the data folder is gone"
-        raise DiskError(message, errno.ENOENT)
-    disk = PosixDisk(folder)
+    disk = PosixDisk(folder, must_exist=True)  # missing: its drive is unplugged
     try:
         if draining:
             disk.publish(FILE, [b"yes"])

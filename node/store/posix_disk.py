@@ -88,10 +88,15 @@ class _GoneError(OSError):
 
 
 class PosixDisk:
-    """A fabric.ports.Disk over the directory `root`, which it creates."""
+    """A fabric.ports.Disk over the directory `root`, which it creates unless it `must_exist`."""
 
     def __init__(
-        self, root: Path | str, durability: str = "full", *, keeps_modes: bool = False
+        self,
+        root: Path | str,
+        durability: str = "full",
+        *,
+        keeps_modes: bool = False,
+        must_exist: bool = False,
     ) -> None:
         assert durability in DURABILITIES, "settings name one of three levels"
         self._durability = durability
@@ -107,7 +112,8 @@ class PosixDisk:
         # The operator may link the root to a larger drive; below it nothing is followed.
         self.root = Path(root).expanduser().resolve()
         with _disk_errors(f"open {self.root}"):
-            self._make_root(self.root)
+            if not must_exist:
+                self._make_root(self.root)
             self._root = os.open(self.root, OPEN_DIRECTORY)
             try:
                 self._own(self._root)

@@ -7,6 +7,7 @@ do not age while the node is off.
 """
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -73,16 +74,12 @@ class ServiceTime:
         """Store the service time; if that fails, a restart loses the time since the last save."""
         if self._folder is None:
             return
-        if not self._folder.is_dir():  # its drive is unplugged, and must not be made up for
-            _log.warning("how long agents are idle is in memory only: the data folder is gone")
-            return
-        disk = PosixDisk(self._folder)
         try:
-            disk.publish(FILE, [pack(Served(self.now_s, dict(self._folders)))])
+            disk = PosixDisk(self._folder, must_exist=True)  # missing: its drive is unplugged
+            with closing(disk):
+                disk.publish(FILE, [pack(Served(self.now_s, dict(self._folders)))])
         except FabricError as error:
             _log.warning("cannot store how long agents have been idle: %s", error.message)
-        finally:
-            disk.close()
 
     def _load(self) -> Served:
         if self._folder is None:

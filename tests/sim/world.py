@@ -154,7 +154,7 @@ class World:
     def taps(self):
         """Put this world in place of the real one."""
 
-        def open_disk(folder, *_):
+        def open_disk(folder, *_, **__):
             return self.nodes[folder.name].open_disk(STATES)
 
         def refuse(_, folder, *__, **___):

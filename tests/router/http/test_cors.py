@@ -113,7 +113,7 @@ async def test_all_headers_of_answers_can_be_read():
     for path in (ROOT / "router").rglob("*.py"):
         written |= set(re.findall(r'"(x-macfabric-[a-z-]+)"', path.read_text()))
     asked = {"x-macfabric-prefetch", "x-macfabric-priority", "x-macfabric-operator-key"}
-    asked |= {"x-macfabric-edits"}
+    asked |= {"x-macfabric-edits", "x-macfabric-truncation"}
     asked |= {"x-macfabric-signing-key", "x-macfabric-signing-salt"}
 
     assert sent - {"x-accel-buffering"} <= set(EXPOSED)
