@@ -79,6 +79,11 @@ RESERVED_OPTIONS: Final = frozenset(
 # prompt.
 RESTORE_OPTION: Final = "restore_reasoning"
 DATES_OPTION: Final = "move_dates"
+# Options of thoughts, set by the router and read by the node. Templates have one of the switches.
+EFFORT_OPTION: Final = "reasoning_effort"
+BUDGET_OPTION: Final = "thinking_budget"
+THINKING_SWITCH: Final = "enable_thinking"
+THINKING_SWITCHES: Final = (THINKING_SWITCH, "thinking")
 
 
 _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCII)

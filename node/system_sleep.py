@@ -134,14 +134,15 @@ class MacSleepNotices:
         )
         self._thread = threading.Thread(target=self._run, name="sleep-notices", daemon=True)
         self._thread.start()
-        self._is_ready.wait(SLEEP_NOTICE_S)
 
     def stop(self) -> None:
         """End the thread."""
+        if self._thread is None:
+            return
+        self._is_ready.wait(SLEEP_NOTICE_S)
         if self._run_loop is not None:
             self._core.CFRunLoopStop(self._run_loop)
-        if self._thread is not None:
-            self._thread.join(SLEEP_NOTICE_S)
+        self._thread.join(SLEEP_NOTICE_S)
 
     def _run(self) -> None:
         port, notifier = ctypes.c_void_p(), ctypes.c_uint32()

@@ -134,7 +134,7 @@ class Layout:
 
     @property
     def blocks_after_head(self) -> tuple[BlockRef, ...]:
-        """Whole blocks after the edited head, of all groups of layers, and states."""
+        """Blocks stored whole after the edited head, of all groups of layers, and states."""
         whole = [
             part
             for start, _, part in self.placed()

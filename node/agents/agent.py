@@ -1,4 +1,4 @@
-"""One agent on its node: the last committed record, and the resident cache while it is hot."""
+"""An agent on its node: the last committed record, and the resident cache while it is hot."""
 
 import asyncio
 import threading

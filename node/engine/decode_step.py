@@ -1,4 +1,4 @@
-"""One decode step of a batch, and the memory that each answer reserves before it.
+"""Decode step of a batch, and the memory that each answer reserves before it.
 
 A failing sequence ends alone; a device error ends the batch.
 

@@ -13,7 +13,7 @@ _OTHERS = 0o077
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One directory entry, with its `lstat` result."""
+    """Directory entry, with its `lstat` result."""
 
     directory: str  # "" for the root
     leaf: str

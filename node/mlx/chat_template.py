@@ -10,6 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fabric.errors import RejectedError
+from fabric.settings import THINKING_SWITCH
 from fabric.turn.alignment import common_prefix
 from node.dialect.template_messages import TemplateTraits, adapt_messages
 
@@ -20,7 +21,6 @@ _USER: Final = {"role": "user", "content": "x"}
 _ANSWER: Final = "zebra"  # a text that no template writes by itself
 _SAID: Final = {"role": "assistant", "content": _ANSWER}
 _CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
-_THINKING: Final = "enable_thinking"
 
 
 def _mark_start(text: str, end: int, mark: str) -> int:
@@ -77,9 +77,9 @@ class ChatTemplate:
         """Render with these options only: mlx-lm's wrapper would switch thinking on or off."""
         wrapper = self._wrapper
         switch = wrapper._thinking_kwarg  # noqa: SLF001 - as in `source`
-        if switch != _THINKING and _THINKING in options:
-            options = {switch: options[_THINKING], **options}
-            del options[_THINKING]
+        if switch != THINKING_SWITCH and THINKING_SWITCH in options:
+            options = {switch: options[THINKING_SWITCH], **options}
+            del options[THINKING_SWITCH]
         custom = wrapper._chat_template  # noqa: SLF001
         if custom is not None:
             return str(custom(messages, tools=tools, **options))
@@ -135,11 +135,11 @@ class ChatTemplate:
     def _openings(self) -> tuple[str, ...]:
         """Texts that the template writes before answers: to a question, and to a tool's result."""
         function = {"name": "f", "arguments": {"q": "v"}}
-        use = {"type": "function", "id": "abcdefghi", "function": function}
+        use = {"type": "function", "id": _CALL_ID, "function": function}
         called: list[dict[str, Any]] = [
             _USER,
             {"role": "assistant", "content": "", "tool_calls": [use]},
-            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "abcdefghi"},
+            {"role": "tool", "content": "r", "name": "f", "tool_call_id": _CALL_ID},
         ]
         return self._opening([_USER]), self._opening(adapt_messages(called, self.traits))
 
@@ -199,9 +199,9 @@ class ChatTemplate:
 
         def tried(content: str | None, arguments: Any) -> str | None:
             call = {"name": "f", "arguments": arguments}
-            use = {"type": "function", "id": "abcdefghi", "function": call}
+            use = {"type": "function", "id": _CALL_ID, "function": call}
             said = {"role": "assistant", "content": content, "tool_calls": [use]}
-            result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": "abcdefghi"}
+            result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": _CALL_ID}
             try:
                 return self.render([_USER, said, result], None, {})
             except RejectedError:
@@ -226,7 +226,7 @@ class ChatTemplate:
         """Return whether the template silently drops a message's second call."""
         uses = [
             {"type": "function", "id": id_, "function": {"name": name, "arguments": {}}}
-            for id_, name in (("abcdefghi", "firstly"), ("abcdefghj", "secondly"))
+            for id_, name in ((_CALL_ID, "firstly"), ("abcdefghj", "secondly"))
         ]
         try:
             text = self.render([_USER, {"role": "assistant", "tool_calls": uses}], None, {})

@@ -15,7 +15,13 @@ from typing import Any, Final
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from fabric.errors import FatalError, RejectedError
-from fabric.settings import NodeSettings
+from fabric.settings import (
+    BUDGET_OPTION,
+    EFFORT_OPTION,
+    THINKING_SWITCH,
+    THINKING_SWITCHES,
+    NodeSettings,
+)
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from fabric.turn.prompt_plan import Encoded, PromptLimit
 from node.dialect.call_grammar import GrammarOptions
@@ -40,7 +46,6 @@ from node.mlx.upstream_formats import upstream_formats
 
 _BEFORE, _BEHIND = "x\n", "x"  # around a tried token
 _PARSERS: Final = {CALLS: "node.tool_parser", THOUGHTS: "node.reasoning_parser"}
-_BUDGET: Final = "thinking_budget"  # of thoughts, as the router passes it on
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
@@ -267,14 +272,14 @@ class ChatTokenizer:
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Merge the request's options with the operator's."""
         options = {**self._told.options, **asked}
-        effort = options.get("reasoning_effort")
+        effort = options.get(EFFORT_OPTION)
         messages = self.format.messages
         if messages is not None and effort in messages.efforts:
-            options["reasoning_effort"] = messages.efforts[str(effort)]
+            options[EFFORT_OPTION] = messages.efforts[str(effort)]
         elif effort == "none":
-            options = {"enable_thinking": False, "thinking": False, **options}
-        elif effort is not None or asked.get(_BUDGET):  # who limits thoughts asks for them
-            options = {"enable_thinking": True, **options}
+            options = {**dict.fromkeys(THINKING_SWITCHES, False), **options}
+        elif effort is not None or asked.get(BUDGET_OPTION):  # who limits thoughts asks for them
+            options = {THINKING_SWITCH: True, **options}
         return options
 
     def encode(

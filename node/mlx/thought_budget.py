@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from fabric.errors import RejectedError
-from fabric.settings import UNLIMITED, NodeSettings
+from fabric.settings import EFFORT_OPTION, UNLIMITED, NodeSettings
 from fabric.turn.generation import GenerateRequest, ThoughtLimit
 from node.dialect.formats import ThoughtFormat, ThoughtStage
 from node.limits import CUT_CHARACTER_TOKENS_MAX
@@ -19,7 +19,6 @@ from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 NO_EFFORT: Final = "none"
-_EFFORT_OPTION: Final = "reasoning_effort"
 _THOUGHT, _ANSWER = "thought-5e0c1d", "answer-5e0c1d"  # texts that no template writes by itself
 _THINKING: Final = {ThoughtStage.THOUGHT, ThoughtStage.CALL}
 _QUESTION: Final = {"role": "user", "content": "x"}
@@ -206,7 +205,7 @@ class ThoughtBudgets:
     @cached_property
     def _reads_effort(self) -> bool:
         """Whether the template passes efforts on: the model then keeps to them itself."""
-        return _EFFORT_OPTION in self.tokenizer.template.source
+        return EFFORT_OPTION in self.tokenizer.template.source
 
     def applies(self, request: GenerateRequest) -> bool:
         """Return whether a request's answer has a budget."""

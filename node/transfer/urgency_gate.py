@@ -16,7 +16,7 @@ STUCK_S: Final = 0.5  # a sender whose slice takes longer does not use the link
 
 
 class Sender:
-    """One response being sent: its link, its urgency, and when it last made progress."""
+    """Response being sent: its link, its urgency, and when it last made progress."""
 
     def __init__(self, link: str, urgency: Urgency, moved_s: float) -> None:
         self.link = link

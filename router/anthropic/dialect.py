@@ -45,7 +45,7 @@ class AnthropicErrors:
 
 
 class AnthropicModels:
-    """One model, or all models as one page, in Anthropic's format.
+    """A model, or all models as one page, in Anthropic's format.
 
     Source: `ModelInfo` of Anthropic's SDK for Python 2.11.
     """

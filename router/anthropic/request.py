@@ -7,6 +7,7 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.sampling_defaults import TOP_K_MAX, chosen_or_built_in, left_out_fields
+from fabric.settings import THINKING_SWITCHES
 from fabric.turn.answer_constraints import OutputFormat
 from fabric.turn.generation import Identity, Priority, Sampling
 from router.anthropic.content import CACHE_CONTROL, TEXT_BLOCKS, Notes, TextBlock
@@ -20,7 +21,6 @@ from router.api.hosted_tools import HostedTool
 from router.api.other_content import OtherContent
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
-    THINKING_SWITCHES,
     StopTexts,
     TokenLimit,
     TopP,

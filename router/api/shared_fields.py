@@ -8,7 +8,14 @@ from typing import Any, Final
 from fabric.codec import parse_json
 from fabric.errors import RejectedError
 from fabric.limits import COMPLETION_TOKENS_MAX
-from fabric.settings import DATES_OPTION, RESERVED_OPTIONS, RESTORE_OPTION
+from fabric.settings import (
+    BUDGET_OPTION,
+    DATES_OPTION,
+    EFFORT_OPTION,
+    RESERVED_OPTIONS,
+    RESTORE_OPTION,
+    THINKING_SWITCHES,
+)
 from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind, schema_format
 from fabric.turn.generation import ThoughtLimit
 from fabric.turn.schema_keywords import unenforced_keywords
@@ -105,8 +112,7 @@ class StopTexts:
         return either(text.schema(), ArrayOf(text, STOP_STRINGS_MAX).schema())
 
 
-# Templates have one or the other, and know three efforts.
-THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+# Templates know three efforts.
 _EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
@@ -114,7 +120,7 @@ def with_effort(options: dict[str, Any] | None, effort: str | None) -> dict[str,
     """Return options with an effort that templates know, unless the client set it there."""
     options = dict(options or {})
     if effort is not None:
-        options.setdefault("reasoning_effort", _EFFORTS.get(effort, effort))
+        options.setdefault(EFFORT_OPTION, _EFFORTS.get(effort, effort))
     if effort == "none":
         for name in THINKING_SWITCHES:
             options.setdefault(name, False)
@@ -123,7 +129,6 @@ def with_effort(options: dict[str, Any] | None, effort: str | None) -> dict[str,
 
 # Tokens of thought; -1 is no limit, whatever the node's settings say.
 THOUGHT_TOKENS: Final = TokenLimit(low=0, takes_minus_one=True, takes_text=True)
-BUDGET_OPTION: Final = "thinking_budget"  # of templates that state it in the prompt
 
 
 def with_budget(options: dict[str, Any], tokens: int | None) -> dict[str, Any]:

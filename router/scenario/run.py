@@ -1,4 +1,4 @@
-"""One arm of a scenario run: ask agents whose turns are due, until all turns have ended.
+"""Arm of a scenario run: ask agents whose turns are due, until all turns have ended.
 
     state ─▶ due turns ─▶ begin their phases: forks, directives ─▶ ask ─▶ tools ─▶ ask … ─▶ journal
       ▲                                                                                       │

@@ -273,7 +273,7 @@ def test_a_node_may_have_a_budget_for_all_and_one_for_each_effort(tmp_path):
 
 
 def test_a_restarted_node_continues_from_a_thought_that_was_ended(opened):
-    """Its record and cache hold the thought, its forced end and the answer."""
+    """The record and the cache hold the thought, its forced end and the answer."""
     generated = "/v1/agents/lasting/generate"
     asked = {"max_tokens": ROOM, "temperature": 0}
     first = opened.http.post(generated, json={**asked, "messages": USER, "thinking_budget": BUDGET})

@@ -133,6 +133,7 @@ def test_each_notice_of_macos_is_answered_once_it_was_handled():
         heard.append(("sleep", len(mac.named("IOAllowPowerChange"))))
 
     mac.start(on_sleep, lambda: heard.append("wake"))
+    assert mac._is_ready.wait(60)
     for message, argument in ((CAN_SLEEP, 21), (WILL_SLEEP, 22), (HAS_POWERED_ON, None)):
         mac._callback(None, 0, message, argument)
     mac.stop()
@@ -158,5 +159,6 @@ def test_iokit_accepts_the_registration():
     notices = MacSleepNotices()
     notices.start(lambda: None, lambda: None)
 
+    assert notices._is_ready.wait(60)
     assert notices._root
     notices.stop()

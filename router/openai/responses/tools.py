@@ -10,10 +10,9 @@ from typing import Any, Final
 from fabric.turn.answer_constraints import ToolText
 from fabric.turn.generation import ToolCall
 from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
-from router.api.shared_fields import FLAG_OR_WORD
+from router.api.tool_choice import Function
 from router.http.refusals import refuse
 from router.http.schema import (
-    AnyObject,
     ArrayOf,
     ObjectOf,
     Text,
@@ -63,12 +62,7 @@ def template_name(name: str, namespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Function:
-    name: str = required(Text(chars_min=1))
-    description: str | None = optional(Text())
-    parameters: dict[str, Any] | None = optional(AnyObject())
-    strict: bool = optional(FLAG_OR_WORD, False)
-
+class _Function(Function):
     def named(self, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
         declaration = {"description": self.description, "parameters": self.parameters}
         given = {key: value for key, value in declaration.items() if value is not None}

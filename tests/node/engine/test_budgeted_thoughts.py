@@ -63,15 +63,6 @@ def threads():
         yield threads
 
 
-@pytest.fixture(params=[False, True], ids=["launch last", "launch first"])
-def order(request, bench):
-    """Let the host know a token before the next step is prepared, or only behind that."""
-    engine = bench.thread.call(lambda: bench.thread.engine).result()
-    engine.launch_waits, before = not request.param, engine.launch_waits
-    yield
-    engine.launch_waits = before
-
-
 @pytest.fixture
 def make(bench, endings):
     """Return a maker of sequences with a budget; None: without one."""

@@ -71,15 +71,6 @@ def logprobs_of(events):
     return [entry for e in events if isinstance(e, Produced) for entry in e.logprobs]
 
 
-@pytest.fixture(params=[False, True], ids=["launch last", "launch first"])
-def order(request, bench):
-    """Masks are computed before the launch where that takes the time, as on a CPU, or behind it."""
-    engine = bench.thread.call(lambda: bench.thread.engine).result()
-    engine.launch_waits, before = not request.param, engine.launch_waits
-    yield
-    engine.launch_waits = before
-
-
 FREE = [
     Sampling(max_tokens=LONG, ignore_eos=True),
     Sampling(max_tokens=LONG, ignore_eos=True, temperature=1.0, seed=4, top_p=0.9),

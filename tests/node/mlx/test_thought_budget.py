@@ -181,7 +181,7 @@ def test_bytes_that_never_become_a_character_are_not_waited_for(tmp_path):
 
 
 def test_a_call_within_a_thought_is_not_cut(tmp_path):
-    """It counts, but only what follows it shows whether it is quoted."""
+    """A call in a thought counts; only the text after it shows whether it is quoted."""
     template = OPENED + "{{ '<tool_call>' if never }}"
     tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS)
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
