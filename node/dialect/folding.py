@@ -193,12 +193,31 @@ def _split_calls(messages: Messages) -> Messages:
     return split
 
 
+_CONTINUED = {"role": "assistant", "content": "OK."}  # some templates refuse an empty text
+
+
+def _answer_results(messages: Messages) -> Messages:
+    """Put an answer between calls or results and a message of the user.
+
+    Templates that require roles to alternate count neither, so they see the user twice.
+    """
+    answered: Messages = []
+    for message in messages:
+        last = answered[-1] if answered else {"role": ""}
+        is_open = last["role"] == "tool" or last.get("tool_calls")
+        if is_open and message["role"] == "user":
+            answered.append(dict(_CONTINUED))
+        answered.append(message)
+    return answered
+
+
 SINGLE_CALLS = Fold("gave each tool call a message of its own", _split_calls)
 FOLDS = (
     Fold("merged system messages", _merge("system")),
     Fold("folded later system messages into the user's", _fold_late_systems),
     Fold("merged messages of the user", _merge("user")),
     Fold("merged messages of the assistant", _merge("assistant")),
+    Fold("put an answer between a tool's result and the user's message", _answer_results),
     SINGLE_CALLS,
     Fold("folded the system message into the user's", _fold_systems),
 )

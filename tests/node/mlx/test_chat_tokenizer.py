@@ -237,6 +237,21 @@ def test_users_in_a_row_become_one(tmp_path):
     assert (made.text, made.notes) == ("[INST]a\n\nb[/INST]", ("merged messages of the user",))
 
 
+def test_a_user_behind_a_tools_result_is_read_as_if_it_had_been_answered(tmp_path):
+    """Templates in which roles alternate count no calls and results, so see the user twice."""
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
+    called = [USER, calling({"command": "ls"}), RESULT]
+    interrupted = [*called, *roles(("user", "a"))]
+    made = mistral.rendered(interrupted, None, {})
+    later = mistral.rendered([*interrupted, *roles(("assistant", "b"), ("user", "c"))], None, {})
+
+    assert made.notes == ("put an answer between a tool's result and the user's message",)
+    assert made.text == mistral.render(called, None, {}) + "OK.</s>[INST]a[/INST]"
+    assert later.text == made.text + "b</s>[INST]c[/INST]"
+    reminded = mistral.rendered([*called, *roles(("system", "r"))], None, {})
+    assert reminded.text.endswith("OK.</s>[INST]r[/INST]")
+
+
 def test_strictly_what_is_refused_is_refused(tmp_path):
     told = FormatSettings(is_strict=True)
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=told)
