@@ -209,6 +209,7 @@ class _Generate(ApiAdapter[ApiRequest]):
             left_out=left_out_fields(body),
             ignored=body.ignored(),
             is_whole_conversation=False,
+            continues_memory=True,
         )
 
     async def with_history(self, tenant: TenantId, request: ApiRequest) -> ApiRequest:

@@ -44,7 +44,8 @@ class ApiRequest:
     # Of the dialect's own fields.
     own_edits: tuple[CountedEdit, ...] = field(default=(), kw_only=True)
     truncation: str | None = field(default=None, kw_only=True)  # by the dialect's own field
-    is_whole_conversation: bool = field(default=True, kw_only=True)  # False: nothing to edit
+    is_whole_conversation: bool = field(default=True, kw_only=True)  # False: no turns to edit
+    continues_memory: bool = field(default=False, kw_only=True)  # True: nothing is truncated
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
     left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling
 

@@ -53,16 +53,33 @@ class EditStage:
 
     async def edited(self, tenant: TenantId, request: A, model: str) -> A:
         """Return the request with its edits applied; raise RejectedError for unknown policies."""
-        if request.prompt.messages is None or not request.is_whole_conversation:
-            return request
+        truncation = request.edits.truncation or request.truncation or self._truncation
         own = request.own_edits
-        if (request.edits.truncation or request.truncation or self._truncation) == TRUNCATES:
+        if truncation == TRUNCATES and not request.continues_memory:
             own += (Truncation(request.sampling.max_tokens),)
+        if request.prompt.messages is None or not request.is_whole_conversation:
+            return await self._shortened(tenant, request, model, own) if own else request
         edited = await self.edited_prompt(tenant, request.prompt, model, request.edits, own)
         batch = request.batch
         if batch is not None:
             batch = replace(batch, prompts=(edited.prompt,) * len(batch.prompts))
         return replace(request, prompt=edited.prompt, batch=batch, outcomes=edited.outcomes)
+
+    async def _shortened(
+        self, tenant: TenantId, request: A, model: str, own: tuple[CountedEdit, ...]
+    ) -> A:
+        """Return a request of raw prompts with each of them edited."""
+        batch = request.batch
+        prompts = (request.prompt,) if batch is None else batch.prompts
+        worker, outcomes = PromptWorker(self._fleet, tenant, model), []
+        for edit in own:
+            edited = [await edit.apply(prompt, worker) for prompt in prompts]
+            prompts = tuple(prompt for prompt, _ in edited)
+            count = sum(outcome.count for _, outcome in edited)
+            cleared = sum(outcome.cleared_tokens for _, outcome in edited)
+            outcomes.append(EditOutcome(edit.name, count, cleared))
+        batch = None if batch is None else replace(batch, prompts=prompts)
+        return replace(request, prompt=prompts[0], batch=batch, outcomes=tuple(outcomes))
 
     async def edited_prompt(
         self,

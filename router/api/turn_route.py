@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -33,6 +33,10 @@ from router.turns.owner_wait import AwaitedNodes
 from router.turns.turns import Turns
 
 A = TypeVar("A", bound=ApiRequest)
+_KEEPS_MEMORY: Final = (
+    "generate truncates nothing, as it keeps the agent's memory: remove parts of it by a directive "
+    "(POST /v1/agents/{agent}/directives), or send the whole conversation to another route"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,8 @@ def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dic
     parsed, edits = adapter.parse(headers, sent), edits_of(headers, sent)
     if edits.policies and not parsed.is_whole_conversation:
         refuse(edits.policies[0].param, "this route takes no conversation to edit; remove it")
-    if edits.truncation == TRUNCATES and not parsed.is_whole_conversation:
-        refuse("macfabric.truncation", "this route has no conversation to truncate")
+    if edits.truncation == TRUNCATES and parsed.continues_memory:
+        refuse("macfabric.truncation", _KEEPS_MEMORY)
     prompt = parsed.prompt
     unenforced = unenforced_names(parsed.sampling.output, prompt.tools or (), prompt.calls)
     return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced)

@@ -1,12 +1,13 @@
-"""Drops the oldest of a conversation that is longer than the model's context, until it fits.
+"""Drops the oldest of a prompt that is longer than the model's context, until it fits.
 
-What is dropped grows in steps of an eighth of the context, so that the turns between two of them
-begin alike.
+That is whole turns of a conversation, and the beginning of a text or of token ids. What is dropped
+grows in steps of an eighth of the context, so that the turns between two of them begin alike.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Final
@@ -17,7 +18,7 @@ from fabric.turn.sketch import canonical_chunks
 from router.limits import TRUNCATION_COUNTS_MAX
 from router.policies.exchanges import last_of, user_turns
 from router.policies.policy import CountedEdit, EditOutcome, PromptDesk, may_have
-from router.prompt import BYTES_PER_TOKEN, Prompt
+from router.prompt import BYTES_PER_TOKEN, Prompt, raw_prompt, tokens_prompt
 
 
 def oldest_first(messages: Sequence[Message]) -> list[range]:
@@ -50,12 +51,16 @@ def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple
 TRUNCATION: Final = "truncation"  # its name in reports
 _ANSWER_SHARE: Final = 4  # a quarter of the context is left for the answer, if it wants so much
 _STRIDE_SHARE: Final = 8
+_LINE_SHARE: Final = 4  # of a stride, in which the start of a line is looked for
 _TOO_LONG: Final = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation(CountedEdit):
-    """Edit that drops whole turns, and answers with their results after the last user message."""
+    """Edit that drops whole turns, and answers with their results after the last user message.
+
+    Of a raw prompt it drops the beginning; its outcome then counts characters, or token ids.
+    """
 
     answer_tokens: int  # the client's maximum
     name: str = TRUNCATION
@@ -70,13 +75,18 @@ class Truncation(CountedEdit):
         if total < context:
             return nothing
         limit = context - min(self.answer_tokens, context // _ANSWER_SHARE)
-        cuts = await desk.run(prompt, partial(_Cuts.of, prompt, context))
+        cuts = await desk.run(prompt, partial(_cuts_of, prompt, context))
         fitting = await _longest(cuts, total, limit, desk)
         if fitting is None:
             return nothing
         edited, tokens = fitting
-        dropped = len(prompt.messages or ()) - len(edited.messages or ())
+        dropped = _length(prompt) - _length(edited)
         return edited, EditOutcome(self.name, dropped, max(0, total - tokens))
+
+
+def _length(prompt: Prompt) -> int:
+    """Return the number of messages, characters or token ids of a prompt."""
+    return len(prompt.messages or prompt.text or prompt.ids or ())
 
 
 async def _longest(
@@ -101,32 +111,73 @@ async def _longest(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cuts:
+class _Cuts(ABC):
     """Positions at which a prompt may be cut."""
 
     prompt: Prompt = field(repr=False)
-    units: list[range]
     dropped: list[tuple[int, int]]  # by cut: number of units and their bytes
-
-    @classmethod
-    def of(cls, prompt: Prompt, context_tokens: int) -> "_Cuts":
-        messages = prompt.messages or ()
-        stride = max(1, round(context_tokens * BYTES_PER_TOKEN) // _STRIDE_SHARE)
-        units, dropped, size_bytes = oldest_first(messages), [], 0
-        for count, unit in enumerate(units, 1):
-            before, size_bytes = size_bytes, size_bytes + _bytes_of(messages, unit)
-            if size_bytes // stride > before // stride or count == len(units):
-                dropped.append((count, size_bytes))
-        return cls(prompt, units, dropped)
 
     def after(self, dropped_bytes: int, over_tokens: int, prompt: Prompt, tokens: int) -> int:
         """Estimate the first cut that drops so many more tokens."""
         more = over_tokens * prompt.bytes_count // tokens
         return bisect_left(self.dropped, dropped_bytes + more, key=lambda each: each[1])
 
+    @abstractmethod
+    def prompt_after(self, at: int) -> Prompt:
+        """Return the prompt without what a cut drops."""
+
+
+def _cuts_of(prompt: Prompt, context_tokens: int) -> _Cuts:
+    if prompt.messages is not None:
+        return _TurnCuts.of(prompt, prompt.messages, context_tokens)
+    return _RawCuts.of(prompt, context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnCuts(_Cuts):
+    """Cuts between the droppable units of a conversation."""
+
+    units: list[range]
+
+    @classmethod
+    def of(cls, prompt: Prompt, messages: Sequence[Message], context_tokens: int) -> "_TurnCuts":
+        stride = max(1, round(context_tokens * BYTES_PER_TOKEN) // _STRIDE_SHARE)
+        units, dropped, size_bytes = oldest_first(messages), [], 0
+        for count, unit in enumerate(units, 1):
+            before, size_bytes = size_bytes, size_bytes + _bytes_of(messages, unit)
+            if size_bytes // stride > before // stride or count == len(units):
+                dropped.append((count, size_bytes))
+        return cls(prompt, dropped, units)
+
     def prompt_after(self, at: int) -> Prompt:
         gone = self.units[: self.dropped[at][0]]
         return self.prompt.with_messages(without_oldest(self.prompt.messages or (), gone))
+
+
+@dataclass(frozen=True, slots=True)
+class _RawCuts(_Cuts):
+    """Cuts of a text, at the start of a line if one is near, or of token ids."""
+
+    @classmethod
+    def of(cls, prompt: Prompt, context_tokens: int) -> "_RawCuts":
+        text, dropped, size_bytes = prompt.text, [], 0
+        if text is None:
+            stride = max(1, context_tokens // _STRIDE_SHARE)
+            ends = range(stride, len(prompt.ids or ()), stride)
+            return cls(prompt, [(end, round(end * BYTES_PER_TOKEN)) for end in ends])
+        stride = max(1, round(context_tokens * BYTES_PER_TOKEN) // _STRIDE_SHARE)
+        start = 0
+        for place in range(stride, len(text), stride):
+            end = text.find("\n", place, place + stride // _LINE_SHARE) + 1 or place
+            size_bytes += len(text[start:end].encode("utf-8", "surrogatepass"))
+            dropped.append((end, size_bytes))
+            start = end
+        return cls(prompt, dropped)
+
+    def prompt_after(self, at: int) -> Prompt:
+        start, text = self.dropped[at][0], self.prompt.text
+        left = raw_prompt(text[start:]) if text else tokens_prompt((self.prompt.ids or ())[start:])
+        return replace(left, echo=self.prompt.echo)
 
 
 def _bytes_of(messages: Sequence[Message], unit: range) -> int:

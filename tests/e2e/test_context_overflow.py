@@ -1,4 +1,4 @@
-"""Loops of tools that outgrow the context of a real node: truncated, and warm in most turns."""
+"""Prompts that outgrow the context of a real node: truncated, and warm in most turns."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -64,3 +64,41 @@ def test_an_overflowing_loop_is_truncated_and_stays_warm(fabric: LocalFabric):
     assert cold <= cuts + 1
     assert cold <= TURNS // 2
     assert cached > prompts // 2, f"{cached} of {prompts} tokens"
+
+
+def completed(fabric: LocalFabric, prompt, **more):
+    body = {"model": "recall", "prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
+    return fabric.http.post("/v1/completions", json=body, headers={"X-Agent-ID": "writer"})
+
+
+def test_a_text_that_outgrows_the_context_loses_its_beginning_and_stays_warm(fabric: LocalFabric):
+    auto = {"macfabric": {"truncation": "auto"}}
+    dropped, cold = [], 0
+    line = "Nothing of note is written in this line of the log, as in the one before.\n"
+    text = line * 100
+    while completed(fabric, text).status_code == 200:
+        text += line * 10
+    for number in range(TURNS):
+        text += f"{number}: {line * 4}"
+        answer = completed(fabric, text, **auto)
+        assert answer.status_code == 200, answer.text
+        dropped.append(int(answer.headers["x-macfabric-policies"].removeprefix("truncation=")))
+        usage = answer.json()["usage"]
+        assert usage["prompt_tokens"] < CONTEXT
+        cold += usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] // 2
+    cuts = sum(before != after for before, after in pairwise(dropped))
+    assert dropped[0] > 0
+    assert dropped == sorted(dropped)
+    assert cuts >= 2
+    assert cold <= cuts + 1 <= TURNS // 2
+
+
+def test_token_ids_lose_their_beginning(fabric: LocalFabric):
+    ids = [index % 500 + 300 for index in range(2 * CONTEXT)]
+    refused = completed(fabric, ids)
+    answer = completed(fabric, ids, macfabric={"truncation": "auto"})
+    assert refused.status_code == 400
+    assert "context" in refused.text
+    assert answer.status_code == 200, answer.text
+    dropped = int(answer.headers["x-macfabric-policies"].removeprefix("truncation="))
+    assert answer.json()["usage"]["prompt_tokens"] == len(ids) - dropped

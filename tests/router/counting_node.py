@@ -24,6 +24,8 @@ class CountingNode(FakeNode):
             return web.Response()
         asked = from_plain(GenerateRequest, parse_json(await request.read()), "request")
         self.counted.append(asked)
+        if asked.messages is None:
+            return web.json_response({"tokens": len(asked.prompt or asked.prompt_ids)})
         return web.json_response({"tokens": sum(map(chars_of, asked.messages))})
 
 

@@ -1,4 +1,6 @@
-"""Truncation of prompts over the context in every dialect with a conversation, by option."""
+"""Truncation of prompts over the context in every dialect, by option."""
+
+from itertools import pairwise
 
 import pytest
 
@@ -117,20 +119,90 @@ async def test_messages_report_what_was_dropped_beside_what_was_cleared():
     assert applied["cleared_input_tokens"] == dropped * 100
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"model": MODEL, "prompt": "hello"}),
-        ("/v1/agents/mira/generate", {"model": MODEL, "text": "hello"}),
-    ],
-)
-async def test_a_route_without_a_conversation_refuses_the_option(path, body):
-    async with rig("a") as made:
+@pytest.mark.parametrize("default", ["auto", "disabled"])
+async def test_generate_refuses_the_option_and_is_never_truncated(default):
+    a = node()
+    async with rig(nodes=[a], settings=RouterSettings(truncation=default)) as made:
+        path, body = "/v1/agents/mira/generate", {"model": MODEL, "text": "x" * 2 * CONTEXT}
         answer = await made.http().post(path, json={**body, **AUTO})
         plain = await made.http().post(path, json=body)
     assert answer.status_code == 400
-    assert "truncat" in answer.text
+    assert "directive" in answer.json()["error"]["message"]
     assert plain.status_code == 200
+    assert a.requests[0].prompt == body["text"]
+    assert REPORT not in plain.headers
+
+
+LINES = "".join(f"{n:04}{'x' * 95}\n" for n in range(90))  # of a hundred characters each
+
+
+async def complete(made, prompt, *, settings=AUTO, **more):
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 100, **more}
+    answer = await made.http().post("/v1/completions", json={**body, **settings})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_completion_loses_the_beginning_of_its_text(way):
+    a, (headers, fields) = node(), WAYS[way]
+    async with rig(nodes=[a]) as made:
+        body = {"model": MODEL, "prompt": LINES, "max_tokens": 100, "echo": True, **fields}
+        answer = await made.http().post("/v1/completions", json=body, headers=headers)
+        short = await complete(made, LINES[:500])
+        off = await complete(made, LINES, settings={})
+    left = a.requests[0].prompt
+    dropped = len(LINES) - len(left)
+    assert 0 < len(left) <= CONTEXT - 100
+    assert LINES.endswith(left)
+    assert left[:4].isdigit(), "it begins with a line"
+    assert a.requests[0].echo
+    assert answer.headers[REPORT] == f"truncation={dropped}"
+    assert (short.headers[REPORT], a.requests[1].prompt) == ("truncation=0", LINES[:500])
+    assert (REPORT in off.headers, a.requests[2].prompt) == (False, LINES)
+
+
+async def test_token_ids_lose_their_beginning():
+    a, ids = node(), list(range(9_000))
+    async with rig(nodes=[a]) as made:
+        answer = await complete(made, ids)
+    left = list(a.requests[0].prompt_ids)
+    assert 0 < len(left) <= CONTEXT - 100
+    assert left == ids[-len(left) :]
+    assert answer.headers[REPORT] == f"truncation={9_000 - len(left)}"
+
+
+async def test_of_several_prompts_each_loses_its_own():
+    a = node()
+    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as made:
+        answer = await complete(made, [LINES, "hello", LINES[300:]], settings={}, n=2)
+    short, *prompts = sorted({request.prompt for request in a.requests}, key=len)
+    dropped = 2 * len(LINES) - 300 - sum(map(len, prompts))
+    assert (short, len(prompts)) == ("hello", 2)
+    assert all(len(prompt) <= CONTEXT - 100 for prompt in prompts)
+    assert answer.headers[REPORT] == f"truncation={dropped}"
+    assert len(answer.json()["choices"]) == 6
+
+
+async def test_a_growing_text_begins_alike_for_many_turns():
+    a, text = node(), ""
+    async with rig(nodes=[a]) as made:
+        for n in range(90):
+            text += f"{n:04}" + "ü" * 95 + "\n"
+            await complete(made, text, max_tokens=10)
+    beginnings = [request.prompt[:4] for request in a.requests]
+    cuts = sum(before != after for before, after in pairwise(beginnings))
+    assert beginnings == sorted(beginnings)
+    assert 3 <= cuts <= 90 * 100 // (CONTEXT // 2)
+    assert all(len(request.prompt) < CONTEXT for request in a.requests)
+
+
+@pytest.mark.parametrize("text", ["y" * 20_000, "\n" * 20_000, "🦊" * 9_000], ids=lambda t: t[0])
+async def test_a_text_without_lines_is_cut_between_characters(text):
+    a = node()
+    async with rig(nodes=[a]) as made:
+        await complete(made, text)
+    assert 0 < len(a.requests[0].prompt) <= CONTEXT - 100
 
 
 @pytest.mark.parametrize("path", DIALECTS)
