@@ -162,7 +162,8 @@ def test_orphans_are_adopted_and_ended(keeper, tmp_path):
     assert wait_gone(orphans, 5.0) == []
 
 
-def test_nothing_outlives_a_killed_owner(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])  # the latter by a terminal
+def test_nothing_outlives_an_owner_that_is_gone(tmp_path, how):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -171,7 +172,7 @@ def test_nothing_outlives_a_killed_owner(tmp_path):
     try:
         assert len(owned) == 5
 
-        owner.kill()
+        owner.send_signal(how)
 
         assert wait_gone(owned, 10.0) == []
     finally:

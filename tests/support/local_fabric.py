@@ -119,10 +119,19 @@ class LocalFabric:
 
     def restart(self, name: str) -> None:
         """Stop a node and start it again on its folder."""
+        with self.stopped(name):
+            pass
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Stop a node for a block of code, and start it again on its folder."""
         self._down.add(name)
         self.services[name].stop()
-        self.services[name] = self._start(name)
-        self._down.discard(name)
+        try:
+            yield
+        finally:
+            self.services[name] = self._start(name)
+            self._down.discard(name)
         self.await_agents()
 
     def drop_hot(self) -> None:
