@@ -50,7 +50,7 @@ from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
-from node.store.data_folders import DataFolders
+from node.store.data_folders import DataFolders, DriveIdentity
 from node.store.encrypted_disk import EncryptedDisk, open_disk
 from node.store.folder_encryption import FolderEncryption
 from node.store.folder_format import keep_spec
@@ -236,7 +236,14 @@ class NodeService:
         if tokenizer.warning is not None:
             _log.warning("%s: %s", model.name, tokenizer.warning)
         spec = SpecRecord(loaded.fingerprint, loaded.name, loaded.spec)
-        folders = DataFolders(config, disk, store, erased, None if loaded.problem else spec)
+        folders = DataFolders(
+            config,
+            disk,
+            store,
+            erased,
+            None if loaded.problem else spec,
+            DriveIdentity(config.data_dir.expanduser().resolve()),
+        )
         return assemble(
             NodeResources(
                 identity=NodeIdentity(config, model),

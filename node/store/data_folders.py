@@ -2,12 +2,21 @@
 
 A folder may vanish while the node runs: removed, moved away, or on a drive that was unplugged.
 Until it is back, every write is refused (`PosixDisk`). It is made again where it was, but not on
-another drive than the one that held it.
+another drive than the one that held it: a drive that was mounted since is known by a file.
+
+    DIR/<node>/identity    32 random hex digits, written at the first start in this folder
 """
 
-from dataclasses import dataclass
+import errno
+import logging
+import re
+import secrets
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-from fabric.errors import FatalError
+from fabric.errors import FabricError, FatalError
 from fabric.record.manifest import Manifest
 from fabric.record.spec_file import SpecRecord
 from node.runtime.identity import NodeConfig
@@ -16,6 +25,79 @@ from node.store.encrypted_disk import EncryptedDisk, open_disk
 from node.store.folder_format import keep_spec
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.tombstones import TombstoneStore
+
+IDENTITY: Final = "identity"
+_IDENTITY: Final = re.compile(rb"[0-9a-f]{32}")
+_IDENTITY_BYTES: Final = 32
+
+_log = logging.getLogger(__name__)
+
+
+class OtherDriveError(DiskError):
+    """The drive that is mounted at the folder's path is not the one that held it."""
+
+    @property
+    def reason(self) -> str:
+        return (
+            "another drive is mounted in its place, without this node's folder; mount the right "
+            "one, or restart the node to begin on this one"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DriveIdentity:
+    """What a node's drive is known by, as it was when the node started."""
+
+    folder: Path
+    device: int = field(init=False)
+    identity: bytes | None = field(init=False)  # None: the disk refused to store one
+
+    def __post_init__(self) -> None:
+        """Read the identity of the folder, or give it one."""
+        object.__setattr__(self, "device", _device_of(self.folder))
+        identity = self._read()
+        if identity is None:
+            identity = secrets.token_hex(_IDENTITY_BYTES // 2).encode()
+            try:
+                self._write(identity)
+            except FabricError as error:
+                _log.warning("cannot store the folder's identity: %s", error.message)
+                identity = None
+        object.__setattr__(self, "identity", identity)
+
+    def require(self) -> None:
+        """Raise OtherDriveError unless the folder is on the drive that it was on."""
+        if self.identity is None or _device_of(self.folder) == self.device:
+            return
+        if self._read() != self.identity:
+            message = f"cannot open {self.folder}: another drive is mounted there"
+            raise OtherDriveError(message, errno.ENODEV)
+
+    def keep(self) -> None:
+        """Store the identity again in a folder that was made again."""
+        if self.identity is not None and self._read() is None:
+            with suppress(FabricError):
+                self._write(self.identity)
+
+    def _read(self) -> bytes | None:
+        try:
+            with closing(PosixDisk(self.folder, must_exist=True)) as disk:
+                found = disk.read(IDENTITY, _IDENTITY_BYTES)
+        except (FabricError, FileNotFoundError):
+            return None
+        return found if _IDENTITY.fullmatch(found) else None
+
+    def _write(self, identity: bytes) -> None:
+        with closing(PosixDisk(self.folder, must_exist=True)) as disk:
+            disk.publish(IDENTITY, [identity])
+
+
+def _device_of(path: Path) -> int:
+    """Return the device of a path, or of the nearest folder above it that exists."""
+    for each in (path, *path.parents):
+        with suppress(OSError):
+            return each.stat().st_dev
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +109,7 @@ class DataFolders:
     store: AgentStore
     erased: TombstoneStore
     spec: SpecRecord | None  # None: the folder holds none
+    drive: DriveIdentity
 
     def are_here(self) -> bool:
         """Return whether both are the folders at their paths."""
@@ -39,6 +122,7 @@ class DataFolders:
         every write is refused as before.
         """
         self.disk.require_mount()
+        self.drive.require()
         if not self.erased.is_here():
             self.erased.reopen()
         self._require_key()
@@ -49,6 +133,7 @@ class DataFolders:
             self.disk.encrypt_all()
         if self.spec is not None:
             keep_spec(self.disk, self.spec)
+        self.drive.keep()
         return self.store.find_again()
 
     def _require_key(self) -> None:

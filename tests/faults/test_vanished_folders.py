@@ -193,36 +193,95 @@ def _mount(path: Path) -> bool:
     )
 
 
-def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path):
-    drive = tmp_path / "drive"
-    if not _mount(drive):
+def _unmount(path: Path) -> None:
+    subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def drive(tmp_path):
+    """Return a drive that is mounted, with nothing on it."""
+    path = tmp_path / "drive"
+    if not _mount(path):
         pytest.skip("mounting a drive takes the rights of root")
-    mounted = True
-    try:
-        with running(drive / "data", model) as service:
-            first = ask(service, PROMPT, agent="mira", **BRIEF)
-            saved = tmp_path / "saved"
-            shutil.copytree(drive / "data", saved, symlinks=True)
-            subprocess.run(["umount", "-l", str(drive)], check=True)
-            mounted = False
-            second = ask(service, longer(first.text), agent="mira", **BRIEF)
-            assert not second.finished.durable
-            assert not look(service)
-            call(service, Flush(), Done)
-            asyncio.run_coroutine_threadsafe(
-                service.node.background.upkeep.round(), service._loop
-            ).result(60)
-            assert list(drive.iterdir()) == []
-            assert "gone" in service.node.health.degraded
-            mounted = _mount(drive)
+    yield path
+    _unmount(path)
+
+
+def upkeep(service) -> None:
+    work = service.node.background.upkeep.round()
+    asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
+
+
+def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path, drive):
+    with running(drive / "data", model) as service:
+        first = ask(service, PROMPT, agent="mira", **BRIEF)
+        saved = tmp_path / "saved"
+        shutil.copytree(drive / "data", saved, symlinks=True)
+        _unmount(drive)
+        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        assert not second.finished.durable
+        assert not look(service)
+        call(service, Flush(), Done)
+        upkeep(service)
+        assert list(drive.iterdir()) == []
+        assert "gone" in service.node.health.degraded
+        assert _mount(drive)
+        shutil.copytree(saved, drive / "data", symlinks=True)
+        assert look(service)
+        wait_until(lambda: view_of(service, "mira").durable)
+        require_sound(service)
+    with running(drive / "data", model) as service:
+        again = ask(service, longer(first.text), agent="mira", **BRIEF)
+        assert again.admitted.cache is CacheTier.DISK
+        assert again.text == second.text
+
+
+@pytest.mark.parametrize("other", ["empty", "another node's", "older than identities"])
+def test_another_drive_at_the_same_path_is_left_alone(model, tmp_path, drive, other):
+    """Its files belong to whoever filled it, and the agents' are elsewhere."""
+    with running(drive / "data", model) as service:
+        first = ask(service, PROMPT, agent="mira", **BRIEF)
+        ask(service, PROMPT[9:], agent="cold", **BRIEF)
+        call(service, Flush(drop_hot=True), Done)
+        ask(service, PROMPT, agent="mira", **BRIEF)
+        saved = tmp_path / "saved"
+        shutil.copytree(drive / "data", saved, symlinks=True)
+        _unmount(drive)
+        assert _mount(drive)
+        if other != "empty":
             shutil.copytree(saved, drive / "data", symlinks=True)
-            assert look(service)
-            wait_until(lambda: view_of(service, "mira").durable)
-            require_sound(service)
-        with running(drive / "data", model) as service:
-            again = ask(service, longer(first.text), agent="mira", **BRIEF)
-            assert again.admitted.cache is CacheTier.DISK
-            assert again.text == second.text
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(drive)], check=False)
+            identity = drive / "data" / "node-a" / "identity"
+            identity.write_bytes(b"0123456789abcdef" * 2)
+            if other != "another node's":
+                identity.unlink()
+        before = {path: path.stat().st_mtime_ns for path in drive.rglob("*")}
+        assert not ask(service, longer(first.text), agent="mira", **BRIEF).finished.durable
+        assert not look(service)
+        call(service, Flush(), Done)
+        upkeep(service)
+        assert {path: path.stat().st_mtime_ns for path in drive.rglob("*")} == before
+        assert "another drive is mounted" in service.node.view().degraded
+        assert not view_of(service, "cold").durable
+        _unmount(drive)
+        assert _mount(drive)
+        shutil.copytree(saved, drive / "data", symlinks=True)
+        assert look(service)
+        wait_until(lambda: view_of(service, "mira").durable and view_of(service, "cold").durable)
+        require_sound(service)
+        assert ask(service, PROMPT[9:], agent="cold", **BRIEF).admitted.cache is CacheTier.DISK
+
+
+def test_a_folder_keeps_its_identity(model, tmp_path):
+    path = tmp_path / "node-a" / "identity"
+    with running(tmp_path, model) as service:
+        ask(service, PROMPT, agent="mira", **BRIEF)
+        first = path.read_bytes()
+        shutil.rmtree(tmp_path / "node-a")
+        assert look(service)
+        assert path.read_bytes() == first, "the drive is the same"
+    with running(tmp_path, model):
+        assert path.read_bytes() == first
+        assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(b"damaged")
+    with running(tmp_path, model):
+        assert len(path.read_bytes()) == len(first)
