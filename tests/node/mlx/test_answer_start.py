@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fabric.turn.answer_constraints import CallChoice
 from node.mlx.answer import Answer
 from tests.support.call_shapes import CALL_SHAPES, CallShape
 from tests.support.chat_models import chat_tokenizer
@@ -100,6 +101,16 @@ def test_a_call_quoted_in_a_thought_is_a_part_of_it(shape, model):
     for name, messages, after_result in states(shape):
         says = shape.thinks(quote, after_result=after_result) + "Yes." + shape.end
         assert answer(model, messages, says) == ("Yes.", quote, []), name
+
+
+def test_a_call_behind_a_result_is_the_first_where_one_is_taken(shape, model):
+    thinks = shape.thinks("Hm.", after_result=True)
+    other = ("read", {"path": "c"})
+    says = thinks + shape.calls(READ, other) + shape.end
+    one = CallChoice(takes_one=True)
+    for name, messages, after_result in states(shape):
+        if after_result:
+            assert answer(model, messages, says, choice=one) == ("", "Hm.", [READ]), name
 
 
 def test_several_calls_are_all_read(shape, model):
