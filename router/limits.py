@@ -149,3 +149,9 @@ SCENARIO_FOLLOWERS_MAX: Final = 16  # of one run at once
 SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # that come while a follower reads nothing, before its end
 SCENARIO_FRAMES_MAX: Final = 64  # events sent to a follower at a time
 SCENARIO_NODES_WAIT_S: Final = 600.0  # of a resumed run, until nodes have loaded its model
+
+# Simulator
+SIMULATED_NODES_MAX: Final = 4_096  # of one fleet; a snapshot of a thousand takes milliseconds
+SIMULATED_FLEET_BYTES_MAX: Final = 256 * KIB  # of one YAML file
+SIMULATED_PASSES_MAX: Final = 8  # prompts that get memory before one that does not fit
+SIMULATED_TRACE_LINE_BYTES_MAX: Final = 1 * MIB  # a row of 100,000 hash ids

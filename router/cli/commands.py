@@ -36,6 +36,7 @@ DECLARATIONS: Final[Mapping[str, str]] = MappingProxyType(
         "certs": "certs.add_certs",
         "demo": "demo.demo.add_demo",
         "bench": "bench.add_bench",
+        "simulate": "simulate.add_simulate",
     }
 )
 

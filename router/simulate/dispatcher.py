@@ -1,0 +1,255 @@
+"""Turns of a simulated fabric: placed by the shipped router, sent, retried, and counted."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from fabric.errors import RetryLaterError
+from fabric.ids import DEFAULT_TENANT, AgentId, AgentKey, NodeName, OperationId
+from fabric.record.manifest import OwnerState
+from fabric.settings import RouterSettings
+from fabric.turn.generation import Identity, IdentityKind, Sampling
+from router.placement.load_ledger import Booking
+from router.prompt import Prompt
+from router.simulate.content import BYTES_PER_TOKEN
+from router.simulate.engine import NodeTurn
+from router.simulate.machine import MODEL, Machine
+from router.simulate.moves import Network, SimulatedMoves
+from router.simulate.router_side import RouterSide
+from router.simulate.sessions import ClientTurn, Session
+from router.simulate.timeline import Timeline
+from router.turn_request import TurnRequest
+from router.turns.targets import Target
+from router.turns.turns import RETRY_S
+
+HOP_S: Final = 0.001  # from router to node, and back
+CLIENT_RETRY_S: Final = 1.0  # before a client repeats a request that broke off
+_OPERATION: Final = OperationId("op_simulated")
+
+
+class Observer(Protocol):
+    """Observer of the turns that a baseline has placed, for its own account of load."""
+
+    def began(self, ticket: int, node: NodeName) -> None:
+        """Note that the turn decided last was sent to a node."""
+        ...
+
+    def prefilled(self, ticket: int) -> None:
+        """Note a turn's first token."""
+        ...
+
+    def ended(self, ticket: int) -> None:
+        """Note a turn's end."""
+        ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened to all turns of a run."""
+
+    asked: int = 0
+    answered: int = 0
+    retried: int = 0
+    relocated: int = 0  # turns on another node than their agent's turn before
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+
+@dataclass(slots=True, eq=False)
+class TurnAttempt:
+    """Turn until it is answered."""
+
+    turn: ClientTurn
+    request: TurnRequest
+    asked_s: float
+    ticket: int
+    given_up: set[NodeName] = field(default_factory=set)
+    lost_since_s: float | None = None
+    first_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Attempt on one node, with its booking."""
+
+    attempt: TurnAttempt
+    target: Target
+    booking: Booking
+
+
+class Dispatcher:
+    """Clients and router of a simulated fabric."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        router: RouterSide,
+        machines: Mapping[NodeName, Machine],
+        network: Network,
+        observer: Observer | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self.moves = SimulatedMoves(timeline, router.fleet, machines, network, self._is_running)
+        self._timeline = timeline
+        self._router = router
+        self._fleet = router.fleet
+        self._machines = machines
+        self._observer = observer
+        self._takeover_after_s = RouterSettings().takeover_after_s
+        self._left_count = 0  # turns that are planned or running
+        self._running: set[AgentKey] = set()
+        self._nodes: dict[AgentId, NodeName] = {}  # of each agent's last turn
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no turn of any session that has begun is left."""
+        return self._left_count == 0
+
+    def begin(self, session: Session) -> None:
+        """Ask a session's first turns."""
+        self._plan(session.begin())
+
+    def _plan(self, turns: Sequence[ClientTurn]) -> None:
+        self._left_count += len(turns)
+        for turn in turns:
+            self._timeline.after(turn.delay_s, self.ask, turn)
+
+    def ask(self, turn: ClientTurn) -> None:
+        """Send a turn as its client does."""
+        self.counters.asked += 1
+        self.counters.prompt_tokens += turn.prompt.tokens
+        request = _request_of(turn)
+        attempt = TurnAttempt(turn, request, self._timeline.now_s, self.counters.asked)
+        assert request.key is not None, "the turns of simulated clients name their agents"
+        self._running.add(request.key)
+        self._place(attempt)
+
+    def _is_running(self, key: AgentKey) -> bool:
+        return key in self._running
+
+    # --- placement -----------------------------------------------------------------------------
+
+    def _place(self, attempt: TurnAttempt) -> None:
+        key = attempt.request.key
+        assert key is not None, "named by `ask`"
+        if self.moves.is_moving(key):
+            self.moves.when_moved(key, partial(self._place, attempt))
+            return
+        try:
+            target = self._router.targets.choose(attempt.request, frozenset(attempt.given_up))
+        except RetryLaterError as error:
+            attempt.given_up.clear()
+            self._timeline.after(error.retry_after_s, self._place, attempt)
+            return
+        if target.reservation is not None:
+            target.reservation.turns_count += 1
+        booking = self._fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        if self._observer is not None:
+            self._observer.began(attempt.ticket, target.node)
+        self._timeline.after(HOP_S, self._deliver, Sent(attempt, target, booking))
+
+    def _deliver(self, sent: Sent) -> None:
+        """Hand a turn to its node, which admits it at once."""
+        machine, attempt = self._machines[sent.target.node], sent.attempt
+        if not machine.is_up:
+            self._close(sent)
+            self._wait_or_give_up(attempt, sent.target)
+            return
+        turn, key = attempt.turn, attempt.request.key
+        assert key is not None, "named by `ask`"
+        job = NodeTurn(
+            agent=turn.agent,
+            prompt=turn.prompt,
+            answer_tokens=turn.answer_tokens,
+            epoch=sent.target.epoch,
+            sketch=attempt.request.prompt.sketch,
+            on_first=partial(self._on_first, sent),
+            on_end=partial(self._on_end, sent),
+            on_lost=partial(self._on_lost, sent),
+        )
+        epoch = machine.start(job)
+        if sent.target.reservation is not None:
+            sent.target.reservation.epoch = epoch
+        self.counters.cached_tokens += job.cached_tokens
+        self._fleet.note_holding(key, machine.name, epoch, OwnerState.OWNED)
+        prompt = attempt.request.prompt
+        self._fleet.sketches.put(
+            DEFAULT_TENANT, machine.name, turn.agent, prompt.sketch, opening=prompt.opening
+        )
+        before = self._nodes.get(turn.agent)
+        self.counters.relocated += before is not None and before != machine.name
+        self._nodes[turn.agent] = machine.name
+
+    def _wait_or_give_up(self, attempt: TurnAttempt, target: Target) -> None:
+        """Wait for a node that does not answer, as the router does before it chooses another."""
+        now_s = self._timeline.now_s
+        if attempt.lost_since_s is None:
+            attempt.lost_since_s = now_s
+        patience_s = self._takeover_after_s if target.waits else 0.0
+        is_down = not self._fleet.is_up(target.node)
+        if is_down or now_s - attempt.lost_since_s >= patience_s:
+            attempt.given_up.add(target.node)
+            attempt.lost_since_s = None
+            self._place(attempt)
+        else:
+            self._timeline.after(RETRY_S, self._place, attempt)
+
+    # --- what nodes answer ---------------------------------------------------------------------
+
+    def _on_first(self, sent: Sent) -> None:
+        self._fleet.ledger.prefilled(sent.booking)
+        sent.attempt.first_s = self._timeline.now_s + HOP_S
+        if self._observer is not None:
+            self._observer.prefilled(sent.attempt.ticket)
+
+    def _on_end(self, sent: Sent) -> None:
+        attempt = sent.attempt
+        turn, first_s = attempt.turn, attempt.first_s
+        assert first_s is not None, "an answer has a first token"
+        assert not turn.is_answered, "a turn is answered once"
+        self._close(sent)
+        turn.is_answered = True
+        self.counters.answered += 1
+        self.counters.ttft_s.append(first_s - attempt.asked_s)
+        if attempt.request.key is not None:
+            self._running.discard(attempt.request.key)
+        turn.session.answer(turn)
+        self._timeline.after(HOP_S, self._follow, turn)
+
+    def _follow(self, turn: ClientTurn) -> None:
+        self._plan(turn.session.after(turn, self._timeline.now_s))
+        self._left_count -= 1
+
+    def _on_lost(self, sent: Sent) -> None:
+        """Repeat a turn whose node was lost, as its client does."""
+        self._close(sent)
+        sent.attempt.first_s = None
+        self.counters.retried += 1
+        self._timeline.after(CLIENT_RETRY_S, self._place, sent.attempt)
+
+    def _close(self, sent: Sent) -> None:
+        key, reservation = sent.attempt.request.key, sent.target.reservation
+        if sent.booking.open and reservation is not None and key is not None:
+            self._fleet.directory.release(key, reservation)
+        self._fleet.ledger.end(sent.booking)
+        if self._observer is not None:
+            self._observer.ended(sent.attempt.ticket)
+
+
+def _request_of(turn: ClientTurn) -> TurnRequest:
+    sketch = turn.sketch()
+    return TurnRequest(
+        operation=_OPERATION,
+        tenant=DEFAULT_TENANT,
+        model=MODEL,
+        identity=Identity(IdentityKind.AGENT, turn.agent),
+        sampling=Sampling(max_tokens=turn.answer_tokens),
+        prompt=Prompt(
+            sketch=sketch,
+            opening=sketch[0],
+            bytes_count=turn.prompt.tokens * BYTES_PER_TOKEN,
+        ),
+    )

@@ -1,0 +1,292 @@
+"""One node's engine: a decode step of the whole batch, a chunk of one prompt, and so on.
+
+    waiting ──slot and memory──▶ loading ──disk──▶ ready ──chunks──▶ decoding ──▶ ended
+
+The order of prompts, the sizes of chunks and the shares of steps are those of a real node
+(docs/scheduling.md). While nothing is prefilled, many equal steps are one event.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final
+
+from fabric.ids import AgentId
+from router.limits import SIMULATED_PASSES_MAX
+from router.simulate.content import Extent
+from router.simulate.fleet_file import NodeModel
+from router.simulate.node_cache import NodeCache
+from router.simulate.timeline import Timeline
+
+CHUNK_S: Final = 1.0  # the longest chunk, if nothing is decoded
+CHUNK_BUSY_S: Final = 0.25  # beside answers
+CHUNK_TOKENS: Final = 512
+CHUNK_BUSY_TOKENS: Final = 128
+CHUNK_STEPS: Final = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))  # below a position
+WARM_TOKENS: Final = 512  # prompts with no more left go first
+WARM_STREAK: Final = 8  # but not for longer than so many chunks
+ANSWER_RESERVE_TOKENS: Final = 512
+
+
+@dataclass(slots=True, eq=False)
+class NodeTurn:
+    """Turn on one node."""
+
+    agent: AgentId
+    prompt: Extent
+    answer_tokens: int
+    epoch: int
+    sketch: tuple[int, ...]
+    on_first: Callable[[], None]
+    on_end: Callable[[], None]
+    on_lost: Callable[[], None]
+    order: int = 0  # of arrival
+    cached_tokens: int = 0  # of its prompt, when it began
+    disk_tokens: int = 0  # of these, to be read from the disk
+    position: int = 0  # tokens of its prompt that are in place
+    reserved_tokens: int = 0
+    passed_count: int = 0
+    served_order: int = 0  # of its last chunk
+    leader: "NodeTurn | None" = field(default=None, repr=False)  # computes a beginning it waits for
+    awaited_tokens: int = 0
+    first_s: float | None = None
+    is_gone: bool = False  # its node was lost
+
+    @property
+    def left_tokens(self) -> int:
+        """Tokens of its prompt that are not in place."""
+        return self.prompt.tokens - self.position
+
+
+class ModelledEngine:
+    """Batch, prompts and queue of one node."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        model: NodeModel,
+        cache: NodeCache,
+        on_answered: Callable[[NodeTurn], None],
+        *,
+        shares_heads: bool = False,
+    ) -> None:
+        """Start idle; `on_answered` is called when a job's last token is delivered."""
+        self.slowness = 1.0  # factor on the time of all computing
+        self.computed_tokens = 0  # of prompts
+        self.busy_s = 0.0
+        self._timeline = timeline
+        self._model = model
+        self._cache = cache
+        self._on_answered = on_answered
+        self._shares_heads = shares_heads
+        self._waiting: list[NodeTurn] = []
+        self._loading: list[NodeTurn] = []
+        self._ready: list[NodeTurn] = []
+        self._batch: list[tuple[int, int, NodeTurn]] = []  # heap of the step at which a job ends
+        self._steps = 0  # of the batch, since the start
+        self._count = 0
+        self._warm_streak = 0
+        self._disk_free_s = 0.0
+        self._version = 0  # of the event that is expected next
+        self._stretch: tuple[float, float, int] | None = None  # began, seconds and number of steps
+        self._is_computing = False
+
+    @property
+    def waiting_count(self) -> int:
+        """Jobs without a first token."""
+        return len(self._waiting) + len(self._loading) + len(self._ready)
+
+    @property
+    def active_count(self) -> int:
+        """Jobs that run, in whatever state."""
+        return len(self._loading) + len(self._ready) + len(self._batch)
+
+    @property
+    def queue_tokens(self) -> int:
+        """Tokens of prompts that wait to be computed."""
+        return sum(job.left_tokens for job in (*self._waiting, *self._ready))
+
+    def add(self, job: NodeTurn) -> None:
+        """Queue a job for a slot and memory."""
+        self._count += 1
+        job.order = self._count
+        self._waiting.append(job)
+        self._grant()
+
+    def abandon(self) -> None:
+        """Lose all jobs, as a node that dies does."""
+        self._waiting, self._loading, self._ready, self._batch = [], [], [], []
+        self._version += 1
+        self._is_computing, self._stretch = False, None
+
+    # --- memory and disk -----------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        """Start waiting jobs for which there is a slot and memory."""
+        left: list[NodeTurn] = []
+        is_blocked = False
+        for job in self._waiting:
+            if is_blocked or self.active_count >= self._model.active_max:
+                is_blocked = True
+                left.append(job)
+                continue
+            tokens = job.prompt.tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
+            if self._cache.reserve(job.agent, tokens, is_alone=not self.active_count):
+                job.reserved_tokens = tokens
+                self._load(job)
+                continue
+            job.passed_count += 1
+            is_blocked = job.passed_count > SIMULATED_PASSES_MAX
+            left.append(job)
+        self._waiting = left
+
+    def _load(self, job: NodeTurn) -> None:
+        """Read a job's cached tokens from the disk, after the reads before it."""
+        self._loading.append(job)
+        job.position = job.cached_tokens
+        read_bytes = job.disk_tokens * self._cache.bytes_per_token
+        if not read_bytes:
+            self._loaded(job)
+            return
+        began_s = max(self._timeline.now_s, self._disk_free_s)
+        self._disk_free_s = began_s + read_bytes / self._model.disk_bytes_per_s
+        self._timeline.at(self._disk_free_s, self._loaded, job)
+
+    def _loaded(self, job: NodeTurn) -> None:
+        if job.is_gone:
+            return
+        self._loading.remove(job)
+        if self._shares_heads:
+            self._follow(job)
+        self._ready.append(job)
+        self._interrupt()
+
+    def _follow(self, job: NodeTurn) -> None:
+        """Let a job wait for the longest beginning that another one computes."""
+        for other in self._ready:
+            common = job.prompt.tokens_of(other.prompt.common_count(job.prompt))
+            common = min(common, job.prompt.tokens - 1)
+            common -= common % CHUNK_BUSY_TOKENS
+            if other.leader is None and common > max(job.awaited_tokens, job.position):
+                job.leader, job.awaited_tokens = other, common
+
+    def _lead(self, leader: NodeTurn) -> None:
+        """Give the jobs that wait for a leader what it has computed."""
+        for job in self._ready:
+            if job.leader is leader and leader.position >= job.awaited_tokens:
+                job.position, job.leader = job.awaited_tokens, None
+                job.cached_tokens = job.position
+
+    # --- steps and chunks ----------------------------------------------------------------------
+
+    def _step_s(self, batch: int) -> float:
+        """Return the time of one decode step."""
+        slowdown: float = batch**self._model.batch_exponent
+        return self.slowness * slowdown / self._model.decode_tokens_per_s
+
+    def prefill_tokens_per_s(self, position: int) -> float:
+        """Return the speed of a chunk that begins at `position`."""
+        slowdown = 1.0 + position / self._model.context_half_tokens
+        return self._model.prefill_tokens_per_s / slowdown / self.slowness
+
+    def _chunk_tokens(self, job: NodeTurn) -> int:
+        is_busy = bool(self._batch)
+        by_position = next((size for below, size in CHUNK_STEPS if job.position < below), 512)
+        wanted = self.prefill_tokens_per_s(job.position) * (CHUNK_BUSY_S if is_busy else CHUNK_S)
+        by_time = 1 << max(0, int(wanted).bit_length() - 1)
+        least = CHUNK_BUSY_TOKENS if is_busy else CHUNK_TOKENS
+        return min(job.left_tokens, by_position, max(least, by_time))
+
+    def _interrupt(self) -> None:
+        """Compute a new prompt as soon as the step in progress ends."""
+        if not self._is_computing:
+            self._iterate()
+        elif self._stretch is not None:
+            began_s, step_s, _ = self._stretch
+            steps = max(1, math.ceil((self._timeline.now_s - began_s) / step_s - 1e-9))
+            self._stretch = (began_s, step_s, steps)
+            self._expect(began_s + steps * step_s, self._end_stretch)
+
+    def _expect(self, time_s: float, action: Callable[[int], None]) -> None:
+        self._version += 1
+        self._timeline.at(time_s, action, self._version)
+
+    def _iterate(self) -> None:
+        """Begin a stretch of steps, or one step and one chunk."""
+        now_s, batch = self._timeline.now_s, len(self._batch)
+        job = self._next_prompt()
+        self._is_computing = bool(batch or job)
+        self._stretch = None
+        if job is not None:
+            step_s = self._step_s(batch) if batch else 0.0
+            tokens = self._chunk_tokens(job)
+            chunk_s = tokens / self.prefill_tokens_per_s(job.position)
+            if batch:
+                self._timeline.after(step_s, self._stepped, self._version + 1)
+            self.busy_s += step_s + chunk_s
+            self._count += 1
+            job.served_order = self._count
+            self._version += 1
+            self._timeline.after(step_s + chunk_s, self._end_chunk, self._version, job, tokens)
+        elif batch:
+            step_s = self._step_s(batch)
+            steps = max(1, self._batch[0][0] - self._steps)
+            if any(job.first_s is None for _, _, job in self._batch):
+                steps = 1
+            self._stretch = (now_s, step_s, steps)
+            self._expect(now_s + steps * step_s, self._end_stretch)
+
+    def _next_prompt(self) -> NodeTurn | None:
+        """Choose the prompt of the next chunk."""
+        ready = [job for job in self._ready if job.leader is None]
+        if not ready:
+            return None
+        warm = [job for job in ready if job.left_tokens <= WARM_TOKENS]
+        if warm and not (len(warm) < len(ready) and self._warm_streak >= WARM_STREAK):
+            self._warm_streak += 1
+            return min(warm, key=lambda job: (job.left_tokens, job.order))
+        self._warm_streak = 0
+        long = [job for job in ready if job.left_tokens > WARM_TOKENS]
+        return min(long, key=lambda job: (job.served_order, job.order))
+
+    def _end_stretch(self, version: int) -> None:
+        if version != self._version or self._stretch is None:
+            return
+        _, step_s, steps = self._stretch
+        self._stretch = None
+        self.busy_s += steps * step_s
+        self._advance(steps)
+        self._iterate()
+
+    def _stepped(self, version: int) -> None:
+        """Deliver the step's tokens, before the chunk that is computed after it ends."""
+        if version == self._version:
+            self._advance(1)
+
+    def _end_chunk(self, version: int, job: NodeTurn, tokens: int) -> None:
+        if version != self._version:
+            return
+        job.position += tokens
+        self.computed_tokens += tokens
+        self._lead(job)
+        if not job.left_tokens:
+            self._ready.remove(job)
+            self._count += 1
+            heappush(self._batch, (self._steps + max(1, job.answer_tokens), self._count, job))
+        self._iterate()
+
+    def _advance(self, steps: int) -> None:
+        """Count steps of the batch; deliver first and last tokens."""
+        self._steps += steps
+        for _, _, job in self._batch:
+            if job.first_s is None:
+                job.first_s = self._timeline.now_s
+                self._cache.answer(job.agent, job.prompt, job.first_s)
+                job.on_first()
+        while self._batch and self._batch[0][0] <= self._steps:
+            job = heappop(self._batch)[2]
+            self._cache.end_answer(job.agent)
+            self._cache.release(job.reserved_tokens)
+            self._on_answered(job)
+            self._grant()

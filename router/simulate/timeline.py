@@ -1,0 +1,40 @@
+"""Simulated time: a heap of events, and the clock that they set."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+Action: TypeAlias = Callable[..., None]
+
+
+class Timeline:
+    """Events in order of time, then of arrival; also the router's clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events_count = 0
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._order = 0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def at(self, time_s: float, action: Action, *arguments: Any) -> None:
+        """Call `action` at `time_s`, or now if that is past."""
+        self._order += 1
+        heappush(self._heap, (max(time_s, self.now_s), self._order, action, arguments))
+
+    def after(self, delay_s: float, action: Action, *arguments: Any) -> None:
+        """Call `action` in `delay_s`."""
+        self.at(self.now_s + delay_s, action, *arguments)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Run events until `is_over`, or until none is left."""
+        heap = self._heap
+        while heap and not is_over():
+            self.now_s, _, action, arguments = heappop(heap)
+            self.events_count += 1
+            action(*arguments)

@@ -1,0 +1,130 @@
+"""Traces in Mooncake's format: read strictly, and played in the order of their waits."""
+
+import json
+
+import pytest
+
+from fabric.errors import RejectedError
+from router.simulate.run import SimulatedRun
+from router.simulate.traces import arrivals_of, read_trace
+from tests.router.simulate.small import THREE
+
+MOONCAKE = {
+    "timestamp": 27482,
+    "input_length": 6955,
+    "output_length": 52,
+    "hash_ids": list(range(14)),
+}
+
+
+def trace(tmp_path, *rows):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    )
+    return path
+
+
+def row(blocks, out=10, **more):
+    return {"input_length": 512 * len(blocks), "output_length": out, "hash_ids": blocks} | more
+
+
+def played(rows, **more):
+    """Play a trace; return when each turn was asked, by agent, and the run."""
+    run = SimulatedRun(THREE, "seconds", 1, arrivals_of(rows, **more))
+    asked, ask = [], run.dispatcher.ask
+
+    def note(turn):
+        asked.append((turn.agent, round(run.timeline.now_s, 3), run.dispatcher.counters.answered))
+        ask(turn)
+
+    run.dispatcher.ask = note
+    return asked, run.play()
+
+
+def test_rows_of_the_published_format(tmp_path):
+    later = MOONCAKE | {"timestamp": 30535, "hash_ids": [0, 1, *range(50, 62)]}
+    rows = read_trace(trace(tmp_path, MOONCAKE, "\n", later))
+    asked, outcome = played(rows)
+
+    assert [(agent, at_s) for agent, at_s, _ in asked] == [("row-1", 27.482), ("row-3", 30.535)]
+    assert outcome.turns == 2
+    assert [each.at_s for each in rows] == [27.482, 30.535]
+    assert played(rows, speedup=2.0)[0][0][1] == 13.741
+
+
+def test_rows_share_what_their_ids_share(tmp_path):
+    shared = list(range(8))
+    longer = row([*shared, 90], timestamp=60_000)
+    other = row([91, *shared], timestamp=120_000)
+    _, outcome = played(read_trace(trace(tmp_path, row(shared, timestamp=0), longer, other)))
+
+    # The second finds eight blocks; the third none, as its first differs.
+    assert outcome.cached_share == pytest.approx(8 / (8 + 9 + 9), rel=0.01)
+
+
+def test_a_session_is_one_agent_whose_turns_wait(tmp_path):
+    first = row([1], session_id="s", timestamp=1_000)
+    second = row([1, 2], session_id="s", delay=500, tool_wait_ms=250)
+    asked, outcome = played(read_trace(trace(tmp_path, first, second)))
+
+    assert [agent for agent, _, _ in asked] == ["s", "s"]
+    assert asked[1][2] == 1  # after the first was answered
+    assert asked[1][1] > 1.0 + 0.75
+    assert outcome.relocated_share == 0.0
+
+
+def test_a_join_waits_for_all_of_its_branches(tmp_path):
+    rows = [
+        row([1], id="root", session_id="s"),
+        row([1, 2], id="left", session_id="s", branch=1, wait_for=["root"]),
+        row([1, 3], out=400, id="right", session_id="s", branch=2, wait_for=["root"]),
+        row([1, 4], id="join", session_id="s", wait_for=["left", "right"], delay=100),
+    ]
+    asked, outcome = played(read_trace(trace(tmp_path, *rows)))
+
+    assert [(agent, answered) for agent, _, answered in asked] == [
+        ("s", 0),
+        ("s.1", 1),
+        ("s.2", 1),
+        ("s", 3),
+    ]
+    assert outcome.turns == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("{}\n", "input_length must be a whole number from 1"),
+        ("[]\n", "must be an object"),
+        ("not json\n", "Expecting value"),
+        (row([1, 2]) | {"input_length": 512}, "512 tokens are 1 hash_ids"),
+        (row([-1]), "hash_ids must be whole numbers"),
+        (row([1.5]), "hash_ids must be whole numbers"),
+        (row([1]) | {"hash_ids": 3}, "hash_ids must be a list"),
+        (row([1], delay="soon"), "delay must be milliseconds"),
+        (row([1], timestamp=float("inf")), "timestamp must be milliseconds"),
+        (row([1], colour="red"), "unknown field 'colour'"),
+        (row([1], wait_for=["nowhere"]), "no earlier row of the session"),
+        (row([1], session_id="other", wait_for=["first"]), "no earlier row of the session"),
+        (row([1], id="first", session_id="s"), "is there twice"),
+        (row([1]) | {"output_length": True}, "output_length must be a whole number"),
+    ],
+)
+def test_the_first_wrong_line_is_named(tmp_path, wrong, message):
+    path = trace(tmp_path, row([1], id="first", session_id="s"), wrong)
+
+    with pytest.raises(RejectedError) as refused:
+        read_trace(path)
+    assert f"{path}:2: " in refused.value.message
+    assert message in refused.value.message
+
+
+def test_a_line_that_is_too_long(tmp_path):
+    with pytest.raises(RejectedError, match="at most"):
+        read_trace(trace(tmp_path, " " * (1 << 21) + "{}\n"))
+
+
+def test_an_empty_trace(tmp_path):
+    with pytest.raises(RejectedError, match="no rows"):
+        read_trace(trace(tmp_path, "\n"))
