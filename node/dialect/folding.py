@@ -211,6 +211,14 @@ def _answer_results(messages: Messages) -> Messages:
     return answered
 
 
+def _open_by_user(messages: Messages) -> Messages:
+    """Put a message of the user before an answer that begins the conversation."""
+    first = next((at for at, each in enumerate(messages) if each["role"] != "system"), 0)
+    if not messages or messages[first]["role"] != "assistant":
+        return messages
+    return [*messages[:first], {"role": "user", "content": "Hello."}, *messages[first:]]
+
+
 SINGLE_CALLS = Fold("gave each tool call a message of its own", _split_calls)
 FOLDS = (
     Fold("merged system messages", _merge("system")),
@@ -219,5 +227,6 @@ FOLDS = (
     Fold("merged messages of the assistant", _merge("assistant")),
     Fold("put an answer between a tool's result and the user's message", _answer_results),
     SINGLE_CALLS,
+    Fold("put a message of the user before the first answer", _open_by_user),
     Fold("folded the system message into the user's", _fold_systems),
 )

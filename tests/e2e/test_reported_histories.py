@@ -61,13 +61,26 @@ def result(name):
 
 
 SAID = {"role": "assistant", "content": "So."}
-LONE = {
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+HISTORIES = {
     "a call without a result": [user(ASK), calls("c1"), user(LATER)],
     "a result and the user's interruption": [user(ASK), calls("c1"), result("c1"), user(LATER)],
     "two calls and one result": [user(ASK), calls("c1", "c2"), result("c1"), user(LATER)],
     "a result without a call": [user(ASK), SAID, result("c9"), user(LATER)],
     "a result before everything": [result("c9"), user(LATER)],
     "a result after the next question": [user(ASK), calls("c1"), user(LATER), result("c1")],
+    "a loop that is interrupted twice": [
+        *(user(ASK), calls("c1"), result("c1"), user("Stop."), SAID),
+        *(user("Go."), calls("c2", "c3"), result("c2"), result("c3"), user("Stop."), user(LATER)),
+    ],
+    "a reminder after a result": [user(ASK), calls("c1"), result("c1"), system(LATER)],
+    "a greeting": [SAID, user(LATER)],
+    "a text and then its call": [user(ASK), SAID, calls("c1"), result("c1"), user(LATER)],
     "a result that comes twice": [user(ASK), calls("c1"), result("c1"), result("c1"), user(LATER)],
 }
 
@@ -126,8 +139,8 @@ def test_broken_arguments_of_a_call_do_not_end_the_conversation(tokenizer, name,
 
 
 @pytest.mark.parametrize("dialect", [chat, responses, messages])
-@pytest.mark.parametrize("name", LONE)
-def test_calls_and_results_without_the_other_are_read(tokenizer, name, dialect):
-    text = tokenizer.render(dialect(LONE[name]), None, {})
+@pytest.mark.parametrize("name", HISTORIES)
+def test_unusual_orders_of_messages_are_read(tokenizer, name, dialect):
+    text = tokenizer.render(dialect(HISTORIES[name]), None, {})
 
     assert LATER in text

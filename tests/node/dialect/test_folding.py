@@ -52,17 +52,30 @@ def test_the_first_system_message_goes_to_the_first_user():
 def test_parallel_calls_become_one_after_the_other():
     uses = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "xy"]
     results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "yx"]
-    messages = [{"role": "assistant", "content": "Hm", "tool_calls": uses}, *results]
-    (made,) = fold(messages)
+    messages = [*said(("user", "a")), {"role": "assistant", "content": "Hm", "tool_calls": uses}]
+    (made,) = fold([*messages, *results])
 
     told = [(m["role"], m["content"], len(m.get("tool_calls", ()))) for m in made.messages]
     assert told == [
+        ("user", "a", 0),
         ("assistant", "Hm", 1),
         ("tool", "x", 0),
         ("assistant", "", 1),
         ("tool", "y", 0),
     ]
     assert made.notes == ("gave each tool call a message of its own",)
+
+
+def test_roles_alternate_where_the_user_interrupts_calls_and_where_an_answer_is_first():
+    use = {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}
+    result = {"role": "tool", "content": "x", "tool_call_id": "x"}
+    user = {"role": "user", "content": "a"}
+    for called in ([use], [use, result]):
+        (made,) = fold([user, *called, user])
+        answer = {"role": "assistant", "content": "OK."}
+        assert made.messages == [user, *called, answer, user]
+    (made,) = fold([use, result])
+    assert made.messages == [{"role": "user", "content": "Hello."}, use, result]
 
 
 def test_what_comes_later_changes_nothing_of_what_was():

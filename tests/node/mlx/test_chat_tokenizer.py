@@ -252,6 +252,20 @@ def test_a_user_behind_a_tools_result_is_read_as_if_it_had_been_answered(tmp_pat
     assert reminded.text.endswith("OK.</s>[INST]r[/INST]")
 
 
+def test_a_conversation_that_a_greeting_begins_is_read(tmp_path):
+    greeted = roles(("assistant", "I am Mira."), ("user", "a"))
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
+    made = mistral.rendered(greeted, None, {})
+    ruled = mistral.rendered([*roles(("system", "s")), *greeted], None, {})
+    gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
+    folded = gemma.rendered([*roles(("system", "s")), *greeted], None, {})
+
+    assert made.text == "[INST]Hello.[/INST]I am Mira.</s>[INST]a[/INST]"
+    assert made.notes == ("put a message of the user before the first answer",)
+    assert ruled.text == f"[SYSTEM]s{made.text}"
+    assert folded.text.startswith("<start_of_turn>user\ns<end_of_turn>\n<start_of_turn>model\nI am")
+
+
 def test_strictly_what_is_refused_is_refused(tmp_path):
     told = FormatSettings(is_strict=True)
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=told)
