@@ -56,6 +56,11 @@ class Baseline(Placement):
         self._counted: dict[int, _Counted] = {}
         self._decided = _Counted(NodeName(""), 0, 0)
 
+    @property
+    def compares_all(self) -> bool:
+        """Whether it needs all nodes of a fleet: none of them is left out as too expensive."""
+        return True
+
     def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
         """Return the node of a turn; raise RetryLaterError if none can serve it."""
         owner = _owner(fleet)

@@ -2,9 +2,9 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from fabric.errors import RetryLaterError
 from fabric.ids import DEFAULT_TENANT, AgentId, AgentKey, NodeName, OperationId
@@ -239,8 +239,16 @@ class Dispatcher:
             self._observer.ended(sent.attempt.ticket)
 
 
+# Prompts that know where the pieces of their sketch end weigh cached shares by bytes.
+_KNOWS_ENDS: Final = any(field.name == "sketch_ends" for field in fields(Prompt))
+
+
 def _request_of(turn: ClientTurn) -> TurnRequest:
     sketch = turn.sketch()
+    ends = turn.prompt.content.ends[: turn.prompt.count]
+    known: dict[str, Any] = {}
+    if _KNOWS_ENDS:
+        known["sketch_ends"] = tuple(end * BYTES_PER_TOKEN for end in ends)
     return TurnRequest(
         operation=_OPERATION,
         tenant=DEFAULT_TENANT,
@@ -251,5 +259,6 @@ def _request_of(turn: ClientTurn) -> TurnRequest:
             sketch=sketch,
             opening=sketch[0],
             bytes_count=turn.prompt.tokens * BYTES_PER_TOKEN,
+            **known,
         ),
     )

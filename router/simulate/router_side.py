@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from fabric.control.node_calls import Describe, ListAgents, NodeView
-from fabric.errors import FabricError
+from fabric.errors import FabricError, RejectedError
 from fabric.ids import NodeName
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet, NodeAccess
@@ -40,8 +40,9 @@ class MachineLink:
             return cast("T", self._machine.view())
         if isinstance(message, ListAgents):
             return cast("T", self._machine.list_agents(message))
-        text = f"the simulator makes no {type(message).__name__}"
-        raise FabricError(text, code="not_simulated")
+        # As a node answers that is older than the call: the router then makes the plain one.
+        text = f"a modelled node knows no {type(message).__name__}"
+        raise RejectedError(text, code="unknown_call")
 
 
 class _NothingErased:
