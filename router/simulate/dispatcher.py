@@ -55,6 +55,7 @@ class Counters:
     relocated: int = 0  # turns on another node than their agent's turn before
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    turns_s: float = 0.0  # from requests to last tokens, of all turns
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
 
 
@@ -214,6 +215,7 @@ class Dispatcher:
         turn.is_answered = True
         self.counters.answered += 1
         self.counters.ttft_s.append(first_s - attempt.asked_s)
+        self.counters.turns_s += self._timeline.now_s + HOP_S - attempt.asked_s
         if attempt.request.key is not None:
             self._running.discard(attempt.request.key)
         turn.session.answer(turn)

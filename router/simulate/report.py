@@ -12,7 +12,7 @@ from router.simulate.study import Cell, Compared, Study, overall
 
 COLUMNS: Final = (
     *("workload", "load", "policy", "mean s", "95 %", "p95 s", "95 %"),
-    *("mean ÷ ref", "95 %", "cached", "elsewhere", "moves", "moved"),
+    *("mean ÷ ref", "95 %", "turn s", "cached", "elsewhere", "moves", "moved"),
 )
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;"
@@ -32,6 +32,7 @@ def _figures(each: Compared) -> tuple[str, ...]:
     count = len(each.outcomes)
     moves = sum(outcome.moves for outcome in each.outcomes) / count
     moved_bytes = sum(outcome.moved_bytes for outcome in each.outcomes) / count
+    turn_s = sum(outcome.turn_mean_s for outcome in each.outcomes) / count
     cached = sum(outcome.cached_share for outcome in each.outcomes) / count
     elsewhere = sum(outcome.relocated_share for outcome in each.outcomes) / count
     return (
@@ -42,6 +43,7 @@ def _figures(each: Compared) -> tuple[str, ...]:
         _ends(each.ttft_p95_s),
         f"{each.mean_ratio.mean:.2f}",
         _ends(each.mean_ratio),
+        f"{turn_s:.2f}",
         f"{cached:.3f}",
         f"{elsewhere:.1%}",
         f"{moves:.0f}",

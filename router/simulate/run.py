@@ -43,6 +43,7 @@ class Outcome:
     ttft_p50_s: float
     ttft_p95_s: float
     ttft_p99_s: float
+    turn_mean_s: float  # to the last token
     cached_share: float  # of all prompts' tokens
     computed_tokens: int  # of prompts
     relocated_share: float  # of turns, on another node than their agent's turn before
@@ -138,6 +139,7 @@ class SimulatedRun:
             ttft_p50_s=p50,
             ttft_p95_s=p95,
             ttft_p99_s=p99,
+            turn_mean_s=counters.turns_s / max(1, counters.answered),
             cached_share=counters.cached_tokens / max(1, counters.prompt_tokens),
             computed_tokens=sum(machine.engine.computed_tokens for machine in machines),
             relocated_share=counters.relocated / max(1, counters.answered),
