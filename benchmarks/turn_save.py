@@ -247,7 +247,7 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
     )
     restored = restore_answers(locate_messages(request), KnownAnswers())
     prompt = PlannedPrompt(restored, DirectedRequest(request), plan)
-    return Saver(desk.node.turns.savers, agent, prepared, prompt), ended
+    return Saver(desk.node.turns.savers, agent, prepared, prompt, None), ended
 
 
 async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:

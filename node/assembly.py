@@ -58,6 +58,7 @@ from node.tiers.span_leases import SpanLeases
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes
+from node.turn.heads import TurnHeads
 from node.turn.prefix import Prefixes
 from node.turn.saver import Savers
 from node.turn.turn import TurnServer
@@ -286,6 +287,8 @@ def _turns(
     workers, clock = resources.workers, resources.clock
     edited = EditedPrefixes(store, workers, clock)
     borrowed = BorrowedSpans(identity, store, resources.erased, workers, clock, table, tokenizer)
+    exact = identity.settings.exact_chunks
+    heads = TurnHeads(store, workers, health, exact_chunks=exact)
     prefixes = Prefixes(
         identity,
         store,
@@ -298,12 +301,15 @@ def _turns(
         borrowed,
         incoming,
         tiers.leases,
+        heads,
     )
-    sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health)
+    sequences = Sequences(identity, tokenizer, prefixes, engine, hot, health, heads)
     savers = Savers(
-        resources.clock, table, tiers.writers, tiers.unsaved, resources.service_time, health
+        resources.clock, table, tiers.writers, tiers.unsaved, resources.service_time, health, heads
     )
-    return TurnServer(prompts, claims, prefixes, sequences, savers, engine, live_turns, health)
+    return TurnServer(
+        prompts, claims, prefixes, sequences, savers, heads, engine, live_turns, health
+    )
 
 
 def _grammars(identity: NodeIdentity, tokenizer: ChatTokenizer) -> AnswerGrammars:

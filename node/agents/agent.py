@@ -192,6 +192,11 @@ class Agent:
         self.stored_tokens = record.tokens_count
         self.named = (record.token_ids, spans)
 
+    @property
+    def is_private(self) -> bool:
+        """Return whether no other agent may use its blocks, or might not have until lately."""
+        return self.manifest.is_private or (self.saved is not None and self.saved.is_private)
+
     def chain(self) -> tuple[BlockSpan, ...]:
         """Return the names of the blocks of the record's tokens, if they are known."""
         ids, spans = self.named

@@ -267,7 +267,7 @@ class AgentTable:
         first = shared[0].block_hash if shared else None
         for key in self._first_blocks.newest(agent.key[0], first) if first is not None else ():
             other = self._agents[key]
-            if other.saved is None or (other is not agent and _is_private(other)):
+            if other.saved is None or (other is not agent and other.is_private):
                 continue
             pieces = other.saved.pieces
             most = min(len(shared), len(pieces))
@@ -335,10 +335,6 @@ class AgentTable:
             is_pinned=record.pinned,
             is_spent=is_spent(record.settings, idle_s),
         )
-
-
-def _is_private(agent: Agent) -> bool:
-    return agent.manifest.is_private or (agent.saved is not None and agent.saved.is_private)
 
 
 def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRef]) -> int:

@@ -63,6 +63,7 @@ class EngineThread:
             moving=self.moving,
         )
         self._queue = self._scheduler.queue
+        self.heads = self._scheduler.heads
         self._clock = clock
         self._end_process = end_process
         self._failed_s: deque[float] = deque(maxlen=DEVICE_FAILURES_MAX)
@@ -194,7 +195,7 @@ class EngineThread:
     @property
     def queued_tokens(self) -> int:
         queued = [*self._arrivals, *self._queue.undecoded]
-        return sum(max(sequence.prefill_left, 0) for sequence in queued)
+        return sum(sequence.queued_tokens for sequence in queued)
 
     @property
     def prefill_speed(self) -> Speed:

@@ -11,6 +11,7 @@ from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
 from node.engine.decode_step import Growth, decode_step, grow, victim
 from node.engine.delivery import end, fail, hand_over, note_scored, tell
+from node.engine.heads import Heads
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold
 from node.engine.policy import (
@@ -52,6 +53,7 @@ class Scheduler:
     ) -> None:
         self.engine: Engine | None = None
         self.queue = RunQueue()
+        self.heads = Heads()
         self.prefill_speed = Speed()
         self.decode_speed = Speed()
         self.turn_speed = Speed()  # completed turns of one slot
@@ -154,30 +156,38 @@ class Scheduler:
     def _place(self) -> bool:
         """Start, pause and resume as the policy decides; return whether the running set changed."""
         queue, has_room = self.queue, True
+        waiting = self._without_held()
         if not (queue.waiting or queue.paused):  # most often
             return False
         ran = {id(sequence) for sequence in queue.running}
-        while queue.waiting or queue.paused:
+        while waiting or queue.paused:
             room = Capacity(
                 slots=self._active_max - len(queue.running),
                 paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,
             )
-            move = next_move(queue.waiting, queue.paused, queue.running, room, self._started)
+            move = next_move(waiting, queue.paused, queue.running, room, self._started)
             if move is None:
                 break
             if isinstance(move, Preempt):
                 self._preempt(move)
             elif not self._start(move):
                 has_room = False  # idle caches are in the way; their owner was asked to evict
+            waiting = self._without_held()
         is_shed = False
-        if (queue.waiting or queue.paused) and self._may_force():
-            first = min(queue.undecoded, key=lambda s: (not s.is_urgent, s.order))
+        if (waiting or queue.paused) and self._may_force():
+            first = min([*waiting, *queue.paused], key=lambda s: (not s.is_urgent, s.order))
             is_shed = self._shed(first)
             if not is_shed:
                 self._start(Start(first))
         # A sequence that was paused for one without memory runs again: that is no change.
         return is_shed or {id(sequence) for sequence in queue.running} != ran
+
+    def _without_held(self) -> list[Sequence]:
+        """List the waiting sequences, but for those that wait for another one's head."""
+        prompts_count = max(1, len(self.queue.prefilling))
+        tokens_per_s = self.prefill_speed.per_s / prompts_count
+        return self.heads.without_held(self.queue.waiting, self._clock.monotonic_s(), tokens_per_s)
 
     def _shed(self, first: Sequence) -> bool:
         """Preempt a waiting sequence with a cache if the budget is exceeded without `first`.
@@ -207,6 +217,7 @@ class Scheduler:
         self._starts_count += 1
         self._started[sequence.tenant] = self._starts_count
         self.queue.run(sequence)
+        self.heads.begin(sequence)
         if is_grant and sequence.granted is not None:
             self._guarded(sequence, sequence.granted)
         return True
@@ -222,6 +233,7 @@ class Scheduler:
     def _preempt(self, move: Preempt[Sequence]) -> None:
         move.sequence.served_s = self._clock.monotonic_s()
         self.queue.pause(move.sequence)
+        self.heads.pause(move.sequence)
 
     def _start_prefilled(self) -> bool:
         """Move completely prefilled prompts into the batch."""
@@ -346,10 +358,12 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         fail(sequence, error)
+        self.heads.end(sequence)
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self.queue.remove(sequence)
+        self.heads.pause(sequence)
         if not any(other.tenant == sequence.tenant for other in self.queue):
             self._served.pop(sequence.tenant, None)
         if not any(self.queue):  # a tenant that comes back before keeps its place

@@ -1,12 +1,16 @@
 """One turn inside the engine: a prompt being prefilled, then an answer being decoded."""
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from fabric.errors import FabricError
+from fabric.ids import BlockHash
+from fabric.limits import BLOCK_TOKENS
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling, TokenLogprob
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import Reservation
@@ -27,6 +31,11 @@ class Computed:
     """A prefill chunk is done: so many of the prompt's tokens are in the cache."""
 
     tokens_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Another sequence waits for more of the beginning that this one computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,7 @@ class PromptEcho:
     scored: list[TokenLogprob] | None = None
 
 
-SequenceEvent = Granted | Computed | Started | Produced | Ended | Broke
+SequenceEvent = Granted | Computed | Awaited | Started | Produced | Ended | Broke
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +121,46 @@ EngineCallback: TypeAlias = Callable[P, T]
 
 def _never() -> bool:
     return False
+
+
+@dataclass(slots=True, eq=False)
+class Head:
+    """The beginning of a prompt that other prompts of its tenant may share.
+
+    The turn sets what may be done with it and what is published; the engine thread sets the rest.
+    """
+
+    ids: list[int]  # of the prompt, without its last token
+    names: tuple[BlockHash, ...]  # of its full blocks, under its tenant's salt
+    stored_tokens: int = 0  # that the turn found stored
+    leads: bool = False  # its blocks are published when others wait for them
+    waits: bool = False  # its sequence may wait for blocks that another one computes
+    has_states: bool = False  # of recurrent layers, which can be resumed where one was kept only
+    shares_parts: bool = True  # of blocks
+    published_tokens: int = 0
+    awaited_tokens: int = 0  # the end that another sequence waits for
+    computed_tokens: int | None = None  # all that will be computed; None: more is being computed
+    expected_tokens: int = 0  # that its sequence waits for now
+    waits_since_s: float | None = None  # for all that it waited for
+    has_grown: bool = False  # more was published than was stored: the turn looks again
+    _common: "dict[Head, int]" = field(default_factory=dict)
+
+    def common_tokens(self, other: "Head") -> int:
+        """Return how many tokens both begin with: whole blocks, and a part of the next one."""
+        known = self._common.get(other)
+        if known is None:
+            known = self._common[other] = self._compare(other)
+        return known
+
+    def _compare(self, other: "Head") -> int:
+        ours, theirs = self.names, other.names
+        count = min(len(ours), len(theirs))
+        blocks = bisect_left(range(count), 1, key=lambda at: ours[at] != theirs[at])
+        start = blocks * BLOCK_TOKENS
+        if not (blocks and self.shares_parts):  # without a common block, they may be of two tenants
+            return start
+        rows = slice(start, start + BLOCK_TOKENS)
+        return start + common_prefix(self.ids[rows], other.ids[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +208,7 @@ class Sequence:
     reached: EngineCallback[[int], None] | None = None  # called after each chunk with its end
     trimmed: TrimmedEnd | None = None
     echo: PromptEcho | None = None  # sent before the answer
+    head: Head | None = None  # that it shares with others
     cancelled: Event = field(default_factory=Event)
     yielding: Event = field(default_factory=Event)  # set to end it so that another node continues
     slot: DecodeSlot | None = None
@@ -172,6 +222,7 @@ class Sequence:
     passed_count: int = 0  # smaller ones that overtook it while it waited for memory
     is_promoted: bool = False  # background that waited too long
     is_preempted: bool = False  # it gives its memory back
+    is_awaited: bool = False  # an urgent sequence waits for what it computes
 
     @property
     def tenant(self) -> str:
@@ -217,7 +268,14 @@ class Sequence:
 
     @property
     def is_urgent(self) -> bool:
-        return self.is_promoted or self.input.priority is Priority.INTERACTIVE
+        is_interactive = self.input.priority is Priority.INTERACTIVE
+        return is_interactive or self.is_promoted or self.is_awaited
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens to compute, without those that another sequence computes for it."""
+        shared = self.head.expected_tokens if self.head is not None else 0
+        return max(self.prefill_left - shared, 0)
 
     @property
     def needs_bytes(self) -> int:

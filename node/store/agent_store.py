@@ -158,13 +158,18 @@ class AgentStore:
         """Return the key of a tenant's block names."""
         return tenant_salt(self._cluster_key, tenant)
 
+    def span_ending(
+        self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
+    ) -> BlockSpan:
+        """Return the block of `ids` that ends at token `end`, a shortened one if necessary."""
+        return span_ending(self.salt(tenant), self._fingerprint, ids, spans, end)
+
     def state_span(
         self, tenant: TenantId, ids: Sequence[int], spans: Sequence[BlockSpan], end: int
     ) -> BlockSpan:
         """Return the block of the recurrent state after the first `end` tokens of `ids`."""
-        salt = self.salt(tenant)
-        span = span_ending(salt, self._fingerprint, ids, spans, end)
-        return span.in_group(salt, CacheGroup.STATE)
+        span = self.span_ending(tenant, ids, spans, end)
+        return span.in_group(self.salt(tenant), CacheGroup.STATE)
 
     def named_refs(self, record: Manifest) -> list[tuple[BlockRef, BlockSpan]]:
         """Pair every block of a record with its span; raise CorruptDataError for wrong names.

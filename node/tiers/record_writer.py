@@ -6,10 +6,13 @@ One writer serves one turn, or one later attempt to save what a turn could not. 
 stored only if its bytes are known to be the cache's, not another computation of the same tokens.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
@@ -22,6 +25,7 @@ from fabric.turn.prompt_plan import PromptMarks
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
+from node.limits import HEAD_BYTES_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
@@ -29,6 +33,7 @@ from node.tiers.disk_budget import DiskBudget
 from node.tiers.disk_tier import record_bytes
 
 T = TypeVar("T")
+NamedBlock: TypeAlias = tuple[BlockSpan, BlockRef]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,49 @@ class RecordWriter:
             return cache.gather(span.start, span.end, span.group)
 
         return await self._put(span, ids, await self.computed(gather))
+
+    async def save_beginning(self, ids: Sequence[int], end: int) -> list[NamedBlock]:
+        """Store the blocks of the first `end` tokens, many at a time; return their full layers'.
+
+        The last one is shortened if the cache does not hold all of it yet. It holds the others,
+        unless windows slid on: those were kept, and so were recurrent states.
+        """
+        await self.save_passing(ids)
+        count, tenant = self._cache.tokens_count, self._agent.manifest.tenant
+        spans = [span for span in self.spans if span.start < end and span.end <= count]
+        if (spans[-1].end if spans else 0) < end:
+            cut = partial(self._store.span_ending, tenant, ids, self.spans, end)
+            spans.append(await self._workers.run(cut))
+        wanted = spans
+        if CacheGroup.WINDOW in self._store.spec.groups:
+            salt = self._store.salt(tenant)
+            wanted = [*spans, *(span.in_group(salt, CacheGroup.WINDOW) for span in spans)]
+        known = zip(wanted, self.stored_all(wanted), strict=True)
+        unsaved = deque(span for span, ref in known if ref is None)
+        while unsaved:
+            await self._save_some(unsaved, ids)
+        await self.save_passing(ids)
+        named = zip(spans, self.stored_all(spans), strict=True)
+        return [(span, ref) for span, ref in named if ref is not None]
+
+    async def _save_some(self, unsaved: deque[BlockSpan], ids: Sequence[int]) -> None:
+        """Store the first blocks of `unsaved`, as many as are copied out at once."""
+        spec, cache, size_bytes = self._store.spec, self._cache, 0
+        batch: list[BlockSpan] = []
+        while unsaved and (not batch or size_bytes < HEAD_BYTES_MAX):
+            batch.append(unsaved.popleft())
+            size_bytes += spec.kv_bytes(batch[-1].end - batch[-1].start, batch[-1].group)
+
+        def gather() -> list[tuple[BlockSpan, memoryview]]:
+            cache.settle()
+            held_from = {CacheGroup.FULL: 0, CacheGroup.WINDOW: cache.window_base}
+            held = [span for span in batch if span.start >= held_from[span.group]]
+            return [(span, cache.gather(span.start, span.end, span.group)) for span in held]
+
+        puts = [self._put(span, ids, kv) for span, kv in await self.computed(gather)]
+        for saved in await asyncio.gather(*puts, return_exceptions=True):
+            if isinstance(saved, BaseException):
+                raise saved
 
     async def save_passing(self, ids: Sequence[int]) -> None:
         """Save what the cache does not keep: blocks that slid out of windows, and states."""

@@ -26,7 +26,16 @@ from node.agents.agent import Agent
 from node.dialect.answer_delta import AnswerDelta, ToolCallDelta
 from node.engine.delivery import finish_reason, produced
 from node.engine.engine_thread import EngineThread
-from node.engine.sequence import Broke, Computed, Ended, Produced, Sequence, SequenceEvent, Started
+from node.engine.sequence import (
+    Awaited,
+    Broke,
+    Computed,
+    Ended,
+    Produced,
+    Sequence,
+    SequenceEvent,
+    Started,
+)
 from node.limits import SCORED_CHUNK_TOKENS
 from node.mlx.engine import SampledToken
 from node.prompt.continued_prompt import without_answer
@@ -34,6 +43,7 @@ from node.prompt.pipeline import PlannedPrompt, PromptPipeline, SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.turn.claim import Claims
+from node.turn.heads import TurnHeads
 from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
 from node.turn.saver import Saver, Savers
@@ -49,6 +59,7 @@ class TurnParts:
     prefixes: Prefixes
     sequences: Sequences
     savers: Savers
+    heads: TurnHeads
     engine: EngineThread
     live: LiveTurns
     health: Health
@@ -79,6 +90,7 @@ class Decoding:
         self.saver: Saver | None = None
         self.is_saving = False
         self._saved = saved
+        self._ends_count = 0  # of all turns, before this one looked for its prefix
         self.lenders: tuple[Lender, ...] = ()  # agents whose rows the cache borrowed
 
     async def run(self) -> Finished | HandedOver | None:
@@ -86,15 +98,16 @@ class Decoding:
         parts, agent = self._parts, self._agent
         planned = await parts.prompts.plan(self._prompt, agent.manifest)
         parts.sequences.check_memory(len(planned.plan.ids))
-        request = planned.directed.request
+        request, self._ends_count = planned.directed.request, parts.heads.ends_count
         prepared = await parts.prefixes.prepare(agent, planned.plan, request)
+        head = await parts.heads.of(agent, prepared, request)
         self.lenders = parts.claims.lenders(agent, prepared.layout)
         loop, put = asyncio.get_running_loop(), self._events.put_nowait
 
         def emit(event: SequenceEvent) -> None:
             loop.call_soon_threadsafe(put, event)
 
-        sequence = parts.sequences.make(request, prepared, self._prompt, emit)
+        sequence = parts.sequences.make(request, prepared, self._prompt, emit, head)
         self._submit(sequence, prepared)
         try:
             return await self._decode(sequence, planned, prepared)
@@ -112,6 +125,8 @@ class Decoding:
         if self._agent.outgoing.seal is not None:
             sequence.yielding.set()
         self._parts.sequences.submit(self._agent, sequence, prepared)
+        if sequence.head is not None:
+            self._parts.heads.begin(sequence.head)
 
     async def _decode(
         self, sequence: Sequence, planned: PlannedPrompt, prepared: Prepared
@@ -124,7 +139,9 @@ class Decoding:
         prepared = started
         if self._request.resume is not None:
             prepared = replace(prepared, plan=without_answer(prepared.plan, before))
-        self.saver = saver = Saver(self._parts.savers, agent, prepared, planned)
+        if sequence.head is not None:
+            self._parts.heads.note_start(sequence.head, prepared)
+        self.saver = saver = Saver(self._parts.savers, agent, prepared, planned, sequence.head)
         sequence.is_blocked = saver.is_behind
         saver.begin(is_decoding=sequence.slot is not None)
         ended = await self._follow(sequence, saver)
@@ -171,7 +188,10 @@ class Decoding:
                 return granted
         if not prepared.is_stored:
             return prepared
+        head = sequence.head
         try:
+            if head is not None and (head.has_grown or parts.heads.ends_count != self._ends_count):
+                prepared = await parts.prefixes.look_again(self._agent, prepared)
             prepared = await parts.prefixes.restore(
                 self._agent, prepared, sequence.cache, self._unwanted
             )
@@ -209,8 +229,12 @@ class Decoding:
                 saver.note_decoding()
                 for delta in _echo_deltas(sequence):
                     self._emit(delta)
+                saver.publish_awaited()
             elif isinstance(event, Computed):
+                saver.publish_awaited()
                 self._emit(Prefilling(event.tokens_count))
+            elif isinstance(event, Awaited):
+                saver.publish_awaited()
             elif isinstance(event, Ended | Broke):
                 if isinstance(event, Ended) and not event.is_handover:
                     self._show(index, event.shown, None)

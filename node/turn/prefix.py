@@ -43,6 +43,7 @@ from node.tiers.restore import load_layout
 from node.tiers.span_leases import SpanLeases
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
+from node.turn.heads import TurnHeads
 from node.turn.prepared import Prepared, stored_prefix
 
 _EDITED_AND_LOST: Final = "edited, and nothing after the edit is still stored"
@@ -64,6 +65,7 @@ class Prefixes:
     borrowed: BorrowedSpans
     moves: IncomingMoves
     leases: SpanLeases
+    heads: TurnHeads
 
     def begin(self, prepared: Prepared) -> ResidentCache:
         """Return the turn's cache, with room for prompt and answer; runs on the engine thread."""
@@ -130,9 +132,20 @@ class Prefixes:
             layout = unedited_layout(agent.saved, agent.stored_tokens)
             return Prepared(plan, resident, hot, CacheTier.HOT, layout, room, is_kept=is_kept)
         assert stored is not None, "a prefix that is not hot is stored"
-        if stored.tokens_count:
-            return stored_prefix(plan, stored.layout, stored.tier, room, is_kept=is_kept)
+        if stored.tokens_count or self.health.reuses:  # without any, more may be stored later
+            tier = stored.tier if stored.tokens_count else CacheTier.COLD
+            return stored_prefix(plan, stored.layout, tier, room, is_kept=is_kept)
         return await self._cold(plan, room, is_kept=is_kept)
+
+    async def look_again(self, agent: Agent, prepared: Prepared) -> Prepared:
+        """Find what was stored while the turn waited for its memory."""
+        plan = prepared.plan
+        stored = await self._best_prefix(agent, plan, self._usable(agent, plan))
+        if stored.tokens_count <= prepared.cached:
+            return prepared
+        plan = replace(plan, marks=plan.marks.with_branch(stored.common_tokens))
+        layout, cached = stored.layout, stored.tokens_count
+        return replace(prepared, plan=plan, layout=layout, cached=cached, tier=stored.tier)
 
     def _usable(self, agent: Agent, plan: PromptPlan) -> int:
         """Return how many leading tokens of the prompt the agent's own cache can provide."""
@@ -239,9 +252,10 @@ class Prefixes:
         is_hidden = self._hides(agent)
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
         if is_hidden or self._hides(agent):
-            lent = self.table.lent(agent, shared.blocks, self.leases.refs)
+            lent = self.table.lent(agent, shared.blocks, self.leases.refs | self.heads.lent)
             shared = shared.cut(lent * BLOCK_TOKENS)
         alike = self.table.alike(agent, shared.blocks)
+        shared = self.heads.with_part(tenant, shared, known)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
         def choose() -> _StoredPrefix:

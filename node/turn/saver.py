@@ -17,6 +17,7 @@ from fabric.control.node_calls import SealAgent
 from fabric.errors import EngineFailedError, FabricError
 from fabric.kvcache.block_chain import BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS
 from fabric.ports import Clock
 from fabric.record.answers import encode_answers
 from fabric.record.directive import Directive, mark_applied
@@ -27,7 +28,7 @@ from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
-from node.engine.sequence import Ended
+from node.engine.sequence import Ended, Head
 from node.limits import UNSAVED_BYTES_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.prompt.message_positions import parts_after, positions_after
@@ -38,6 +39,7 @@ from node.runtime.workers import low_latency
 from node.store.service_time import ServiceTime
 from node.tiers.hot_tier import Unsaved
 from node.tiers.record_writer import RecordWriters
+from node.turn.heads import TurnHeads
 from node.turn.prepared import Prepared
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Savers:
     unsaved: Unsaved
     service_time: ServiceTime
     health: Health
+    heads: TurnHeads
 
 
 class Saver:
@@ -67,8 +70,10 @@ class Saver:
         agent: Agent,
         prepared: Prepared,
         prompt: PlannedPrompt,
+        head: Head | None,
     ) -> None:
         self._parts = parts
+        self._head = head
         self._engine = parts.writers.engine
         self._spec = parts.writers.store.spec
         self._agent = agent
@@ -80,6 +85,7 @@ class Saver:
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # tokens whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading tokens whose blocks have names
         self._early: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None  # of what others await
         self._writing = asyncio.Lock()  # so that no block is stored twice
         self._is_decoding = False
         self._has_failed = False
@@ -97,6 +103,41 @@ class Saver:
     def note_decoding(self) -> None:
         self._is_decoding = True
         self._engine.moving.end_pause(self._agent.manifest.migration)  # which brought it here
+
+    def publish_awaited(self) -> None:
+        """Begin to publish what is computed of the beginning that another turn awaits, if any."""
+        is_busy = self._publishing is not None and not self._publishing.done()
+        if self._head is not None and self._early is not None and not is_busy:
+            self._publishing = asyncio.create_task(self._publish_head(self._head))
+
+    async def _publish_head(self, head: Head) -> None:
+        """Publish at full speed, since other turns wait."""
+        parts, writer = self._parts, self._writer
+        try:
+            while not self._over.is_set() and head.leads:
+                end = min(head.awaited_tokens, self._cache.tokens_count)
+                if end < head.awaited_tokens or not head.shares_parts:
+                    end -= end % BLOCK_TOKENS
+                if end <= head.published_tokens:
+                    return
+                async with self._writing:
+                    await self._name(self._ids)
+                    blocks = await writer.save_beginning(self._ids, end)
+                if self._agent.is_private:  # since the turn began
+                    break
+                parts.heads.lend(head, blocks)
+                head.published_tokens = end
+                self._engine.wake()
+            else:
+                return
+        except (FabricError, OSError) as error:
+            _log.warning("a beginning that others await is not published: %s", error)
+        except Exception:  # noqa: BLE001 - optional: those who wait compute it themselves
+            _log.exception("publishing a beginning failed")
+            parts.health.note_failed_round()
+        head.leads = False
+        parts.heads.take_back(head)
+        self._engine.wake()
 
     def is_behind(self) -> bool:
         """Return whether too much data is unsaved, so that prefill must pause."""
@@ -182,6 +223,8 @@ class Saver:
         self._over.set()
         if self._early is not None:
             await self._early
+        if self._publishing is not None:
+            await self._publishing
         async with self._writing:  # a move's `save_now` stops after its current block
             pass
 
@@ -190,6 +233,8 @@ class Saver:
     async def abandon(self) -> None:
         """End without a record; the blocks saved ahead become unreferenced."""
         await self._end_early()
+        if self._head is not None:
+            self._parts.heads.keep(self._head)
         self._writer.abandon()
 
     async def commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None = None) -> bool:

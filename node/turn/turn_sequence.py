@@ -15,6 +15,7 @@ from node.engine.memory_budget import Reservation
 from node.engine.sequence import (
     Computed,
     Granted,
+    Head,
     PromptEcho,
     Sequence,
     SequenceEvent,
@@ -26,6 +27,7 @@ from node.prompt.pipeline import SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.tiers.hot_tier import HotTier
+from node.turn.heads import TurnHeads
 from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
 
@@ -40,6 +42,7 @@ class Sequences:
     engine: EngineThread
     hot: HotTier
     health: Health
+    heads: TurnHeads
 
     def check_memory(self, prompt_tokens: int) -> None:
         """Raise RejectedError if this node could never hold a prompt of so many tokens."""
@@ -71,6 +74,7 @@ class Sequences:
         prepared: Prepared,
         prompt: SpelledPrompt,
         emit: Callable[[SequenceEvent], None],
+        head: Head | None,
     ) -> Sequence:
         """Return the sequence; `emit` is called from the engine thread."""
         sampling, ids, resume = request.sampling, prepared.plan.ids, request.resume
@@ -79,6 +83,7 @@ class Sequences:
         # A resumption's prompt ends with the answer so far and the token sampled next.
         prompt_count = len(ids) - (len(before) + 1 if resume is not None else 0)
         room = self.identity.model.context_tokens_max - prompt_count
+        is_hot = prepared.tier is not CacheTier.COLD
         seed = resume.seed if resume is not None else sampling.seed
 
         def granted() -> None:
@@ -120,11 +125,12 @@ class Sequences:
             reserve_bytes=spec.resident_bytes(prepared.room_tokens) + prepared.waiting_bytes(spec),
             room_tokens=-(-prepared.room_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
             granted=granted,
-            awaited_tokens=None if prepared.tier is CacheTier.COLD else prepared.cached,
+            awaited_tokens=prepared.cached if prepared.is_stored or is_hot else None,
             stops=self.stops_of(prepared),
             reached=reached,
             trimmed=self._trimmed(request, prepared),
             echo=_echo(request, prepared),
+            head=head,
             answer_ids=before,
         )
         return sequence
@@ -149,6 +155,9 @@ class Sequences:
     def release(self, sequence: Sequence) -> None:
         assert sequence.reservation is not None, "submit made one"
         sequence.reservation.release()
+        self.engine.heads.end(sequence)
+        if sequence.head is not None:
+            self.heads.end(sequence.head)
         self.hot.note()
         self.engine.wake()
 

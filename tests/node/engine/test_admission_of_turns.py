@@ -80,26 +80,21 @@ def test_a_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     assert ask(service, longer, agent="third", **BRIEF).text == again.text
 
 
-@pytest.mark.parametrize("how", ["submit", "new_cache"])
-def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch, how):
+def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch):
     """Also where the prompt shares only a part of it."""
     own = WORDS * 6
-    first = ask(service, own, agent=how, **BRIEF)
-    agent = agent_of(service, how)
+    first = ask(service, own, agent="unsaved", **BRIEF)
+    agent = agent_of(service, "unsaved")
     change(service, agent, is_durable=False, saved=None)  # as after a disk that refused
     cache, count = agent.cache, agent.manifest.tokens_count
 
     with monkeypatch.context() as patch:
-        if how == "submit":
-            patch.setattr(service.node.resources.engine, "submit", _refuse)
-        else:
-            patch.setattr(service.node.resources.engine, "call", _refuse)
+        patch.setattr(service.node.resources.engine, "submit", _refuse)
         for prompt in (own[:200] + "otherwise", own, "nothing in common"):
-            if how == "submit" or prompt == "nothing in common":
-                refused(service, prompt, agent=how, **BRIEF)
+            refused(service, prompt, agent="unsaved", **BRIEF)
     assert agent.cache is cache
     assert cache.tokens_count == count
-    again = ask(service, own + first.text + " then", agent=how, **BRIEF)
+    again = ask(service, own + first.text + " then", agent="unsaved", **BRIEF)
     assert again.admitted.cache is CacheTier.HOT
     # All but the answer, whose tokens may not be what its text encodes to.
     assert again.admitted.cached_tokens >= count - BRIEF["max_tokens"]

@@ -1,0 +1,142 @@
+"""Heads: a prompt's beginning is computed once, by one sequence, while others wait for it.
+
+    leads       sequences that had memory, until their turn is saved: they publish blocks
+    followers   waiting ones, without memory, for blocks that a lead computes and has not published
+
+No lead waits for memory, so followers cannot block each other. A lead that is paused or ends is
+not waited for beyond what it computed; the follower that starts then leads the others. Names of
+blocks contain their tenant's salt, so none follows another tenant's sequence.
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+from fabric.limits import BLOCK_TOKENS
+from node.engine.delivery import tell
+from node.engine.sequence import Awaited, Head, Sequence
+from node.limits import HEAD_TOKENS_MIN, HEAD_WAIT_FACTOR, HEAD_WAIT_S_MIN
+
+_NONE: Final[tuple[Sequence, ...]] = ()
+
+
+class Heads:
+    """Heads of one engine; used on its thread, except for `end`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of changes of the table
+        self._leads: dict[bytes, tuple[Sequence, ...]] = {}  # by the name of their first block
+        self._awaited: list[Sequence] = []
+
+    def begin(self, sequence: Sequence) -> None:
+        """Note that a sequence got its memory, and computes its prompt from now on."""
+        head = sequence.head
+        if head is None:
+            return
+        head.expected_tokens, head.computed_tokens = 0, None
+        if not (head.leads and head.names):
+            return
+        with self._lock:
+            known = self._leads.get(head.names[0], _NONE)
+            if sequence not in known:
+                self._leads[head.names[0]] = (*known, sequence)
+
+    def pause(self, sequence: Sequence) -> None:
+        """Note that a sequence computes no more, for now or at all."""
+        if sequence.head is not None:
+            sequence.head.computed_tokens = sequence.cache.tokens_count
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence whose turn is saved, or failed."""
+        head = sequence.head
+        if head is None or not head.names:
+            return
+        with self._lock:
+            known = self._leads.get(head.names[0], _NONE)
+            left = tuple(other for other in known if other is not sequence)
+            if left:
+                self._leads[head.names[0]] = left
+            else:
+                self._leads.pop(head.names[0], None)
+
+    def without_held(
+        self, waiting: Iterable[Sequence], now_s: float, tokens_per_s: float
+    ) -> list[Sequence]:
+        """List the waiting sequences that need not wait for a head; leads learn who waits.
+
+        `tokens_per_s`: of one prompt, beside those that are computed now; 0 if not measured.
+        """
+        for lead in self._awaited:
+            lead.is_awaited = False
+        self._awaited.clear()
+        return [s for s in waiting if not self._is_held(s, now_s, tokens_per_s)]
+
+    def _is_held(self, sequence: Sequence, now_s: float, tokens_per_s: float) -> bool:
+        head = sequence.head
+        if head is None or not (head.waits and head.names):
+            return False
+        ready, end, best = head.stored_tokens, 0, None
+        for lead in self._leads.get(head.names[0], _NONE):
+            other = lead.head
+            if other is None or not other.leads:
+                continue
+            common = head.common_tokens(other)
+            ready = max(ready, min(common, other.published_tokens))
+            reached = _reached(lead, other, common)
+            if reached > end:
+                end, best = reached, lead
+        head.has_grown = head.has_grown or ready > head.stored_tokens
+        head.expected_tokens = 0
+        if best is None or end < ready + HEAD_TOKENS_MIN:
+            return False
+        if _is_too_late(head, end, now_s, tokens_per_s):
+            return False
+        head.expected_tokens = end - ready
+        head.has_grown = True
+        self._ask(best, end, is_urgent=sequence.is_urgent)
+        return True
+
+    def _ask(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
+        """Have a lead publish its first `end` tokens, as urgently as the one that waits is."""
+        head = lead.head
+        assert head is not None, "a lead has a head"
+        if is_urgent and not lead.is_awaited:
+            lead.is_awaited = True
+            self._awaited.append(lead)
+        if head.computed_tokens is None:
+            _stop_at(lead, head, end)
+        if end > head.awaited_tokens:
+            head.awaited_tokens = end
+            if head.computed_tokens is None:
+                tell(lead, Awaited())
+
+
+def _reached(lead: Sequence, head: Head, common: int) -> int:
+    """Return how many of the first `common` tokens can be resumed once a lead has published."""
+    computed = head.computed_tokens
+    if computed is not None:
+        part = 1 if head.shares_parts else BLOCK_TOKENS
+        common = min(common, computed // part * part)
+    if not head.has_states or (computed is None and common > lead.cache.tokens_count):
+        return common
+    stops = (stop for stop in lead.stops if stop <= common and stop % BLOCK_TOKENS == 0)
+    return max(stops, default=0)
+
+
+def _stop_at(lead: Sequence, head: Head, end: int) -> None:
+    """Have a lead keep its recurrent state at `end`, if it has one and is not there yet."""
+    if not head.has_states or lead.awaited_tokens is not None or end in lead.stops:
+        return
+    lead.stops = tuple(sorted((*lead.stops, end)))
+
+
+def _is_too_late(head: Head, end: int, now_s: float, tokens_per_s: float) -> bool:
+    """Return whether a follower has waited for longer than computing the head should take."""
+    if head.waits_since_s is None:
+        head.waits_since_s = now_s
+    if tokens_per_s <= 0:
+        return False
+    predicted_s = (end - head.stored_tokens) / tokens_per_s  # as fast as it is now
+    limit_s = HEAD_WAIT_S_MIN + HEAD_WAIT_FACTOR * predicted_s
+    head.waits = now_s - head.waits_since_s < limit_s
+    return not head.waits

@@ -1,0 +1,138 @@
+"""Heads of turns: which blocks of a prompt others may wait for, and who may lend them meanwhile.
+
+Once a block is awaited, the turn that computes it publishes it (`node/turn/saver.py`), and the
+engine lets those continue that wait for it (`node/engine/heads.py`). No record refers to it yet.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fabric.edit_mode import EditMode
+from fabric.ids import BlockHash, TenantId
+from fabric.kvcache.block_chain import BlockRef
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS
+from fabric.record.edited_head import Origin
+from fabric.record.layout import Held, Layout
+from fabric.record.piece_table import Piece
+from fabric.turn.alignment import common_prefix
+from fabric.turn.generation import GenerateRequest
+from fabric.u32s import U32s
+from node.agents.agent import Agent
+from node.engine.sequence import Head
+from node.runtime.health import Health
+from node.runtime.workers import Workers
+from node.store.agent_store import AgentStore
+from node.tiers.record_writer import NamedBlock
+from node.turn.prepared import Prepared
+
+
+class TurnHeads:
+    """Heads of a node's turns; used on its event loop."""
+
+    def __init__(
+        self, store: AgentStore, workers: Workers, health: Health, *, exact_chunks: bool
+    ) -> None:
+        """Share whole blocks only if prompts are computed on the grid of blocks."""
+        self._exact = exact_chunks
+        self.store = store
+        self.workers = workers
+        self.health = health
+        self.ends_count = 0  # of turns; after any, more may be stored
+        self._lent: dict[Head, tuple[NamedBlock, ...]] = {}
+        self._waiting: set[Head] = set()
+        self._kept: dict[BlockHash, list[BlockRef]] = {}  # by the name of the first block
+
+    async def of(self, agent: Agent, prepared: Prepared, request: GenerateRequest) -> Head | None:
+        """Return the head of a turn's prompt; None if it shares nothing.
+
+        What an edit affected is its agent's alone, and so is all that a private agent computes.
+        """
+        layout, ids = prepared.layout, prepared.plan.ids[:-1]
+        is_plain = not (layout.head_tokens or prepared.moves or request.is_scored)
+        is_begun = request.resume is not None  # and its client waits for the next token
+        if is_begun or not (is_plain and self.health.reuses and len(ids) >= BLOCK_TOKENS):
+            return None
+        tenant, same_tokens = agent.manifest.tenant, prepared.plan.kept_tokens
+        known = agent.chain()
+        spans = await self.workers.run(
+            lambda: self.store.spans(tenant, ids, known, min(same_tokens, len(ids)))
+        )
+        has_states = CacheGroup.STATE in self.store.spec.groups
+        return Head(
+            ids=ids,
+            names=tuple(span.block_hash for span in spans if span.is_full),
+            stored_tokens=prepared.cached,
+            leads=request.is_kept and not agent.is_private,
+            waits=prepared.is_stored and request.edits is not EditMode.ANYWHERE,
+            has_states=has_states,
+            shares_parts=not (has_states or self._exact),
+        )
+
+    # --- turns that may wait ------------------------------------------------------------------
+
+    def begin(self, head: Head) -> None:
+        """Note a turn that may wait for blocks of another one."""
+        if head.waits:
+            self._waiting.add(head)
+
+    def note_start(self, head: Head, prepared: Prepared) -> None:
+        """Note what a turn begins with: no other one waits for blocks that are stored."""
+        stored = min(prepared.cached, prepared.layout.tokens_count)
+        head.published_tokens = stored // BLOCK_TOKENS * BLOCK_TOKENS
+        self._stop_waiting(head)
+
+    def end(self, head: Head) -> None:
+        """Note the end of a turn."""
+        self.ends_count += 1
+        self.take_back(head)
+        self._stop_waiting(head)
+
+    def _stop_waiting(self, head: Head) -> None:
+        self._waiting.discard(head)
+        name = head.names[0]
+        if name in self._kept and not self._is_awaited(name):
+            self.store.blocks.release(self._kept.pop(name))
+
+    def _is_awaited(self, name: BlockHash) -> bool:
+        return any(head.names[0] == name for head in self._waiting)
+
+    # --- blocks that are published before a record refers to them ----------------------------
+
+    def lend(self, head: Head, blocks: Iterable[NamedBlock]) -> None:
+        """Lend all blocks that a turn has published so far to others of its tenant."""
+        self._lent[head] = tuple(blocks)
+
+    def take_back(self, head: Head) -> None:
+        """Lend a turn's blocks no more: its record does, if any."""
+        self._lent.pop(head, None)
+
+    @property
+    def lent(self) -> frozenset[BlockRef]:
+        """Blocks that turns lend which still run."""
+        return frozenset(ref for blocks in self._lent.values() for _, ref in blocks)
+
+    def with_part(self, tenant: TenantId, shared: Layout, ids: list[int]) -> Layout:
+        """Add the part of a lent block with which `ids` go on after the layout's whole blocks."""
+        start, salt = shared.tokens_count, self.store.salt(tenant)
+        parent, most, longest = shared.blocks[-1].block_hash if shared.parts else None, 0, None
+        if parent is None or self._exact or shared.states:
+            return shared
+        for head, blocks in self._lent.items():
+            span, ref = blocks[-1]
+            if span.parent != parent or span.start != start:
+                continue
+            tokens = head.ids[start : span.end]
+            same = common_prefix(tokens, ids[start:])
+            if same > most:
+                window = self.store.blocks.find(span.in_group(salt, CacheGroup.WINDOW).block_hash)
+                origin = Origin(span.parent, U32s(tokens))
+                most, longest = same, Held(Piece(ref, 0, same), origin, window=window)
+        return shared if longest is None else replace(shared, parts=(*shared.parts, longest))
+
+    def keep(self, head: Head) -> None:
+        """Hold a failed turn's blocks until those have looked that may wait for them."""
+        refs = [ref for _, ref in self._lent.get(head, ())]
+        if refs and self._is_awaited(head.names[0]):
+            self.store.blocks.hold(refs)
+            self._kept.setdefault(head.names[0], []).extend(refs)
