@@ -146,7 +146,7 @@ class Decoding:
         saver.begin(is_decoding=sequence.slot is not None)
         ended = await self._follow(sequence, saver)
         if isinstance(ended, Broke):
-            await saver.abandon()
+            await saver.abandon(lends=True)
             raise ended.error
         erased = claims.lender_gone(agent, self.lenders)
         if erased is not None or agent.outgoing.fence > epoch:

@@ -230,10 +230,13 @@ class Saver:
 
     # --- the end of the turn -----------------------------------------------------------------
 
-    async def abandon(self) -> None:
-        """End without a record; the blocks saved ahead become unreferenced."""
+    async def abandon(self, *, lends: bool = False) -> None:
+        """End without a record; the blocks saved ahead become unreferenced.
+
+        If it `lends`, those that others await are held until they have looked.
+        """
         await self._end_early()
-        if self._head is not None:
+        if self._head is not None and lends:
             self._parts.heads.keep(self._head)
         self._writer.abandon()
 

@@ -1,28 +1,24 @@
 """A beginning that turns share is computed once, by one of them, while the others wait."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from fabric.edit_mode import EditMode
-from fabric.errors import FabricError
-from fabric.ids import OperationId, TenantId
-from fabric.turn.generation import (
-    Admitted,
-    Failed,
-    Finished,
-    GenerateRequest,
-    Prefilling,
-    Priority,
-    Sampling,
-)
+from fabric.control.calls import encode_call
+from fabric.control.directive_calls import ChangeSettings
+from fabric.control.erasure_calls import EraseAgent
+from fabric.control.node_calls import AgentView
+from fabric.ids import AgentId, OperationId, TenantId
+from fabric.limits import BLOCK_TOKENS
+from fabric.turn.generation import Admitted, GenerateRequest, Sampling
 from node.engine import heads
 from node.mlx.engine import Engine
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
 from tests.support.conversations import said
-from tests.support.services import TENANT, Reply, identity_of, running
-from tests.support.tiny_models import LLAMA, write_model
+from tests.support.services import TENANT, Reply, ask, call, identity_of, running
+from tests.support.tiny_models import ONE_LAYER, write_model
 
 AGENTS = 8
 HEAD = words(1, 700)
@@ -115,21 +111,128 @@ def shared_tokens(replies):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("model"), LLAMA))
+    return str(write_model(tmp_path_factory.mktemp("model"), ONE_LAYER))
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_eight_new_agents_compute_one_head(tmp_path, model, counted, exact):
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, model):
+    """The answers of nodes that each serve one agent, and nobody else."""
     requests = [request_of(number) for number in range(AGENTS)]
-    settings = {"exact_chunks": exact}
+    return alone(tmp_path_factory.mktemp("alone"), model, requests)
+
+
+def check_one_head(replies, computed, *, heads_max=1.1):
+    """Check that the shared head was computed once, and each tail by its own turn."""
+    prompts = [reply.admitted.prompt_tokens for reply in replies]
+    head = max(reply.admitted.cached_tokens for reply in replies)
+    assert head >= min(prompts) // 2
+    tails = sum(count - head for count in prompts)
+    assert computed <= heads_max * head + tails, [r.admitted.cached_tokens for r in replies]
+
+
+def test_eight_new_agents_compute_one_head(tmp_path, model, counted, calm):
+    with running(tmp_path / "one", model) as service:
+        counted.tokens = 0
+        replies = together(service, [request_of(number) for number in range(AGENTS)])
+        check_one_head(replies, counted.tokens)
+    assert [reply.text for reply in replies] == calm
+    prompts = [reply.admitted.prompt_tokens for reply in replies]
+    cached = [reply.admitted.cached_tokens for reply in replies]
+    assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
+
+
+def test_on_the_grid_whole_blocks_are_shared(tmp_path, model, counted):
+    requests = [request_of(number) for number in range(3)]
+    settings = {"exact_chunks": True}
     with running(tmp_path / "one", model, **settings) as service:
         counted.tokens = 0
         replies = together(service, requests)
-        computed = counted.tokens
-    prompts = [reply.admitted.prompt_tokens for reply in replies]
-    head = shared_tokens(replies)
-    tails = sum(prompts) - AGENTS * head
-    print(prompts, head, tails, computed, [r.admitted.cached_tokens for r in replies])
-    assert computed <= 1.1 * head + tails
-    assert head >= min(prompts) - 150 if not exact else head % 256 == 0
+        check_one_head(replies, counted.tokens)
+    assert sorted(reply.admitted.cached_tokens % BLOCK_TOKENS for reply in replies) == [0, 0, 0]
     assert [reply.text for reply in replies] == alone(tmp_path, model, requests, **settings)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed", "erased"])
+def test_the_next_goes_on_where_the_first_is_gone(tmp_path, model, counted, calm, end):
+    """From what was published: the first computes for others in steps, not all at its end."""
+    with running(tmp_path / "one", model) as service:
+        gone = []
+
+        def leave(cache):
+            (turn,) = [t for t in service.node.live_turns if t._sequence.cache is cache]
+            gone.append(turn._request.identity.agent)
+            if end == "failed":
+                message = "a planted failure"
+                raise ValueError(message)
+            if end == "cancelled":
+                turn.cancel()
+            else:
+                erase = EraseAgent(TENANT, gone[0], 1, OperationId("erase"), erased_s=0.0)
+                gone.append(service.control(encode_call(erase)))
+
+        counted.tokens = 0
+        counted.when(1_800, leave)
+        outcomes = together(service, [request_of(number) for number in range(AGENTS)])
+        computed = counted.tokens
+    left = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
+    assert {n: r.text for n, r in left.items()} == {n: calm[n] for n in left}
+    # A failing chunk is lost; nothing of an erased agent is kept for anybody.
+    most = {"cancelled": 1.1, "failed": 1.5, "erased": 1.7}[end]
+    check_one_head(list(left.values()), computed, heads_max=most)
+
+
+@pytest.mark.parametrize("kind", ["private", "tenants"])
+def test_nobody_waits_for_what_is_not_lent(tmp_path, model, counted, calm, kind):
+    if kind == "private":
+        requests = [request_of(number, is_private=True) for number in range(3)]
+    else:
+        requests = [request_of(number, tenant=TenantId(f"t{number}")) for number in range(3)]
+    with running(tmp_path / "one", model) as service:
+        counted.tokens = 0
+        replies = together(service, requests)
+        computed = counted.tokens
+    assert [reply.admitted.cached_tokens for reply in replies] == [0, 0, 0]
+    assert computed >= sum(reply.admitted.prompt_tokens - 1 for reply in replies)
+    assert [reply.text for reply in replies] == calm[:3]
+
+
+def test_what_is_not_private_is_lent_beside_a_private_agent(tmp_path, model, counted, calm):
+    with running(tmp_path / "one", model) as service:
+        ask(service, chat(50), agent="private", max_tokens=1)
+        call(service, ChangeSettings(TENANT, AgentId("private"), is_private=True), AgentView)
+        counted.tokens = 0
+        replies = together(service, [request_of(number) for number in range(3)])
+        check_one_head(replies, counted.tokens)
+    assert [reply.text for reply in replies] == calm[:3]
+
+
+def test_answers_that_are_not_kept_wait_for_the_one_that_is(tmp_path, model, counted, calm):
+    kept = request_of(0)
+    options = {"is_kept": False, "beside": kept.identity.agent}
+    more = [replace(kept, operation=OperationId(f"more-{n}"), **options) for n in range(3)]
+
+    async def serve(service):
+        tasks = []
+
+        def admit(event):
+            if isinstance(event, Admitted) and not tasks:
+                tasks.extend(asyncio.create_task(served(service, request)) for request in more)
+
+        return [await served(service, kept, admit), *(await asyncio.gather(*tasks))]
+
+    with running(tmp_path / "one", model) as service:
+        counted.tokens = 0
+        replies = asyncio.run_coroutine_threadsafe(serve(service), service._loop).result(300)
+        check_one_head(replies, counted.tokens)
+    assert {reply.text for reply in replies} == {calm[0]}
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_windows_and_recurrent_states_are_published_too(tmp_path, counted, name):
+    model = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
+    requests = [request_of(number, messages=chat(number, words(1, 300))) for number in range(3)]
+    with running(tmp_path / "one", model) as service:
+        counted.tokens = 0
+        replies = together(service, requests)
+        check_one_head(replies, counted.tokens)
+    assert [reply.text for reply in replies] == alone(tmp_path, model, requests)
