@@ -26,7 +26,6 @@ class Heads:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of changes of the table
         self._leads: dict[bytes, tuple[Sequence, ...]] = {}  # by the name of their first block
-        self._awaited: list[Sequence] = []
 
     def begin(self, sequence: Sequence) -> None:
         """Note that a sequence got its memory, and computes its prompt from now on."""
@@ -66,9 +65,9 @@ class Heads:
 
         `tokens_per_s`: of one prompt, beside those that are computed now; 0 if not measured.
         """
-        for lead in self._awaited:
-            lead.is_awaited = False
-        self._awaited.clear()
+        for leads in self._leads.copy().values():
+            for lead in leads:
+                lead.is_awaited = False
         return [s for s in waiting if not self._is_held(s, now_s, tokens_per_s)]
 
     def _is_held(self, sequence: Sequence, now_s: float, tokens_per_s: float) -> bool:
@@ -100,9 +99,7 @@ class Heads:
         """Have a lead publish its first `end` tokens, as urgently as the one that waits is."""
         head = lead.head
         assert head is not None, "a lead has a head"
-        if is_urgent and not lead.is_awaited:
-            lead.is_awaited = True
-            self._awaited.append(lead)
+        lead.is_awaited = lead.is_awaited or is_urgent
         if head.computed_tokens is None:
             _stop_at(lead, head, end)
         if end > head.awaited_tokens:

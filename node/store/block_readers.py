@@ -44,6 +44,9 @@ class BlockReads:
         while (index := self._take()) is not None:
             try:
                 self._read(index)
+            except UnreadBlockError:
+                with self._lock:  # a new one: that one's traceback would keep the cache alive
+                    self._failed[index] = UnreadBlockError()
             except BaseException as error:  # noqa: BLE001 - the caller of `run` decides
                 with self._lock:
                     self._failed[index] = error

@@ -6,7 +6,6 @@ One writer serves one turn, or one later attempt to save what a turn could not. 
 stored only if its bytes are known to be the cache's, not another computation of the same tokens.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -209,10 +208,8 @@ class RecordWriter:
             held = [span for span in batch if span.start >= held_from[span.group]]
             return [(span, cache.gather(span.start, span.end, span.group)) for span in held]
 
-        puts = [self._put(span, ids, kv) for span, kv in await self.computed(gather)]
-        for saved in await asyncio.gather(*puts, return_exceptions=True):
-            if isinstance(saved, BaseException):
-                raise saved
+        for span, kv in await self.computed(gather):
+            await self._put(span, ids, kv)
 
     async def save_passing(self, ids: Sequence[int]) -> None:
         """Save what the cache does not keep: blocks that slid out of windows, and states."""

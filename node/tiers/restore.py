@@ -173,14 +173,16 @@ class _Restore:
         block, origin = read.block, read.origin
         if self._is_cancelled or not self._store.is_named(self._tenant, block, origin, read.group):
             raise UnreadBlockError
-        places = read.buffer() if read.is_partial else read.places
+        places, is_read = read.buffer() if read.is_partial else read.places, True
         try:
             self._store.blocks.load_into(block, origin.parent, origin.tokens, places)
         except CorruptDataError as error:
             _log.warning("cannot restore block %s: %s", block.name, error.message)
             if not isinstance(error, BlockMissingError):
                 self._is_damaged = True
-            raise UnreadBlockError from error
+            is_read = False
+        if not is_read:  # not chained: the cause's traceback would keep the cache alive
+            raise UnreadBlockError
         if read.is_partial:
             read.copy_rows(places)
 
