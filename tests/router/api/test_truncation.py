@@ -119,6 +119,20 @@ async def test_messages_report_what_was_dropped_beside_what_was_cleared():
     assert applied["cleared_input_tokens"] == dropped * 100
 
 
+async def test_count_tokens_counts_all_and_input_tokens_what_a_response_would_read():
+    async with rig(nodes=[node()], settings=RouterSettings(truncation="auto")) as made:
+        paths = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses")
+        bodies = ({**messages(50), **AUTO}, responses(50), responses(50))
+        whole, read, response = [
+            await made.http().post(path, json=body)
+            for path, body in zip(paths, bodies, strict=True)
+        ]
+    assert whole.json()["input_tokens"] > CONTEXT
+    assert REPORT not in whole.headers
+    assert read.json()["input_tokens"] < CONTEXT
+    assert read.headers[REPORT] == response.headers[REPORT] != "truncation=0"
+
+
 @pytest.mark.parametrize("default", ["auto", "disabled"])
 async def test_generate_refuses_the_option_and_is_never_truncated(default):
     a = node()
