@@ -60,6 +60,7 @@ class DriveIdentity:
             identity = secrets.token_hex(_IDENTITY_BYTES // 2).encode()
             try:
                 self._write(identity)
+                _log.info("began a new data folder, or one of an earlier version: %s", self.folder)
             except FabricError as error:
                 _log.warning("cannot store the folder's identity: %s", error.message)
                 identity = None

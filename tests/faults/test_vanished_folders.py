@@ -271,9 +271,12 @@ def test_another_drive_at_the_same_path_is_left_alone(model, tmp_path, drive, ot
         assert ask(service, PROMPT[9:], agent="cold", **BRIEF).admitted.cache is CacheTier.DISK
 
 
-def test_a_folder_keeps_its_identity(model, tmp_path):
+def test_a_folder_keeps_its_identity(model, tmp_path, caplog):
+    caplog.set_level("INFO", "node.store.data_folders")
     path = tmp_path / "node-a" / "identity"
     with running(tmp_path, model) as service:
+        assert "began a new data folder" in caplog.text
+        caplog.clear()
         ask(service, PROMPT, agent="mira", **BRIEF)
         first = path.read_bytes()
         shutil.rmtree(tmp_path / "node-a")
@@ -282,6 +285,7 @@ def test_a_folder_keeps_its_identity(model, tmp_path):
     with running(tmp_path, model):
         assert path.read_bytes() == first
         assert path.stat().st_mode & 0o077 == 0
+    assert "began" not in caplog.text
     path.write_bytes(b"damaged")
     with running(tmp_path, model):
         assert len(path.read_bytes()) == len(first)
