@@ -19,6 +19,7 @@ from router.simulate.sessions import Arrival
 from router.simulate.timeline import Timeline
 
 PROGRESS_EVENTS = 20_000  # between two reports
+STALLED_S = 86_400.0  # without an answer to a running turn: a fault of the simulator
 
 Progress = Callable[[int, float], None]  # answered turns, simulated seconds
 
@@ -76,6 +77,7 @@ class SimulatedRun:
         self._policy, self._seed = policy, seed
         self._arrivals = arrivals
         self._has_arrivals = True
+        self._answered = (0, 0.0)  # turns, and when that was new
         self._heartbeat_s = fleet.heartbeat_s
         machines = [Machine(self.timeline, node, fleet) for node in fleet.each()]
         if suffered.wrong_speeds is not None:
@@ -112,6 +114,12 @@ class SimulatedRun:
 
     def _heartbeat(self) -> None:
         self.router.send_heartbeats()
+        counters, (answered, since_s) = self.dispatcher.counters, self._answered
+        if counters.answered != answered or counters.answered == counters.asked:
+            self._answered = (counters.answered, self.timeline.now_s)
+        elif self.timeline.now_s - since_s > STALLED_S:
+            message = f"{counters.asked - answered} simulated turns are never answered"
+            raise AssertionError(message)
         self.timeline.after(self._heartbeat_s, self._heartbeat)
 
     def _await_next(self) -> None:

@@ -69,6 +69,17 @@ def test_a_turn_answered_twice_is_noticed():
         run.play()
 
 
+def test_a_turn_that_is_never_answered_is_noticed(monkeypatch):
+    """The planted fault: clients do not repeat turns whose node was lost."""
+    monkeypatch.setattr("router.simulate.run.STALLED_S", 600.0)
+    faults = FAULTS["all lost"]
+    run = workload_run("W1", sessions=12, load=2.0, conditions=Conditions(faults=faults))
+    run.dispatcher._on_lost = run.dispatcher._close
+
+    with pytest.raises(AssertionError, match="never answered"):
+        run.play()
+
+
 def test_a_drained_node_gives_its_agents_away_with_their_memory():
     drained = Conditions(faults=(Fault(FaultKind.DRAIN, "middle", 30.0),))
     run = workload_run("W4", sessions=20, conditions=drained)
