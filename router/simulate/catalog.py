@@ -35,7 +35,7 @@ def workload_named(name: str) -> Workload:
 
 SHIPPED: Final = Policy.SECONDS.value  # what a fabric runs without any option
 TUNED: Final = "dynamo-tuned"  # the best of all scales, for each workload and load
-DYNAMO_SCALES: Final = (1, 4, 16, 64)
+DYNAMO_SCALES: Final = (1, 4, 16, 64, 256)
 TUNED_FROM: Final = tuple(f"dynamo-{scale}" for scale in DYNAMO_SCALES)
 COMPARED: Final = (
     *(SHIPPED, "sticky", "least-load", "round-robin", "prefix-only"),

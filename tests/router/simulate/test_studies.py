@@ -12,7 +12,7 @@ import yaml
 
 from fabric.errors import RejectedError
 from router.simulate import report
-from router.simulate.catalog import WORKLOADS, placement_of, workload_named
+from router.simulate.catalog import DYNAMO_SCALES, WORKLOADS, placement_of, workload_named
 from router.simulate.faults import FaultKind, parse_factors, parse_fault, require_nodes
 from router.simulate.fleet_file import parse_fleet, read_fleet, shipped_names
 from router.simulate.request import SimulateRequest
@@ -208,7 +208,7 @@ def test_a_study_compares_with_the_shipped_policy(studied):
 def test_tuning_takes_the_best_scale(studied):
     _, (cell,) = studied
     tuned = cell.compared[2]
-    for scale in (1, 4, 16, 64):
+    for scale in DYNAMO_SCALES:
         study = Study(THREE, (f"dynamo-{scale}",), (1, 2), Conditions())
         (only,) = study.cell(plan_workload(WORKLOADS["W6"], THREE, 0.75, 10)).compared
         means = [math.prod(o.ttft_mean_s for o in each.outcomes) for each in (tuned, only)]
