@@ -54,7 +54,6 @@ class Counters:
     retried: int = 0
     relocated: int = 0  # turns on another node than their agent's turn before
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     turns_s: float = 0.0  # from requests to last tokens, of all turns
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
 
@@ -174,7 +173,6 @@ class Dispatcher:
         epoch = machine.start(job)
         if sent.target.reservation is not None:
             sent.target.reservation.epoch = epoch
-        self.counters.cached_tokens += job.cached_tokens
         self._fleet.note_holding(key, machine.name, epoch, OwnerState.OWNED)
         prompt = attempt.request.prompt
         self._fleet.sketches.put(

@@ -7,8 +7,8 @@ The order of prompts, the sizes of chunks and the shares of steps are those of a
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
@@ -27,6 +27,9 @@ CHUNK_STEPS: Final = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))  # below
 WARM_TOKENS: Final = 512  # prompts with no more left go first
 WARM_STREAK: Final = 8  # but not for longer than so many chunks
 ANSWER_RESERVE_TOKENS: Final = 512
+HEAD_TOKENS: Final = 128  # of a beginning, at least, that is worth a wait
+HEAD_WAIT_FACTOR: Final = 1.5  # of the time in which it would be computed
+HEAD_WAIT_S: Final = 2.0  # and this, then a prompt computes it itself
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +51,8 @@ class NodeTurn:
     reserved_tokens: int = 0
     passed_count: int = 0
     served_order: int = 0  # of its last chunk
-    leader: "NodeTurn | None" = field(default=None, repr=False)  # computes a beginning it waits for
-    awaited_tokens: int = 0
+    held_until_s: float | None = None  # while another turn computes its beginning
+    is_awaited: bool = False  # it publishes its blocks as it computes them
     first_s: float | None = None
     is_gone: bool = False  # its node was lost
 
@@ -74,6 +77,7 @@ class ModelledEngine:
         """Start idle; `on_answered` is called when a job's last token is delivered."""
         self.slowness = 1.0  # factor on the time of all computing
         self.computed_tokens = 0  # of prompts
+        self.reused_tokens = 0  # of prompts, when they got their memory
         self.busy_s = 0.0
         self._timeline = timeline
         self._model = model
@@ -123,12 +127,15 @@ class ModelledEngine:
     # --- memory and disk -----------------------------------------------------------------------
 
     def _grant(self) -> None:
-        """Start waiting jobs for which there is a slot and memory."""
+        """Start waiting jobs for which there is a slot and memory, and no head to wait for."""
         left: list[NodeTurn] = []
         is_blocked = False
         for job in self._waiting:
             if is_blocked or self.active_count >= self._model.active_max:
                 is_blocked = True
+                left.append(job)
+                continue
+            if self._shares_heads and self._is_held(job):
                 left.append(job)
                 continue
             tokens = job.prompt.tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
@@ -141,10 +148,50 @@ class ModelledEngine:
             left.append(job)
         self._waiting = left
 
+    # --- heads ---------------------------------------------------------------------------------
+
+    def _leads(self, job: NodeTurn) -> Iterator[tuple[NodeTurn, int]]:
+        """Yield the running jobs whose prompts begin like this one's, and the common tokens."""
+        batch = (each for _, _, each in self._batch)
+        for lead in (*self._loading, *self._ready, *batch):
+            if lead.prompt.content.pieces[0] == job.prompt.content.pieces[0]:
+                common = job.prompt.tokens_of(lead.prompt.common_count(job.prompt))
+                yield lead, min(common, job.prompt.tokens - 1)
+
+    def _is_held(self, job: NodeTurn) -> bool:
+        """Return whether a job waits, in the queue, for a beginning that another one computes."""
+        now_s = self._timeline.now_s
+        wanted = max(job.cached_tokens, job.position)
+        awaited = 0
+        for lead, common in self._leads(job):
+            if lead.left_tokens and common > lead.position and common - wanted >= HEAD_TOKENS:
+                lead.is_awaited = True
+                awaited = max(awaited, common)
+        if not awaited:
+            return False
+        if job.held_until_s is None:
+            alone_s = (awaited - wanted) / self.prefill_tokens_per_s(wanted)
+            job.held_until_s = now_s + HEAD_WAIT_FACTOR * alone_s + HEAD_WAIT_S
+        return now_s < job.held_until_s
+
+    def _look_again(self, job: NodeTurn) -> None:
+        """Look for what was published while a job waited."""
+        found = self._cache.look_up(job.agent, job.prompt, self._timeline.now_s)
+        best, disk = found.tokens, found.disk_tokens
+        for lead, common in self._leads(job):
+            published = min(common, lead.position) if lead.is_awaited else 0
+            if published > best:
+                best = disk = published
+        if best > job.cached_tokens:
+            job.cached_tokens, job.disk_tokens = best, disk
+
     def _load(self, job: NodeTurn) -> None:
         """Read a job's cached tokens from the disk, after the reads before it."""
+        if self._shares_heads:
+            self._look_again(job)
         self._loading.append(job)
         job.position = job.cached_tokens
+        self.reused_tokens += job.cached_tokens
         read_bytes = job.disk_tokens * self._cache.bytes_per_token
         if not read_bytes:
             self._loaded(job)
@@ -157,26 +204,8 @@ class ModelledEngine:
         if job.is_gone:
             return
         self._loading.remove(job)
-        if self._shares_heads:
-            self._follow(job)
         self._ready.append(job)
         self._interrupt()
-
-    def _follow(self, job: NodeTurn) -> None:
-        """Let a job wait for the longest beginning that another one computes."""
-        for other in self._ready:
-            common = job.prompt.tokens_of(other.prompt.common_count(job.prompt))
-            common = min(common, job.prompt.tokens - 1)
-            common -= common % CHUNK_BUSY_TOKENS
-            if other.leader is None and common > max(job.awaited_tokens, job.position):
-                job.leader, job.awaited_tokens = other, common
-
-    def _lead(self, leader: NodeTurn) -> None:
-        """Give the jobs that wait for a leader what it has computed."""
-        for job in self._ready:
-            if job.leader is leader and leader.position >= job.awaited_tokens:
-                job.position, job.leader = job.awaited_tokens, None
-                job.cached_tokens = job.position
 
     # --- steps and chunks ----------------------------------------------------------------------
 
@@ -239,7 +268,7 @@ class ModelledEngine:
 
     def _next_prompt(self) -> NodeTurn | None:
         """Choose the prompt of the next chunk."""
-        ready = [job for job in self._ready if job.leader is None]
+        ready = self._ready
         if not ready:
             return None
         warm = [job for job in ready if job.left_tokens <= WARM_TOKENS]
@@ -269,11 +298,12 @@ class ModelledEngine:
             return
         job.position += tokens
         self.computed_tokens += tokens
-        self._lead(job)
         if not job.left_tokens:
             self._ready.remove(job)
             self._count += 1
             heappush(self._batch, (self._steps + max(1, job.answer_tokens), self._count, job))
+        if self._shares_heads and self._waiting:
+            self._grant()
         self._iterate()
 
     def _advance(self, steps: int) -> None:

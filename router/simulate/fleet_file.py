@@ -41,7 +41,7 @@ class FleetModel:
     kv_bytes_per_token: int = 36_864  # an 8B model at 4 bits
     heartbeat_s: float = HEARTBEAT_S
     # Whether a prompt waits for the same beginning that another turn is computing on the node.
-    shares_heads_in_flight: bool = False
+    shares_heads_in_flight: bool = True
     nodes: tuple[NodeModel, ...] = field(default=())
 
     def each(self) -> Iterator[NodeModel]:

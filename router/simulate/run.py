@@ -45,7 +45,7 @@ class Outcome:
     ttft_p95_s: float
     ttft_p99_s: float
     turn_mean_s: float  # to the last token
-    cached_share: float  # of all prompts' tokens
+    cached_share: float  # of all prompts' tokens, reused instead of computed
     computed_tokens: int  # of prompts
     relocated_share: float  # of turns, on another node than their agent's turn before
     moves: int  # of agents with their memory
@@ -137,6 +137,8 @@ class SimulatedRun:
         counters, machines = self.dispatcher.counters, self.machines.values()
         times = _times(counters.ttft_s)
         simulated_s = self.timeline.now_s
+        reused = sum(machine.engine.reused_tokens for machine in machines)
+        computed = sum(machine.engine.computed_tokens for machine in machines)
         busy_s = sum(machine.engine.busy_s for machine in machines)
         p50, p95, p99 = (float(np.percentile(times, each)) for each in (50, 95, 99))
         return Outcome(
@@ -148,8 +150,8 @@ class SimulatedRun:
             ttft_p95_s=p95,
             ttft_p99_s=p99,
             turn_mean_s=counters.turns_s / max(1, counters.answered),
-            cached_share=counters.cached_tokens / max(1, counters.prompt_tokens),
-            computed_tokens=sum(machine.engine.computed_tokens for machine in machines),
+            cached_share=reused / max(1, reused + computed),
+            computed_tokens=computed,
             relocated_share=counters.relocated / max(1, counters.answered),
             moves=self.dispatcher.moves.count,
             moved_bytes=self.network.sent_bytes,

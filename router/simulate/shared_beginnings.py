@@ -124,7 +124,7 @@ def _solved(random: Random, wanted: HitRate) -> Script:
 
 SHARED_BEGINNINGS: Final = (
     Workload("W2", "questions behind the beginnings of groups", grouped_prompts, 1_500),
-    Workload("W5", "documents in rounds that overflow memory", overflowing_documents, 1_300, True),
+    Workload("W5", "documents in rounds that overflow memory", overflowing_documents, 1_300),
     Workload("W7", "samples of one problem at once", siblings, 400),
     Workload("W8", "long-lived sessions against a flood", pinned_and_flood, 1_500),
     Workload("W9", "conversations with a known cached share", solved_hit_rate, 400),

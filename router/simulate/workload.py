@@ -45,7 +45,6 @@ class Workload:
     title: str
     scripts: ScriptMaker
     sessions: int  # by default
-    is_regular: bool = False  # sessions start at equal distances, not at random
 
     def scripts_of(self, seed: int, number: int, scale: Scale) -> Iterable[Script]:
         """Return the scripts of one session; equal arguments give equal scripts."""
@@ -56,7 +55,7 @@ class Workload:
         """Yield sessions in order of their starts."""
         random, at_s = Random(f"{self.name}:{seed}"), 0.0
         for number in range(sessions):
-            at_s += 1.0 / per_s if self.is_regular else random.expovariate(per_s)
+            at_s += random.expovariate(per_s)
             name = f"{self.name}-{number}"
             scripts = self.scripts_of(seed, number, scale)
             # Answers differ between sessions and seeds, as their texts would.

@@ -7,7 +7,7 @@ import pytest
 from router.simulate import node_cache
 from router.simulate.node_cache import KeptAgent, NodeCache
 from router.simulate.prefix_tree import PrefixTree
-from tests.router.simulate.small import OneNode, prompt
+from tests.router.simulate.small import FAST_DECODE, OneNode, node, prompt
 
 HEAD, OWN, AGENTS = 4_096, 256, 8
 
@@ -23,15 +23,51 @@ def computed_of_burst(**changes):
 
 
 def test_a_beginning_that_is_being_computed_is_not_visible():
-    assert computed_of_burst() == AGENTS * (HEAD + OWN)
+    assert computed_of_burst(shares_heads_in_flight=False) == AGENTS * (HEAD + OWN)
 
 
-def test_a_beginning_may_be_shared_while_it_is_computed():
-    assert computed_of_burst(shares_heads_in_flight=True) == HEAD + AGENTS * OWN
+def test_a_beginning_is_computed_once_while_others_wait_for_it():
+    assert computed_of_burst() == HEAD + AGENTS * OWN
+
+
+def test_who_waits_for_a_beginning_holds_no_memory():
+    """Memory for two turns: all wait for the first one's beginning, then run two at a time."""
+    tokens = HEAD + OWN + 512
+    one = OneNode(node(hot_bytes=2 * tokens * 36_864, decode_tokens_per_s=10.0))
+    for agent in range(4):
+        one.ask(0.0, f"a{agent}", prompt((1, HEAD), (100 + agent, OWN)), answer_tokens=20)
+    held = []
+    one.timeline.at(4.0, lambda: held.append(one.machine.cache.hot_bytes))
+    one.run()
+
+    assert held == [tokens * 36_864]
+    assert one.machine.engine.computed_tokens == HEAD + 4 * OWN
+
+
+def test_no_wait_for_a_beginning_is_longer_than_computing_it():
+    """The first turn computes its long own part between; who waits computes the rest itself."""
+    one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
+    one.ask(0.0, "other", prompt((9, 30_000)))
+    one.ask(0.1, "leads", prompt((1, HEAD), (2, OWN)))
+    one.ask(0.2, "waits", prompt((1, HEAD), (3, OWN)))
+    one.run()
+
+    assert one.first_s["waits"] < 4 * HEAD / 512
+    assert one.machine.engine.computed_tokens <= 30_000 + 2 * (HEAD + OWN)
+
+
+def test_a_head_from_another_turn_is_read_from_the_disk():
+    one = OneNode(node(disk_bytes_per_s=36_864 * 1_024.0, decode_tokens_per_s=FAST_DECODE))
+    one.ask(0.0, "leads", prompt((1, HEAD), (2, OWN)))
+    one.ask(0.1, "waits", prompt((1, HEAD), (3, OWN)))
+    one.run()
+
+    loaded_s = HEAD / 1_024
+    assert one.first_s["waits"] == pytest.approx((HEAD + OWN) / 512 + loaded_s - 0.1, abs=0.51)
 
 
 def test_blocks_visible_at_arrival_are_noticed(monkeypatch):
-    """The planted fault: a prompt's blocks are visible as soon as its turn arrives."""
+    """The planted fault: a prompt's blocks are visible as soon as its turn gets its memory."""
     start = node_cache.NodeCache.reserve
 
     def publish_too_early(self, agent, tokens, *, is_alone):

@@ -90,7 +90,7 @@ def test_equal_seeds_give_equal_sessions(name):
         return [[list(s) for s in workload.scripts_of(seed, n, SCALE)] for n in range(3)]
 
     assert asks(1) == asks(1)
-    assert name == "W5" or asks(1) != asks(2)
+    assert asks(1) != asks(2) or name == "W5"
     assert all(a.answer_tokens > 0 for scripts in asks(1) for script in scripts for a in script)
 
 
