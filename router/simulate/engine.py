@@ -8,7 +8,7 @@ The order of prompts, the sizes of chunks and the shares of steps are those of a
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
@@ -55,11 +55,16 @@ class NodeTurn:
     is_awaited: bool = False  # it publishes its blocks as it computes them
     first_s: float | None = None
     is_gone: bool = False  # its node was lost
+    prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the prompt's tokens once: its content grows, the prompt does not."""
+        self.prompt_tokens = self.prompt.tokens
 
     @property
     def left_tokens(self) -> int:
         """Tokens of its prompt that are not in place."""
-        return self.prompt.tokens - self.position
+        return self.prompt_tokens - self.position
 
 
 class ModelledEngine:
@@ -138,7 +143,7 @@ class ModelledEngine:
             if self._shares_heads and self._is_held(job):
                 left.append(job)
                 continue
-            tokens = job.prompt.tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
+            tokens = job.prompt_tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
             if self._cache.reserve(job.agent, tokens, is_alone=not self.active_count):
                 job.reserved_tokens = tokens
                 self._load(job)
@@ -156,7 +161,7 @@ class ModelledEngine:
         for lead in (*self._loading, *self._ready, *batch):
             if lead.prompt.content.pieces[0] == job.prompt.content.pieces[0]:
                 common = job.prompt.tokens_of(lead.prompt.common_count(job.prompt))
-                yield lead, min(common, job.prompt.tokens - 1)
+                yield lead, min(common, job.prompt_tokens - 1)
 
     def _is_held(self, job: NodeTurn) -> bool:
         """Return whether a job waits, in the queue, for a beginning that another one computes."""
