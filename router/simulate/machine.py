@@ -135,7 +135,7 @@ class Machine:
 
     def view(self) -> NodeView:
         """Return the node's state; the same object while nothing has changed."""
-        self._forget_evicted()
+        self._note_evictions()
         engine, cache = self.engine, self.cache
         state = (
             *(self._changes, engine.waiting_count, engine.active_count, engine.queue_tokens),
@@ -176,7 +176,7 @@ class Machine:
 
     def list_agents(self, call: ListAgents) -> AgentList:
         """Return the agents that changed after `since`, or all."""
-        self._forget_evicted()
+        self._note_evictions()
         since = call.since if call.incarnation == self._incarnation else 0
         names = _later_than(self._changed, since) if since else self._all_names()
         gone = _later_than(self._gone, since) if since else []
@@ -224,7 +224,11 @@ class Machine:
         self._changed.move_to_end(agent)
         self._gone.pop(agent, None)
 
-    def _forget_evicted(self) -> None:
+    def _note_evictions(self) -> None:
+        for agent in self.cache.cooled:
+            if agent in self.cache.agents:
+                self._note_change(agent)
+        self.cache.cooled.clear()
         for agent in self.cache.evicted:
             if agent not in self.cache.agents and agent not in self._running:
                 self._changes += 1

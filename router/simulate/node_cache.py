@@ -60,7 +60,8 @@ class NodeCache:
     ) -> None:
         self.bytes_per_token = bytes_per_token
         self.agents: OrderedDict[AgentId, KeptAgent] = OrderedDict()  # the last used at the end
-        self.evicted: list[AgentId] = []  # from the disk, until the owner of this list takes them
+        self.cooled: list[AgentId] = []  # left memory, until the machine has listed that
+        self.evicted: list[AgentId] = []  # left the disk, likewise
         self.disk_tokens = 0
         self._hot: OrderedDict[AgentId, int] = OrderedDict()  # tokens of idle caches in memory
         self._hot_tokens = 0
@@ -172,8 +173,9 @@ class NodeCache:
 
     def _make_room(self) -> None:
         while self._hot and self._hot_tokens + self._running_tokens > self._hot_tokens_max:
-            _, tokens = self._hot.popitem(last=False)
+            agent, tokens = self._hot.popitem(last=False)
             self._hot_tokens -= tokens
+            self.cooled.append(agent)
 
     def missing_tokens(self, pieces: Sequence[int], extent: Extent) -> int:
         """Return the tokens of a chain whose blocks are not stored here."""

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from fabric.control.node_calls import ListAgents
 from router.simulate import node_cache
 from router.simulate.node_cache import KeptAgent, NodeCache
 from router.simulate.prefix_tree import PrefixTree
@@ -120,6 +121,26 @@ def test_the_agents_used_longest_ago_leave_a_full_disk():
     assert cache.evicted == ["a0"]
     assert list(cache.agents) == ["a1", "a2", "a3"]
     assert cache.disk_tokens == 1_800
+
+
+def test_a_node_lists_agents_that_leave_its_memory_and_its_disk():
+    one = OneNode(node(hot_bytes=1_500 * 36_864, disk_bytes=3_000 * 36_864))
+    one.ask(0.0, "a", prompt((1, 900)))
+    one.run()
+    before = one.machine.view().changes
+    listed = one.machine.list_agents(ListAgents()).agents
+    for number in range(3):
+        one.ask(0.0, f"b{number}", prompt((5 + number, 900)))
+    one.run()
+    news = one.machine.list_agents(ListAgents(incarnation=1, since=before))
+
+    assert [each.view.tiers for each in listed] == [("hot", "disk")]
+    assert [name.agent for name in news.gone] == ["a"]
+    assert {each.view.agent: each.view.tiers for each in news.agents} == {
+        "b0": ("disk",),
+        "b1": ("disk",),
+        "b2": ("hot", "disk"),
+    }
 
 
 def test_a_shared_beginning_takes_its_bytes_once():
