@@ -7,6 +7,10 @@ from fabric.limits import BODY_BYTES_MAX, KIB, MIB
 # Left free of a drive, whatever the budget says: systems swap and update there.
 WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read before a start
 
+# Placement
+COMING_FACTOR: Final = 2.0  # of a prompt's expected end: then its node is taken not to compute it
+COMING_S_MIN: Final = 10.0  # and at least so long: speeds may be unknown
+
 # HTTP
 PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
 PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets

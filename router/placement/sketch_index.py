@@ -10,12 +10,14 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fabric.ids import AgentId, NodeName, TenantId
 from fabric.turn.sketch import common_pieces
 from router.limits import SKETCH_AGENTS_MAX
 
 Holder = tuple[NodeName, AgentId]
+_NO_OPENING: Final = -1  # of a prompt that is not a conversation yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class SketchIndex:
         self._roots: dict[TenantId, _Branch] = {}
         self._places: dict[tuple[TenantId, Holder], tuple[_Branch, object]] = {}
         self._openings: dict[tuple[TenantId, Holder], int] = {}  # of turns placed by this router
+        self._coming_count = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -73,6 +76,16 @@ class SketchIndex:
         if opening is not None:
             self._openings[key] = opening
         _count(leaf, node, 1)
+
+    def put_coming(self, tenant: TenantId, node: NodeName, sketch: Sequence[int]) -> AgentId:
+        """Store a prompt that a node is about to compute; return the name under which to remove it.
+
+        Other prompts find their beginning there, and none continues it.
+        """
+        self._coming_count += 1
+        name = AgentId(f"\0{self._coming_count}")  # no agent's
+        self.put(tenant, node, name, sketch, opening=_NO_OPENING)
+        return name
 
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
         """Remove an agent on a node, if it is there."""

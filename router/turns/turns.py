@@ -6,8 +6,8 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from router.events import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError, remote_error
-from router.limits import OWNER_WAIT_S_MAX
+from router.limits import COMING_FACTOR, COMING_S_MIN, OWNER_WAIT_S_MAX
 from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery
 from router.placement.load_ledger import Booking
@@ -255,7 +255,8 @@ class Turns:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
         try:
-            first = _admission(await anext(source), target.node)
+            with self._coming(turn, target.node, is_private=is_private):
+                first = _admission(await anext(source), target.node)
         except BaseException:
             fleet.ledger.end(entry)
             self._release_reservation(turn, reservation)
@@ -272,6 +273,23 @@ class Turns:
             fleet.ledger.end(entry)
 
         return AdmittedTurn(first, source, entry, end)
+
+    @contextmanager
+    def _coming(self, turn: TurnRequest, node: NodeName, *, is_private: bool) -> Iterator[None]:
+        """Let other turns find a prompt's beginning on the node that is about to compute it."""
+        if is_private or not turn.is_kept:
+            yield
+            return
+        fleet, tenant = self._fleet, turn.tenant
+        name = fleet.sketches.put_coming(tenant, node, turn.prompt.sketch)
+        limit_s = max(COMING_S_MIN, COMING_FACTOR * fleet.ledger.prefill_s(node))
+        remove = partial(fleet.sketches.remove, tenant, node, name)
+        expiry = asyncio.get_running_loop().call_later(limit_s, remove)
+        try:
+            yield
+        finally:
+            expiry.cancel()
+            remove()
 
     def _note_admission(self, turn: TurnRequest, first: Admitted) -> None:
         tenant, agent = key = turn.tenant, first.agent

@@ -141,6 +141,26 @@ def test_eight_new_agents_compute_one_head(tmp_path, model, counted, calm):
     assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
 
 
+def test_a_beginning_is_published_before_the_answer_ends(tmp_path, model):
+    """Its own turn goes on for long after those that waited have answered."""
+    long = Sampling(max_tokens=20_000, ignore_eos=True)
+
+    async def serve(service):
+        began = asyncio.Event()
+        slow = replace(request_of(0), sampling=long)
+        first = asyncio.create_task(served(service, slow, lambda _: began.set()))
+        await began.wait()
+        others = await asyncio.gather(*(served(service, request_of(n)) for n in (1, 2)))
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        return others
+
+    with running(tmp_path / "one", model) as service:
+        others = asyncio.run_coroutine_threadsafe(serve(service), service._loop).result(300)
+    assert all(reply.admitted.cached_tokens > 3_000 for reply in others)
+
+
 def test_on_the_grid_whole_blocks_are_shared(tmp_path, model, counted):
     requests = [request_of(number) for number in range(3)]
     settings = {"exact_chunks": True}
@@ -182,7 +202,9 @@ def test_the_next_goes_on_where_the_first_is_gone(tmp_path, model, counted, calm
 
 
 @pytest.mark.parametrize("kind", ["private", "tenants"])
-def test_nobody_waits_for_what_is_not_lent(tmp_path, model, counted, calm, kind):
+def test_nobody_waits_for_what_is_not_lent(tmp_path, model, counted, calm, monkeypatch, kind):
+    asked = []
+    monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: asked.append(kind))
     if kind == "private":
         requests = [request_of(number, is_private=True) for number in range(3)]
     else:
@@ -191,6 +213,7 @@ def test_nobody_waits_for_what_is_not_lent(tmp_path, model, counted, calm, kind)
         counted.tokens = 0
         replies = together(service, requests)
         computed = counted.tokens
+    assert not asked
     assert [reply.admitted.cached_tokens for reply in replies] == [0, 0, 0]
     assert computed >= sum(reply.admitted.prompt_tokens - 1 for reply in replies)
     assert [reply.text for reply in replies] == calm[:3]
