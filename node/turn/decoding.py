@@ -101,6 +101,8 @@ class Decoding:
         request, self._ends_count = planned.directed.request, parts.heads.ends_count
         prepared = await parts.prefixes.prepare(agent, planned.plan, request)
         head = await parts.heads.of(agent, prepared, request)
+        if head is not None:
+            prepared = parts.heads.prepared_to_wait(agent, prepared, head)
         self.lenders = parts.claims.lenders(agent, prepared.layout)
         loop, put = asyncio.get_running_loop(), self._events.put_nowait
 

@@ -13,18 +13,19 @@ from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.record.edited_head import Origin
-from fabric.record.layout import Held, Layout
+from fabric.record.layout import EMPTY_LAYOUT, Held, Layout
 from fabric.record.piece_table import Piece
 from fabric.turn.alignment import common_prefix
-from fabric.turn.generation import GenerateRequest
+from fabric.turn.generation import CacheTier, GenerateRequest
 from fabric.u32s import U32s
 from node.agents.agent import Agent
 from node.engine.sequence import Head
+from node.limits import HEAD_TOKENS_MIN
 from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.tiers.record_writer import NamedBlock
-from node.turn.prepared import Prepared
+from node.turn.prepared import Prepared, stored_prefix
 
 
 class TurnHeads:
@@ -40,6 +41,7 @@ class TurnHeads:
         self.health = health
         self.ends_count = 0  # of turns; after any, more may be stored
         self._lent: dict[Head, tuple[NamedBlock, ...]] = {}
+        self._running: set[Head] = set()
         self._waiting: set[Head] = set()
         self._kept: dict[BlockHash, list[BlockRef]] = {}  # by the name of the first block
 
@@ -71,8 +73,24 @@ class TurnHeads:
 
     # --- turns that may wait ------------------------------------------------------------------
 
+    def prepared_to_wait(self, agent: Agent, prepared: Prepared, head: Head) -> Prepared:
+        """Give up a resident cache if a turn that runs shares more of the prompt than it does.
+
+        Its memory must not be held meanwhile. It is stored, and would be cut to what it shares.
+        """
+        least_tokens = prepared.cached + HEAD_TOKENS_MIN
+        is_less = prepared.cached < BLOCK_TOKENS and any(
+            other.leads and head.common_tokens(other) >= least_tokens for other in self._running
+        )
+        if prepared.tier is not CacheTier.HOT or not (is_less and agent.is_durable):
+            return prepared
+        head.waits, head.stored_tokens, is_kept = True, 0, prepared.is_kept
+        room = prepared.room_tokens
+        return stored_prefix(prepared.plan, EMPTY_LAYOUT, CacheTier.COLD, room, is_kept=is_kept)
+
     def begin(self, head: Head) -> None:
-        """Note a turn that may wait for blocks of another one."""
+        """Note a turn that computes a beginning, and may wait for blocks of another one."""
+        self._running.add(head)
         if head.waits:
             self._waiting.add(head)
 
@@ -85,6 +103,7 @@ class TurnHeads:
     def end(self, head: Head) -> None:
         """Note the end of a turn."""
         self.ends_count += 1
+        self._running.discard(head)
         self.take_back(head)
         self._stop_waiting(head)
 

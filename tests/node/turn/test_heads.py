@@ -141,6 +141,17 @@ def test_eight_new_agents_compute_one_head(tmp_path, model, counted, calm):
     assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
 
 
+def test_agents_whose_memory_begins_otherwise_share_a_new_beginning(tmp_path, model, counted, calm):
+    """Their old memory is in RAM, and has no more in common with it than a template's words."""
+    with running(tmp_path / "one", model) as service:
+        for number in range(4):
+            ask(service, chat(number, words(60 + number, 90)), agent=f"agent-{number}")
+        counted.tokens = 0
+        replies = together(service, [request_of(number) for number in range(4)])
+        check_one_head(replies, counted.tokens)
+    assert [reply.text for reply in replies] == calm[:4]
+
+
 def test_a_beginning_is_published_before_the_answer_ends(tmp_path, model):
     """Its own turn goes on for long after those that waited have answered."""
     long = Sampling(max_tokens=20_000, ignore_eos=True)
