@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fabric.control.node_calls import Done, ReleaseAgent
+from fabric.errors import StaleEpochError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId
 from fabric.turn.generation import (
     Failed,
@@ -49,8 +50,11 @@ def taken_over(since):
                 epoch=1,
             )
             last = None
-            async for event in host.node.turns.serve(request):
-                last = event
+            try:
+                async for event in host.node.turns.serve(request):
+                    last = event
+            except StaleEpochError as error:  # before it was admitted
+                return Failed(int(error.status), error.code, error.message)
             return last
 
         async def release(name):
