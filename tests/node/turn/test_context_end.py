@@ -66,7 +66,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
 
     make = Sequences.make
 
-    def sealed_after(self, request, prepared, answer, emit):
+    def sealed_after(self, request, prepared, answer, emit, head):
         """Make the sequence, to be sealed as soon as so many tokens exist."""
         (its_turn,) = a.node.live_turns
 
@@ -77,7 +77,7 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
                 object.__setattr__(its_turn._outgoing, "seal", seal)  # from the engine's thread
                 sequence.yielding.set()
 
-        sequence = make(self, request, prepared, answer, told)
+        sequence = make(self, request, prepared, answer, told, head)
         return sequence
 
     async def begin():
