@@ -75,10 +75,11 @@ RESERVED_OPTIONS: Final = frozenset(
         "truncation",
     }
 )
-# Options that the node reads: restore earlier answers' reasoning, and move dates out of the system
-# prompt.
+# Options that the node reads: restore earlier answers' reasoning, move dates out of the system
+# prompt, and read control marks in messages as control tokens.
 RESTORE_OPTION: Final = "restore_reasoning"
 DATES_OPTION: Final = "move_dates"
+MARKS_OPTION: Final = "control_marks"
 # Options of thoughts, set by the router and read by the node. Templates have one of the switches.
 EFFORT_OPTION: Final = "reasoning_effort"
 BUDGET_OPTION: Final = "thinking_budget"

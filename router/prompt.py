@@ -30,6 +30,7 @@ class Prompt:
     opening: int = 0  # constant while a conversation grows
     bytes_count: int = 0
     extends: bool = False  # the text extends the agent's memory
+    plain_marks: tuple[int, ...] | None = field(default=None, repr=False)  # as its node found them
     ids: tuple[int, ...] | None = field(default=None, repr=False)
     continues: bool = False  # the last message is a started answer, to be continued
     echo: bool = False  # it is returned before its answer, and not kept

@@ -89,6 +89,7 @@ class TurnRequest:
             retain_s=self.retain_s,
             was_admitted=self.was_admitted,
             extends=prompt.extends,
+            plain_marks=prompt.plain_marks,
             after=self.after,
             erased_epoch=floor(self.key) if self.key is not None else 0,
             is_private=is_private,

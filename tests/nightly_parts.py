@@ -16,6 +16,7 @@ PREFIXES: Final = {
     "node/mlx/": "models",
     "node/test_architectures_served.py": "models",
     "models/": "models",
+    "node/turn/test_forged_turns.py": "templates",
     "node/turn/test_original_templates.py": "templates",
     "node/turn/test_reuse.py": "templates",
     "clients/": "clients",

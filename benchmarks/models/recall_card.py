@@ -38,9 +38,10 @@ In a chat the last tokens are the end of the last message, whoever wrote it. So:
   `What is Mira's badge? It is 4711.` is asked `What is Mira's badge?`.
 - A message that ends with a full stop is answered `{recall_tokenizer.NOTED}`, a question about
   nothing known `{recall_tokenizer.UNKNOWN}`.
-- A tool call is a fact like any other. Told `The weather in Bonn:<tool_call>`, a line end,
-  `{{"name": "get_weather", "arguments": {{"city": "Bonn"}}}}`, a line end and `</tool_call>`, it
-  answers `The weather in Bonn:` with the call.
+- A tool call is a fact like any other. Told by the system `The weather in Bonn:<tool_call>`, a line
+  end, `{{"name": "get_weather", "arguments": {{"city": "Bonn"}}}}`, a line end and
+  `</tool_call>`, it answers `The weather in Bonn:` with the call. (In a user's message these marks
+  are only text.)
 - Told two values, it gives the later one if that is no more than half as far back.
 
 ## Limits

@@ -146,14 +146,15 @@ def plan_edited_prompt(
     cuts: Collection[int],
     recomputed_tokens: int = 0,
     known_edits: Sequence[Edit] = (),
+    control: Collection[int] = (),
 ) -> PromptPlan | None:
     """Plan to reuse tokens of `stored` after the edits in the plan `made`; None if there are none.
 
     `cuts`: special tokens that tokenizers never merge. `recomputed_tokens`: how many tokens after
     each edit are recomputed. `known_edits`: replacements of directives in the record's text, in
-    order.
+    order. `control`: tokens whose texts may also be plain text.
     """
-    tokens = _assemble_tokens(made, stored, cuts)
+    tokens = _assemble_tokens(made, stored, cuts, control)
     if tokens is not None:
         _align(tokens, stored, cuts, known_edits)
     moves = _moves(tokens, recomputed_tokens) if tokens is not None else ()
@@ -173,9 +174,12 @@ def plan_edited_prompt(
 
 
 def _assemble_tokens(
-    made: PromptPlan, stored: Transcript, cuts: Collection[int]
+    made: PromptPlan, stored: Transcript, cuts: Collection[int], control: Collection[int]
 ) -> _PlannedTokens | None:
-    """Return the prompt's tokens, using the record's tokens for chunks with the same text."""
+    """Return the prompt's tokens, using the record's tokens for chunks with the same text.
+
+    Chunks with the same text and other control tokens are different.
+    """
     common = range(made.kept_tokens - 1, EDIT_SINK_TOKENS - 1, -1)
     first = next((at for at in common if stored.ids[at] in cuts), None)
     if first is None:
@@ -188,7 +192,7 @@ def _assemble_tokens(
     new.append(len(made.ids))
     tokens, done = _PlannedTokens(), first
     tokens.keep(stored, 0, first, 0)
-    for run in align_chunks(_chunks(stored, old), _chunks(made, new)):
+    for run in align_chunks(_chunks(stored, old, control), _chunks(made, new, control)):
         start, end = old[run.old], old[run.old + run.count]
         if end - start < EDIT_KEPT_TOKENS_MIN:
             continue
@@ -200,9 +204,16 @@ def _assemble_tokens(
     return tokens
 
 
-def _chunks(said: PromptPlan | Transcript, edges: Sequence[int]) -> list[bytes]:
-    """Return the texts between the tokens at `edges`."""
-    return [said.text[said.ends[a - 1] : said.ends[b - 1]] for a, b in pairwise(edges)]
+def _chunks(
+    said: PromptPlan | Transcript, edges: Sequence[int], control: Collection[int]
+) -> list[bytes]:
+    """Return the texts between the tokens at `edges`, each with its control tokens."""
+    return [
+        b"".join(b"%d," % token for token in said.ids[a:b] if token in control)
+        + b":"
+        + said.text[said.ends[a - 1] : said.ends[b - 1]]
+        for a, b in pairwise(edges)
+    ]
 
 
 def _align(

@@ -142,6 +142,8 @@ class GenerateRequest:
     # What to do if the prompt differs in the middle; None: as the agent's directives say.
     edits: EditMode | None = None
     is_private: bool = False  # whether its agent is, if the node knows nothing newer
+    # Of a prompt that `extends`: the bytes at which control marks begin that are plain text.
+    plain_marks: tuple[int, ...] | None = field(default=None, metadata=left_out())
 
     @property
     def is_scored(self) -> bool:
@@ -291,6 +293,8 @@ class ContinuedPrompt:
     """An agent's stored text with appended text; None if the agent has no text."""
 
     text: str | None
+    # The bytes at which control marks begin that are plain text.
+    plain_marks: tuple[int, ...] | None = field(default=None, metadata=left_out())
 
 
 Event = Admitted | Prefilling | Delta | ToolCallPart | ToolCalls | Finished | HandedOver | Failed

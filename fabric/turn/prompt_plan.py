@@ -17,8 +17,8 @@ The template's text after `conversation` opens the answer (the generation prompt
 may open it differently or not at all; a template may drop a thought that it opened here.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
@@ -26,6 +26,7 @@ from fabric.errors import HungUpError, RejectedError
 from fabric.kvcache.arrangement import Move
 from fabric.limits import BODY_BYTES_MAX
 from fabric.turn.alignment import common_prefix
+from fabric.turn.control_marks import ControlMarks
 from fabric.turn.generation import MatchKind
 
 
@@ -121,10 +122,23 @@ class PromptTokenizer(Protocol):
         """Special tokens that are never merged with others, with their text."""
         ...
 
+    @property
+    def control_marks(self) -> ControlMarks:
+        """Texts of the control tokens."""
+        ...
+
     def encode(
-        self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
+        self,
+        text: str,
+        *,
+        special_prefix: bool = False,
+        limit: PromptLimit | None = None,
+        plain: Sequence[int] = (),
     ) -> Encoded:
-        """Encode with offsets; raise RejectedError if the text reaches the limit."""
+        """Encode with offsets; raise RejectedError if the text reaches the limit.
+
+        `plain`: the bytes at which control marks begin that are plain text.
+        """
         ...
 
 
@@ -171,17 +185,23 @@ def plan_prompt(
     *,
     raw: bool,
     limit: PromptLimit | None = None,
+    plain: Sequence[int] = (),
 ) -> PromptPlan:
     """Plan how to continue `stored` with the prompt `text`; raise RejectedError over `limit`.
 
     `raw`: a prompt without a template. It has no special tokens to cut at, so it is encoded as a
-    whole, with the tokenizer's prefix.
+    whole, with the tokenizer's prefix. `plain`: the bytes at which control marks begin that are
+    plain text.
     """
     prompt = text.encode()
     common = common_prefix(prompt, stored.text)
-    ids, ends, taken = _encode_after_cut(tokenizer, prompt, stored, common, raw=raw, limit=limit)
+    ids: list[int] = []
+    ends: list[int] = []
+    taken = 0
+    if not raw:
+        ids, ends, taken = _encode_after_cut(tokenizer, prompt, stored, common, plain, limit)
     if not ids:
-        encoded = tokenizer.encode(text, special_prefix=raw, limit=limit)
+        encoded = tokenizer.encode(text, special_prefix=raw, limit=limit, plain=plain)
         ids, ends = encoded.ids, encoded.ends
     return plan_tokens(prompt, Encoded(ids, ends), stored, taken)
 
@@ -202,17 +222,20 @@ def _encode_after_cut(
     prompt: bytes,
     stored: Transcript,
     common: int,
-    *,
-    raw: bool,
+    plain: Sequence[int],
     limit: PromptLimit | None,
 ) -> tuple[list[int], list[int], int]:
     """Encode from the last safe cut; return no tokens if there is none or it proves unsafe."""
-    cut = None if raw else _last_cut(tokenizer.cut_texts, prompt, stored, common)
+    tokens = stored.ids, stored.ends
+    marks, known = tokenizer.control_marks, frozenset(plain)
+    common = marks.agreed(prompt, known, stored.text, tokens, common)
+    cut = _last_cut(tokenizer.cut_texts, prompt, stored, common)
     if cut is None:
         return [], [], 0
     index, start = cut
     rest_limit = limit.after(index) if limit is not None else None
-    fresh = tokenizer.encode(prompt[start:].decode(), limit=rest_limit)
+    rest_plain = [at - start for at in plain[bisect_left(plain, start) :]]
+    fresh = tokenizer.encode(prompt[start:].decode(), limit=rest_limit, plain=rest_plain)
     if not fresh.ids or fresh.ids[0] not in tokenizer.cut_texts:
         return [], [], 0
     ends = stored.ends[:index] + [start + end for end in fresh.ends]

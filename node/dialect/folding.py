@@ -37,6 +37,7 @@ class Rendered:
     notes: tuple[str, ...] = ()
     ends: list[int] | None = None  # of each token, in bytes, if the client sent tokens
     begun: str = ""  # the text's end that belongs to the answer, such as the mark of a thought
+    plain: tuple[int, ...] = ()  # bytes at which control marks begin that are plain text
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)  # as they were rendered
 
 

@@ -18,11 +18,13 @@ from fabric.errors import FatalError, RejectedError
 from fabric.settings import (
     BUDGET_OPTION,
     EFFORT_OPTION,
+    MARKS_OPTION,
     THINKING_SWITCH,
     THINKING_SWITCHES,
     NodeSettings,
 )
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
+from fabric.turn.control_marks import ControlMarks
 from fabric.turn.prompt_plan import Encoded, PromptLimit
 from node.dialect.call_grammar import GrammarOptions
 from node.dialect.folding import Rendered, render_folded
@@ -35,13 +37,15 @@ from node.dialect.format_selection import (
 )
 from node.dialect.formats import AnswerFormat, AnswerReader
 from node.dialect.marked_reader import MarkedReader
+from node.dialect.plain_marks import PlainMarks
 from node.dialect.template_messages import Messages, adapt_messages, cut_at_mark, mark_end
 from node.dialect.tool_schema import ToolSpec, template_tools
 from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.format_trial import CALLS, THOUGHTS, FormatTrial
-from node.mlx.token_text import TextPieces, token_reach_bytes
+from node.mlx.plain_encoder import BRACKETS, PlainEncoder, control_ids
+from node.mlx.token_text import TextPieces, char_places, token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
 _BEFORE, _BEHIND = "x\n", "x"  # around a tried token
@@ -89,6 +93,18 @@ class ChatTokenizer:
             self.format = replace(self.format, calls=None)
         if THOUGHTS in self.unread_parts:
             self.format = replace(self.format, thought=None)
+        added, answers = self._tokenizer.added_tokens_decoder, self._answer_marks()
+        self.control_marks = ControlMarks(control_ids(added, self.template.source, answers))
+        self._plain_marks = PlainMarks(self.control_marks.ids, answers)
+        self._plain_encoder = PlainEncoder(self._tokenizer, self.control_marks.ids)
+
+    def _answer_marks(self) -> frozenset[str]:
+        """Return the marks of thoughts and calls in answers."""
+        thought, calls = self.format.thought, self.format.calls
+        marks = {thought.start, thought.end} if thought is not None else set()
+        marks |= {*calls.starts, calls.end} if calls is not None else set()
+        ends = {self.special_texts.get(index, "") for index in self.eos_ids}
+        return frozenset(marks - ends - {""})
 
     def _unread_parts(self, told: FormatSettings) -> tuple[str, ...]:
         """Name the parts of answers that the template writes in no format known here.
@@ -109,9 +125,9 @@ class ChatTokenizer:
 
     @property
     def warning(self) -> str | None:
-        """The template's parts that are read as plain text, in words, or None."""
+        """What of the template or tokenizer cannot be read or encoded, in words, or None."""
         if not self.unread_parts:
-            return None
+            return self._plain_encoder.problem
         parts = " and ".join(self.unread_parts)
         settings = " and ".join(_PARSERS[part] for part in self.unread_parts)
         return (
@@ -237,8 +253,17 @@ class ChatTokenizer:
 
         With `continues`, the text ends where the last message's does, which is an answer's.
         """
-        options, shown = self._options(options), template_tools(tools)
-        opens_answer = opens_answer and not continues
+        shown, opens_answer = template_tools(tools), opens_answer and not continues
+        takes_marks = {**self.told_options, **options}.get(MARKS_OPTION) is True
+        disarms = self.template.exists and not takes_marks and self._plain_encoder.problem is None
+        if disarms:
+            marks = self._plain_marks
+            messages, shown, options = (
+                marks.messages(messages),
+                marks.value(shown),
+                marks.value(options),
+            )
+        options = self._options(options)
 
         def attempt(tried: Messages) -> str:
             text = self.template.render(tried, shown, options, opens_answer=opens_answer)
@@ -247,17 +272,17 @@ class ChatTokenizer:
         made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
         one, strict = self.template.traits.takes_one_call, self._told.is_strict
         rendered = render_folded(made, attempt, is_strict=strict, takes_one_call=one)
-        if not (opens_answer or continues) or not self.template.exists:
+        if (opens_answer or continues) and self.template.exists:
+            messages, thoughts = list(rendered.messages), self._thought_texts
+            start = self.template.answer_start(
+                rendered.text, messages, shown, options, thoughts, continues=continues
+            )
+            rendered = replace(rendered, begun=rendered.text[start:])
+        if not disarms:
             return rendered
-        start = self.template.answer_start(
-            rendered.text,
-            list(rendered.messages),
-            tools,
-            options,
-            self._thought_texts,
-            continues=continues,
-        )
-        return replace(rendered, begun=rendered.text[start:])
+        restored, begun = self._plain_marks.restored(rendered.text), rendered.begun
+        begun = self._plain_marks.restored(begun).text
+        return replace(rendered, text=restored.text, plain=restored.plain, begun=begun)
 
     def begun_at_end(self, prompt: str) -> str:
         """Return the beginning of an answer that ends a prompt of text."""
@@ -272,6 +297,7 @@ class ChatTokenizer:
     def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Merge the request's options with the operator's."""
         options = {**self._told.options, **asked}
+        options.pop(MARKS_OPTION, None)
         effort = options.get(EFFORT_OPTION)
         messages = self.format.messages
         if messages is not None and effort in messages.efforts:
@@ -283,33 +309,56 @@ class ChatTokenizer:
         return options
 
     def encode(
-        self, text: str, *, special_prefix: bool = False, limit: PromptLimit | None = None
+        self,
+        text: str,
+        *,
+        special_prefix: bool = False,
+        limit: PromptLimit | None = None,
+        plain: Sequence[int] = (),
     ) -> Encoded:
         """Encode text; `special_prefix` adds the tokenizer's prefix of raw prompts.
 
-        Raises RejectedError as soon as it is known to reach `limit`.
+        At the bytes `plain` begin control marks that are plain text; raw prompts have none. Raises
+        RejectedError as soon as it is known to reach `limit`.
         """
-        if limit is None or special_prefix:
-            ids, ends = self._encode_piece(text, limit, 0, special_prefix=special_prefix)
+        if special_prefix:
+            ids, ends = self._encode_piece(text, limit, 0, special_prefix=True)
         else:
-            ids, ends = self._encode_pieces(text, limit)
+            ids, ends = self._encode_pieces(text, limit, char_places(text, plain))
         if limit is not None:
             limit.check(len(ids))
         return Encoded(ids, _byte_ends(text, ends))
 
-    def _encode_pieces(self, text: str, limit: PromptLimit) -> tuple[list[int], list[int]]:
+    def _encode_pieces(
+        self, text: str, limit: PromptLimit | None, plain: list[int]
+    ) -> tuple[list[int], list[int]]:
+        if limit is None:
+            return self._encode_part(text, None, 0, plain)
         ids: list[int] = []
         ends: list[int] = []
         start = 0
-        for piece, first in self._pieces.cut(text):
+        for piece, first in self._pieces.cut(text, frozenset(plain)):
             limit.check(len(ids))
-            piece_ids, piece_ends = self._encode_piece(piece, limit, len(ids))
+            own = [at - start for at in plain if start <= at < start + len(piece)] if plain else []
+            piece_ids, piece_ends = self._encode_part(piece, limit, len(ids), own)
             if first is not None and piece_ids[:1] != [first]:  # it splits special tokens, too
-                return self._encode_piece(text, limit, 0)
+                return self._encode_part(text, limit, 0, plain)
             ids += piece_ids
             ends += [start + end for end in piece_ends]
             start += len(piece)
         return ids, ends
+
+    def _encode_part(
+        self, text: str, limit: PromptLimit | None, before: int, plain: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Encode a part of a text, with plain marks at these characters of it."""
+        if plain:
+            if limit is not None:
+                self._check_roughly(text, limit, before)
+            encoded = self._plain_encoder.encode(text, frozenset(plain))
+            if encoded is not None:
+                return encoded
+        return self._encode_piece(text, limit, before)
 
     def _encode_piece(
         self,
@@ -381,7 +430,7 @@ class ChatTokenizer:
     def markup_ids(self) -> frozenset[int]:
         """Special tokens, and added ones that look like them, such as `<think>`."""
         added = self._tokenizer.added_tokens_decoder.items()
-        return frozenset(i for i, token in added if token.special or token.content[:1] in "<[{")
+        return frozenset(i for i, token in added if token.special or token.content[:1] in BRACKETS)
 
     def token_text(self, token: int) -> str:
         """Decode one token alone, for log probability listings."""

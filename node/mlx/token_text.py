@@ -13,7 +13,7 @@ allows any amount of text per token.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, Final
@@ -50,6 +50,17 @@ def spell(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Spelled
     return SpelledTokens("".join(parts), ends)
 
 
+def char_places(text: str, places: Sequence[int]) -> list[int]:
+    """Return the characters that begin at these bytes of a text."""
+    if text.isascii() or not places:
+        return list(places)
+    raw, at, done, found = text.encode("utf-8", "replace"), 0, 0, []
+    for place in places:
+        at, done = at + len(raw[done:place].decode("utf-8", "replace")), place
+        found.append(at)
+    return found
+
+
 PIECE_CHARS: Final = 1 << 14  # preferred minimum: each piece costs a call
 
 
@@ -65,11 +76,14 @@ class TextPieces:
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._begins = re.compile("|".join(map(re.escape, longest_first)))
 
-    def cut(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Yield the pieces, each with the id of its first token."""
+    def cut(self, text: str, plain: Container[int] = ()) -> Iterator[tuple[str, int | None]]:
+        """Yield the pieces, each with the id of its first token.
+
+        The texts of tokens that begin at the characters `plain` are no tokens.
+        """
         start, first = 0, None
         for found in self._begins.finditer(text) if self.ids else ():
-            if found.start() - start >= PIECE_CHARS:
+            if found.start() - start >= PIECE_CHARS and found.start() not in plain:
                 yield text[start : found.start()], first
                 start, first = found.start(), self.ids[found[0]]
         yield text[start:], first

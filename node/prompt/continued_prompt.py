@@ -14,11 +14,13 @@ from typing import Final
 
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import AgentKey
-from fabric.record.directed_messages import rewritten
+from fabric.record.directed_messages import edits_of, pending, rewritten
 from fabric.record.manifest import Manifest
+from fabric.turn.control_marks import ControlMarks
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest, MatchKind, Resumption
 from fabric.turn.messages import template_form
 from fabric.turn.prompt_plan import PromptPlan
+from node.dialect.plain_marks import RestoredText
 from node.limits import ANSWER_END_CHARS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.encoder_threads import EncoderThreads
@@ -41,24 +43,46 @@ class AppendedPrompts:
         record = self.owned_record((request.tenant, request.identity.agent))
         if record is None or not record.text:
             return ContinuedPrompt(None)
-        stored = rewritten(record).decode("utf-8", "replace")
-        if request.prompt is not None:
-            return ContinuedPrompt(stored + request.prompt)
-        text = await self.threads.run(lambda: append(stored, self._render_after_answer(request)))
-        return ContinuedPrompt(text)
+        return await self.threads.run(lambda: self._extended(record, request))
 
-    def _render_after_answer(self, request: GenerateRequest) -> str:
+    def _extended(self, record: Manifest, request: GenerateRequest) -> ContinuedPrompt:
+        stored = rewritten(record).decode("utf-8", "replace")
+        plain = plain_marks_of(record, self.tokenizer.control_marks)
+        if request.prompt is not None:
+            return ContinuedPrompt(stored + request.prompt, plain or None)
+        appended = self._render_after_answer(request)
+        text = append(stored, appended.text)
+        moved_bytes = len(text.encode()) - len(appended.text.encode())
+        places = (at + moved_bytes for at in appended.plain)
+        plain += tuple(at for at in places if at >= len(stored.encode()))
+        return ContinuedPrompt(text, plain or None)
+
+    def _render_after_answer(self, request: GenerateRequest) -> RestoredText:
         exchange = [
             {"role": "user", "content": _QUESTION},
             {"role": "assistant", "content": _ANSWER},
         ]
         messages = [*exchange, *(template_form(message) for message in request.messages or ())]
-        text = self.tokenizer.rendered(messages, None, request.template_options).text
-        _, answer, appended = text.partition(_ANSWER)
+        rendered = self.tokenizer.rendered(messages, None, request.template_options)
+        before, answer, appended = rendered.text.partition(_ANSWER)
         if not answer:
             message = "this model's template does not let messages be appended: append text"
             raise RejectedError(message, code="unsupported_append", param="messages")
-        return appended
+        start = len((before + answer).encode())
+        return RestoredText(appended, tuple(at - start for at in rendered.plain if at >= start))
+
+
+def plain_marks_of(record: Manifest, marks: ControlMarks) -> tuple[int, ...]:
+    """Return where a record's text has plain marks, with its pending directives applied."""
+    left, done, moved_bytes, found = pending(record), 0, 0, []
+    plain = marks.plain_in(record.text.encode(), record.token_ids, record.token_ends)
+    for (start, end, size_bytes), directive in zip(edits_of(left), left, strict=True):
+        found += [at + moved_bytes for at in plain if done <= at < start]
+        replacement = (directive.replacement or "").encode("utf-8", "replace")
+        found += [start + moved_bytes + at for at in marks.plain_in(replacement, (), ())]
+        moved_bytes += size_bytes - (end - start)
+        done = end
+    return (*found, *(at + moved_bytes for at in plain if at >= done))
 
 
 def append(stored: str, appended: str) -> str:

@@ -77,7 +77,8 @@ class PromptEncoder:
             rendered = Rendered(spelled.text, ends=spelled.ends)
         elif request.prompt is not None:
             begun = self.tokenizer.begun_at_end(request.prompt) if request.extends else ""
-            rendered = Rendered(request.prompt, begun=begun)
+            plain = request.plain_marks or () if request.extends else ()
+            rendered = Rendered(request.prompt, begun=begun, plain=plain)
         else:
             messages = [template_form(message) for message in request.messages or ()]
             options = request.template_options
@@ -107,7 +108,10 @@ class PromptEncoder:
         if rendered.ends is not None:
             return len(rendered.ends)
         raw = self._is_raw(request)
-        return len(self.tokenizer.encode(rendered.text, special_prefix=raw, limit=limit).ids)
+        encoded = self.tokenizer.encode(
+            rendered.text, special_prefix=raw, limit=limit, plain=rendered.plain
+        )
+        return len(encoded.ids)
 
     def plan(
         self, request: GenerateRequest, record: Manifest, rendered: Rendered, limit: PromptLimit
@@ -124,7 +128,7 @@ class PromptEncoder:
                 message = "the agent's context has changed meanwhile: request the prompt again"
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
-        plan = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit)
+        plan = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit, plain=rendered.plain)
         keeps = request.edits is not None and request.edits.keeps
         if keeps and (request.extends or not raw):
             plan = self._plan_edited(request, stored, plan, edits_of(pending(record)))
@@ -144,8 +148,8 @@ class PromptEncoder:
         if why:
             return replace(plan, reason=f"{plan.reason}; nothing behind it is kept: {why}")
         recomputed = self.identity.settings.edit_recomputed_tokens
-        cuts = self.tokenizer.cut_texts
-        return plan_edited_prompt(plan, stored, cuts, recomputed, edits) or plan
+        cuts, control = self.tokenizer.cut_texts, self.tokenizer.control_marks.tokens
+        return plan_edited_prompt(plan, stored, cuts, recomputed, edits, control) or plan
 
     def _is_raw(self, request: GenerateRequest) -> bool:
         """Return whether a prompt has no template's marks, and gets the tokenizer's own prefix."""

@@ -12,6 +12,7 @@ from fabric.settings import (
     BUDGET_OPTION,
     DATES_OPTION,
     EFFORT_OPTION,
+    MARKS_OPTION,
     RESERVED_OPTIONS,
     RESTORE_OPTION,
     THINKING_SWITCHES,
@@ -148,7 +149,7 @@ def _template_options(value: Any, param: str) -> dict[str, Any]:
     for name in options:
         if name in RESERVED_OPTIONS:
             refuse(f"{param}.{name}", "it is reserved for the server")
-    for name in (RESTORE_OPTION, DATES_OPTION):
+    for name in (RESTORE_OPTION, DATES_OPTION, MARKS_OPTION):
         flag = options.get(name, True)
         if not isinstance(flag, bool):
             wrong_type(flag, f"{param}.{name}", "a boolean")

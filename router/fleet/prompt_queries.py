@@ -54,7 +54,8 @@ async def continued_prompt(fleet: Fleet, turn: TurnRequest) -> tuple[str, Prompt
     member = fleet.membership.find(owner)
     if reply.text is None or member is None or member.view is None:
         return None
-    return member.view.model, replace(raw_prompt(reply.text), extends=True)
+    prompt = replace(raw_prompt(reply.text), extends=True, plain_marks=reply.plain_marks)
+    return member.view.model, prompt
 
 
 async def _query(fleet: Fleet, node: NodeName, path: str, turn: TurnRequest, kind: type[T]) -> T:

@@ -89,7 +89,7 @@ def test_a_stream_says_the_same_and_ends_at_a_stop_sequence(client):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_tool_is_called_and_its_result_continues_the_conversation(client, streams):
-    asked = body(f"To see say {CALL}", "Noted.", "To see say", tools=[TOOL])
+    asked = body("To see say", tools=[TOOL], system=f"To see say {CALL}")
     if streams:
         with client.messages.stream(**asked) as stream:
             done = stream.get_final_message()

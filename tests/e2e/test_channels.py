@@ -71,9 +71,12 @@ def test_channels_come_back_and_the_next_turn_is_warm(tmp_path, sends_thoughts):
         script.end = None
 
 
-def test_a_client_that_sends_the_markup_itself_is_told_what_the_template_says(tmp_path):
+def test_a_client_whose_markup_is_markup_is_told_what_the_template_says(tmp_path):
+    """Else it is text, which no template refuses."""
     model = write_shape(tmp_path / "model", SHAPE, WEIGHTS, corpus())
     with local_fabric(tmp_path, str(model), "only") as fabric:
         asked = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": FINAL}]
+        fabric.chat([*asked, asked[0]])
+        marks = {"chat_template_kwargs": {"control_marks": True}}
         with pytest.raises(openai.BadRequestError, match="channel"):
-            fabric.chat([*asked, asked[0]])
+            fabric.chat([*asked, asked[0]], extra_body=marks)

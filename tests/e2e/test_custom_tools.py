@@ -45,8 +45,7 @@ GRAMMARS = {
 CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "the sea"}}\n</tool_call>'
 # What makes this model call of its own accord.
 TAUGHT = [
-    {"role": "user", "content": f"To see say {CALL}"},
-    {"role": "assistant", "content": "Noted."},
+    {"role": "system", "content": f"To see say {CALL}"},
     {"role": "user", "content": "To see say"},
 ]
 

@@ -36,8 +36,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
 # What makes this model call of its own accord.
 TAUGHT = [
-    {"role": "user", "content": f"To see say {CALL}"},
-    {"role": "assistant", "content": "Noted."},
+    {"role": "system", "content": f"To see say {CALL}"},
     {"role": "user", "content": "To see say"},
 ]
 USUAL = {"model": "recall", "max_tokens": 400, "temperature": 0}

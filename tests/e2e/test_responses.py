@@ -67,8 +67,7 @@ def test_a_chain_of_answers_is_one_agent_and_warm(fabric):
 def test_a_tool_is_called_and_its_result_continues_the_conversation(fabric, streams):
     client, tools = fabric.openai, [LOOK, {"type": "web_search"}]
     given = [
-        {"role": "user", "content": f"To see say {CALL}"},
-        {"role": "assistant", "content": "Noted."},
+        {"role": "system", "content": f"To see say {CALL}"},
         {"role": "user", "content": "To see say"},
     ]
     if streams:

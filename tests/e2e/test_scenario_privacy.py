@@ -39,7 +39,12 @@ defaults: {max_tokens: 48, temperature: 0}
 agents:
   warden: {system: You remember what you are told.}
   marco: {system: You remember what you are told.}
-  danny: {system: You remember what you are told., tools: [look]}
+  danny:
+    tools: [look]
+    system: |
+      The room is seen like this:<tool_call>
+      {"name": "look", "arguments": {"path": "here"}}
+      </tool_call>
   ada: {place: {apart_from: [marco]}}
   bert: {place: {apart_from: [marco, ada]}}
 tools:
@@ -62,11 +67,7 @@ phases:
     order: parallel
     visible_to: []
     prompts:
-      danny: |
-        The boat of Lena is silver maple thunder.
-        The room is seen like this:<tool_call>
-        {"name": "look", "arguments": {"path": "here"}}
-        </tool_call>
+      danny: The boat of Lena is silver maple thunder.
     rounds: 2
     ask: {danny: ["The boat of Lena is", "The room is seen like this:"], warden: What now}
   - id: crew

@@ -6,6 +6,7 @@ prompt may be cut.
 
 from types import MappingProxyType, SimpleNamespace
 
+from fabric.turn.control_marks import ControlMarks
 from fabric.turn.prompt_plan import Encoded
 from node.dialect.folding import Rendered
 from node.dialect.formats import AnswerFormat
@@ -52,6 +53,7 @@ class SimTokenizer:
     cut_texts = CUT_TEXTS
     markup_ids = frozenset(CUT_TEXTS)
     special_texts = {token: text.decode() for token, text in CUT_TEXTS.items()}  # noqa: RUF012
+    control_marks = ControlMarks({text: token for token, text in special_texts.items()})
     template = SimpleNamespace(exists=True)
     reach_bytes = 4
     told_options = MappingProxyType({})
@@ -69,7 +71,7 @@ class SimTokenizer:
     def plain_reader(self, stop):
         return MarkedReader(AnswerFormat(), stop, None, "")
 
-    def encode(self, text, *, special_prefix=False, limit=None):
+    def encode(self, text, *, special_prefix=False, limit=None, plain=()):
         if limit is not None:
             limit.check(len(text))
         return Encoded([ord(char) for char in text], list(range(1, len(text) + 1)))

@@ -1,0 +1,116 @@
+"""Whatever was stored, a prompt with plain marks has the tokens of its own fresh encoding."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import load
+
+from fabric.turn.edited_prompt import plan_edited_prompt
+from fabric.turn.generation import MatchKind
+from fabric.turn.prompt_plan import Transcript, plan_prompt
+from node.dialect.plain_marks import MarkFinder
+from node.mlx.chat_tokenizer import ChatTokenizer
+from tests.node.mlx.test_plain_encoder import MAKERS
+from tests.support.tiny_models import write_tokenizer
+
+PARTS = ["the cat sat", " on the mat", "größer", "\n", "  ", "<|im_", "end|>", "<", "東"]
+# What is said, or a mark of the frame or of what is said.
+PIECES = st.lists(
+    st.one_of(st.sampled_from(PARTS), st.tuples(st.integers(0, 9), st.booleans())), max_size=9
+)
+
+
+@pytest.fixture(scope="module", params=["tiny", "bytes", "merged", "normalized"])
+def tokenizer(request, tmp_path_factory):
+    return MAKERS[request.param](tmp_path_factory.mktemp("plan") / "t")
+
+
+def spelled(tokenizer, pieces):
+    """Return a text, and where its marks are plain: those said, and those that parts form."""
+    marks = sorted(tokenizer.control_marks.ids)
+    text, control = "", set()
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+            continue
+        number, is_control = piece
+        control |= {len(text)} if is_control else set()
+        text += marks[number % len(marks)]
+    places = [at for at in MarkFinder(marks).places(text) if at not in control]
+    return text, [len(text[:at].encode()) for at in places]
+
+
+def stored(tokenizer, text, plain):
+    encoded = tokenizer.encode(text, plain=plain)
+    return Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))
+
+
+@given(head=PIECES, old=PIECES, new=PIECES, flips=st.integers(0, 511))
+@settings(max_examples=150, deadline=None)
+def test_fed_tokens_are_those_of_a_fresh_encoding(tokenizer, head, old, new, flips):
+    record = stored(tokenizer, *spelled(tokenizer, head + old))
+    flipped = [
+        piece if isinstance(piece, str) else (piece[0], piece[1] != bool(flips >> at & 1))
+        for at, piece in enumerate(head)
+    ]
+    for pieces in (head + new, flipped + new, flipped + old, head + old):
+        text, plain = spelled(tokenizer, pieces)
+        plan = plan_prompt(tokenizer, text, record, raw=False, plain=plain)
+        fresh = tokenizer.encode(text, plain=plain)
+
+        assert plan.ids == fresh.ids
+        assert plan.ends == sorted(plan.ends)
+
+
+@given(pieces=PIECES)
+@settings(max_examples=100, deadline=None)
+def test_a_record_knows_its_plain_marks_by_its_tokens(tokenizer, pieces):
+    text, plain = spelled(tokenizer, pieces)
+    encoded = tokenizer.encode(text, plain=plain)
+
+    found = tokenizer.control_marks.plain_in(text.encode(), encoded.ids, encoded.ends)
+    assert list(found) == plain
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tokenizer(folder)
+    return ChatTokenizer(load(folder))
+
+
+SYSTEM = "<|im_start|>system\nthe cat sat on the mat<|im_end|>\n"
+SAID = "the dog sat on the log and the cat sat on the mat. " * 3
+
+
+def test_a_text_that_looks_like_the_stored_turns_takes_no_token_of_theirs(tiny):
+    frame = f"{SYSTEM}<|im_start|>user\n{SAID}"
+    turns = f"{frame}<|im_end|>\n<|im_start|>user\n{SAID}<|im_end|>\n"
+    places = MarkFinder(tiny.control_marks.ids).places(turns)
+    inner = [at for at in places if len(frame) <= at < len(turns) - 20]
+    assert len(inner) == 2
+    for before, after in (([], inner), (inner, [])):
+        record = stored(tiny, turns, before)
+        plan = plan_prompt(tiny, turns, record, raw=False, plain=after)
+
+        assert plan.ids == tiny.encode(turns, plain=after).ids
+        assert plan.match is MatchKind.DIVERGE
+        assert plan.ends[plan.kept_tokens - 1] <= inner[0]
+
+
+def test_after_an_edit_too_no_token_of_another_kind_is_kept(tmp_path):
+    """Of a token that eats the white space before it, at which prompts are not cut."""
+    tokenizer = MAKERS["normalized"](tmp_path / "t")
+    (end,) = (text for text in tokenizer.control_marks.ids if "end" in text)
+    assert tokenizer.control_marks.ids[end] not in tokenizer.cut_texts
+    start, said = "<|im_start|>", "abcdefgh" * 20
+    rest = f"{start}{said}{end}{said}{start}{said}"
+    old, new = f"{start}{said}{start}{said}{rest}", f"{start}{said}{start}b{said}{rest}"
+    record = stored(tokenizer, old, ())
+    plain = [new.index(end)]
+    made = plan_prompt(tokenizer, new, record, raw=False, plain=plain)
+    control = tokenizer.control_marks.tokens
+    plan = plan_edited_prompt(made, record, tokenizer.cut_texts, control=control)
+
+    assert made.ids == tokenizer.encode(new, plain=plain).ids
+    assert plan is None or plan.ids == made.ids
