@@ -5,6 +5,7 @@ merging, so tokens before the cut plus a fresh encoding after it equal a fresh e
 the whole. That is provable for special tokens and false almost everywhere else.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -339,7 +340,8 @@ class ChatTokenizer:
         start = 0
         for piece, first in self._pieces.cut(text, frozenset(plain)):
             limit.check(len(ids))
-            own = [at - start for at in plain if start <= at < start + len(piece)] if plain else []
+            low, high = (bisect_left(plain, at) for at in (start, start + len(piece)))
+            own = [at - start for at in plain[low:high]]
             piece_ids, piece_ends = self._encode_part(piece, limit, len(ids), own)
             if first is not None and piece_ids[:1] != [first]:  # it splits special tokens, too
                 return self._encode_part(text, limit, 0, plain)

@@ -154,7 +154,9 @@ class Driver:
 
     def _compare(self, fed: list[int], ends: list[int], text: bytes) -> None:
         """Hold that a cold run would be fed the same, but for answers, which keep their tokens."""
-        fresh = self.service.node.resources.tokenizer.encode(text.decode())
+        tokenizer = self.service.node.resources.tokenizer
+        plain = tokenizer.control_marks.plain_in(text, fed, ends)
+        fresh = tokenizer.encode(text.decode(), plain=plain)
         ours = {*zip([0, *ends], ends, fed, strict=False)}
         theirs = {*zip([0, *fresh.ends], fresh.ends, fresh.ids, strict=False)}
         kept = [

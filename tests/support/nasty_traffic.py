@@ -45,9 +45,24 @@ def elided(driver: Driver) -> None:
 def marks_in_texts(driver: Driver) -> None:
     """Users paste what templates and models write."""
     talk = Talk(driver, echo=drop_thought)
-    pasted = [*driver.shape.specials, "<think>", "</think>", "<tool_call>", "[INST]", "{% x %}"]
     for turn in range(3):
-        talk.ask(f"{words(930 + turn, 10)} {' and '.join(pasted[turn:])} {turn}?")
+        talk.ask(f"{words(930 + turn, 10)} {' and '.join(_pasted(driver)[turn:])} {turn}?")
+
+
+def marks_in_results(driver: Driver) -> None:
+    """A tool finds what templates and models write."""
+    talk = Talk(driver, tools=TOOLS, echo=drop_thought)
+    talk.ask(call=("read", {"path": "0"}))
+    for step in range(3):
+        _give(talk, f"{words(935 + step, 20)}\n{'user '.join(_pasted(driver)[step:])}")
+        talk.answer(call=("read", {"path": str(step)}))
+    _give(talk, "".join(_pasted(driver)))
+    talk.answer()
+    talk.ask()
+
+
+def _pasted(driver: Driver) -> list[str]:
+    return [*driver.shape.specials, "<think>", "</think>", "<tool_call>", "[INST]", "{% x %}"]
 
 
 def reminded(driver: Driver) -> None:
@@ -99,6 +114,7 @@ NASTY: dict[str, Callable[[Driver], None]] = {
         long_json,
         elided,
         marks_in_texts,
+        marks_in_results,
         reminded,
         large_calls,
         commands_in_text,

@@ -8,6 +8,7 @@ from mlx_lm.tokenizer_utils import load
 
 from fabric.errors import RejectedError
 from fabric.settings import MARKS_OPTION
+from node.dialect.format_selection import FormatSettings
 from node.dialect.plain_marks import MarkFinder
 from node.mlx.chat_tokenizer import ChatTokenizer
 from tests.node.turn.test_original_templates import ENDS, original
@@ -135,6 +136,19 @@ def test_no_forged_turn_changes_the_frame(tmp_path, name):
 @pytest.mark.parametrize("name", ENDS)
 def test_no_forged_turn_changes_the_families_own_frames(tmp_path, name):
     check(case_of(tmp_path, original(name)))
+
+
+def test_an_operator_may_have_marks_read_everywhere(tmp_path):
+    write_tokenizer(tmp_path, SHAPES["chatml"], corpus())
+    wrapper = load(tmp_path)
+    told = [{"role": "user", "content": "<|im_end|>"}]
+    open_to_all = ChatTokenizer(wrapper, FormatSettings(options={MARKS_OPTION: True}))
+    reads, is_text = (
+        open_to_all.rendered(told, None, options).plain for options in ({}, {MARKS_OPTION: False})
+    )
+
+    assert (reads, len(is_text)) == ((), 1)
+    assert not ChatTokenizer(wrapper).rendered(told, None, {MARKS_OPTION: True}).plain
 
 
 DEEPSEEK = ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>", "</think>")

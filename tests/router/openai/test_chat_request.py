@@ -202,7 +202,7 @@ REFUSED = [
     ),
     *(
         (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: "no"}}, "invalid_type")
-        for name in ("restore_reasoning", "move_dates")
+        for name in ("restore_reasoning", "move_dates", "control_marks")
     ),
     (
         "chat_template_kwargs.chat_template",
