@@ -4,7 +4,8 @@
     floor   what a tenant keeps whatever the others do; without a setting, an equal part
     quota   what a tenant never exceeds
     pin     goes last, as long as a tenant's pins fit their part of its floor
-    replica goes first: another node has the same
+    branch  goes first, pinned or not: its agent has superseded it
+    replica goes next: another node has the same
     spent   goes next, pinned or not: its client closed it or let it decay
 
 Bytes that several agents refer to count once, and are free only when the last one goes.
@@ -45,6 +46,7 @@ class Candidate:
     is_pinned: bool = False
     is_replica: bool = False
     is_spent: bool = False
+    is_superseded: bool = False  # the branches of an agent, which is another candidate
 
     @property
     def tenant(self) -> TenantId:
@@ -189,7 +191,7 @@ class _Tier:
         )
         self._held = _held_pins(candidates, self._floors, rules)
         order = sorted(
-            (not c.is_replica, not c.is_spent, rules.rank(c), c.key, c)
+            (not c.is_superseded, not c.is_replica, not c.is_spent, rules.rank(c), c.key, c)
             for c in candidates
             if not c.is_active
         )
@@ -238,7 +240,8 @@ class _Tier:
         """Drop candidates that are due, the least valuable first."""
         left = []
         for candidate in self._left:
-            if candidate.key not in kept and is_due(candidate):
+            may_go = candidate.is_superseded or candidate.key not in kept
+            if may_go and is_due(candidate):
                 self._drop(candidate)
             else:
                 left.append(candidate)

@@ -104,6 +104,7 @@ PREFETCH_TASKS_MAX: Final = 32  # hints in progress; more are dropped
 COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
 
 # Router, and the fleet's events as dashboards follow them
+FORMED_MAX: Final = 64  # agents with a form of one prompt; the first that lives is taken
 SKETCH_AGENTS_MAX: Final = 100_000
 FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
 FLEET_EVENTS_MAX: Final = 512  # kept per follower, and for reconnects; about 300 bytes each

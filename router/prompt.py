@@ -8,6 +8,7 @@ from typing import Any
 from xxhash import xxh3_64
 
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
+from fabric.turn.conversation_form import form_chain
 from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
 
@@ -28,6 +29,8 @@ class Prompt:
     calls: CallChoice = ANY_CALLS
     sketch: tuple[int, ...] = field(default=(), repr=False)
     opening: int = 0  # constant while a conversation grows
+    form: int | None = None  # of its messages, without what clients rewrite
+    forms: tuple[int, ...] = field(default=(), repr=False)  # of its beginnings, the longest first
     bytes_count: int = 0
     extends: bool = False  # the text extends the agent's memory
     plain_marks: tuple[int, ...] | None = field(default=None, repr=False)  # as its node found them
@@ -59,12 +62,15 @@ def chat_prompt(
     """
     chunks = list(canonical_chunks(messages, tools))
     complete = chunks[:-1] if continues else chunks
+    forms = form_chain(messages[:-1] if continues else messages, tools)
     return Prompt(
         messages=tuple(messages),
         tools=tools,
         template_options=dict(template_options or {}),
         continues=continues,
         sketch=sketch_chunks(complete),
+        form=forms.whole.digest,
+        forms=tuple(forms.turns()),
         opening=xxh3_64(b"".join(_opening(chunks, messages))).intdigest(),
         bytes_count=sum(map(len, chunks)),
     )

@@ -77,6 +77,8 @@ class AgentView(AgentName):
     edits: tuple[EditNote, ...] = ()  # the newest of those edits
     directives: tuple[DirectiveView, ...] = ()
     settings: AgentSettings | None = field(default=None, metadata=on_wire("wishes"))
+    # Superseded forms of its conversation that are still stored; None: there are none.
+    branches: int | None = field(default=None, metadata=left_out())
 
 
 PRESSURES: Final = ("normal", "warning", "critical")  # memory pressure of a machine
@@ -146,10 +148,11 @@ class ListAgents:
 
 @dataclass(frozen=True, slots=True)
 class AgentSketch:
-    """Agent with the sketch of its conversation."""
+    """Agent with the sketch of its conversation, and the hash of its form."""
 
     view: AgentView
     sketch: tuple[int, ...]
+    form: int | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,13 @@ from fabric.limits import (
     AGENT_TOKENS_MAX,
     BLOCK_BYTES_MAX,
     BLOCK_TOKENS,
+    BRANCHES_MAX,
     CALL_IDS_KNOWN_MAX,
     DECAY_S_MAX,
     DIRECTIVES_MAX,
     MANIFEST_BYTES_MAX,
     PACKED_PIECES_MAX,
+    PIECES_MAX,
     SKETCH_PIECES_MAX,
     TOKEN_TEXT_BYTES_MAX,
     UNDONE_SHOWN_MAX,
@@ -52,6 +54,7 @@ from fabric.record.message_parts import OtherParts
 from fabric.record.message_positions import MessagePositions
 from fabric.record.piece_table import Piece, PieceTable
 from fabric.record.provenance import Provenance
+from fabric.turn.conversation_form import ConversationForm
 from fabric.u32s import U32s
 
 
@@ -119,6 +122,14 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Superseded form of an agent's conversation: its blocks that the record itself has not."""
+
+    refs: tuple[BlockRef, ...]
+    tokens_count: int  # of the whole form
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything needed to continue an agent anywhere that holds its blocks."""
 
@@ -156,6 +167,10 @@ class Manifest:
     series: str | None = field(default=None, metadata=left_out())
     # What the messages of `positions` have besides text; None: not known.
     parts: tuple[OtherParts, ...] | None = field(default=None, metadata=left_out())
+    # By which a prompt continues the agent although its client has rewritten passing texts.
+    form: ConversationForm | None = field(default=None, metadata=left_out())
+    # Superseded forms, the oldest first.
+    branches: tuple[Branch, ...] | None = field(default=None, metadata=left_out())
 
     def __post_init__(self) -> None:
         """Pack the long lists; raise CorruptDataError if a number is out of range."""
@@ -176,8 +191,12 @@ class Manifest:
     @property
     def is_found_by_content(self) -> bool:
         """Return whether prompts that begin like it may continue it, besides those with its id."""
-        is_whole = not self.is_truncated and self.edited is None
-        return is_whole and not self.provenance.is_fork and not self.is_private
+        return self.is_open and self.edited is None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether prompts without its id may continue it, if they may use edited caches."""
+        return not (self.is_truncated or self.provenance.is_fork or self.is_private)
 
     @property
     def is_private(self) -> bool:
@@ -194,6 +213,11 @@ class Manifest:
         """All blocks that the manifest refers to, in order and with repetitions."""
         placed = (*self.windows, *self.states)
         return self.pieces.blocks + [place.block for place in placed]
+
+    @property
+    def kept_refs(self) -> list[BlockRef]:
+        """All blocks that stay because of the manifest: its own, then those of its branches."""
+        return self.refs + [ref for branch in self.branches or () for ref in branch.refs]
 
     @property
     def stored_bytes(self) -> int:
@@ -213,6 +237,7 @@ class Manifest:
             epoch=epoch,
             migration=None,
             sealed_to=None,
+            branches=None,  # the owner has none of them
         )
 
     def check(self) -> None:
@@ -235,7 +260,12 @@ def _problem(manifest: Manifest) -> str | None:
 
 
 def _refs_problem(manifest: Manifest) -> str | None:
-    for ref in manifest.refs:
+    branches = manifest.branches or ()
+    if len(branches) > BRANCHES_MAX or any(len(b.refs) > 3 * PIECES_MAX for b in branches):
+        return "it has too many branches"
+    if any(not 0 < branch.tokens_count <= AGENT_TOKENS_MAX for branch in branches):
+        return "a branch has no or too many tokens"
+    for ref in manifest.kept_refs:
         if (len(ref.block_hash), len(ref.checksum)) != (BLOCK_HASH_BYTES, CHECKSUM_BYTES):
             return "a block is not named by digests"
         if not 0 < ref.tokens_count <= BLOCK_TOKENS:

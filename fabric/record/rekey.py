@@ -38,6 +38,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
         migration=None,
         sealed_to=None,
         pinned=False,
+        branches=None,
         provenance=_of_context(record),
     )
 
@@ -54,7 +55,7 @@ def rekeyed(
     The lengths of all blocks are checked against the model's: they may be allocated.
     """
     _check_plain(record, header, vocabulary_size)
-    record = _with_new_head(record, salt)
+    record = _with_new_head(replace(record, branches=None), salt)
     places = [(_renamed(ref, span), span) for ref, span in named_blocks(record, salt)]
     _require(len(places) == len(record.refs))
     ends = {span.end for ref, span in places if ref.group is CacheGroup.FULL}
@@ -93,6 +94,7 @@ def owned_anew(
         migration=None,
         sealed_to=None,
         pinned=False,
+        branches=None,
         provenance=_of_context(record),
     )
 

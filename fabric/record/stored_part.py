@@ -25,6 +25,7 @@ from fabric.kvcache.block_chain import UNEDITED, BlockRef, BlockSpan, block_span
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import block_hash
 from fabric.record.bounds import text_bytes_max
+from fabric.record.branches import without_refs
 from fabric.record.layout import Held, Layout, head_lineage
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import Piece
@@ -89,6 +90,7 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
     The result may have no tokens. It is marked as truncated, so that only a request with the
     agent's id finds it: its shorter text matches more conversations than the whole record did.
     """
+    record = replace(record, branches=without_refs(record.branches, unusable))
     count = record.pieces.tokens_before(unusable)
     if count and record.token_ends[count - 1] > text_bytes_max(count):
         count = 0  # the text is too long for so few tokens: all of a spaceless answer ends at once
@@ -109,6 +111,7 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
         windows=_within(record.windows, count, unusable),
         states=_within(record.states, count, unusable),
         sketch=record.sketch if is_whole else (),
+        form=record.form if is_whole else None,
         positions=record.positions.within(len(text)) if record.positions is not None else None,
         provenance=record.provenance
         if is_whole

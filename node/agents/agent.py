@@ -122,6 +122,7 @@ class Agent:
     was_evicted: bool = False  # while turns waited; those look up their agent again
     is_pin_held: bool = False  # the pin is honored: it fits its tenant's part
     came_from_peer: bool = False  # until its first turn here
+    is_superseded: bool = False  # its form, by that of the starting turn
     is_taken_over: bool = False  # by the starting turn; the lost owner may have had later turns
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
@@ -272,4 +273,5 @@ class Agent:
             edits=edited.notes[-EDITS_SHOWN_MAX:] if edited is not None else (),
             directives=tuple(map(viewed, live(record.directives))),
             settings=record.settings,
+            branches=len(record.branches) if record.branches else None,
         )

@@ -3,7 +3,7 @@
 import secrets
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from fabric.control.agent_at import AgentName
@@ -13,13 +13,21 @@ from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.answers import Answers, OmittedParts
+from fabric.record.directive import live
 from fabric.record.manifest import Manifest, OwnerState, is_spent
 from fabric.record.piece_table import PieceTable
 from fabric.retention import Candidate, Rules, choose
+from fabric.turn.conversation_form import FormChain
 from fabric.turn.generation import Identity, IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
-from node.agents.indexes import AnswerIndex, ConversationIndex, FirstBlockIndex, UseLog
+from node.agents.indexes import (
+    AnswerIndex,
+    ConversationIndex,
+    FirstBlockIndex,
+    FormIndex,
+    UseLog,
+)
 from node.agents.span_index import SpanIndex
 from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX, LIST_BYTES_MAX
 from node.runtime.one_loop import on_its_loop
@@ -29,6 +37,14 @@ from node.store.service_time import ServiceTime
 SAME_FOR_ALL = Rules()
 _VIEW_BYTES = 512  # of a listed agent without its sketch, about
 _PIECE_BYTES = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Recognized:
+    """Agent whose conversation a prompt continues; perhaps in a form that supersedes its own."""
+
+    agent: Agent
+    is_superseded: bool = False
 
 
 class AgentTable:
@@ -47,6 +63,7 @@ class AgentTable:
         self._agents: dict[AgentKey, Agent] = {}
         self._index = ConversationIndex()
         self._answers = AnswerIndex()
+        self._forms = FormIndex()
         self._first_blocks = FirstBlockIndex()
         self._private: set[AgentKey] = set()
         self.spans = SpanIndex()
@@ -131,8 +148,10 @@ class AgentTable:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
             known = "" if agent.manifest.is_private else agent.manifest.provenance.answers
             self._answers.put(agent.key, known)
+            self._forms.put(agent.key, agent.manifest.form)
         else:
             self._index.remove(agent.key)
+            self._forms.remove(agent.key)
             self._answers.remove(agent.key)
 
     @on_its_loop
@@ -144,6 +163,7 @@ class AgentTable:
         self._private.discard(key)
         self._index.remove(key)
         self._answers.remove(key)
+        self._forms.remove(key)
         self._first_blocks.remove(key)
         self.spans.remove(key)
 
@@ -189,14 +209,44 @@ class AgentTable:
         return Agent(manifest)
 
     def recognize(
-        self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int] = ()
-    ) -> Agent | None:
+        self,
+        tenant: TenantId,
+        identity: Identity,
+        prompt: bytes,
+        sketch: Sequence[int] = (),
+        forms: FormChain | None = None,
+        *,
+        with_edits: bool = False,
+    ) -> Recognized | None:
         """Find the idle conversation that `prompt` continues or repeats.
 
         The prompt must begin with all messages of that conversation's last request, as the client
         sent them (`sketch`) or as the template rendered them. Only the last answer may differ,
-        since no later prompt has confirmed it. Any other prompt starts a new agent.
+        since no later prompt has confirmed it. Or it has the messages and the answer of another
+        form of it, in which clocks, reminders or results differ (`forms`). Any other prompt starts
+        a new agent. `with_edits`: an agent with an edited cache may serve it, too.
         """
+        same = self._same(tenant, identity, prompt, sketch)
+        formed = self._formed(tenant, identity, forms, with_edits=with_edits)
+        return _longer(same, formed)
+
+    def known(
+        self,
+        tenant: TenantId,
+        identity: Identity,
+        sketch: Sequence[int],
+        forms: FormChain | None,
+        *,
+        with_edits: bool = False,
+    ) -> Agent | None:
+        """Find the conversation of a request as `recognize` does, before its prompt is rendered."""
+        formed = self._formed(tenant, identity, forms, with_edits=with_edits)
+        found = _longer(self.said_by(tenant, identity, sketch), formed)
+        return found.agent if found is not None else None
+
+    def _same(
+        self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int]
+    ) -> Agent | None:
         said = self.said_by(tenant, identity, sketch)
         for agent in self._open(self._index.candidates(tenant, prompt), identity):
             if prompt.startswith(agent.conversation_bytes):
@@ -207,6 +257,26 @@ class AgentTable:
     def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
         """Find the idle conversation with whose last request the sketched messages begin."""
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
+
+    def _formed(
+        self,
+        tenant: TenantId,
+        identity: Identity,
+        forms: FormChain | None,
+        *,
+        with_edits: bool,
+    ) -> Agent | None:
+        """Find the idle conversation of which a request has all messages, perhaps rewritten."""
+        if forms is None:
+            return None
+        found = self._forms.candidates(tenant, forms.beginnings())
+        for agent in self._idle(islice(found, ALIKE_AGENTS_MAX), identity):
+            record = agent.manifest
+            may_serve = record.is_open and (with_edits or record.edited is None)
+            is_like = record.form is not None and forms.continues(record.form)
+            if may_serve and is_like and not live(record.directives):
+                return agent
+        return None
 
     def answers_of(self, agent: Agent) -> Answers:
         """Return the omitted parts of answers in an agent's record."""
@@ -224,12 +294,17 @@ class AgentTable:
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         """Yield the idle agents that this identity may continue."""
+        for agent in self._idle(keys, identity):
+            if agent.manifest.is_found_by_content:
+                yield agent
+
+    def _idle(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         for key in keys:
             agent = self._agents[key]
             is_of_group = identity.kind is IdentityKind.GROUP
             if is_of_group and agent.manifest.group != identity.agent:
                 continue
-            if not agent.is_busy and agent.manifest.is_found_by_content:
+            if not agent.is_busy:
                 yield agent
 
     @on_its_loop
@@ -337,6 +412,16 @@ class AgentTable:
         )
 
 
+def _longer(same: Agent | None, formed: Agent | None) -> Recognized | None:
+    """Choose the agent that knows more of a conversation; of equals, the one in the same form."""
+    if formed is None or formed is same:
+        return Recognized(same) if same is not None else None
+    known_tokens = same.manifest.prompt_tokens_count if same is not None else 0
+    if same is not None and formed.manifest.prompt_tokens_count <= known_tokens:
+        return Recognized(same)
+    return Recognized(formed, is_superseded=True)
+
+
 def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRef]) -> int:
     while count < len(shared) and shared[count] in leased:
         count += 1
@@ -360,7 +445,9 @@ def list_agents(name: NodeName, incarnation: int, table: AgentTable, call: ListA
         if listed and size_bytes > LIST_BYTES_MAX:
             more = True
             break
-        listed.append(AgentSketch(agent.view(), agent.manifest.sketch))
+        form = agent.manifest.form
+        digest = form.digest if form is not None else None
+        listed.append(AgentSketch(agent.view(), agent.manifest.sketch, digest))
         upto = change
     upto = upto if more else table.changes
     names = tuple(AgentName(*key) for change, key in gone if change <= upto) if since else ()

@@ -11,6 +11,7 @@ from fabric.ports import Clock
 from fabric.record.answers import Answers, decode_answers
 from fabric.record.manifest import Manifest
 from fabric.retention import ReuseProbability
+from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.sketch import is_whole_sketch, sketch_text
 from node.limits import ANSWERS_READ_MAX
 
@@ -110,6 +111,33 @@ class ConversationIndex:
         """Yield agents whose last messages begin the sketched ones, the longest first."""
         for piece in reversed(sketch) if is_whole_sketch(sketch) else ():
             yield from sorted(self._agents.get((tenant, _MESSAGES, piece), ()))
+
+
+class FormIndex:
+    """Agents by the form of their conversation, for prompts whose earlier texts were rewritten."""
+
+    def __init__(self) -> None:
+        self._agents: dict[tuple[TenantId, int], dict[AgentKey, None]] = defaultdict(dict)
+        self._slots: dict[AgentKey, tuple[TenantId, int]] = {}
+
+    def put(self, key: AgentKey, form: ConversationForm | None) -> None:
+        """Index an agent again, as the one used last."""
+        self.remove(key)
+        if form is not None:
+            slot = self._slots[key] = (key[0], form.digest)
+            self._agents[slot][key] = None
+
+    def remove(self, key: AgentKey) -> None:
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            del self._agents[slot][key]
+            if not self._agents[slot]:
+                del self._agents[slot]
+
+    def candidates(self, tenant: TenantId, digests: Iterable[int]) -> Iterator[AgentKey]:
+        """Yield the agents with these forms in their order, of each the one used last first."""
+        for digest in digests:
+            yield from reversed(self._agents.get((tenant, digest), {}))
 
 
 class FirstBlockIndex:

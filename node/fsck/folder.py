@@ -186,9 +186,10 @@ class FolderCheck:
             return frozenset(self._interned.setdefault(ref, ref) for ref in refs)
 
         if self._key is None:
-            return _Record(name, None, intern(set(record.refs)), frozenset())
+            return _Record(name, None, intern(set(record.kept_refs)), frozenset())
         salt = tenant_salt(self._key, record.tenant)
-        return _Record(name, salt, intern(set(record.refs)), intern(misplaced_refs(record, salt)))
+        misplaced = intern(misplaced_refs(record, salt))
+        return _Record(name, salt, intern(set(record.kept_refs)), misplaced)
 
     # --- blocks ------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class FolderCheck:
             kept = record.refs - lost
             if lost:
                 cut = self._truncate(record, lost)
-                kept = frozenset(cut.refs) if cut is not None else kept
+                kept = frozenset(cut.kept_refs) if cut is not None else kept
             needed |= kept
         return needed
 

@@ -39,7 +39,7 @@ class CopyPublisher:
 
     async def decode(self, raw: bytes) -> Manifest:
         """Decode a record from another node, and derive its blocks' names from its tokens."""
-        record = decode_manifest(raw)
+        record = replace(decode_manifest(raw), branches=None)
         if record.fingerprint != self.identity.fingerprint:
             message = f"{self.identity.name} runs a different model than the agent's"
             raise ConflictError(message, code="fingerprint_mismatch")
@@ -183,6 +183,7 @@ class ForkTarget:
             anew,
             group=None,
             settings=offered.settings.of_fork() if offered.settings is not None else None,
+            form=None,
             sketch=(),  # matches no conversation until its first turn
             created_s=wall_s,
             migration=MigrationId(call.operation),  # by which a repeated call is recognized

@@ -100,7 +100,7 @@ def _released_record(agent: Agent, successor: Successor) -> Manifest:
 def _emptied(record: Manifest) -> Manifest:
     """Return the agent's record without its blocks; it only keeps the epoch as a fence."""
     emptied = replace(record, text="", token_ids=U32s(), token_ends=U32s(), prompt_tokens_count=0)
-    return replace(emptied, sketch=(), provenance=Provenance())
+    return replace(emptied, sketch=(), form=None, branches=None, provenance=Provenance())
 
 
 TURN_WAIT_S = 10.0  # of a takeover, for the turn lock

@@ -24,6 +24,7 @@ class RecordOffers:
 
     def add(self, call: OfferRequest, record: Manifest) -> Offer:
         """Offer all blocks of a record to the call's target; return the offer with its ticket."""
+        record = replace(record, branches=None)  # what is superseded does not travel
         refs = list(dict.fromkeys(record.refs))
         ticket = self.transfers.offers.add(call, refs, OFFER_VALID_S)
         return Offer(encode_manifest(record), ticket, self.transfers.addresses())

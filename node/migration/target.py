@@ -85,7 +85,7 @@ class IncomingCopies:
 
     def decode_offer(self, raw: bytes) -> Manifest:
         """Decode an offered record, and drop what only earlier restore points need."""
-        record = decode_manifest(raw)
+        record = replace(decode_manifest(raw), branches=None)
         if record.fingerprint != self.identity.fingerprint:
             message = f"{self.identity.name} runs a different model than the agent's"
             raise ConflictError(message, code="fingerprint_mismatch")

@@ -16,6 +16,7 @@ from fabric.limits import AGENT_TOKENS_MAX
 from fabric.record.directive import Directive
 from fabric.record.manifest import Manifest
 from fabric.record.message_positions import find_positions
+from fabric.turn.conversation_form import FormChain
 from fabric.turn.generation import GenerateRequest, TokenCount
 from fabric.turn.prompt_plan import PromptLimit, PromptPlan
 from node.dialect.folding import Rendered
@@ -41,7 +42,9 @@ from node.prompt.restored_answers import (
 class KnownConversations(Protocol):
     """The node's knowledge of the conversation that a request continues."""
 
-    def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
+    def answers(
+        self, request: GenerateRequest, places: Sequence[int], forms: FormChain | None
+    ) -> KnownAnswers:
         """Return earlier answers at these places."""
         ...
 
@@ -147,7 +150,8 @@ class PromptPipeline:
     ) -> SpelledPrompt:
         source, shown = located.request, ShownAnswer()
         directives = known.directives(source)
-        answers, salt = known.answers(source, located.answer_places), self.salt_of(source.tenant)
+        answers = known.answers(source, located.answer_places, located.forms)
+        salt = self.salt_of(source.tenant)
 
         def spell() -> SpelledPrompt:
             restored = restore_answers(located, answers)

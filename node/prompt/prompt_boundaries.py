@@ -9,28 +9,19 @@ they never change the tokens that the model reads.
 so that tomorrow's prompt has the same prefix.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from fabric.errors import RejectedError
 from fabric.limits import BLOCK_TOKENS
 from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, template_form
+from fabric.turn.passing_texts import DATE_LINE
 from fabric.turn.prompt_plan import PromptMarks, PromptPlan
 from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
-
-_DATE: Final = (
-    r"(?:today(?:'s|\u2019s)? (?:date\b|is\b)|(?:the )?current (?:date|day|time)\b"
-    r"|date(?: and time)?:)"
-)
-DATE_LINE: Final = re.compile(
-    rf"^[ \t]*(?:[-*>#]+ )?\**{_DATE}[^\n]{{0,160}}$\n?", re.IGNORECASE | re.MULTILINE
-)
 
 
 def move_date_lines(messages: Sequence[Message]) -> Sequence[Message]:

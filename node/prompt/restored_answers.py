@@ -18,7 +18,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from fabric.record.answers import Answers, CallWritten, OmittedParts
 from fabric.settings import DATES_OPTION, RESTORE_OPTION
-from fabric.turn.generation import GenerateRequest
+from fabric.turn.conversation_form import FormChain, form_chain
+from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.messages import Message, MessageRole, spelled_arguments
 from node.dialect.template_messages import WrittenArguments
 from node.prompt.answer_matching import answer_signs, match_answers
@@ -60,6 +61,7 @@ class LocatedRequest:
     places: MessagePlaces
     answer_places: tuple[int, ...]  # of the answers that may be restored
     restores: bool = True  # what the client dropped from them
+    forms: FormChain | None = None  # of a conversation that is found by its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class RestoredRequest:
     note: str = ""  # in words that follow a match's reason
     answers: Answers = field(default_factory=dict)  # those restored, of any agent
     restores: bool = True
+    forms: FormChain | None = None
 
 
 def locate_messages(
@@ -88,6 +91,7 @@ def locate_messages(
 
     Takes time by the byte; thread-safe.
     """
+    forms = _forms(request)
     options = {**default_options, **request.template_options}
     others = {k: v for k, v in request.template_options.items() if k not in _OWN_OPTIONS}
     request, note = replace(request, template_options=others), ""
@@ -98,9 +102,19 @@ def locate_messages(
     messages = request.messages or ()
     places = MessagePlaces(messages)
     if options.get(RESTORE_OPTION) is False:
-        return LocatedRequest(request, note, places, (), restores=False)
+        return LocatedRequest(request, note, places, (), restores=False, forms=forms)
     answers = (message.role is MessageRole.ASSISTANT for message in messages)
-    return LocatedRequest(request, note, places, tuple(compress(places.places, answers)))
+    found = tuple(compress(places.places, answers))
+    return LocatedRequest(request, note, places, found, forms=forms)
+
+
+def _forms(request: GenerateRequest) -> FormChain | None:
+    """Return the forms of an unnamed conversation, or of a named one that moved within a turn."""
+    is_named = request.identity.kind is IdentityKind.AGENT and request.resume is None
+    if is_named or not request.messages or not request.is_kept:
+        return None
+    messages = request.messages[:-1] if request.continues else request.messages
+    return form_chain(messages, request.tools)
 
 
 def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredRequest:
@@ -109,7 +123,9 @@ def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredReq
     messages = request.messages or ()
     answers = {**known.at, **_match_after_edits(located, known)}
     if not answers:
-        return RestoredRequest(request, places, note, restores=located.restores)
+        return RestoredRequest(
+            request, places, note, restores=located.restores, forms=located.forms
+        )
     restored = list(_with_answers(messages, places.places, answers))
     if request.continues:  # the answer continues at the client's very last character
         restored[-1] = replace(restored[-1], texts=messages[-1].texts)
@@ -119,7 +135,7 @@ def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredReq
     note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
     request = replace(request, messages=tuple(restored))
-    return RestoredRequest(request, places, note, answers, located.restores)
+    return RestoredRequest(request, places, note, answers, located.restores, located.forms)
 
 
 def _match_after_edits(located: LocatedRequest, known: KnownAnswers) -> dict[int, OmittedParts]:

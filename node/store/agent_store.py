@@ -88,7 +88,7 @@ class AgentStore:
         self.blocks.recover()
         kept = []
         for manifest in self._manifests.load_all():
-            self.blocks.retain(manifest.refs)
+            self.blocks.retain(manifest.kept_refs)
             kept.append(manifest)
         self.sweep()
         return kept
@@ -110,7 +110,7 @@ class AgentStore:
 
     def take_in(self, record: Manifest) -> None:
         """Retain the blocks of a record that was found in a folder that came back."""
-        self.blocks.retain(record.refs)
+        self.blocks.retain(record.kept_refs)
 
     def version(self, key: AgentKey) -> tuple[int, int]:
         """Return epoch and revision of the stored record, or zeros without one; raise DiskError."""
@@ -237,8 +237,8 @@ class AgentStore:
         Raises BlocksLostError or DiskError. After a failure `previous` is stored, or no record if
         there was none. Only after a DiskError with code UNDECIDED a restart may find either one.
         """
-        before = previous.refs if previous is not None else []
-        refs = manifest.refs
+        before = previous.kept_refs if previous is not None else []
+        refs = manifest.kept_refs
         same = _same_refs(before, refs)
         added, removed = refs[same:], before[same:]
         gone = self.blocks.retain(added) + self.blocks.missing(refs[:same])
@@ -307,12 +307,12 @@ class AgentStore:
         stored. Releases no block if it raises DiskError.
         """
         refs = [ref for doubt in self._doubtful.get(key, ()) for ref in doubt.added]
-        refs += saved.refs if saved is not None else ()
+        refs += saved.kept_refs if saved is not None else ()
         refs = [ref for ref in dict.fromkeys(refs) if self.blocks.is_stored(ref)]
         self._manifests.remove(key)
         self._settle(key)
         if saved is not None:
-            self.blocks.release(saved.refs)
+            self.blocks.release(saved.kept_refs)
         return refs
 
     def erase_unknown(self, key: AgentKey | None = None) -> int:
@@ -356,7 +356,7 @@ class AgentStore:
         self._manifests.remove_all(record.key for record in manifests)
         for record in manifests:
             self._settle(record.key)
-            self.blocks.release(record.refs)
+            self.blocks.release(record.kept_refs)
         self.sweep()
 
     def missing(self, manifest: Manifest) -> list[BlockRef]:

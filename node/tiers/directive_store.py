@@ -133,7 +133,8 @@ class DirectiveStore:
             )
             raise ConflictError(message, code="too_many_directives")
         if wanted != known:
-            record = replace(agent.manifest, directives=wanted or None)
+            # Branches may have what the directives drop.
+            record = replace(agent.manifest, directives=wanted or None, branches=None)
             forgets = is_to_forget(d for d in live(wanted) if d not in known)
             await self._publish(agent, record, revokes=forgets)
         return wanted

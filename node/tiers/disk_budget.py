@@ -3,9 +3,9 @@
     make_room   before every block: evict the least valuable agents, or refuse the write
     enforce     at start-up and once a minute: time to live, quotas, folders of other models
 
-When the disk is over budget, space is freed in this order: leases of shared prefixes, folders of
-other models, old windows and states of the victims, then the victims themselves. `fabric.retention`
-chooses the victims.
+When the disk is over budget, space is freed in this order: leases of shared prefixes, branches of
+agents (superseded forms of their conversations), folders of other models, old windows and states of
+the victims, then the victims themselves. `fabric.retention` chooses branches and victims.
 """
 
 import asyncio
@@ -180,6 +180,7 @@ class DiskBudget:
         tier = await self._swept(wish)
         if tier.is_crowded(self._rules.ttl_s) and self._leases.let_go():
             tier = await self._swept(wish)
+        tier = await self._without_branches(tier, wish)
         if replicas_only:
             chosen = await self._chosen(tier.replicas_only())
             self.evicted_count += await self._eviction.evict(chosen)
@@ -202,6 +203,18 @@ class DiskBudget:
             tier = await self._survey(wish)
         self._keep(tier, wish)
 
+    async def _without_branches(
+        self, tier: DiskTier, wish: tuple[TenantId, int] | None
+    ) -> DiskTier:
+        """Drop the branches that retention chooses; return the tier as it is then."""
+        if not any(candidate.is_superseded for candidate in tier.candidates):
+            return tier
+        superseded = [c.key for c in (await self._choice(tier)).dropped if c.is_superseded]
+        agents = [agent for key in superseded if (agent := self._table.get(key)) is not None]
+        if not agents or not await self._eviction.drop_branches(agents):
+            return tier
+        return await self._survey(wish)
+
     async def _swept(self, wish: tuple[TenantId, int] | None) -> DiskTier:
         # Failed saves leave unreferenced blocks, and no record's publish sweeps them.
         with suppress(DiskError):
@@ -215,8 +228,8 @@ class DiskBudget:
         others_bytes = self._others.size_bytes
         return await self._disk.look(others_bytes, self.pending.total(), incoming)
 
-    async def _chosen(self, tier: DiskTier) -> list[Agent]:
-        choice = await self._workers.run(
+    async def _choice(self, tier: DiskTier) -> Choice:
+        return await self._workers.run(
             lambda: choose(
                 tier.candidates,
                 tier.capacity_bytes,
@@ -225,8 +238,13 @@ class DiskBudget:
                 free_share=FREE_SHARE,
             )
         )
-        agents = (self._table.get(gone.key) for gone in choice.dropped)
-        return [agent for agent in agents if agent is not None]
+
+    async def _chosen(self, tier: DiskTier) -> list[Agent]:
+        """Choose the agents to evict."""
+        dropped = (
+            gone.key for gone in (await self._choice(tier)).dropped if not gone.is_superseded
+        )
+        return [agent for key in dropped if (agent := self._table.get(key)) is not None]
 
     async def _trim(self, chosen: list[Agent]) -> int:
         """Remove old windows and states of the chosen agents, so that fewer must be evicted."""
@@ -268,7 +286,11 @@ class DiskBudget:
         if len(self._table) + (tenant is not None) <= AGENTS_PER_NODE_MAX:
             return
         alike = DiskTier(
-            [replace(c, pieces={c.key: 1}) for c in (await self._survey(None)).candidates],
+            [
+                replace(c, pieces={c.key: 1})
+                for c in (await self._survey(None)).candidates
+                if not c.is_superseded
+            ],
             AGENTS_PER_NODE_MAX,
             {tenant: 1} if tenant is not None else {},
         )

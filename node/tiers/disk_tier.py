@@ -1,6 +1,6 @@
 """Contents of a node's disk: the candidates that retention chooses from."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
@@ -29,8 +29,11 @@ class DiskTier:
     incoming: Mapping[TenantId, int]
 
     def replicas_only(self) -> "DiskTier":
-        """Return the tier with all but replicas protected from eviction."""
-        kept = [c if c.is_replica else replace(c, is_active=True) for c in self.candidates]
+        """Return the tier with all but replicas and branches protected from eviction."""
+        kept = [
+            c if c.is_replica or c.is_superseded else replace(c, is_active=True)
+            for c in self.candidates
+        ]
         return replace(self, candidates=kept)
 
     def is_crowded(self, ttl_s: float) -> bool:
@@ -65,6 +68,7 @@ class DiskSurvey:
         def look() -> DiskTier:
             sizes, drive = blocks.sizes(), blocks.drive()
             candidates = [replace(c, pieces=_pieces(c, record, sizes)) for record, c in met]
+            candidates += _branches(met, sizes)
             records_bytes = sum(record_bytes(record) for record, _ in met if record is not None)
             needed = {name for candidate in candidates for name in candidate.pieces}
             # Blocks that no record refers to yet: those of turns, also in `incoming`, and of moves.
@@ -102,7 +106,19 @@ def record_bytes(record: Manifest) -> int:
     """Estimate the size of a record's file."""
     tokens_bytes = _TOKEN_RECORD_BYTES * record.tokens_count
     told_bytes = len(record.provenance.answers) + texts_bytes(record.directives or ())
-    return len(record.text) + told_bytes + tokens_bytes + _REF_RECORD_BYTES * len(record.refs)
+    return len(record.text) + told_bytes + tokens_bytes + _REF_RECORD_BYTES * len(record.kept_refs)
+
+
+def _branches(
+    met: Iterable[tuple[Manifest | None, Candidate]], sizes: Mapping[Hashable, int]
+) -> Iterator[Candidate]:
+    """Yield what agents have superseded, as candidates of their own."""
+    for record, agent in met:
+        branches = record.branches if record is not None else None
+        refs = [ref for branch in branches or () for ref in branch.refs]
+        if refs:
+            pieces: dict[Hashable, int] = {ref: sizes.get(ref, 0) for ref in refs}
+            yield replace(agent, pieces=pieces, is_pinned=False, is_superseded=True)
 
 
 def _pieces(

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
+from fabric.errors import FabricError
 from fabric.ids import AgentKey
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.stored_part import trim_restore_points
@@ -90,6 +92,26 @@ class Eviction:
                 raise failure from None
             return gone
         return agents
+
+    async def drop_branches(self, agents: Sequence[Agent]) -> int:
+        """Drop the superseded forms of idle agents; count these agents. Log a failing disk."""
+        count, offered = 0, self.offers.agents()
+        for agent in agents:
+            record, known = agent.saved, agent.manifest
+            if record is None or not record.branches or not agent.is_durable:
+                continue
+            if is_active(agent, offered) or self.table.get(agent.key) is not agent:
+                continue
+            smaller = replace(known, branches=None, revision=known.revision + 1)
+            try:
+                async with agent.turn_lock:
+                    await self.workers.run(partial(self.store.publish, smaller, record))
+                    agent.take_record(smaller)
+                    self.table.put(agent)
+                    count += 1
+            except (FabricError, OSError) as error:
+                _log.warning("cannot drop the branches of an agent: %s", error)
+        return count
 
     async def trim(self, agent: Agent) -> bool:
         """Drop an idle agent's old windows and states; return whether that was possible."""

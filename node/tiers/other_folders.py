@@ -160,7 +160,7 @@ def _remove_unneeded(disk: PosixDisk) -> tuple[int, int]:
     for leaf in disk.list_names(RECORDS):
         record = _read(disk, leaf)
         if record is not None:
-            needed.update(map(file_name, record.refs))
+            needed.update(map(file_name, record.kept_refs))
     stored = [f"{BLOCKS}/{leaf}" for leaf in disk.list_names(BLOCKS)]
     unneeded = [name for name in stored if name not in needed]
     size_bytes = sum(disk.size_bytes(name) for name in unneeded)

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
+from fabric.record.branches import branches_after
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import EMPTY_LAYOUT, Layout, NamedHead
 from fabric.record.manifest import Manifest, Placed
@@ -277,10 +278,13 @@ class RecordWriter:
         pieces, edited = self.head.filled(refs[:count], U32s(ids))
         return pieces.append(refs[count:]), edited
 
-    async def publish(self, manifest: Manifest, same_tokens: int) -> Manifest:
+    async def publish(
+        self, manifest: Manifest, same_tokens: int, *, is_superseding: bool = False
+    ) -> Manifest:
         """Store the blocks, then the record that refers to them; return it.
 
-        Its tokens begin with `same_tokens` of those named before.
+        Its tokens begin with `same_tokens` of those named before. With `is_superseding`, the record
+        before it is kept as a branch.
         """
         previous, ids = self._agent.saved, manifest.token_ids
         try:
@@ -293,6 +297,9 @@ class RecordWriter:
             manifest = replace(
                 manifest, pieces=pieces, windows=windows, states=states, edited=edited
             )
+            missing = self._store.blocks.missing
+            branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
+            manifest = replace(manifest, branches=branches)
             await self._room.add(record_bytes(manifest))
         except BaseException:
             self.abandon()

@@ -18,10 +18,11 @@ from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
+from fabric.turn.conversation_form import FormChain
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.sketch import continues_sketch
 from node.agents.agent import Agent, PausedAnswer
-from node.agents.agent_table import AgentTable
+from node.agents.agent_table import AgentTable, Recognized
 from node.engine.moving_streams import MovingStreams
 from node.limits import AGENT_TURNS_WAITING_MAX
 from node.migration.incoming import IncomingMoves
@@ -49,7 +50,9 @@ class Claims:
     retry_after_s: Callable[[int, int], float]  # given the turns in a queue and its slots
 
     @contextlib.asynccontextmanager
-    async def hold(self, request: GenerateRequest, text: str) -> AsyncIterator[Agent]:
+    async def hold(
+        self, request: GenerateRequest, text: str, forms: FormChain | None = None
+    ) -> AsyncIterator[Agent]:
         """Hold the agent of this request, so that no other turn of the agent runs.
 
         A turn that is not kept gets a temporary agent, which is not in the table.
@@ -61,7 +64,7 @@ class Claims:
         if request.after is not None:
             await self._await_handover(request, request.after)
         while True:
-            agent = await self._lock(request, text)
+            agent = await self._lock(request, text, forms)
             try:
                 await self._own(agent, request.epoch, request.erased_epoch)
                 self._keep_private(agent, request)
@@ -87,7 +90,7 @@ class Claims:
         """
         name = self.table.name_new(request.tenant, request.identity)
         made = self.table.unlisted(request.tenant, name, None, request.epoch)
-        beside = self._known(request) if request.beside is not None else None
+        beside = self._known(request, None) if request.beside is not None else None
         record = beside.saved if beside is not None else None
         if beside is None or record is None or record.edited is None or self._is_erased(beside):
             return made
@@ -115,12 +118,13 @@ class Claims:
         record = agent.effective_record
         return record.state is not OwnerState.REPLICA and record.epoch >= epoch
 
-    async def _lock(self, request: GenerateRequest, text: str) -> Agent:
+    async def _lock(self, request: GenerateRequest, text: str, forms: FormChain | None) -> Agent:
         """Wait for the agent's lock; resolve the agent again if it was evicted in the meantime."""
         for _ in range(AGENT_TURNS_WAITING_MAX):
             with contextlib.suppress(FabricError):  # without room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
-            agent = self._resolve(request, text)
+            found = self._resolve(request, text, forms)
+            agent = found.agent
             if agent.waiting_count >= AGENT_TURNS_WAITING_MAX and request.resume is None:
                 break
             agent.waiting_count += 1
@@ -129,6 +133,7 @@ class Claims:
             finally:
                 agent.waiting_count -= 1
             if not agent.was_evicted:
+                agent.is_superseded = found.is_superseded
                 return agent
             agent.turn_lock.release()
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent; retry later"
@@ -141,7 +146,9 @@ class Claims:
         is_owned = agent is not None and agent.effective_record.state is not OwnerState.REPLICA
         return agent.manifest if agent is not None and is_owned else None
 
-    def answers(self, request: GenerateRequest, places: Sequence[int]) -> KnownAnswers:
+    def answers(
+        self, request: GenerateRequest, places: Sequence[int], forms: FormChain | None
+    ) -> KnownAnswers:
         """Return the omitted parts of a chat's answers, from its agent or from other agents.
 
         Other agents are not asked if the agent gave all of the chat's answers: a part that it lacks
@@ -149,7 +156,7 @@ class Claims:
         """
         if not places:
             return KnownAnswers()
-        agent = self._known(request)
+        agent = self._known(request, forms)
         own = self.table.answers_of(agent) if agent is not None else {}
         others: Answers = {}
         if agent is None or not continues_sketch(agent.manifest.sketch, request.sketch):
@@ -159,7 +166,7 @@ class Claims:
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
         """Return the directives of the agent that a request names."""
-        agent = self._known(request) if request.identity.kind is IdentityKind.AGENT else None
+        agent = self._known(request, None) if request.identity.kind is IdentityKind.AGENT else None
         return live(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
@@ -171,16 +178,17 @@ class Claims:
             agent.manifest = replace(agent.manifest, settings=settings)
             self.table.put(agent)
 
-    def _known(self, request: GenerateRequest) -> Agent | None:
+    def _known(self, request: GenerateRequest, forms: FormChain | None) -> Agent | None:
         """Return the agent of a chat if it is known before the prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if request.beside is not None:
             return self.table.get((request.tenant, request.beside))
         if identity.kind is IdentityKind.AGENT and agent is not None:
             return self.table.get((request.tenant, agent))
-        return self.table.said_by(request.tenant, identity, request.sketch)
+        sketch, with_edits = request.sketch, _uses_edits(request)
+        return self.table.known(request.tenant, identity, sketch, forms, with_edits=with_edits)
 
-    def _resolve(self, request: GenerateRequest, text: str) -> Agent:
+    def _resolve(self, request: GenerateRequest, text: str, forms: FormChain | None) -> Recognized:
         table, identity = self.table, request.identity
         if identity.kind is IdentityKind.AGENT:
             assert identity.agent is not None, "an AGENT identity names its agent"
@@ -189,17 +197,19 @@ class Claims:
                 self.health.refuse_new()
                 epoch = self.erased.claim_epoch(request.tenant, identity.agent, request.epoch)
                 known = table.create(request.tenant, identity.agent, None, epoch)
-            return known
+            return Recognized(known)
         # The sketch of a raw prompt lacks the last piece.
         said = request.sketch if request.messages is not None else ()
-        recognized = table.recognize(request.tenant, identity, text.encode(), said)
-        if recognized is not None and not self._is_erased(recognized):
-            return recognized
+        found = table.recognize(
+            request.tenant, identity, text.encode(), said, forms, with_edits=_uses_edits(request)
+        )
+        if found is not None and not self._is_erased(found.agent):
+            return found
         self.health.refuse_new()
         group = identity.agent if identity.kind is IdentityKind.GROUP else None
         name = table.name_new(request.tenant, identity)
         epoch = self.erased.claim_epoch(request.tenant, name, request.epoch)
-        return table.create(request.tenant, name, group, epoch)
+        return Recognized(table.create(request.tenant, name, group, epoch))
 
     def _is_erased(self, agent: Agent, router_epoch: int = 0) -> bool:
         """Return whether this node or the turn's router knows that an agent was erased."""
@@ -258,6 +268,10 @@ class Claims:
                 record, epoch=asked, owner=self.health.name, state=OwnerState.OWNED
             )
             self.table.put(agent)
+
+
+def _uses_edits(request: GenerateRequest) -> bool:
+    return request.edits is not None and request.edits.keeps
 
 
 async def _await_resumption(agent: Agent, before: PausedAnswer) -> None:

@@ -24,6 +24,7 @@ from fabric.record.directive import Directive, mark_applied
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
+from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
 from node.agents.agent import Agent
@@ -270,7 +271,9 @@ class Saver:
         try:
             same_tokens = min(self._named_tokens, manifest.prompt_tokens_count)
             final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
-            saved = await self._writer.publish(final, same_tokens)
+            saved = await self._writer.publish(
+                final, same_tokens, is_superseding=agent.is_superseded
+            )
         except EngineFailedError:
             raise
         except (FabricError, OSError) as error:
@@ -310,6 +313,23 @@ class Saver:
             if self._request.resume is None
             else known
         )
+
+    def _form_after(self, ended: Ended, shown: ShownAnswer) -> ConversationForm | None:
+        """Return the form of an unnamed conversation with its answer.
+
+        Without a whole answer, the form before it stays: later prompts begin with that, too.
+        """
+        forms, known = self._prompt.restored.forms, self._agent.manifest.form
+        is_moved = self._request.resume is not None  # by then, its turn names it
+        if forms is None or (is_moved and known is None):
+            return None
+        if ended.reason is None:
+            return known or forms.whole
+        answer = shown.message
+        if self._request.continues:
+            begun = (self._request.messages or ())[-1]
+            answer = replace(answer, texts=begun.texts + answer.texts)
+        return forms.answered(answer)
 
     def _settings_after(self, ended: Ended) -> AgentSettings | None:
         settings = self._agent.manifest.settings
@@ -354,6 +374,7 @@ class Saver:
             parts=parts_after(old.parts, self._prompt.directed, answer, shown),
             settings=self._settings_after(ended),
             sketch=self._request.sketch or old.sketch,
+            form=self._form_after(ended, shown),
             used_s=self._parts.clock.wall_s(),
             migration=None,
             sealed_to=None,

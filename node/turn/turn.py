@@ -161,7 +161,9 @@ class Turn:
         if not request.was_admitted:
             parts.engine.check_waiting(request.tenant, request.priority)
         prompt = await parts.prompts.run(request, parts.claims, self._unwanted.is_set)
-        async with parts.claims.hold(prompt.directed.request, prompt.rendered.text) as agent:
+        async with parts.claims.hold(
+            prompt.directed.request, prompt.rendered.text, prompt.located.forms
+        ) as agent:
             self._is_waiting = False
             agent.turn, self._outgoing = self, agent.outgoing
             try:

@@ -100,7 +100,8 @@ def run_agents(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(agents)
         return 0
-    columns = ("agent", "node", "state", "tokens", "memory", "disk", "match", "reused", "why")
+    columns = ("agent", "node", "state", "tokens", "memory", "disk", "branches", "match")
+    columns += ("reused", "why")
     print_table("Agents", columns, (_agent_row(agent) for agent in agents))
     return 0
 
@@ -126,6 +127,7 @@ def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
         human_count(agent.get("tokens")),
         human_bytes(_tiers(agent).get("hot")),
         human_bytes(_tiers(agent).get("disk")),
+        human_count(agent.get("branches")),
         match.get("kind", "-"),
         reused,
         match.get("reason") or match.get("why") or "-",

@@ -29,7 +29,9 @@ class AgentReports:
             if view.epoch <= self._directory.floor(view.key):
                 continue  # erased, but not removed yet: no conversation continues it
             if item.sketch:  # missing while the first turn runs, which was sketched when sent
-                self._sketches.put(view.tenant, agents.node, view.agent, item.sketch, tag)
+                self._sketches.put(
+                    view.tenant, agents.node, view.agent, item.sketch, tag, form=item.form
+                )
 
     def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node's whole list is needed."""

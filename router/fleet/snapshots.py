@@ -1,10 +1,13 @@
 """Snapshots of the fleet, taken here only, from all that the router knows."""
 
+from itertools import islice
+
 from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Directory, Holding
 from router.fleet.fleet import Fleet
 from router.fleet.membership import LeaseState, Member
+from router.limits import FORMED_MAX
 from router.placement.decision import TurnFacts
 from router.placement.snapshot import (
     AgentHolder,
@@ -102,4 +105,23 @@ def _prefixes(fleet: Fleet, turn: TurnRequest) -> tuple[PrefixHolder, ...]:
         is_replica = held.state is OwnerState.REPLICA
         is_resident = held.view is None or "hot" in held.view.tiers
         prefixes.append(PrefixHolder(node, share, agent, held.group, is_replica, is_resident))
+    if turn.key is None and not any(prefix.agent and not prefix.is_replica for prefix in prefixes):
+        prefixes = _with_formed(fleet, turn, prefixes)
     return tuple(sorted(prefixes, key=lambda prefix: (prefix.share, prefix.node), reverse=True))
+
+
+def _with_formed(
+    fleet: Fleet, turn: TurnRequest, prefixes: list[PrefixHolder]
+) -> list[PrefixHolder]:
+    """Add the owner of the conversation of which the prompt is another form."""
+    shares = {prefix.node: prefix.share for prefix in prefixes}
+    for node, agent in islice(fleet.sketches.formed(turn.tenant, turn.prompt.forms), FORMED_MAX):
+        held = fleet.directory.holding((turn.tenant, agent), node)
+        if held is None or held.state is OwnerState.REPLICA:
+            continue
+        is_resident = held.view is None or "hot" in held.view.tiers
+        formed = PrefixHolder(
+            node, shares.get(node, 0.0), agent, held.group, is_resident=is_resident
+        )
+        return [formed, *(prefix for prefix in prefixes if prefix.node != node)]
+    return prefixes

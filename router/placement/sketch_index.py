@@ -8,7 +8,7 @@ The index is a hint: a wrong entry costs a recomputation, never a wrong answer.
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +46,9 @@ class SketchIndex:
         self._places: dict[tuple[TenantId, Holder], tuple[_Branch, object]] = {}
         self._openings: dict[tuple[TenantId, Holder], int] = {}  # of turns placed by this router
         self._coming_count = 0
+        # By the forms of conversations, in which clocks and reminders do not count.
+        self._formed: dict[tuple[TenantId, int], dict[Holder, None]] = {}
+        self._forms: dict[tuple[TenantId, Holder], int] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -58,8 +61,9 @@ class SketchIndex:
         sketch: Sequence[int],
         tag: object = None,
         opening: int | None = None,
+        form: int | None = None,
     ) -> None:
-        """Store an agent's sketch, unless `tag` shows that it is unchanged."""
+        """Store an agent's sketch and form, unless `tag` shows that it is unchanged."""
         key = (tenant, (node, agent))
         known = self._places.get(key)
         if known is not None and tag is not None and known[1] == tag:
@@ -75,6 +79,9 @@ class SketchIndex:
         self._places[key] = (leaf, tag)
         if opening is not None:
             self._openings[key] = opening
+        if form is not None:
+            self._forms[key] = form
+            self._formed.setdefault((tenant, form), {})[key[1]] = None
         _count(leaf, node, 1)
 
     def put_coming(self, tenant: TenantId, node: NodeName, sketch: Sequence[int]) -> AgentId:
@@ -93,12 +100,26 @@ class SketchIndex:
         if place is None:
             return
         self._openings.pop((tenant, (node, agent)), None)
+        self._forget_form(tenant, (node, agent))
         branch: _Branch | None = place[0]
         place[0].holders.discard((node, agent))
         _count(place[0], node, -1)
         while branch and branch.parent and not branch.holders and not branch.children:
             del branch.parent.children[branch.edge[0]]
             branch = branch.parent
+
+    def _forget_form(self, tenant: TenantId, holder: Holder) -> None:
+        form = self._forms.pop((tenant, holder), None)
+        if form is not None:
+            holders = self._formed[tenant, form]
+            del holders[holder]
+            if not holders:
+                del self._formed[tenant, form]
+
+    def formed(self, tenant: TenantId, forms: Iterable[int]) -> Iterator[Holder]:
+        """Yield the agents with these forms in their order, of each the one stored last first."""
+        for form in forms:
+            yield from reversed(self._formed.get((tenant, form), {}))
 
     def matches(
         self, tenant: TenantId, sketch: Sequence[int], opening: int | None = None

@@ -299,7 +299,10 @@ class Turns:
             group = turn.identity.agent
         self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)
         prompt = turn.prompt
-        self._fleet.sketches.put(tenant, first.node, agent, prompt.sketch, opening=prompt.opening)
+        form = prompt.form if turn.key is None else None  # a name is no matter of content
+        self._fleet.sketches.put(
+            tenant, first.node, agent, prompt.sketch, opening=prompt.opening, form=form
+        )
 
     def _release_reservation(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
         if reservation:

@@ -1,6 +1,7 @@
 """Eviction from a full tier: budgets, floors, quotas, pins, sharing, and learned reuse."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -204,3 +205,18 @@ def test_settings_that_cannot_be_meant(section, named):
 def test_settings_that_can():
     node = parse_settings({"node": {"tenants": {"a": {"quota": 1, "floor": 0.25}}}}).node
     assert node.rules.tenants == {"a": TenantShare(1.0, 0.25)}
+
+
+def test_what_is_superseded_goes_before_all_else_even_of_a_pinned_agent():
+    crowd = [
+        agent("a-replica", is_replica=True, idle=50.0),
+        agent("a-spent", is_spent=True, idle=50.0),
+        agent("a-idle", idle=1000.0),
+    ]
+    kept = agent("a-kept", is_pinned=True)
+    branches = replace(kept, pieces={"branch": 10}, is_pinned=False, is_superseded=True)
+    crowd += [kept, branches]
+    choice = choose(crowd, 45, Rules(pin_share=1.0))
+    assert choice.dropped == (branches,)
+    assert choice.held == {kept.key}
+    assert names(choose(crowd, 35, Rules(pin_share=1.0))) == ["a-kept", "a-replica"]

@@ -108,6 +108,7 @@ AGENT: Final = AnswerShape(
         "erasing": array(text()),
         "copies": array(_COPY.schema()),
         "amortized": bool,
+        "branches": int,
         **SETTINGS_TYPES,
     },
 )
@@ -138,6 +139,7 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
         erasing=directory.erasing(key),
         copies=[_copy_row(key, holding, owner) for holding in replicas],
         amortized=view.exact_tokens is not None,
+        branches=view.branches or 0,
         **settings_row(view),
     )
 

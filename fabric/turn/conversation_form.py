@@ -1,0 +1,167 @@
+"""Forms of a conversation: what its agent is recognized by where a client rewrites its history.
+
+    sent before   system 09:41 | question        | call | result … | answer
+    sent now      system 09:42 | question        | call | [elided] | answer | next question
+                  ^ clock        ^ or a reminder          ^ placeholder
+
+A form is a chained hash of all messages, whose clocks and reminders are left out, whose answers
+are whole, and of whose results there is only the place. Results are compared one by one: each is
+the same or a placeholder. A conversation continues a form only if it has all of its messages, the
+last answer included: a first question alone is no evidence.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_intdigest
+
+from fabric.errors import CorruptDataError
+from fabric.limits import ELIDED_CHARS_MAX, MESSAGES_MAX, PASSING_TEXTS_KNOWN_MAX
+from fabric.turn.messages import Message, MessageRole, spelled_arguments
+from fabric.turn.passing_texts import without_passing_texts, without_reminders
+
+_HEAD: Final = struct.Struct("<Q")
+_ROW: Final = struct.Struct("<IQ")
+_CHARS_MAX: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForm:
+    """One tool's result: its length in characters, and its hash."""
+
+    chars: int
+    digest: int
+
+    def is_like(self, other: "ResultForm") -> bool:
+        """Return whether both are the same, or one is a placeholder of the other."""
+        if self == other:
+            return True
+        short, long = sorted((self.chars, other.chars))
+        return short <= ELIDED_CHARS_MAX and 2 * short < long
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationForm:
+    """Form of a conversation up to an answer, which is part of it."""
+
+    digest: int
+    results: tuple[ResultForm, ...] = ()
+
+    def to_wire(self) -> bytes:
+        """Pack the hash, and 12 bytes for each result."""
+        rows = (_ROW.pack(result.chars, result.digest) for result in self.results)
+        return _HEAD.pack(self.digest) + b"".join(rows)
+
+    @classmethod
+    def from_wire(cls, raw: bytes) -> "ConversationForm":
+        """Unpack; raise CorruptDataError for what `to_wire` did not write."""
+        count, rest = divmod(len(raw) - _HEAD.size, _ROW.size)
+        if rest or not 0 <= count <= MESSAGES_MAX:
+            message = "a conversation's form is cut short, or too long"
+            raise CorruptDataError(message)
+        rows = _ROW.iter_unpack(raw[_HEAD.size :])
+        (digest,) = _HEAD.unpack_from(raw)
+        return cls(digest, tuple(ResultForm(*row) for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FormChain:
+    """Forms with which a request begins, and what continues its own."""
+
+    whole: ConversationForm  # of all its messages
+    # For each answer: the hash of all messages before it, and with it.
+    before: tuple[int, ...] = ()
+    with_answer: tuple[int, ...] = ()
+    _chain: xxh3_64 = field(default_factory=xxh3_64, compare=False, repr=False)
+
+    def beginnings(self) -> Iterable[int]:
+        """Yield the hashes of all beginnings that end with an answer, the longest first."""
+        return reversed(self.with_answer)
+
+    def turns(self) -> Iterator[int]:
+        """Yield the hashes of all turns with and without their answers, the longest first."""
+        for without, whole in zip(reversed(self.before), reversed(self.with_answer), strict=True):
+            yield whole
+            yield without
+
+    def continues(self, form: ConversationForm) -> bool:
+        """Return whether the request has all messages of a form."""
+        if form.digest not in self.with_answer or len(form.results) > len(self.whole.results):
+            return False
+        pairs = zip(form.results, self.whole.results, strict=False)
+        return all(known.is_like(sent) for known, sent in pairs)
+
+    def answered(self, answer: Message) -> ConversationForm:
+        """Return the form of the request with its answer."""
+        chain = self._chain.copy()
+        chain.update(_spelled(answer))
+        return ConversationForm(chain.intdigest(), self.whole.results)
+
+
+def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> FormChain:
+    """Return the forms of a conversation; takes time by the byte of its new messages."""
+    chain = xxh3_64(seed=3)
+    if tools:
+        chain.update(json.dumps(tools, separators=(",", ":"), default=str).encode())
+    before: list[int] = []
+    ends: list[int] = []
+    results: list[ResultForm] = []
+    for message in messages:
+        if message.role is MessageRole.ASSISTANT:
+            before.append(chain.intdigest())
+            chain.update(_spelled(message))
+            ends.append(chain.intdigest())
+            continue
+        if message.role is MessageRole.TOOL:
+            results.append(_result(message))
+        spelled = _spelled(message)
+        if spelled:
+            chain.update(spelled)
+    return FormChain(
+        ConversationForm(chain.intdigest(), tuple(results)), tuple(before), tuple(ends), chain
+    )
+
+
+def _spelled(message: Message) -> bytes:
+    """Spell what stays of a message; nothing of one that has passing texts only."""
+    if message.role is MessageRole.TOOL:
+        return b"tool\n"
+    text = "".join(message.texts)
+    if message.role is MessageRole.ASSISTANT:
+        uses = [(use.name, spelled_arguments(use.arguments)) for use in message.uses]
+        spelled = ["assistant", text.strip(), message.name, uses]
+        return json.dumps(spelled).encode() + b"\n"
+    digest = _lasting(text, is_system=message.role is MessageRole.SYSTEM)
+    if not digest:
+        return b""
+    return json.dumps([message.role.value, message.name, digest]).encode() + b"\n"
+
+
+def _result(message: Message) -> ResultForm:
+    text = without_reminders("".join(message.texts))
+    return ResultForm(min(len(text), _CHARS_MAX), xxh3_64_intdigest(_encoded(text)))
+
+
+# What stays of texts seen lately, hash by hash, since each turn brings all earlier ones again.
+_known: dict[int, int] = {}
+
+
+def _lasting(text: str, *, is_system: bool) -> int:
+    """Return a hash of a text without what passes; 0 if nothing stays."""
+    raw = _encoded(text)
+    name = xxh3_128_intdigest(raw, seed=is_system)
+    digest = _known.get(name)
+    if digest is None:
+        left = without_passing_texts(text, drops_lines=is_system)
+        digest = xxh3_64_intdigest(_encoded(left)) if left else 0
+        if len(_known) >= PASSING_TEXTS_KNOWN_MAX:
+            _known.clear()
+        _known[name] = digest
+    return digest
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
