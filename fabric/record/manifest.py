@@ -191,12 +191,8 @@ class Manifest:
     @property
     def is_found_by_content(self) -> bool:
         """Return whether prompts that begin like it may continue it, besides those with its id."""
-        return self.is_open and self.edited is None
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether prompts without its id may continue it, if they may use edited caches."""
-        return not (self.is_truncated or self.provenance.is_fork or self.is_private)
+        is_whole = not self.is_truncated and self.edited is None
+        return is_whole and not self.provenance.is_fork and not self.is_private
 
     @property
     def is_private(self) -> bool:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -215,8 +215,6 @@ class AgentTable:
         prompt: bytes,
         sketch: Sequence[int] = (),
         forms: FormChain | None = None,
-        *,
-        with_edits: bool = False,
     ) -> Recognized | None:
         """Find the idle conversation that `prompt` continues or repeats.
 
@@ -224,10 +222,10 @@ class AgentTable:
         sent them (`sketch`) or as the template rendered them. Only the last answer may differ,
         since no later prompt has confirmed it. Or it has the messages and the answer of another
         form of it, in which clocks, reminders or results differ (`forms`). Any other prompt starts
-        a new agent. `with_edits`: an agent with an edited cache may serve it, too.
+        a new agent.
         """
         same = self._same(tenant, identity, prompt, sketch)
-        formed = self._formed(tenant, identity, forms, with_edits=with_edits)
+        formed = self._formed(tenant, identity, forms)
         return _longer(same, formed)
 
     def known(
@@ -236,11 +234,9 @@ class AgentTable:
         identity: Identity,
         sketch: Sequence[int],
         forms: FormChain | None,
-        *,
-        with_edits: bool = False,
     ) -> Agent | None:
         """Find the conversation of a request as `recognize` does, before its prompt is rendered."""
-        formed = self._formed(tenant, identity, forms, with_edits=with_edits)
+        formed = self._formed(tenant, identity, forms)
         found = _longer(self.said_by(tenant, identity, sketch), formed)
         return found.agent if found is not None else None
 
@@ -259,22 +255,16 @@ class AgentTable:
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
     def _formed(
-        self,
-        tenant: TenantId,
-        identity: Identity,
-        forms: FormChain | None,
-        *,
-        with_edits: bool,
+        self, tenant: TenantId, identity: Identity, forms: FormChain | None
     ) -> Agent | None:
         """Find the idle conversation of which a request has all messages, perhaps rewritten."""
         if forms is None:
             return None
         found = self._forms.candidates(tenant, forms.beginnings())
-        for agent in self._idle(islice(found, ALIKE_AGENTS_MAX), identity):
+        for agent in self._open(islice(found, ALIKE_AGENTS_MAX), identity):
             record = agent.manifest
-            may_serve = record.is_open and (with_edits or record.edited is None)
             is_like = record.form is not None and forms.continues(record.form)
-            if may_serve and is_like and not live(record.directives):
+            if is_like and not live(record.directives):
                 return agent
         return None
 
@@ -294,17 +284,12 @@ class AgentTable:
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         """Yield the idle agents that this identity may continue."""
-        for agent in self._idle(keys, identity):
-            if agent.manifest.is_found_by_content:
-                yield agent
-
-    def _idle(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         for key in keys:
             agent = self._agents[key]
             is_of_group = identity.kind is IdentityKind.GROUP
             if is_of_group and agent.manifest.group != identity.agent:
                 continue
-            if not agent.is_busy:
+            if not agent.is_busy and agent.manifest.is_found_by_content:
                 yield agent
 
     @on_its_loop
@@ -332,12 +317,15 @@ class AgentTable:
         """Return whether another agent of the tenant is private."""
         return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
 
-    def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Container[BlockRef]) -> int:
+    def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Collection[BlockRef]) -> int:
         """Count the leading blocks that the agent may use: its own, leased ones, and lent ones.
 
         A block that no record refers to yet belongs to a running turn or an incoming move, whose
         agent may be private, so it is not lent.
         """
+        branches = agent.saved.branches if agent.saved is not None else None
+        if branches:
+            leased = {ref for branch in branches for ref in branch.refs}.union(leased)
         count = _in_leases(shared, 0, leased)
         first = shared[0].block_hash if shared else None
         for key in self._first_blocks.newest(agent.key[0], first) if first is not None else ():

@@ -241,7 +241,9 @@ class AgentStore:
         refs = manifest.kept_refs
         same = _same_refs(before, refs)
         added, removed = refs[same:], before[same:]
-        gone = self.blocks.retain(added) + self.blocks.missing(refs[:same])
+        gone = {*self.blocks.retain(added), *self.blocks.missing(refs[:same])}
+        if gone:  # branches may lack blocks
+            gone.intersection_update(manifest.refs)
         if gone:  # swept after another agent's turn, since they were found
             self.blocks.release(added)
             message = f"{len(gone)} blocks of the record are no longer stored"

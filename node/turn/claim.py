@@ -185,8 +185,7 @@ class Claims:
             return self.table.get((request.tenant, request.beside))
         if identity.kind is IdentityKind.AGENT and agent is not None:
             return self.table.get((request.tenant, agent))
-        sketch, with_edits = request.sketch, _uses_edits(request)
-        return self.table.known(request.tenant, identity, sketch, forms, with_edits=with_edits)
+        return self.table.known(request.tenant, identity, request.sketch, forms)
 
     def _resolve(self, request: GenerateRequest, text: str, forms: FormChain | None) -> Recognized:
         table, identity = self.table, request.identity
@@ -200,9 +199,7 @@ class Claims:
             return Recognized(known)
         # The sketch of a raw prompt lacks the last piece.
         said = request.sketch if request.messages is not None else ()
-        found = table.recognize(
-            request.tenant, identity, text.encode(), said, forms, with_edits=_uses_edits(request)
-        )
+        found = table.recognize(request.tenant, identity, text.encode(), said, forms)
         if found is not None and not self._is_erased(found.agent):
             return found
         self.health.refuse_new()
@@ -268,10 +265,6 @@ class Claims:
                 record, epoch=asked, owner=self.health.name, state=OwnerState.OWNED
             )
             self.table.put(agent)
-
-
-def _uses_edits(request: GenerateRequest) -> bool:
-    return request.edits is not None and request.edits.keeps
 
 
 async def _await_resumption(agent: Agent, before: PausedAnswer) -> None:

@@ -100,8 +100,10 @@ def run_agents(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(agents)
         return 0
-    columns = ("agent", "node", "state", "tokens", "memory", "disk", "branches", "match")
-    columns += ("reused", "why")
+    columns = (
+        *("agent", "node", "state", "tokens", "memory", "disk"),
+        *("branches", "match", "reused", "why"),
+    )
     print_table("Agents", columns, (_agent_row(agent) for agent in agents))
     return 0
 

@@ -114,14 +114,13 @@ def _with_formed(
     fleet: Fleet, turn: TurnRequest, prefixes: list[PrefixHolder]
 ) -> list[PrefixHolder]:
     """Add the owner of the conversation of which the prompt is another form."""
-    shares = {prefix.node: prefix.share for prefix in prefixes}
-    for node, agent in islice(fleet.sketches.formed(turn.tenant, turn.prompt.forms), FORMED_MAX):
-        held = fleet.directory.holding((turn.tenant, agent), node)
-        if held is None or held.state is OwnerState.REPLICA:
+    formed = fleet.sketches.formed(turn.tenant, turn.prompt.forms)
+    for agent in islice(dict.fromkeys(agent for _, agent in formed), FORMED_MAX):
+        owner = fleet.directory.owner((turn.tenant, agent))  # it may have moved since
+        if owner is None:
             continue
-        is_resident = held.view is None or "hot" in held.view.tiers
-        formed = PrefixHolder(
-            node, shares.get(node, 0.0), agent, held.group, is_resident=is_resident
-        )
-        return [formed, *(prefix for prefix in prefixes if prefix.node != node)]
+        share = next((prefix.share for prefix in prefixes if prefix.node == owner.node), 0.0)
+        is_resident = owner.view is None or "hot" in owner.view.tiers
+        found = PrefixHolder(owner.node, share, agent, owner.group, is_resident=is_resident)
+        return [found, *(prefix for prefix in prefixes if prefix.node != owner.node)]
     return prefixes

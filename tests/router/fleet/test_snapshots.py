@@ -20,6 +20,7 @@ A, B, C = (NodeName(f"node-{letter}") for letter in "abc")
 KEY = (TenantId("default"), AgentId("alice"))
 LONG = "word " * 1000
 OWNED, REPLICA, SEALED = OwnerState.OWNED, OwnerState.REPLICA, OwnerState.SEALED
+SYSTEM, USER, ASSISTANT = MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSISTANT
 
 
 def turn(kind, agent=None, text=LONG):
@@ -159,3 +160,30 @@ def test_facts_of_turns():
     assert grouped.home_seed == "default:team"
     assert named.prompt_tokens == NAMED.prompt.tokens_estimate > 1000
     assert named.model == "echo"
+
+
+async def test_the_owner_of_a_conversation_whose_client_has_rewritten_it():
+    def chat(clock, *more):
+        return replace(UNNAMED, prompt=chat_prompt([Message(SYSTEM, (f"It is {clock}.",)), *more]))
+
+    question, answer = Message(USER, ("Where?",)), Message(ASSISTANT, ("There.",))
+    before = chat("09:41", question)
+    now = chat("09:42", question, answer, Message(USER, ("And now?",)))
+    async with rig("abc", tended=False) as made:
+        fleet, sketches, tenant = made.fleet, made.fleet.sketches, KEY[0]
+        assert not snapshots.of_turn(fleet, now).prefixes
+        sketches.put(tenant, B, "alice", before.prompt.sketch, form=before.prompt.form)
+        assert not snapshots.of_turn(fleet, now).prefixes  # no node owns it
+        fleet.note_holding(KEY, B, 1, OWNED, "team")
+        (found,) = snapshots.of_turn(fleet, now).prefixes
+        fleet.note_holding(KEY, B, 2, REPLICA, "team")
+        fleet.note_holding(KEY, C, 2, OWNED, "team")
+        (moved,) = snapshots.of_turn(fleet, now).prefixes
+        named = snapshots.of_turn(fleet, replace(now, identity=NAMED.identity)).prefixes
+        other = snapshots.of_turn(fleet, replace(now, tenant=TenantId("other"))).prefixes
+        sketches.remove(tenant, B, "alice")
+        gone = snapshots.of_turn(fleet, now).prefixes
+
+    assert (found.node, found.agent, found.group, found.is_replica) == (B, "alice", "team", False)
+    assert (moved.node, moved.agent) == (C, "alice")
+    assert named == other == gone == ()
