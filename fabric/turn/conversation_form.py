@@ -105,7 +105,9 @@ def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> Form
     """Return the forms of a conversation; takes time by the byte of its new messages."""
     chain = xxh3_64(seed=3)
     if tools:
-        chain.update(json.dumps(tools, separators=(",", ":"), default=str).encode())
+        # Some clients have the date in a tool's description.
+        spelled_tools = json.dumps(tools, ensure_ascii=False, separators=(",", ":"), default=str)
+        chain.update(_HEAD.pack(_lasting(spelled_tools, is_system=False)))
     before: list[int] = []
     ends: list[int] = []
     results: list[ResultForm] = []

@@ -39,6 +39,7 @@ class _Record:
     salt: bytes | None
     refs: frozenset[BlockRef]
     misplaced: frozenset[BlockRef]
+    branches: frozenset[BlockRef]  # of its branches, and its own
 
 
 class FolderCheck:
@@ -185,11 +186,12 @@ class FolderCheck:
         def intern(refs: set[BlockRef]) -> frozenset[BlockRef]:
             return frozenset(self._interned.setdefault(ref, ref) for ref in refs)
 
+        branches = intern(set(record.kept_refs))
         if self._key is None:
-            return _Record(name, None, intern(set(record.kept_refs)), frozenset())
+            return _Record(name, None, intern(set(record.refs)), frozenset(), branches)
         salt = tenant_salt(self._key, record.tenant)
         misplaced = intern(misplaced_refs(record, salt))
-        return _Record(name, salt, intern(set(record.kept_refs)), misplaced)
+        return _Record(name, salt, intern(set(record.refs)), misplaced, branches)
 
     # --- blocks ------------------------------------------------------------------------------
 
@@ -233,8 +235,8 @@ class FolderCheck:
             kept = record.refs - lost
             if lost:
                 cut = self._truncate(record, lost)
-                kept = frozenset(cut.kept_refs) if cut is not None else kept
-            needed |= kept
+                kept = frozenset(cut.refs) if cut is not None else kept
+            needed |= kept | (record.branches & sound)  # a branch may lack blocks
         return needed
 
     def _truncate(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:

@@ -67,6 +67,16 @@ class SaveReservation:
     async def add(self, size_bytes: int) -> None:
         """Reserve more bytes; raise NoRoomError."""
         await self._budget.make_room(self._tenant, size_bytes)
+        self._note(size_bytes)
+
+    async def add_free(self, size_bytes: int) -> bool:
+        """Reserve more bytes if they are free, without evicting; return whether they were."""
+        if not await self._budget.take_free(self._tenant, size_bytes):
+            return False
+        self._note(size_bytes)
+        return True
+
+    def _note(self, size_bytes: int) -> None:
         self._budget.pending[self._tenant] += size_bytes
         self._size_bytes += size_bytes
 

@@ -6,6 +6,7 @@ One writer serves one turn, or one later attempt to save what a turn could not. 
 stored only if its bytes are known to be the cache's, not another computation of the same tokens.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from fabric.errors import FabricError
 from fabric.kvcache.block_chain import BlockRef, BlockSpan
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.branches import branches_after
@@ -34,6 +36,8 @@ from node.tiers.disk_tier import record_bytes
 
 T = TypeVar("T")
 NamedBlock: TypeAlias = tuple[BlockSpan, BlockRef]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,7 @@ class RecordWriter:
 
     async def _put(self, span: BlockSpan, ids: Sequence[int], kv: memoryview) -> BlockRef:
         store = self._store
-        await self._room.add(store.blocks.file_bytes(span.group, span.end - span.start))
+        await self._make_room(store.blocks.file_bytes(span.group, span.end - span.start))
         ref = await self._workers.run(lambda: store.save_block(span, ids, kv))
         before = self._saved.get(span.block_hash)
         if (
@@ -242,6 +246,25 @@ class RecordWriter:
             store.blocks.abandon([before])
         self._saved[span.block_hash] = ref
         return ref
+
+    async def _make_room(self, size_bytes: int) -> None:
+        """Reserve bytes on the disk; rather than others' caches, the agent's branches go."""
+        saved = self._agent.saved
+        if saved is not None and saved.branches:
+            if await self._room.add_free(size_bytes):
+                return
+            await self._drop_branches(saved)
+        await self._room.add(size_bytes)
+
+    async def _drop_branches(self, saved: Manifest) -> None:
+        """Drop the superseded forms of the agent, whose turn lock the caller holds."""
+        agent, smaller = self._agent, replace(saved, branches=None)
+        try:
+            await self._workers.run(lambda: self._store.publish(smaller, saved))
+        except (FabricError, OSError) as error:
+            _log.warning("cannot drop the branches of an agent: %s", error)
+            return
+        agent.saved, agent.manifest = smaller, replace(agent.manifest, branches=None)
 
     async def _save_state(self, ids: Sequence[int], end: int) -> None:
         cache, tenant, spans = self._cache, self._agent.manifest.tenant, self.spans
@@ -286,7 +309,7 @@ class RecordWriter:
         Its tokens begin with `same_tokens` of those named before. With `is_superseding`, the record
         before it is kept as a branch.
         """
-        previous, ids = self._agent.saved, manifest.token_ids
+        ids = manifest.token_ids
         try:
             spans = await self.name(ids, same_tokens)
             known = zip(spans, self.stored_all(spans), strict=True)
@@ -297,13 +320,14 @@ class RecordWriter:
             manifest = replace(
                 manifest, pieces=pieces, windows=windows, states=states, edited=edited
             )
-            missing = self._store.blocks.missing
-            branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
-            manifest = replace(manifest, branches=branches)
-            await self._room.add(record_bytes(manifest))
+            await self._make_room(record_bytes(manifest))
         except BaseException:
             self.abandon()
             raise
+        previous = self._agent.saved
+        missing = self._store.blocks.missing
+        branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
+        manifest = replace(manifest, branches=branches)
         # From here the record's references, or their release, account for these blocks.
         needed = set(manifest.refs)
         self._store.blocks.abandon(set(self._saved.values()) - needed)

@@ -268,7 +268,9 @@ class World:
 def _is_tidy(mac: Mac) -> bool:
     """Say whether a node's disk has exactly the blocks that its records name."""
     node = mac.node
-    needed = {ref.name for agent in node.resources.table if agent.saved for ref in agent.saved.kept_refs}
+    needed = {
+        ref.name for agent in node.resources.table if agent.saved for ref in agent.saved.kept_refs
+    }
     stored = {ref.name for ref in node.resources.store.blocks.sizes()}
     return needed == stored and not pinned_blocks(node)
 

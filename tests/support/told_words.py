@@ -32,7 +32,7 @@ def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[Told]
         record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
         where = f"{path.parents[2].name}, {record.state}"
         yield Told(record.agent, f"record on {where}", record.text)
-        tokens = {ref: block_tokens(path.parents[1], ref) for ref in record.refs}
+        tokens = {ref: block_tokens(path.parents[1], ref) for ref in record.kept_refs}
         assert cached_tokens(record, tokens) == list(record.token_ids), "not of its text"
         for ref, ids in tokens.items():
             yield Told(record.agent, f"block {ref.name} on {where}", decode(ids))

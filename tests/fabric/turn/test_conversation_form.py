@@ -16,7 +16,8 @@ CALL = Message(
     MessageRole.ASSISTANT, ("I look.",), uses=(ToolUse("read", {"path": "a", "n": 1}, "call-1"),)
 )
 LONG = "The archive has nine hundred lanterns, and each of them has a keeper. " * 10
-TOOLS = [{"type": "function", "function": {"name": "read"}}]
+TOOLS = [{"type": "function", "function": {"name": "read", "description": "On 2026-11-28."}}]
+TOMORROW = [{"type": "function", "function": {"name": "read", "description": "On 2026-11-29."}}]
 
 
 def said(role, text):
@@ -144,6 +145,7 @@ def test_more_or_fewer_messages_make_another_conversation():
     assert not goes_on([*BEFORE[:2], *after()[4:]])
     assert not goes_on([*BEFORE[:3], result("[elided]"), result("[elided]"), *after()[4:]])
     assert not goes_on(after(), tools=None)
+    assert goes_on(after(), tools=TOMORROW)
 
 
 def test_a_question_alone_is_no_evidence():
