@@ -26,7 +26,11 @@ AGENTS = {
     "interleaved": 2,
 }  # conversations in each
 # Where the client goes back or leaves out something, what it sends is another conversation.
-FORKS = {"edit_last", "edit_early", "compact", "slide", "elided", "reminded"}
+FORKS = {"edit_last", "edit_early", "compact", "slide"}
+# Where calls are not read, their results are messages of the user, whose words count.
+CALLS_READ = {
+    *("chatml", "thought_opened", "thought_closed", "thinks", "thoughts_kept", "role_tokens"),
+}
 CORE = {
     ("full", "thought_opened"): ("chat", "tools_kept"),
     ("full", "role_tokens"): ("chat_kept",),
@@ -63,7 +67,8 @@ def judge(shape, drivers, share_min=SHARE_MIN):
     for name, driver in drivers.items():
         turns = [(turn.prompt, turn.cached, turn.possible) for turn in driver.turns]
         agents = len({turn.agent for turn in driver.turns})
-        if agents != AGENTS.get(name, 1) and not (name in FORKS and not driver.has_ids):
+        forks = FORKS if shape in CALLS_READ else FORKS | {"elided"}
+        if agents != AGENTS.get(name, 1) and not (name in forks and not driver.has_ids):
             found.append(f"{name}: {agents} agents")
         lost = max(turn.possible - turn.cached for turn in driver.turns)
         if lost > LOST_TOKENS_MAX and (shape, name) not in HEAD_GONE:
