@@ -320,14 +320,13 @@ class RecordWriter:
             manifest = replace(
                 manifest, pieces=pieces, windows=windows, states=states, edited=edited
             )
+            manifest = self._with_branches(manifest, is_superseding=is_superseding)
             await self._make_room(record_bytes(manifest))
         except BaseException:
             self.abandon()
             raise
+        manifest = self._with_branches(manifest, is_superseding=is_superseding)
         previous = self._agent.saved
-        missing = self._store.blocks.missing
-        branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
-        manifest = replace(manifest, branches=branches)
         # From here the record's references, or their release, account for these blocks.
         needed = set(manifest.refs)
         self._store.blocks.abandon(set(self._saved.values()) - needed)
@@ -337,6 +336,12 @@ class RecordWriter:
         finally:
             self._release()
         return manifest
+
+    def _with_branches(self, manifest: Manifest, *, is_superseding: bool) -> Manifest:
+        """Return the record with the branches that it leaves, of what is stored now."""
+        previous, missing = self._agent.saved, self._store.blocks.missing
+        branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
+        return replace(manifest, branches=branches)
 
     async def _publish_windows(
         self, spans: Sequence[BlockSpan], ids: Sequence[int]
