@@ -92,8 +92,8 @@ def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
     """Let all nodes of this process answer so, for a block of code."""
     model, make, choose = ObedientModel(shape, answers), Sequences.make, engine.make_sampler
 
-    def made(parts, request, prepared, answer, emit):
-        sequence = make(parts, request, prepared, answer, emit)
+    def made(parts, request, prepared, answer, emit, head):
+        sequence = make(parts, request, prepared, answer, emit, head)
         model.hear(parts, request, sequence)
         model.turns.append(Obeyed(request, sequence, len(prepared.plan.ids), prepared.cached))
         return sequence

@@ -103,8 +103,8 @@ def thinking(mind: Callable[[GenerateRequest], Mind]) -> Iterator[ThinkingModel]
     """Let all nodes of this process think so, for a block of code."""
     model, make, choose = ThinkingModel(mind), Sequences.make, engine.make_sampler
 
-    def made(parts, request, prepared, prompt, emit):
-        sequence = make(parts, request, prepared, prompt, emit)
+    def made(parts, request, prepared, prompt, emit, head):
+        sequence = make(parts, request, prepared, prompt, emit, head)
         model.hear(parts, request, sequence)
         return sequence
 
