@@ -1,7 +1,7 @@
 """Turns of a simulated fabric: placed by the shipped router, sent, retried, and counted."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Protocol
@@ -90,7 +90,9 @@ class Dispatcher:
         machines: Mapping[NodeName, Machine],
         network: Network,
         observer: Observer | None = None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start without turns; `on_idle` is called whenever the last one has ended."""
         self.counters = Counters()
         self.moves = SimulatedMoves(timeline, router.fleet, machines, network, self._is_running)
         self._timeline = timeline
@@ -98,15 +100,11 @@ class Dispatcher:
         self._fleet = router.fleet
         self._machines = machines
         self._observer = observer
+        self._on_idle = on_idle
         self._takeover_after_s = RouterSettings().takeover_after_s
         self._left_count = 0  # turns that are planned or running
         self._running: set[AgentKey] = set()
         self._nodes: dict[AgentId, NodeName] = {}  # of each agent's last turn
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no turn of any session that has begun is left."""
-        return self._left_count == 0
 
     def begin(self, session: Session) -> None:
         """Ask a session's first turns."""
@@ -222,6 +220,8 @@ class Dispatcher:
     def _follow(self, turn: ClientTurn) -> None:
         self._plan(turn.session.after(turn, self._timeline.now_s))
         self._left_count -= 1
+        if not self._left_count:
+            self._on_idle()
 
     def _on_lost(self, sent: Sent) -> None:
         """Repeat a turn whose node was lost, as its client does."""

@@ -84,6 +84,7 @@ class ModelledEngine:
         self.computed_tokens = 0  # of prompts
         self.reused_tokens = 0  # of prompts, when they got their memory
         self.busy_s = 0.0
+        self.changes_count = 0  # of all that a node reports about its turns
         self._timeline = timeline
         self._model = model
         self._cache = cache
@@ -118,6 +119,7 @@ class ModelledEngine:
 
     def add(self, job: NodeTurn) -> None:
         """Queue a job for a slot and memory."""
+        self.changes_count += 1
         self._count += 1
         job.order = self._count
         self._waiting.append(job)
@@ -125,6 +127,7 @@ class ModelledEngine:
 
     def abandon(self) -> None:
         """Lose all jobs, as a node that dies does."""
+        self.changes_count += 1
         self._waiting, self._loading, self._ready, self._batch = [], [], [], []
         self._version += 1
         self._is_computing, self._stretch = False, None
@@ -208,6 +211,7 @@ class ModelledEngine:
     def _loaded(self, job: NodeTurn) -> None:
         if job.is_gone:
             return
+        self.changes_count += 1
         self._loading.remove(job)
         self._ready.append(job)
         self._interrupt()
@@ -301,6 +305,7 @@ class ModelledEngine:
     def _end_chunk(self, version: int, job: NodeTurn, tokens: int) -> None:
         if version != self._version:
             return
+        self.changes_count += 1
         job.position += tokens
         self.computed_tokens += tokens
         if not job.left_tokens:
@@ -313,6 +318,7 @@ class ModelledEngine:
 
     def _advance(self, steps: int) -> None:
         """Count steps of the batch; deliver first and last tokens."""
+        self.changes_count += 1
         self._steps += steps
         for _, _, job in self._batch:
             if job.first_s is None:

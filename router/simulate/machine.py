@@ -136,11 +136,10 @@ class Machine:
     def view(self) -> NodeView:
         """Return the node's state; the same object while nothing has changed."""
         self._note_evictions()
-        engine, cache = self.engine, self.cache
+        misjudged = self.misjudged
         state = (
-            *(self._changes, engine.waiting_count, engine.active_count, engine.queue_tokens),
-            *(cache.hot_bytes, cache.disk_tokens, self.is_draining, self._incarnation),
-            *(self.misjudged.prefill, self.misjudged.decode),
+            *(self._changes, self.engine.changes_count, self._incarnation, self.is_draining),
+            *(misjudged.prefill, misjudged.decode),
         )
         if self._view is None or self._view[0] != state:
             self._view = (state, self._build_view())

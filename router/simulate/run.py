@@ -89,7 +89,7 @@ class SimulatedRun:
         self.network.slowness = suffered.slow_links
         observer = placement if isinstance(placement, Baseline) else None
         self.dispatcher = Dispatcher(
-            self.timeline, self.router, self.machines, self.network, observer
+            self.timeline, self.router, self.machines, self.network, observer, self._on_idle
         )
         plan = FaultPlan(self.timeline, self.machines, self.router, self.dispatcher.moves)
         plan.schedule(suffered.faults)
@@ -98,19 +98,18 @@ class SimulatedRun:
         """Run to the last answer; report progress now and then."""
         self.timeline.at(0.0, self._heartbeat)
         self._await_next()
-        if progress is None:
-            self.timeline.run(self._is_over)
-        else:
-            while not self._is_over():
-                until = self.timeline.events_count + PROGRESS_EVENTS
-                self.timeline.run(
-                    lambda: self._is_over() or self.timeline.events_count >= until  # noqa: B023
-                )
+        if not self._has_arrivals:
+            self.timeline.stop()
+        while not self.timeline.run(PROGRESS_EVENTS):
+            if progress is not None:
                 progress(self.dispatcher.counters.answered, self.timeline.now_s)
+        if progress is not None:
+            progress(self.dispatcher.counters.answered, self.timeline.now_s)
         return self._outcome()
 
-    def _is_over(self) -> bool:
-        return self.dispatcher.is_idle and not self._has_arrivals
+    def _on_idle(self) -> None:
+        if not self._has_arrivals:
+            self.timeline.stop()
 
     def _heartbeat(self) -> None:
         self.router.send_heartbeats()

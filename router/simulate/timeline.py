@@ -1,5 +1,6 @@
 """Simulated time: a heap of events, and the clock that they set."""
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ class Timeline:
         self.events_count = 0
         self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._order = 0
+        self._is_stopped = False
 
     def monotonic_s(self) -> float:
         return self.now_s
@@ -31,10 +33,20 @@ class Timeline:
         """Call `action` in `delay_s`."""
         self.at(self.now_s + delay_s, action, *arguments)
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Run events until `is_over`, or until none is left."""
-        heap = self._heap
-        while heap and not is_over():
+    def stop(self) -> None:
+        """End `run` after the event in progress."""
+        self._is_stopped = True
+
+    def run(self, events_max: int | None = None) -> bool:
+        """Run events until `stop`, or until none is left; return False if more are left.
+
+        With `events_max`, return after so many events, too.
+        """
+        heap, count = self._heap, self.events_count
+        until = math.inf if events_max is None else count + events_max
+        while heap and not self._is_stopped and count < until:
             self.now_s, _, action, arguments = heappop(heap)
-            self.events_count += 1
+            count += 1
             action(*arguments)
+        self.events_count = count
+        return self._is_stopped or not heap

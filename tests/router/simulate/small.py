@@ -73,5 +73,5 @@ class OneNode:
         self.timeline.at(at_s, start)
 
     def run(self):
-        self.timeline.run(lambda: False)
+        self.timeline.run()
         return self

@@ -10,6 +10,7 @@ import pytest
 
 from router.simulate.catalog import DYNAMO_SCALES, policy_names
 from router.simulate.faults import Fault, FaultKind
+from router.simulate.machine import Machine
 from router.simulate.request import SimulateRequest
 from router.simulate.run import Conditions
 from tests.router.simulate.small import THREE, fleet, node, workload_run
@@ -181,6 +182,23 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process():
 
     assert one == other
     assert len(json.loads(one)["cells"]) == 2
+
+
+@pytest.mark.parametrize("faults", ["none", "drained and lost", "slowed"])
+def test_a_view_that_is_reused_is_the_one_that_would_be_built(faults, monkeypatch):
+    reused, view = [], Machine.view
+
+    def checked(self):
+        before, found = self._view, view(self)
+        assert found == self._build_view()
+        reused.append(before is not None and before[1] is found)
+        return found
+
+    monkeypatch.setattr(Machine, "view", checked)
+    workload_run("W1", sessions=12, load=2.0, conditions=Conditions(FAULTS[faults])).play()
+
+    assert True in reused
+    assert False in reused
 
 
 def test_speeds_that_nodes_misreport_are_in_their_views():
