@@ -1,5 +1,6 @@
 """One run: a workload on a fleet under one policy, to its last answer."""
 
+import gc
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -96,6 +97,15 @@ class SimulatedRun:
 
     def play(self, progress: Progress | None = None) -> Outcome:
         """Run to the last answer; report progress now and then."""
+        was_collecting = gc.isenabled()
+        gc.disable()  # turns make no cycles, and looking for some takes a tenth of the time
+        try:
+            return self._play(progress)
+        finally:
+            if was_collecting:
+                gc.enable()
+
+    def _play(self, progress: Progress | None) -> Outcome:
         self.timeline.at(0.0, self._heartbeat)
         self._await_next()
         if not self._has_arrivals:
