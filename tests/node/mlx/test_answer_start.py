@@ -20,6 +20,8 @@ TOOL = {
 }
 TOOLS = [{"type": "function", "function": TOOL}]
 READ = ("read", {"path": "a b", "lines": 3})
+# Templates are shown these with `properties`: what is rendered is not what was sent.
+LOOSE = [*TOOLS, {"type": "function", "function": {"name": "stop", "parameters": {}}}]
 USER = {"role": "user", "content": "What is in it?"}
 
 
@@ -58,11 +60,11 @@ def model(shape, tmp_path):
     return chat_tokenizer(tmp_path, shape.template, shape.specials, end=shape.end)
 
 
-def answer(model, messages, says, **choice):
+def answer(model, messages, says, tools=TOOLS, **choice):
     """Return what is shown of an answer that the model ends itself."""
-    prompt = model.rendered(messages, TOOLS, {})
+    prompt = model.rendered(messages, tools, {})
     assert prompt.text.endswith(prompt.begun)
-    made = Answer(model, prompt.begun, (), TOOLS, **choice)
+    made = Answer(model, prompt.begun, (), tools, **choice)
     shown = [made.push(token) for token in model.encode(says).ids]
     shown.append(made.finish(stopped=False))
     text = "".join(each.text for each in shown)
@@ -92,6 +94,15 @@ def test_thoughts_and_calls_behind_a_result_are_such(shape, model):
         thinks = shape.thinks("Hm.", after_result=after_result)
         says = thinks + shape.calls(READ) + shape.end
         assert answer(model, messages, says) == ("", "Hm.", [READ]), name
+
+
+def test_tools_whose_schemas_are_completed_for_the_template_change_nothing(shape, model):
+    for name, messages, after_result in states(shape):
+        thinks = shape.thinks("Hm.", after_result=after_result)
+        says = thinks + shape.calls(READ) + shape.end
+        begun = model.rendered(messages, LOOSE, {}).begun
+        assert begun == model.rendered(messages, TOOLS, {}).begun, name
+        assert answer(model, messages, says, LOOSE) == ("", "Hm.", [READ]), name
 
 
 def test_a_call_quoted_in_a_thought_is_a_part_of_it(shape, model):
