@@ -12,7 +12,7 @@ from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole
 from tests.clients.shapes import FAMILIES
 from tests.support.local_fabric import LocalFabric, local_fabric
-from tests.support.obedient_model import ObedientModel, english, obedient
+from tests.support.obedient_model import Answers, ObedientModel, english, obedient
 from tests.support.template_shapes import Said, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,15 @@ class Obeying:
 
 
 @contextmanager
-def obeying(folder: Path, family: str = "a thought that the prompt opens") -> Iterator[Obeying]:
-    """Serve a model that answers as `answer` says."""
+def obeying(
+    folder: Path,
+    family: str = "a thought that the prompt opens",
+    *,
+    answers: Answers | None = None,
+    context_tokens: int = 131_072,
+    **settings: Any,
+) -> Iterator[Obeying]:
+    """Serve a model that answers as `answers` says, or `answer`; `settings`: of the fabric."""
     shape, weights = FAMILIES[family]
     path = write_shape(
         folder / "scripted",
@@ -49,9 +56,12 @@ def obeying(folder: Path, family: str = "a thought that the prompt opens") -> It
         weights,
         english(ROOT),
         vocab_size=TOKENS_OF_TEXT,
-        max_position_embeddings=131_072,
+        max_position_embeddings=context_tokens,
     )
-    with obedient(shape, answer) as model, local_fabric(folder, str(path), "only") as made:
+    with (
+        obedient(shape, answers or answer) as model,
+        local_fabric(folder, str(path), "only", **settings) as made,
+    ):
         yield Obeying(made, model)
 
 

@@ -69,6 +69,7 @@ class LocalFabric:
         self._model = model
         self._settings = settings
         self._down: set[str] = set()
+        self._port = 0  # any, at first
         self.services: dict[str, NodeService] = {n: self._start(n) for n in names}
         self._start_router()
 
@@ -87,7 +88,8 @@ class LocalFabric:
         return start_service(self._folder, self._model, name, **self._settings)
 
     def _serve(self) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         work = serve_roster(
             self.router_settings,
@@ -216,8 +218,18 @@ class LocalFabric:
 
     def restart_router(self) -> None:
         """Stop the router and start another one, at another port, over the same nodes."""
+        self._port = 0
         self._stop_router()
         self._start_router()
+
+    def restart_all(self) -> None:
+        """Stop the router and all nodes, and start them on their folders, at the same port."""
+        self._stop_router()
+        for name, service in self.services.items():
+            service.stop()
+            self.services[name] = self._start(name)
+        self._start_router()
+        self.await_agents()
 
     def _stop_router(self) -> None:
         self.http.close()

@@ -29,8 +29,12 @@ class Obeyed:
 
     request: GenerateRequest
     sequence: Sequence
-    prompt_tokens: int
+    prompt_ids: tuple[int, ...]
     cached_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
 
 
 @dataclass
@@ -95,7 +99,7 @@ def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
     def made(parts, request, prepared, answer, emit, head):
         sequence = make(parts, request, prepared, answer, emit, head)
         model.hear(parts, request, sequence)
-        model.turns.append(Obeyed(request, sequence, len(prepared.plan.ids), prepared.cached))
+        model.turns.append(Obeyed(request, sequence, tuple(prepared.plan.ids), prepared.cached))
         return sequence
 
     def chosen(*arguments):

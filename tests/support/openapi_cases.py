@@ -1,13 +1,16 @@
 """Random requests of every operation of the OpenAPI document, sent to a real fabric and judged.
 
 Most say something that the document allows, the others something that it does not; many are
-about agents and nodes that exist. Each operation gets its part of all cases.
+about agents and nodes that exist. Each operation gets its part of all cases. `send_turns` sends
+only turns, whose bodies (`chat_bodies`) are mostly accepted.
 """
 
 import random
+import re
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 import hypothesis
 import requests
@@ -17,6 +20,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi import checks
 
+from tests.support import chat_bodies
 from tests.support.documented import DOCUMENT
 
 JUDGES = [
@@ -29,6 +33,12 @@ JUDGES = [
 AGENTS, NODES = ["mira", "ivan", "vera"], ["left", "right"]
 OPEN = ("/health", "/healthz")
 ENDLESS = "/v1/events"
+TURNS = {
+    "/v1/chat/completions": chat_bodies.chats,
+    "/v1/messages": chat_bodies.messages,
+    "/v1/responses": chat_bodies.responses,
+}
+OWN_FAULT = re.compile(r'"type": ?"(server_error|api_error|overloaded_error)"')  # in a stream
 KEPT = ("/v1/nodes/{node}/drain",)  # what would leave nobody to ask
 TIMEOUT_S = 60
 MESSAGES = [{"role": "user", "content": "The vault code of Mira is otter lantern quartz."}]
@@ -47,6 +57,11 @@ class Judged:
     @property
     def count(self) -> int:
         return self.statuses.total()
+
+    def accepted(self, path: str) -> float:
+        """Return the share of a path's cases that were answered 2xx."""
+        of_path = [(status, n) for (_, each, status), n in self.statuses.items() if each == path]
+        return sum(n for status, n in of_path if status < 300) / sum(n for _, n in of_path)
 
 
 def operations():
@@ -70,6 +85,23 @@ def send_cases(fabric, key, operator_key, count, seed):
     return judged
 
 
+def send_turns(fabric, key, operator_key, count, seed):
+    """Send `count` turns over all dialects, whose bodies are right or changed in a place or two."""
+    judged = Judged()
+    with requests.Session() as session:
+        sender = _Sender(fabric.url, fabric.model_name, key, operator_key, session, judged)
+        for operation in operations():
+            if operation.path in TURNS:
+                bodies = chat_bodies.changed(TURNS[operation.path](fabric.model_name))
+                cases = bodies.map(partial(_case, operation))
+                _draw(cases, sender.send_turn, -(-count // len(TURNS)), seed)
+    return judged
+
+
+def _case(operation, body):
+    return operation.Case(body=body, media_type="application/json", headers={})
+
+
 def _run(operation, sender, count, seed):
     modes = schemathesis.GenerationMode
     right = max(1, count * 3 // 4)
@@ -87,6 +119,12 @@ def _run(operation, sender, count, seed):
 
 
 def _generate(operation, mode, sender, count, seed):
+    _draw(operation.as_strategy(generation_mode=mode), sender.send, count, seed)
+
+
+def _draw(cases, send, count, seed):
+    """Send up to `count` cases of a strategy."""
+
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
@@ -95,9 +133,9 @@ def _generate(operation, mode, sender, count, seed):
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(operation.as_strategy(generation_mode=mode))
+    @hypothesis.given(cases)
     def each(case):
-        sender.send(case)
+        send(case)
 
     try:
         each()
@@ -127,6 +165,17 @@ class _Sender:
         if choose.random() < 0.8:
             headers["X-Macfabric-Operator-Key"] = self.operator_key
         self._judge(case, headers)
+
+    def send_turn(self, case):
+        """Send one turn, of an agent that the request names or not."""
+        self.sent += 1
+        headers = {"Authorization": f"Bearer {self.key}"}
+        agent = random.Random(self.sent).choice([*AGENTS, None, None])
+        if agent is not None:
+            headers["X-Agent-ID"] = agent
+        answer = self._judge(case, headers)
+        if answer is not None and OWN_FAULT.search(answer.text):
+            self._note(f"{_name(case)} ends in an error of ours", case, answer)
 
     def _focus(self, case, choose):
         """Ask for what exists, more often than chance would."""
@@ -186,7 +235,7 @@ class _Sender:
     def _judge(self, case, headers):
         answer = self._call(case, headers)
         if answer is None:
-            return
+            return None
         self.judged.statuses[case.method, case.operation.path, answer.status_code] += 1
         if case.method == "DELETE" and answer.status_code == 200:
             self.made.discard(case.path_parameters.get("agent"))
@@ -196,6 +245,7 @@ class _Sender:
             for each in getattr(failure, "exceptions", [failure]):
                 what = f"{_name(case)} {answer.status_code}: {each.title}"
                 self._note(what, case, answer, str(each.message)[:400])
+        return answer
 
     def _call(self, case, headers):
         try:

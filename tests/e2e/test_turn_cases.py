@@ -1,0 +1,48 @@
+"""Random turns in every dialect, most of them accepted, to a real fabric: none fails inside."""
+
+import secrets
+
+import pytest
+
+from tests.support.local_fabric import OPERATOR_KEY, local_fabric
+from tests.support.openapi_cases import TURNS, send_turns
+from tests.support.template_shapes import SHAPES, write_shape
+
+KEY = "key-of-whoever-sends-anything"
+ACCEPTED_MIN = 0.5  # of the turns in each dialect
+TOKENS_MAX = 24  # of an answer, whatever is asked for: enough for a call and a format
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fabric")
+    shape = SHAPES["thought_opened"]
+    model = write_shape(folder / "model", shape, "full", ["A lamp.", "Look there.", '{"path": 7}'])
+    with local_fabric(
+        folder, str(model), "only", api_keys={"one": KEY}, tokens_max=TOKENS_MAX
+    ) as made:
+        yield made
+
+
+def judge(fabric, count, seed):
+    judged = send_turns(fabric, KEY, OPERATOR_KEY, count, seed)
+    for (method, path, status), times in sorted(judged.statuses.items()):
+        print(f"{times:6} {method} {path} {status}")
+    for path in TURNS:
+        print(f"{judged.accepted(path):6.1%} of {path} accepted")
+
+    assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
+    assert judged.count >= count * 0.95
+    assert all(judged.accepted(path) >= ACCEPTED_MIN for path in TURNS)
+
+
+def test_random_turns_are_mostly_accepted_and_none_fails(fabric):
+    judge(fabric, 60, seed=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_ten_thousand_random_turns_are_mostly_accepted_and_none_fails(fabric):
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    judge(fabric, 10_000, seed)
