@@ -37,6 +37,11 @@ class CodingAgent:
         return self.group
 
     @property
+    def has_tools(self) -> bool:
+        """Whether it lets the model call tools."""
+        return not self.attaching
+
+    @property
     def programs(self) -> Path:
         """Folder of its programs, which are installed first."""
         if self.is_python:
@@ -73,15 +78,17 @@ class AgentHome:
         assert process.returncode == 0, printed.decode(errors="replace")[-2_000:]
         return printed.decode(errors="replace")
 
-    def interrupt(self, question: str, is_answered: Callable[[], bool]) -> None:
-        """Ask, and press Control-C in the middle of the answer."""
+    def interrupt(
+        self, question: str, is_answered: Callable[[], bool], by: signal.Signals = signal.SIGINT
+    ) -> None:
+        """Ask, and stop it in the middle of the answer, as Control-C does."""
         with self._started(question, None) as process:
             end_s = time.monotonic() + RUN_S
             while not is_answered():
                 assert process.poll() is None, process.communicate()[0].decode()[-2_000:]
                 assert time.monotonic() < end_s, "it asked nothing"
                 time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, by)
             process.communicate(timeout=RUN_S)
 
     @contextmanager

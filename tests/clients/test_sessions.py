@@ -62,7 +62,7 @@ def test_a_session_goes_on_and_stays_warm(session, program, tmp_path):
 
         before = len(on.model.turns)
         with session.phase("interrupted") as stopped:
-            home.interrupt(ENDLESS, lambda: is_answering(on, before))
+            home.interrupt(ENDLESS, lambda: on.model.is_answering(before))
             assert becomes_free(on)
         assert any(turn.sequence.cancelled.is_set() for turn in stopped)
         ask("resumed", "Say hello again.")
@@ -98,10 +98,6 @@ def judge(session, program):
 
 def lost_max(figure):
     return (1 - WARM_MIN) * figure.common_tokens + PARTIAL_TOKENS
-
-
-def is_answering(on, before):
-    return any(len(turn.sequence.answer_ids) > 50 for turn in on.model.turns[before:])
 
 
 def paste_tokens(fabric):

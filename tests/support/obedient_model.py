@@ -20,6 +20,7 @@ from node.turn.turn_sequence import Sequences
 from tests.support.template_shapes import Said, Shape
 
 Answers = Callable[[GenerateRequest], Said]
+_BEGUN_TOKENS = 50
 _SURE = 1e4  # a logit beside which all others are nothing
 
 
@@ -54,6 +55,10 @@ class ObedientModel:
         said = (answer.text if request.continues else self.shape.say(answer)) + self.shape.end
         tokens = list(tokenizer.encode(said).ids)
         self._said[id(sequence.input.sampling)] = (sequence.input.sampling, tokens)
+
+    def is_answering(self, since: int) -> bool:
+        """Say whether a turn since then is in the middle of its answer."""
+        return any(len(turn.sequence.answer_ids) > _BEGUN_TOKENS for turn in self.turns[since:])
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Return one that knows what to take; others, of a node that tests itself, stay."""
