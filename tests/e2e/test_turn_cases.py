@@ -30,6 +30,7 @@ def judge(fabric, count, seed):
         print(f"{times:6} {method} {path} {status}")
     for path in TURNS:
         print(f"{judged.accepted(path):6.1%} of {path} accepted")
+    print(f"{judged.retried:6} sent again, as no node was ready")
 
     assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
     assert judged.count >= count * 0.95

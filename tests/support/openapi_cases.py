@@ -11,6 +11,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 
 import hypothesis
 import requests
@@ -38,6 +39,7 @@ TURNS = {
     "/v1/messages": chat_bodies.messages,
     "/v1/responses": chat_bodies.responses,
 }
+BUSY, TRIES = (503, 529), 20
 OWN_FAULT = re.compile(r'"type": ?"(server_error|api_error|overloaded_error)"')  # in a stream
 KEPT = ("/v1/nodes/{node}/drain",)  # what would leave nobody to ask
 TIMEOUT_S = 60
@@ -53,6 +55,7 @@ class Judged:
 
     statuses: Counter = field(default_factory=Counter)  # by method, path and status
     wrong: dict[str, str] = field(default_factory=dict)  # by what it is: how to repeat it
+    retried: int = 0  # because no node was ready
 
     @property
     def count(self) -> int:
@@ -153,6 +156,7 @@ class _Sender:
     judged: Judged
     sent: int = 0
     made: set[str] = field(default_factory=set)  # agents that are there
+    waiting: Event = field(default_factory=Event)  # never set
 
     def send(self, case):
         """Send one case, and now and then with a wrong key as well."""
@@ -167,13 +171,16 @@ class _Sender:
         self._judge(case, headers)
 
     def send_turn(self, case):
-        """Send one turn, of an agent that the request names or not."""
+        """Send one turn, of an agent that the request names or not; again if no node is ready.
+
+        On a starved machine a node falls silent now and then. Clients, too, ask again.
+        """
         self.sent += 1
         headers = {"Authorization": f"Bearer {self.key}"}
         agent = random.Random(self.sent).choice([*AGENTS, None, None])
         if agent is not None:
             headers["X-Agent-ID"] = agent
-        answer = self._judge(case, headers)
+        answer = self._judge(case, headers, TRIES)
         if answer is not None and OWN_FAULT.search(answer.text):
             self._note(f"{_name(case)} ends in an error of ours", case, answer)
 
@@ -232,8 +239,12 @@ class _Sender:
         if answer is not None and answer.status_code != 401:
             self._note(f"{_name(case)} takes a wrong key: {answer.status_code}", case, answer)
 
-    def _judge(self, case, headers):
+    def _judge(self, case, headers, tries=1):
         answer = self._call(case, headers)
+        while answer is not None and answer.status_code in BUSY and tries > 1:
+            self.judged.retried += 1
+            self.waiting.wait(float(answer.headers["retry-after"][0]))
+            answer, tries = self._call(case, headers), tries - 1
         if answer is None:
             return None
         self.judged.statuses[case.method, case.operation.path, answer.status_code] += 1
