@@ -16,6 +16,7 @@ from fabric.turn.generation import GenerateRequest
 from node.engine.sequence import Sequence
 from node.mlx import engine
 from node.mlx.sampling import Sampler
+from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
 from tests.support.template_shapes import Said, Shape
 
@@ -24,14 +25,14 @@ _BEGUN_TOKENS = 50
 _SURE = 1e4  # a logit beside which all others are nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Obeyed:
     """One turn that was taken: what was asked, and how much of it was computed before."""
 
     request: GenerateRequest
     sequence: Sequence
     prompt_ids: tuple[int, ...]
-    cached_tokens: int
+    cached_tokens: int = 0  # as its client learns
 
     @property
     def prompt_tokens(self) -> int:
@@ -100,18 +101,26 @@ class _ToldSampler(Sampler):
 def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
     """Let all nodes of this process answer so, for a block of code."""
     model, make, choose = ObedientModel(shape, answers), Sequences.make, engine.make_sampler
+    admit = Prefixes.admitted
 
-    def made(parts, request, prepared, answer, emit, head):
-        sequence = make(parts, request, prepared, answer, emit, head)
+    def made(parts, request, prepared, *more):
+        sequence = make(parts, request, prepared, *more)
         model.hear(parts, request, sequence)
-        model.turns.append(Obeyed(request, sequence, tuple(prepared.plan.ids), prepared.cached))
+        model.turns.append(Obeyed(request, sequence, tuple(prepared.plan.ids)))
         return sequence
+
+    def admitted(parts, agent, prepared):
+        event, ids = admit(parts, agent, prepared), tuple(prepared.plan.ids)
+        turn = next(turn for turn in reversed(model.turns) if turn.prompt_ids == ids)
+        turn.cached_tokens = event.cached_tokens
+        return event
 
     def chosen(*arguments):
         return model.sampler(choose(*arguments))
 
     with (
         mock.patch.object(Sequences, "make", made),
+        mock.patch.object(Prefixes, "admitted", admitted),
         mock.patch.object(engine, "make_sampler", chosen),
     ):
         yield model
