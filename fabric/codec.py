@@ -12,7 +12,7 @@ name while the code's is changed.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from math import isfinite
@@ -37,12 +37,12 @@ _LEFT_OUT = "left_out"  # likewise: whether bytes lack it where it is None
 _PLAIN = frozenset({bool, bytes, float, int, str, NoneType})
 
 
-def on_wire(name: str) -> dict[str, str]:
+def on_wire(name: str) -> dict[str, Any]:
     """Give a field another name in bytes: `seconds: float = field(metadata=on_wire("age_s"))`."""
     return {_WIRE: name}
 
 
-def left_out() -> dict[str, bool]:
+def left_out() -> dict[str, Any]:
     """Omit a field from the bytes if it is None, so that older versions can read them."""
     return {_LEFT_OUT: True}
 
@@ -83,6 +83,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     return value
+
+
+def has_fields(kind: type) -> bool:
+    """Return whether a type is a dataclass whose bytes are its fields."""
+    return _field_names(kind) is not None
 
 
 @cache
@@ -195,6 +200,20 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
             if field.is_required and field.name not in arguments:
                 raise _refuse(f"{where}.{name}", "is missing")
     return cls(**arguments)
+
+
+def with_fields(value: T, plain: Mapping[str, Any], where: str) -> T:
+    """Return a dataclass with some fields replaced from plain data; raise RejectedError."""
+    cls: type = type(value)
+    known = _fields_of(cls)
+    changes = {}
+    for name, item in plain.items():
+        field = known.get(name)
+        if field is None:
+            raise _refuse(where, f"has an unknown field {name!r:.80}")
+        changes[field.name] = from_plain(field.kind, item, f"{where}.{name}")
+    changed: T = replace(value, **changes)  # type: ignore[type-var]
+    return changed
 
 
 def _container(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> Any:

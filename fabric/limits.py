@@ -127,12 +127,12 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 # Copies of agents
 COPY_TIMEOUT_S: Final = 3_600.0  # one agent's; 50 GB over Wi-Fi take half of it
 REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
-NODES_MAX: Final = 16  # of one fabric
+NODES_MAX: Final = 1_024  # of one fabric
 PREFIX_SEEDING_TIMEOUT_S: Final = 300.0  # all of it, from all its peers
 PREFETCH_TIMEOUT_S: Final = 120.0
 
 # Links
-PEERS_MAX: Final = 64  # a node measures; fabrics have two to eight
+PEERS_MAX: Final = 64  # whose links a node measures; the router names the nearest
 ADDRESSES_MAX: Final = 16  # of one node
 PROBE_BYTES_MAX: Final = 8 * MIB
 

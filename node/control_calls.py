@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
+from fabric.control.change_calls import DescribeChanges, ListChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
 from fabric.control.node_calls import (
@@ -32,11 +33,12 @@ from fabric.errors import FabricError, OverloadedError, RejectedError
 from fabric.fair_share import FairShare
 from fabric.limits import FLUSH_WAIT_S
 from fabric.net.links import PeerList
-from node.agents.agent_table import list_agents
+from node.agents.agent_listing import list_agents, list_changes
 from node.http.routes import error_reply
 from node.limits import NODE_STOP_WAIT_S, WAITING_CALLS_MAX
 from node.node import Node
 from node.runtime.workers import low_latency
+from node.view_history import ViewHistory
 
 _ELSEWHERE = RejectedError("this call is not accepted over HTTP", code="unknown_call")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
@@ -49,9 +51,12 @@ class ControlCalls:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._waiting = FairShare[str](WAITING_CALLS_MAX)
+        self._views = ViewHistory()
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
             Describe: self._describe,
             ListAgents: self._list_agents,
+            DescribeChanges: self._describe_changes,
+            ListChanges: self._list_changes,
             EraseAgent: node.commands.erasing.erase,
             ShareErasures: node.commands.erasing.take,
             PinAgent: node.commands.pinning.pin,
@@ -114,9 +119,21 @@ class ControlCalls:
             self._waiting.give(call.tenant)
 
     async def _describe(self, _: Describe) -> object:
-        view = self._node.view()
+        view = self._node.view(self._node.links.views())
         self._node.background.sleep.note_report(view.state)
         return view
+
+    async def _describe_changes(self, call: DescribeChanges) -> object:
+        view = self._node.view()
+        self._node.background.sleep.note_report(view.state)
+        is_known = call.incarnation == view.incarnation and call.view
+        links = self._node.links.changes_after(call.links if is_known else 0)
+        return self._views.changes(call, view, links)
+
+    async def _list_changes(self, call: ListChanges) -> object:
+        node = self._node
+        config = node.resources.identity.config
+        return list_changes(config.name, config.incarnation, node.resources.table, call)
 
     async def _list_agents(self, call: ListAgents) -> object:
         node = self._node

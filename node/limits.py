@@ -135,7 +135,7 @@ TENANT_WAITING_FACTOR: Final = 3  # places of one tenant per free one: three qua
 BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for people who wait
 
 # Control plane
-LIST_BYTES_MAX: Final = 4 * MIB  # about, of agents in one answer; the rest is asked for
+LIST_BYTES_MAX: Final = 32 * KIB  # about, of agents in one answer; the rest is asked for
 GONE_AGENTS_MAX: Final = 16_384  # removed ones that a node can still name; 2 MB
 CONTROL_CALLS_MAX: Final = 64  # long copies among them; heartbeats must not wait for those,
 WAITING_CALLS_MAX: Final = 32  # nor for these, which tenants ask for; one tenant: half
@@ -169,7 +169,12 @@ PREFETCHES_MAX: Final = 2  # per node, at once: they compete with turns for the 
 ABORTED_MOVES_MAX: Final = 1_024  # remembered; the epoch catches a commit of one that is not
 
 # Links
-LINKS_TOLD_MAX: Final = 128  # in one heartbeat
+SKETCH_LENGTHS_MAX: Final = 8  # of one agent: changes after which a list needs its last pieces only
+VIEWS_KEPT_MAX: Final = 8  # as sent to routers, which get the changes since theirs
+LINK_AGAIN_S: Final = 60.0  # before an unchanged link is sent again, with its age
+LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate must change to be sent again
+LINK_RTT_NEWS: Final = 0.5  # likewise, of its round trip, which varies more
+LINKS_TOLD_MAX: Final = 256  # in one heartbeat, those used last
 LISTENERS_MAX: Final = 32  # addresses at which a node listens for others
 DEVICES_TRIED_MAX: Final = 3  # each takes its time
 

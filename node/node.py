@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fabric.control.node_calls import THERMAL_STATES, NodeView, TierBytes
 from fabric.ids import NodeName
+from fabric.net.links import LinkView
 from fabric.net.wire import FETCHING, SENDING, bounded
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
@@ -177,7 +178,8 @@ class Node:
         moving = any(self.moves.incoming) or self.resources.transfers.is_sending
         return bool(self.live_turns) or moving
 
-    def view(self) -> NodeView:
+    def view(self, links: tuple[LinkView, ...] = ()) -> NodeView:
+        """Return the node's state, with its links if they are given."""
         has, budget, background = self.resources, self.tiers.budget, self.background
         agents = [a for a in has.table if a.effective_record.state is not OwnerState.REPLICA]
         config, model, engine = has.identity.config, has.identity.model, has.engine
@@ -213,7 +215,7 @@ class Node:
                 hot=max(0, engine.budget.limit_bytes - has.table.hot_bytes),
                 disk=budget.free_bytes,
             ),
-            links=self.links.views(),
+            links=links,
             erased=has.erased.fingerprint,
             fenced_turns=self.live_turns.fenced_count,
             failed_rounds=self.health.failed_rounds,

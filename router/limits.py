@@ -67,8 +67,13 @@ KEPT_IDLE_S: Final = 60.0  # before the router closes one: sooner than the node 
 KEPT_LIFE_S: Final = 600.0  # of one; then certificates are checked again
 
 # Control plane
-LIST_PAGES_MAX: Final = 1_024  # more than 10,000 agents with the longest sketches take
+LIST_PAGES_MAX: Final = 1 << 14  # more than 10,000 agents with the longest sketches take
+LISTED_AT_ONCE: Final = 32  # agents of a list that are applied before others get the event loop
 WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
+PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; the others, spread over a period
+PEERS_TOLD_MAX: Final = 16  # to one node, the nearest; it measures its links to them
+PARTNERS_MAX: Final = 4  # of those, nodes from which it fetched something lately
+PEERS_LISTED_AT_ONCE: Final = 32  # nodes whose lists are made before others get the event loop
 SUSPECT_S: Final = 3.0
 LEASE_S: Final = 6.0
 OWNER_WAIT_S_MAX: Final = 60.0  # of a turn, for a node that joins or restarts with its agent
@@ -81,7 +86,7 @@ STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures
 ERASURE_EPOCHS: Final = 1 << 24  # above what is known: unreported claims, with sixteen gaps
-EPOCHS_ISSUED_MAX: Final = 100_000  # agents whose last claim is unconfirmed
+EPOCHS_ISSUED_MAX: Final = 1 << 20  # agents whose last claim is unconfirmed; 100 bytes each
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
@@ -92,11 +97,15 @@ DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
 DRAIN_STUCK_MAX: Final = 100  # listed in an answer; the rest is counted
 COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block meanwhile
 NODE_REMEMBERED_S: Final = 14 * 86_400.0  # without a report, while others report
-ROSTER_BYTES_MAX: Final = 16 * KIB  # of its file
+ROSTER_BYTES_MAX: Final = 256 * KIB  # of its file, with all nodes of the largest fabric
+LOCAL_NODES_MAX: Final = 16  # that `macfabric up` starts on one machine
 REPLICAS_WAITING_MAX: Final = 1_024  # agents due for a copy; the next sweep finds the rest
+REPLICAS_LOOKED_MAX: Final = 4_096  # agents that changed, of one sweep
+REPLICAS_LOOKED_AT_ONCE: Final = 4  # agents of a sweep, before others get the event loop
 REPLICA_REST_S: Final = 30.0  # before a failed copy is retried
 REPLICA_AGAIN_S: Final = 600.0  # before an evicted copy is made again
 PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node with more agents is not seeded with shared prefixes
+SEEDING_PEERS_MAX: Final = 32  # from which one node is seeded
 PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is seeded again
 PREFIX_SEEDING_REST_S: Final = 30.0  # before a retry after a failure, or after a move
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
@@ -105,7 +114,13 @@ COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
 
 # Router, and the fleet's events as dashboards follow them
 FORMED_MAX: Final = 64  # agents with a form of one prompt; the first that lives is taken
-SKETCH_AGENTS_MAX: Final = 100_000
+SKETCH_AGENTS_MAX: Final = 400_000  # then the oldest goes; each takes about 1 KB
+SKETCH_PIECES_KEPT_MAX: Final = 32 << 20  # likewise, of all sketches; 256 MB
+ALIKE_AGENTS_MAX: Final = 64  # of a node with the very same sketch that are looked through
+CANDIDATES_MAX: Final = 16  # nodes among which a turn is placed; smaller fleets are compared whole
+GROUP_NODES_MAX: Final = 4  # of those, nodes with other conversations of the group
+CONTINUED_MAX: Final = 16  # nodes with an agent that a prompt may continue
+HOMES_MAX: Final = 2  # nodes chosen by the hash of a conversation's beginning
 FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
 FLEET_EVENTS_MAX: Final = 512  # kept per follower, and for reconnects; about 300 bytes each
 FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # in one snapshot, last used first; about 700 bytes each

@@ -7,10 +7,11 @@ from typing import Any
 
 from xxhash import xxh3_64
 
+from fabric.limits import SKETCH_PIECE_BYTES
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from fabric.turn.conversation_form import form_chain
 from fabric.turn.messages import Message, MessageRole
-from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_text
+from fabric.turn.sketch import canonical_chunks, sketch_chunks, sketch_ends, sketch_text
 
 # An estimate; all nodes run the same tokenizer, so it scales all costs equally.
 BYTES_PER_TOKEN = 4.0
@@ -28,6 +29,7 @@ class Prompt:
     reads_calls: bool = True  # False: the model sees the tools, but its calls are not parsed
     calls: CallChoice = ANY_CALLS
     sketch: tuple[int, ...] = field(default=(), repr=False)
+    sketch_ends: tuple[int, ...] = field(default=(), repr=False)  # byte at which each piece ends
     opening: int = 0  # constant while a conversation grows
     form: int | None = None  # of its messages, without what clients rewrite
     forms: tuple[int, ...] = field(default=(), repr=False)  # of its beginnings, the longest first
@@ -37,6 +39,12 @@ class Prompt:
     ids: tuple[int, ...] | None = field(default=None, repr=False)
     continues: bool = False  # the last message is a started answer, to be continued
     echo: bool = False  # it is returned before its answer, and not kept
+
+    def share(self, pieces_count: int) -> float:
+        """Return the share of the prompt's bytes in the first pieces of its sketch."""
+        if not pieces_count or not self.bytes_count:
+            return 0.0
+        return min(1.0, self.sketch_ends[pieces_count - 1] / self.bytes_count)
 
     @property
     def tokens_estimate(self) -> int:
@@ -71,6 +79,7 @@ def chat_prompt(
         sketch=sketch_chunks(complete),
         form=forms.whole.digest,
         forms=tuple(forms.turns()),
+        sketch_ends=sketch_ends(map(len, complete)),
         opening=xxh3_64(b"".join(_opening(chunks, messages))).intdigest(),
         bytes_count=sum(map(len, chunks)),
     )
@@ -80,7 +89,8 @@ def raw_prompt(text: str) -> Prompt:
     """Return the prompt of a raw completion."""
     raw = text.encode("utf-8", "surrogatepass")
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
-    return Prompt(text=text, sketch=sketch_text(raw), opening=opening, bytes_count=len(raw))
+    sketch, ends = sketch_text(raw), _ends_of_text(raw)
+    return Prompt(text=text, sketch=sketch, sketch_ends=ends, opening=opening, bytes_count=len(raw))
 
 
 def tokens_prompt(ids: Sequence[int]) -> Prompt:
@@ -88,7 +98,14 @@ def tokens_prompt(ids: Sequence[int]) -> Prompt:
     raw = array("I", ids).tobytes()
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
     count = round(len(ids) * BYTES_PER_TOKEN)
-    return Prompt(ids=tuple(ids), sketch=sketch_text(raw), opening=opening, bytes_count=count)
+    sketch, ends = sketch_text(raw), _ends_of_text(raw)
+    return Prompt(
+        ids=tuple(ids), sketch=sketch, sketch_ends=ends, opening=opening, bytes_count=count
+    )
+
+
+def _ends_of_text(raw: bytes) -> tuple[int, ...]:
+    return sketch_ends([len(raw) - len(raw) % SKETCH_PIECE_BYTES])
 
 
 def _opening(chunks: Sequence[bytes], messages: Sequence[Message]) -> Sequence[bytes]:

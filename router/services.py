@@ -113,7 +113,7 @@ def assemble(
         propagation=SettingsPropagation(fleet, replicas),
         prefix_seeding=PrefixSeeding(fleet, moves, telemetry),
         prefetches=prefetches,
-        peer_exchange=PeerExchange(fleet.membership),
+        peer_exchange=PeerExchange(fleet.membership, fleet.partners),
         roster_keeper=RosterKeeper(fleet, roster_store, stored),
         turns=Turns(
             fleet,

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from fabric.codec import pack, unpack
+from fabric.control.change_calls import AgentChanges, DescribeChanges, ListChanges, ViewChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
 from fabric.control.node_calls import (
@@ -50,6 +51,7 @@ from fabric.net.links import PeerList
 Reply = TypeVar("Reply")
 
 CONTROL_PATH: Final = "/internal/control"
+UNKNOWN_CALL: Final = "unknown_call"  # code of the error for a call that is not in the table
 NODE_HEADER: Final = "x-macfabric-node"  # the node that is called: its address may have a new owner
 
 
@@ -81,6 +83,8 @@ _SAVE_TIMEOUT_S: Final = 60.0
 _SPECS: Final = (
     CallSpec("describe", Describe, NodeView, to_lost=True),
     CallSpec("list_agents", ListAgents, AgentList),
+    CallSpec("describe_changes", DescribeChanges, ViewChanges, to_lost=True),
+    CallSpec("list_changes", ListChanges, AgentChanges),
     CallSpec("erase_agent", EraseAgent, EraseReceipt, to_lost=True),
     CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True),
     CallSpec("pin_agent", PinAgent, AgentView, waits=True),
@@ -154,7 +158,7 @@ def decode_call(raw: bytes) -> tuple[str, object]:
     envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"
-        raise RejectedError(message, code="unknown_call")
+        raise RejectedError(message, code=UNKNOWN_CALL)
     return envelope.name, unpack(CALLS[envelope.name].message, envelope.body)
 
 

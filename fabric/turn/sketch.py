@@ -45,6 +45,22 @@ def sketch_chunks(chunks: Iterable[bytes]) -> tuple[int, ...]:
     return tuple(pieces)
 
 
+def sketch_ends(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
+    """Return the byte at which each piece ends, for chunks of the given sizes."""
+    ends: list[int] = []
+    chunk_start = 0
+    for size_bytes in sizes_bytes:
+        chunk_end = chunk_start + size_bytes
+        first_end = chunk_start + SKETCH_PIECE_BYTES
+        ends.extend(range(first_end, chunk_end, SKETCH_PIECE_BYTES))
+        if size_bytes:
+            ends.append(chunk_end)
+        if len(ends) >= SKETCH_PIECES_MAX:
+            return tuple(ends[:SKETCH_PIECES_MAX])
+        chunk_start = chunk_end
+    return tuple(ends)
+
+
 def sketch_text(text: bytes) -> tuple[int, ...]:
     """Chain-hash the full 512-byte pieces of a text; a last partial piece is left out."""
     return sketch_chunks([text[: len(text) - len(text) % SKETCH_PIECE_BYTES]])

@@ -6,8 +6,6 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from fabric.control.agent_at import AgentName
-from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import NotFoundError, OverloadedError
 from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block_chain import BlockRef
@@ -28,15 +26,14 @@ from node.agents.indexes import (
     FormIndex,
     UseLog,
 )
+from node.agents.sketch_history import SketchHistory
 from node.agents.span_index import SpanIndex
-from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX, LIST_BYTES_MAX
+from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from node.runtime.one_loop import on_its_loop
 from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
 
 SAME_FOR_ALL = Rules()
-_VIEW_BYTES = 512  # of a listed agent without its sketch, about
-_PIECE_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,7 @@ class AgentTable:
         # The number of each agent's last change, and of each removal, the oldest first.
         self._changed: OrderedDict[AgentKey, int] = OrderedDict()
         self._gone: OrderedDict[AgentKey, int] = OrderedDict()
+        self._sketched: dict[AgentKey, SketchHistory] = {}
         self._gone_from = 0  # removals up to this change are forgotten
 
     def __iter__(self) -> Iterator[Agent]:
@@ -105,12 +103,21 @@ class AgentTable:
         if key in self._agents:
             self._changed[key] = self.changes
             self._changed.move_to_end(key)
+            sketch = self._agents[key].manifest.sketch
+            history = self._sketched.setdefault(key, SketchHistory())
+            history.note(sketch, self.changes)
             return
         self._changed.pop(key, None)
+        self._sketched.pop(key, None)
         self._gone[key] = self.changes
         self._gone.move_to_end(key)
         if len(self._gone) > GONE_AGENTS_MAX:
             self._gone_from = self._gone.popitem(last=False)[1]
+
+    def kept_pieces(self, key: AgentKey, change: int) -> int:
+        """Return how many leading pieces of an agent's sketch have not changed after `change`."""
+        history = self._sketched.get(key)
+        return history.kept_pieces(change) if history is not None else 0
 
     def changed_after(self, change: int) -> list[tuple[int, Agent]]:
         """Return the agents that changed after `change`, each with its number, in order."""
@@ -414,32 +421,6 @@ def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRe
     while count < len(shared) and shared[count] in leased:
         count += 1
     return count
-
-
-def list_agents(name: NodeName, incarnation: int, table: AgentTable, call: ListAgents) -> AgentList:
-    """Return the agents that changed after `call.since`; all if removals since then are unknown.
-
-    They are listed in the order of their last change, a bounded part at a time. An agent that
-    changes meanwhile gets a later number and is listed again with a later part.
-    """
-    since = call.since if call.incarnation == incarnation else 0
-    gone = table.removed_after(since)
-    if gone is None:
-        since, gone = 0, []
-    listed: list[AgentSketch] = []
-    size_bytes, upto, more = 0, table.changes, False
-    for change, agent in table.changed_after(since):
-        size_bytes += _VIEW_BYTES + _PIECE_BYTES * len(agent.manifest.sketch)
-        if listed and size_bytes > LIST_BYTES_MAX:
-            more = True
-            break
-        form = agent.manifest.form
-        digest = form.digest if form is not None else None
-        listed.append(AgentSketch(agent.view(), agent.manifest.sketch, digest))
-        upto = change
-    upto = upto if more else table.changes
-    names = tuple(AgentName(*key) for change, key in gone if change <= upto) if since else ()
-    return AgentList(name, incarnation, upto, tuple(listed), since, names, more)
 
 
 def recovered_table(

@@ -14,7 +14,7 @@ from fabric.net import link_estimate
 from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
 from fabric.net.links import Address, LinkKind, LinkView, PeerNode, nominal_bytes_per_s, slower_kind
 from fabric.ports import Clock
-from node.limits import LINKS_TOLD_MAX
+from node.limits import LINK_AGAIN_S, LINK_RATE_NEWS, LINK_RTT_NEWS, LINKS_TOLD_MAX
 
 LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
 Key = tuple[NodeName, str, int]
@@ -29,6 +29,18 @@ class _Link:
     kind: LinkKind = LinkKind.OTHER
     problem: str | None = None
     is_met: bool = False  # named by the router, not only by an offer
+    shown: LinkView | None = None  # as it was when its last change was counted
+    shown_s: float = 0.0  # when that was
+    changed: int = 0  # number of that change
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanges:
+    """Links that changed after what a router has, and the number of the last change."""
+
+    number: int
+    has_all: bool  # links that are not among them are gone
+    links: tuple[LinkView, ...]
 
 
 class LinkTable:
@@ -40,6 +52,8 @@ class LinkTable:
         self._links: dict[Key, _Link] = {}  # in the order of their last use
         self._peers: dict[NodeName, PeerNode] = {}
         self._moved_s: float | None = None
+        self._changes = 1  # of links, as far as routers get them
+        self._removed = 1  # the last change that removed one
 
     # --- the LinkBook ------------------------------------------------------------------------
 
@@ -72,6 +86,8 @@ class LinkTable:
         with self._lock:
             before, self._peers = self._peers, {p.name: p for p in peers}
             named = {(p.name, a.host, a.port) for p in peers for a in p.addresses}
+            if any(link.is_met for key, link in self._links.items() if key not in named):
+                self._changes = self._removed = self._changes + 1
             self._links = {key: link for key, link in self._links.items() if key in named}
             for peer in peers:
                 old = before.get(peer.name)
@@ -163,8 +179,29 @@ class LinkTable:
         now_s = self._clock.monotonic_s()
         with self._lock:
             met = [link for link in self._links.values() if link.is_met]
-            views = [_view(link, now_s) for link in met[:LINKS_TOLD_MAX]]
+            views = [_view(link, now_s) for link in met[-LINKS_TOLD_MAX:]]
         return tuple(sorted(views, key=lambda view: (view.peer, view.host)))
+
+    def changes_after(self, change: int) -> LinkChanges:
+        """Return the links that changed after `change`; all if one was removed since then.
+
+        Measurements vary: only what matters to a choice between links counts as a change.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            met = [link for link in self._links.values() if link.is_met][-LINKS_TOLD_MAX:]
+            stalest = min(met, key=lambda link: link.shown_s, default=None)
+            for link in met:
+                view = _view(link, now_s)
+                # One at a time is sent again for its age, so that no heartbeat is long.
+                is_stale = link is stalest and now_s - link.shown_s >= LINK_AGAIN_S
+                if link.shown is None or is_stale or _is_news(link.shown, view):
+                    self._changes += 1
+                    link.shown, link.shown_s, link.changed = view, now_s, self._changes
+            has_all = not self._removed <= change <= self._changes
+            links = [link for link in met if has_all or link.changed > change]
+            views = tuple(_view(link, now_s) for link in links)
+            return LinkChanges(self._changes, has_all, views)
 
     def _link(self, peer: NodeName, address: Address) -> _Link:
         key = (peer, address.host, address.port)
@@ -181,6 +218,24 @@ class LinkTable:
     def _forget_one(self) -> None:
         unmet = (key for key, link in self._links.items() if not link.is_met)
         del self._links[next(unmet, None) or next(iter(self._links))]
+        self._changes = self._removed = self._changes + 1
+
+
+def _is_news(old: LinkView, new: LinkView) -> bool:
+    """Return whether a link differs enough from what was sent of it."""
+    if (old.kind, old.device, old.peer_device) != (new.kind, new.device, new.peer_device):
+        return True
+    if (old.reachable, old.problem) != (new.reachable, new.problem):
+        return True
+    return _moved(old.bytes_per_s, new.bytes_per_s, LINK_RATE_NEWS) or _moved(
+        old.rtt_s, new.rtt_s, LINK_RTT_NEWS
+    )
+
+
+def _moved(old: float | None, new: float | None, share: float) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return abs(new - old) > share * old
 
 
 def _view(link: _Link, now_s: float) -> LinkView:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.ids import NodeName, parse_node_name
-from fabric.limits import NODES_MAX, STOP_WAIT_S_MAX
+from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings, RouterSettings, check_hosts_and_origins, is_loopback
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import PROGRESS_S, DownProgress, stop_cluster
@@ -25,6 +25,7 @@ from router.cli.model_choice import chosen_model
 from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
 from router.cli.terminal import print_json, print_line
+from router.limits import LOCAL_NODES_MAX
 from router.listener import bind_listeners
 from router.supervise.keeper import Keeper
 from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
@@ -245,8 +246,8 @@ def _settings(arguments: argparse.Namespace, steps: Steps) -> tuple[FabricSettin
     except FabricError as error:
         raise CommandError(error.message, MISUSED) from None
     count = arguments.nodes if arguments.nodes is not None else max(1, len(names))
-    if not 1 <= count <= NODES_MAX:
-        message = f"--nodes must be 1 to {NODES_MAX}"
+    if not 1 <= count <= LOCAL_NODES_MAX:
+        message = f"--nodes must be 1 to {LOCAL_NODES_MAX}"
         raise CommandError(message, MISUSED)
     if not 0 <= router.port <= 65535:
         message = "--port must be 0 to 65535"

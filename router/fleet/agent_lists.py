@@ -1,14 +1,17 @@
 """Lists of agents: read from a node part by part, and applied to the directory and the sketches."""
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 
 from fabric.control.agent_at import AgentName
+from fabric.control.change_calls import COLUMNS, AgentChanges, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
-from fabric.errors import FabricError
-from fabric.ids import NodeName
+from fabric.errors import FabricError, RejectedError
+from fabric.ids import AgentKey, NodeName
 from router.fleet.directory import Directory
 from router.fleet.node_client import NodeLink
-from router.limits import LIST_PAGES_MAX
+from router.limits import LIST_PAGES_MAX, LISTED_AT_ONCE
 from router.placement.sketch_index import SketchIndex
 
 
@@ -19,19 +22,37 @@ class AgentReports:
         self._directory = directory
         self._sketches = sketches
 
-    def on_list(self, agents: AgentList, requested_s: float) -> None:
-        """Apply a node's list, requested at `requested_s` by the router's clock."""
-        for tenant, agent in self._directory.apply(agents, requested_s):
-            self._sketches.remove(tenant, agents.node, agent)
-        for item in agents.agents:
-            view = item.view
-            tag = (agents.incarnation, view.epoch, view.revision)
-            if view.epoch <= self._directory.floor(view.key):
-                continue  # erased, but not removed yet: no conversation continues it
-            if item.sketch:  # missing while the first turn runs, which was sketched when sent
-                self._sketches.put(
-                    view.tenant, agents.node, view.agent, item.sketch, tag, form=item.form
-                )
+    async def on_list(self, agents: AgentList, requested_s: float) -> None:
+        """Apply a node's list, requested at `requested_s` by the router's clock.
+
+        A long one is applied in parts, between which others get the event loop.
+        """
+        node, directory = agents.node, self._directory
+        is_first = not directory.has_list(node)
+        is_applied, listed = directory.begin_list(agents), set[AgentKey]()
+        for number, item in enumerate(agents.agents):
+            if number % LISTED_AT_ONCE == LISTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            listed.add(item.view.key)
+            if is_applied:
+                directory.put_listed(node, item.view, requested_s, is_first_list=is_first)
+            self._put_sketch(agents, item)
+        if is_applied:
+            for tenant, agent in directory.end_list(agents, listed, requested_s):
+                self._sketches.remove(tenant, node, agent)
+
+    def _put_sketch(self, agents: AgentList, item: AgentSketch) -> None:
+        view, sketches = item.view, self._sketches
+        name, tag = (view.tenant, agents.node, view.agent), (agents.incarnation, view.epoch)
+        if view.epoch <= self._directory.floor(view.key):
+            return  # erased, but not removed yet: no conversation continues it
+        # Missing while the first turn runs, which was sketched when sent.
+        if item.kept is not None:
+            known = (*tag, view.revision)
+            if not sketches.extend(*name, item.kept, item.sketch, known, item.form):
+                self._directory.doubt(agents.node)  # only its whole list has the sketch
+        elif item.sketch:
+            sketches.put(*name, item.sketch, (*tag, view.revision), form=item.form)
 
     def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node's whole list is needed."""
@@ -42,24 +63,29 @@ class AgentReports:
         self._directory.restart(node)
 
 
-async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentList:
-    """Return what is new after `known` (incarnation, changes), or all; raise FabricError."""
-    first = last = await _part(link, *known)
+async def read_list(
+    link: NodeLink, known: tuple[int, int] = (0, 0), *, in_rows: bool = False
+) -> AgentList:
+    """Return what is new after `known` (incarnation, changes), or all; raise FabricError.
+
+    A node that knows such lists is read `in_rows`, with the last pieces of each sketch.
+    """
+    part = partial(_rows if in_rows else _part, link)
+    first = last = await part(*known)
     agents = _by_name(first)
     gone = dict.fromkeys(first.gone)
     for _ in range(LIST_PAGES_MAX):
         if not last.more:
             kept = tuple(agents.values())
             return replace(first, changes=last.changes, agents=kept, gone=tuple(gone), more=False)
-        last = await _part(link, last.incarnation, last.changes)
+        last = await part(last.incarnation, last.changes)
         if last.incarnation != first.incarnation or not last.since:
             break  # the node restarted its list
         for name in last.gone:
             agents.pop(name, None)
             gone[name] = None
         for name, item in _by_name(last).items():
-            agents.pop(name, None)
-            agents[name] = item
+            agents[name] = _joined(agents.pop(name, None), item)
             gone.pop(name, None)
     message = f"the list of {link.name} has no end"
     raise FabricError(message, code="bad_node_answer")
@@ -67,6 +93,27 @@ async def read_list(link: NodeLink, known: tuple[int, int] = (0, 0)) -> AgentLis
 
 async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
     return await link.call(ListAgents(incarnation, since), AgentList)
+
+
+async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
+    found = await link.call(ListChanges(incarnation, since, COLUMNS), AgentChanges)
+    try:
+        agents = tuple(row.listed() for row in found.agents)
+    except RejectedError as error:
+        message = f"{link.name} sent an invalid list: {error.message}"
+        raise FabricError(message, code="bad_node_answer") from None
+    version, gone = (found.incarnation, found.changes), found.gone or ()
+    return AgentList(link.name, *version, agents, found.since, gone, bool(found.more))
+
+
+def _joined(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:
+    """Return an agent of a later part of a list, whose sketch may continue an earlier part's."""
+    if earlier is None or later.kept is None or earlier.kept is not None:
+        return later
+    count, last = later.kept
+    if not 0 < count <= len(earlier.sketch) or earlier.sketch[count - 1] != last:
+        return later
+    return replace(later, sketch=(*earlier.sketch[:count], *later.sketch), kept=None)
 
 
 def _by_name(part: AgentList) -> dict[AgentName, AgentSketch]:

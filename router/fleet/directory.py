@@ -14,6 +14,7 @@ arrive late, twice, or in any order.
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentList, AgentView
@@ -119,31 +120,48 @@ class Directory:
         self._in_doubt: set[AgentKey] = set()
         self._nodes: dict[AgentKey, NodeName] = {}  # node of each agent, or of its start
         self._agents_at: Counter[NodeName] = Counter()
+        self.recounted: set[NodeName] = set()  # nodes whose number of agents changed
         self._published: dict[AgentKey, NodeName] = {}  # the owner published last
+        self._followers: list[Callable[[AgentKey], None]] = []
 
     def apply(self, agents: AgentList, requested_s: float) -> set[AgentKey]:
         """Apply a node's list; return the agents that the node no longer has."""
+        is_first = not self.has_list(agents.node)
+        if not self.begin_list(agents):
+            return set()
+        for item in agents.agents:
+            self.put_listed(agents.node, item.view, requested_s, is_first_list=is_first)
+        listed = {item.view.key for item in agents.agents}
+        return self.end_list(agents, listed, requested_s)
+
+    def begin_list(self, agents: AgentList) -> bool:
+        """Return whether a list may be applied: no later one was, and none is missing before it."""
         version = (agents.incarnation, agents.changes)
         known = self._versions.get(agents.node)
         if known is not None and version < known:
-            return set()
+            return False
         if agents.since and (known is None or known < (agents.incarnation, agents.since)):
             self._doubted.add(agents.node)  # the changes before it are missing here
-            return set()
+            return False
         self._versions[agents.node] = version
-        listed: set[AgentKey] = set()
-        for item in agents.agents:
-            view = item.view
-            key = view.key
-            listed.add(key)
-            old = self._holdings.get(key, {}).get(agents.node)
-            if old is not None and old.noted_s > requested_s and old.epoch > view.epoch:
-                continue  # the list was requested before the holding was noted
-            self._put(
-                key,
-                Holding(agents.node, view.epoch, view.state, requested_s, view.group, view),
-                is_first_list=known is None,
-            )
+        return True
+
+    def put_listed(
+        self, node: NodeName, view: AgentView, requested_s: float, *, is_first_list: bool
+    ) -> None:
+        """Note one agent of a node's list, unless something later is known."""
+        old = self.holding(view.key, node)
+        is_later = old is not None and (old.epoch > view.epoch or old.view is not None)
+        if old is not None and old.noted_s > requested_s and is_later:
+            return  # the list was requested before the holding was noted
+        if old is None or old.view != view or (old.epoch, old.state) != (view.epoch, view.state):
+            listed = Holding(node, view.epoch, view.state, requested_s, view.group, view)
+            self._put(view.key, listed, is_first_list=is_first_list)
+
+    def end_list(
+        self, agents: AgentList, listed: AbstractSet[AgentKey], requested_s: float
+    ) -> set[AgentKey]:
+        """End the application of a list; return the agents that the node no longer has."""
         here = self._by_node.get(agents.node, set())
         away = {(name.tenant, name.agent) for name in agents.gone} & here
         gone = {
@@ -162,9 +180,17 @@ class Directory:
             self._doubted.discard(agents.node)
         return gone
 
+    def has_list(self, node: NodeName) -> bool:
+        """Return whether a list of the node was applied in its present life."""
+        return node in self._versions
+
     def needs_whole_list(self, node: NodeName) -> bool:
         """Return whether a node may lack an agent noted here, which only a whole list shows."""
         return node in self._doubted
+
+    def doubt(self, node: NodeName) -> None:
+        """Note that a node's whole list is needed: something before its last one is missing."""
+        self._doubted.add(node)
 
     def restart(self, node: NodeName) -> None:
         """Accept any list from a node's new incarnation."""
@@ -187,6 +213,7 @@ class Directory:
         if held is not None and held.view is not None and held.epoch == view.epoch:
             known = replace(held.view, settings=view.settings, directives=view.directives)
             self._holdings[key][view.node] = replace(held, view=known)
+            self._call_followers(key)
 
     def is_private(self, key: AgentKey) -> bool:
         """Return whether an agent's memory is private, by its latest report."""
@@ -392,9 +419,11 @@ class Directory:
         if before is not None:
             del self._nodes[key]
             self._agents_at[before] -= 1
+            self.recounted.add(before)
         if node is not None:
             self._nodes[key] = node
             self._agents_at[node] += 1
+            self.recounted.add(node)
 
     def _publish_owner(self, key: AgentKey, *, is_first_list: bool) -> None:
         """Publish an agent's owner, if that changed; the only place that does."""
@@ -410,7 +439,24 @@ class Directory:
             self._publish(AgentMoved(key, published, owner.node, owner.epoch))
         self._published[key] = owner.node
 
+    def follow(self, follower: Callable[[AgentKey], None]) -> None:
+        """Call `follower` with every agent of which a holding changes."""
+        self._followers.append(follower)
+
+    def has_copies(self, key: AgentKey) -> bool:
+        """Return whether several nodes hold something of an agent."""
+        return len(self._holdings.get(key, ())) > 1
+
+    def keys_at(self, node: NodeName) -> frozenset[AgentKey]:
+        """Return the agents of which a node holds anything."""
+        return frozenset(self._by_node.get(node, ()))
+
+    def _call_followers(self, key: AgentKey) -> None:
+        for follower in self._followers:
+            follower(key)
+
     def _update(self, key: AgentKey, *, is_first_list: bool = False) -> None:
+        self._call_followers(key)
         self._note_node(key)
         self._publish_owner(key, is_first_list=is_first_list)
         claims = [h for h in self.unerased_holdings(key) if h.state is not OwnerState.REPLICA]

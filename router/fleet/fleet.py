@@ -8,7 +8,7 @@ from fabric.control.node_calls import READY, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import AgentKey, NodeName
 from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
-from fabric.net.links import LinkKind
+from fabric.net.links import LinkKind, LinkView
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.sampling_defaults import SamplingDefault
@@ -19,6 +19,8 @@ from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.membership import CatchUp, LinkFactory, Member, Membership, Roster
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_discovery import NodeDiscovery
+from router.fleet.node_snapshots import NodeSnapshots
+from router.fleet.recent_partners import RecentPartners
 from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
@@ -34,6 +36,7 @@ class NodeWatch:
         self._states: dict[NodeName, str] = {}
         self._memory: dict[NodeName, MemoryChanged] = {}
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
+        self._links: dict[NodeName, tuple[LinkView, ...]] = {}  # looked at last
 
     def look(self, member: Member, state: str) -> None:
         """Publish what has changed since the last call for this node."""
@@ -54,6 +57,9 @@ class NodeWatch:
 
     def _look_at_links(self, member: Member) -> None:
         assert member.view is not None, "it has answered"
+        if self._links.get(member.name) is member.view.links:
+            return
+        self._links[member.name] = member.view.links
         published = self._rates.get(member.name, {})
         rates = dict[tuple[NodeName, LinkKind], float]()
         for (peer, kind), link in best_by_kind(member.view.links).items():
@@ -103,15 +109,23 @@ class Fleet:
         self.directory = Directory(self.events.publish, floor)
         self.sketches = SketchIndex()
         self.ledger = Ledger()
+        self.partners = RecentPartners()
+        watch = NodeWatch(self.events.publish)
+
+        def look(member: Member, state: str) -> None:
+            self.nodes.note(member)
+            watch.look(member, state)
+
         self.membership = Membership(
             access.roster,
             access.connect,
             access.clock,
             AgentReports(self.directory, self.sketches),
             catch_up=catch_up,
-            watch=NodeWatch(self.events.publish).look,
+            watch=look,
             heartbeat_s=access.heartbeat_s,
         )
+        self.nodes = NodeSnapshots(self.membership, self.ledger, self.directory)
         self.discovery = NodeDiscovery(self.membership, access.clock, expected)
 
     def link(self, name: NodeName) -> NodeLink:
@@ -124,7 +138,7 @@ class Fleet:
 
     def require_node(self, name: str, param: str = "to") -> NodeName:
         """Return `name` as a node's name; raise NotFoundError if no node has it."""
-        if any(member.name == name for member in self.membership.members):
+        if self.membership.find(NodeName(name)) is not None:
             return NodeName(name)
         raise self.discovery.unknown_node(name, param)
 
@@ -227,8 +241,7 @@ class Fleet:
 
     def models(self) -> list[str]:
         """Return the names of the models that unexpired nodes serve."""
-        views = (m.view for m in self.membership.members if self.is_up(m.name))
-        return sorted({view.model for view in views if view is not None})
+        return self.membership.models()
 
     def context_tokens_max(self, model: str) -> int | None:
         """Return the smallest context of the unexpired nodes with a model; None: there are none.

@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from fabric.control.calls import UNKNOWN_CALL
+from fabric.control.change_calls import OTHER_COLUMNS, DescribeChanges, ViewChanges
 from fabric.control.node_calls import ASLEEP, AgentList, Describe, NodeView
-from fabric.errors import FabricError, RetryLaterError, StartFailedError
+from fabric.errors import FabricError, RejectedError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
 from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
-from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
+from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
@@ -36,7 +38,7 @@ LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLin
 class AgentObserver(Protocol):
     """Observer of the agents that nodes hold."""
 
-    def on_list(self, agents: AgentList, requested_s: float) -> None:
+    async def on_list(self, agents: AgentList, requested_s: float) -> None:
         """Apply a node's list, requested at `requested_s` by the router's clock."""
         ...
 
@@ -94,7 +96,11 @@ class Member:
     whole_s: float = -math.inf  # when the last whole list was requested
     loading_s: float | None = None  # when it last reported that it is starting
     failure: StartFailure | None = None  # why it could not start, by its last answer
+    knows_changes: bool = True  # it may be asked for the changes of its view
+    knows_rows: bool = True  # likewise for its agents in rows
+    known: tuple[int, int] = (0, 0)  # numbers of `view` and of its links, given by the node
     was_expired: bool = False  # at the last check
+    was_settled: bool = False  # likewise: until it is silent, only an answer changes its state
     pulse: asyncio.Task[None] | None = field(default=None, repr=False)
     listing: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -107,6 +113,44 @@ class Member:
     def state(self) -> tuple[int, int] | None:
         """Incarnation and change counter in the last heartbeat."""
         return None if self.view is None else (self.view.incarnation, self.view.changes)
+
+
+async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[int, int]]:
+    """Return a node's state and the numbers that it gave it; raise FabricError."""
+    if member.knows_changes:
+        known, (view, links) = member.view, member.known
+        incarnation = known.incarnation if known is not None else 0
+        call = DescribeChanges(incarnation, view, links) if view else DescribeChanges()
+        try:
+            changes = await member.link.call(call, ViewChanges, timeout_s)
+        except RejectedError as error:
+            if error.code != UNKNOWN_CALL:
+                raise
+            member.knows_changes = False  # an older node
+        else:
+            return _changed(member, changes, known), (changes.view, changes.links)
+    return await member.link.call(Describe(), NodeView, timeout_s), (0, 0)
+
+
+def _changed(member: Member, changes: ViewChanges, known: NodeView | None) -> NodeView:
+    is_same_life = known is not None and changes.incarnation == known.incarnation
+    try:
+        return changes.applied_to(known if is_same_life else None)
+    except RejectedError as error:
+        member.known = (0, 0)  # the next heartbeat asks for all
+        message = f"{member.name} sent invalid changes: {error.message}"
+        raise FabricError(message, code="bad_node_answer") from None
+
+
+async def _read_list(member: Member, known: tuple[int, int]) -> AgentList:
+    if member.knows_changes and member.knows_rows:
+        try:
+            return await read_list(member.link, known, in_rows=True)
+        except RejectedError as error:
+            if error.code not in {UNKNOWN_CALL, OTHER_COLUMNS}:
+                raise
+            member.knows_rows = False
+    return await read_list(member.link, known)
 
 
 class Membership:
@@ -133,14 +177,25 @@ class Membership:
         self._clock = clock
         self._observer = observer
         self._members: dict[NodeName, Member] = {}
+        self._sorted: tuple[Member, ...] = ()
+        self._unlisted: set[NodeName] = set()  # have never reported their agents
+        self._unanswered: set[NodeName] = set()  # have never answered
+        self._by_model: dict[str, dict[NodeName, None]] = {}
         self._scouting: asyncio.Task[None] | None = None
         self._stalls = StallWatch(clock, self._forgive_stall)
         self._has_roster = False  # whether it was read at least once
+        self.lists_count = 0  # new versions of nodes' lists of agents
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All nodes ever seen by this router, by name."""
-        return tuple(self._members[name] for name in sorted(self._members))
+        return self._sorted
+
+    def models(self) -> list[str]:
+        """Return the names of the models that unexpired nodes serve, sorted."""
+        return sorted(
+            model for model, names in self._by_model.items() if any(map(self.is_up, names))
+        )
 
     def find(self, name: NodeName) -> Member | None:
         return self._members.get(name)
@@ -192,22 +247,15 @@ class Membership:
 
     def settled(self) -> bool:
         """Return whether every node of the roster has reported its agents or has expired."""
-        return self._has_roster and all(
-            member.listed is not None or not self.is_up(member.name)
-            for member in self._members.values()
-        )
+        return self._has_roster and not any(map(self.is_up, self._unlisted))
 
     def has_all_reports(self) -> bool:
         """Return whether every node of the roster has reported its agents to this router."""
-        return self._has_roster and not self.unreported()
+        return self._has_roster and not self._unlisted
 
     def unreported(self) -> tuple[NodeName, ...]:
         """Return the nodes that have never reported their agents to this router."""
-        return tuple(member.name for member in self.members if member.listed is None)
-
-    def reports(self) -> tuple[tuple[int, int] | None, ...]:
-        """Return the version of each node's last list of agents."""
-        return tuple(member.listed for member in self.members)
+        return tuple(sorted(self._unlisted))
 
     @property
     def has_roster(self) -> bool:
@@ -215,10 +263,7 @@ class Membership:
 
     def has_contacted_all(self) -> bool:
         """Return whether the roster was read, and every node on it has answered or expired."""
-        return self._has_roster and all(
-            member.view is not None or not self.is_up(member.name)
-            for member in self._members.values()
-        )
+        return self._has_roster and not any(map(self.is_up, self._unanswered))
 
     async def discover(self) -> None:
         """Add nodes that the roster names for the first time."""
@@ -227,6 +272,9 @@ class Membership:
                 link = self._connect(name, transport, self._expiry_of(name))
                 # A new node has one lease's time to answer.
                 self._members[name] = Member(name, link, self._clock.monotonic_s())
+                self._unlisted.add(name)
+                self._unanswered.add(name)
+                self._sorted = tuple(self._members[each] for each in sorted(self._members))
                 _LOG.info("node %s joined the roster", name)
         self._has_roster = True
 
@@ -262,13 +310,20 @@ class Membership:
                 if self._scouting is None or self._scouting.done():
                     # Without its head, Ray may block this for a minute; the nodes keep serving.
                     self._scouting = asyncio.create_task(self._scout())
-                for name in self._members:
-                    self.nudge(name)
                 self._count_expired()
-                await asyncio.sleep(self.heartbeat_s)
+                await self._nudge_all()
         finally:
             ticking.cancel()
             await self.close()
+
+    async def _nudge_all(self) -> None:
+        """Send every node a heartbeat, a few at a time over the whole period."""
+        names = list(self._members)
+        rounds = max(1, math.ceil(len(names) / PULSES_AT_ONCE_MAX))
+        for first in range(rounds):
+            for name in names[first::rounds]:
+                self.nudge(name)
+            await asyncio.sleep(self.heartbeat_s / rounds)
 
     async def close(self) -> None:
         """Cancel the heartbeats in progress."""
@@ -308,14 +363,24 @@ class Membership:
             member.heartbeat_s = min(now_s, member.heartbeat_s + seconds)
 
     def _count_expired(self) -> None:
+        self._stalls.look()
+        now_s = self._clock.monotonic_s()
         for member in self._members.values():
-            is_expired = not self.is_up(member.name)
-            if is_expired and not member.was_expired:
-                self.expired_count += 1
-                cause = "its machine sleeps" if member.is_asleep else "it is silent"
-                _LOG.warning("the lease of %s ended: %s", member.name, cause)
-            member.was_expired = is_expired
-            self._watch(member, self.state_of(member))
+            # What an answer changes is looked at when it comes.
+            if not member.was_settled or now_s - member.heartbeat_s >= SUSPECT_S:
+                self._look(member)
+
+    def _look(self, member: Member) -> None:
+        """Count a lease that ended, and show the node's state to the observer."""
+        is_expired = not self.is_up(member.name)
+        if is_expired and not member.was_expired:
+            self.expired_count += 1
+            cause = "its machine sleeps" if member.is_asleep else "it is silent"
+            _LOG.warning("the lease of %s ended: %s", member.name, cause)
+        member.was_expired = is_expired
+        is_alive = self.is_alive(member.name) and member.view is not None
+        member.was_settled = is_alive and member.failure is None and member.loading_s is None
+        self._watch(member, self.state_of(member))
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
@@ -330,23 +395,23 @@ class Membership:
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
-            view = await member.link.call(Describe(), NodeView, timeout_s)
+            view, known = await _read_view(member, timeout_s)
             if view.name == member.name and self._needs_catch_up(member, view):
                 assert self._catch_up is not None, "it needs one"
                 await self._catch_up.catch_up(member.link, view, lambda: tuple(self._members))
         except StartFailedError as error:
             # It stays silent; only the reason is known.
             again_s = self._clock.monotonic_s() + error.retry_after_s
-            member.failure = StartFailure(error.message, again_s)
+            member.failure, member.was_settled = StartFailure(error.message, again_s), False
             return False
         except RetryLaterError:
-            member.loading_s, member.failure = sent_s, None
+            member.loading_s, member.failure, member.was_settled = sent_s, None, False
             if member.view is None:
                 member.heartbeat_s = sent_s  # no stale state to protect
             return False
         except FabricError as error:
             # The lease handles its silence.
-            member.failure = None
+            member.failure, member.was_settled = None, member.was_settled and not member.failure
             _LOG.debug("no heartbeat from %s: %s", member.name, error.code)
             return False
         if view.name != member.name:
@@ -355,13 +420,25 @@ class Membership:
         if member.view is None or sent_s >= member.heartbeat_s:
             restarted = member.view is not None and view.incarnation != member.view.incarnation
             member.view, member.loading_s, member.failure = view, None, None
+            member.known = known
             member.heartbeat_s = max(sent_s, member.heartbeat_s)
             member.link.http_url = view.http_url.rstrip("/")
             if restarted:
                 _LOG.info("node %s restarted", member.name)
+                member.knows_changes = member.knows_rows = True  # perhaps of another version
                 self._observer.on_restart(member.name)
-            self._watch(member, self.state_of(member))
+            self._note_view(member)
         return True
+
+    def _note_view(self, member: Member) -> None:
+        assert member.view is not None, "it has answered"
+        name, model = member.name, member.view.model
+        self._unanswered.discard(name)
+        if name not in self._by_model.setdefault(model, {}):
+            for names in self._by_model.values():
+                names.pop(name, None)
+            self._by_model[model][name] = None
+        self._look(member)
 
     def _has_news(self, member: Member) -> bool:
         return member.listed != member.state or self._observer.needs_whole_list(member.name)
@@ -374,17 +451,19 @@ class Membership:
         ):
             whole = True
         try:
-            agents = await read_list(member.link, (0, 0) if whole else known)
+            agents = await _read_list(member, (0, 0) if whole else known)
         except FabricError as error:
             _LOG.debug("no agents from %s: %s", member.name, error.code)
             return
         view = member.view
         if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
             return  # the next heartbeat asks again
+        await self._observer.on_list(agents, requested_s)
         version = (agents.incarnation, agents.changes)
         same_life = member.listed is not None and member.listed[0] == agents.incarnation
         if not same_life or member.listed is None or version >= member.listed:
+            self.lists_count += member.listed != version
             member.listed = version
+            self._unlisted.discard(member.name)
         if not agents.since:
             member.whole_s = requested_s
-        self._observer.on_list(agents, requested_s)

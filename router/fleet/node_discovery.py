@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from fabric.errors import FabricError, NotFoundError, RetryLaterError
+from fabric.ids import NodeName
 from fabric.ports import Clock
 from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
 from router.fleet.membership import Membership
@@ -36,11 +37,17 @@ class NodeDiscovery:
         self._until_s = clock.monotonic_s() + DISCOVERY_WAIT_S
         self._gathered_s = clock.monotonic_s() + GATHER_S
         self.expected = expected or ExpectedNodes()
+        self._missing: tuple[object, MissingNodes] = (None, MissingNodes())
 
     @property
     def missing(self) -> MissingNodes:
         """Expected nodes that were never on Ray's list."""
-        return self.expected.missing([member.name for member in self._membership.members])
+        members, expected = self._membership.members, self.expected
+        names = expected.names, expected.remembered, expected.drained
+        state = members, expected.count, expected.is_fewer, names
+        if self._missing[0] != state:
+            self._missing = state, expected.missing({member.name for member in members})
+        return self._missing[1]
 
     @property
     def missing_count(self) -> int:
@@ -63,9 +70,9 @@ class NodeDiscovery:
         """Return the nodes that may soon report agents for the first time."""
         is_open = self.has_time_to_gather()
         names = [
-            member.name
-            for member in self._membership.members
-            if member.listed is None and (is_open or self._membership.is_up(member.name))
+            name
+            for name in self._membership.unreported()
+            if is_open or self._membership.is_up(name)
         ]
         missing = self.missing
         return (*names, *([str(missing)] if is_open and missing.count else []))
@@ -76,8 +83,8 @@ class NodeDiscovery:
 
     def is_reporting(self) -> bool:
         """Return whether a serving node is about to report its agents for the first time."""
-        serving = [m for m in self._membership.members if m.view and self._membership.is_up(m.name)]
-        return any(member.listed is None for member in serving)
+        unreported = map(self._membership.find, self._membership.unreported())
+        return any(m and m.view and self._membership.is_up(m.name) for m in unreported)
 
     async def wait(self, is_known: Callable[[], bool], patience_s: float = 0.0) -> None:
         """Wait until `is_known`, or until the router has run for DISCOVERY_WAIT_S.
@@ -118,7 +125,7 @@ class NodeDiscovery:
         return True
 
     def _is_member(self, name: str) -> bool:
-        return any(member.name == name for member in self._membership.members)
+        return self._membership.find(NodeName(name)) is not None
 
     def require_nodes(self) -> None:
         """Raise RetryLaterError while no node is known."""

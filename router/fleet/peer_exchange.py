@@ -1,64 +1,96 @@
-"""Exchange of peer lists: every node gets the names and addresses of the others.
+"""Exchange of peer lists: every node gets the names and addresses of its nearest peers.
+
+    near   nodes from which it fetched something lately, then those of its machine, of its networks,
+           and any: before and after it by name, so that two nodes mostly measure each other
 
 Only the router knows all addresses; nodes measure the links between them. Every call replaces the
-earlier list, so a repeated or lost call does no harm.
+earlier list, so a repeated or lost call does no harm. A node reaches others, too: an order to fetch
+something brings the addresses of its source.
 """
 
 import asyncio
 import logging
+import socket
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
 
-from fabric.control.node_calls import Done
+from fabric.control.node_calls import Done, NodeView
 from fabric.errors import FabricError, RejectedError
 from fabric.ids import NodeName
-from fabric.limits import ADDRESSES_MAX, PEERS_MAX
-from fabric.net.links import PeerList, PeerNode
+from fabric.limits import ADDRESSES_MAX
+from fabric.net.links import (
+    Address,
+    AddressScope,
+    LinkKind,
+    PeerList,
+    PeerNode,
+    nominal_bytes_per_s,
+)
 from router.fleet.membership import Member, Membership
+from router.fleet.recent_partners import RecentPartners
+from router.limits import PEERS_LISTED_AT_ONCE, PEERS_TOLD_MAX
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
+NETWORK_BITS_ASSUMED = 24  # of a network whose size no node knows
+Whereabouts = tuple[int, tuple[Address, ...]]  # incarnation and addresses of a node
 
 
 class PeerExchange:
     """Peer lists last sent to each node, by its incarnation."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, partners: RecentPartners) -> None:
         self._membership = membership
+        self._partners = partners
         self._sent: dict[NodeName, tuple[int, PeerList]] = {}
         self._calls: dict[NodeName, asyncio.Task[None]] = {}
+        self._present: dict[NodeName, Whereabouts] = {}
+        self._neighbours = Neighbours()
+        self._due: dict[NodeName, None] = {}  # nodes whose list may be out of date
 
     async def round(self) -> None:
-        """Start a call to every node whose list is out of date; a hung node delays no other."""
+        """Start a call to every node whose list is out of date; a hung node delays no other.
+
+        Lists are made only after a node came, went or changed its addresses.
+        """
         self._calls = {name: task for name, task in self._calls.items() if not task.done()}
-        for member in self._present():
-            call = self.call_for(member)
-            view = member.view
-            assert view is not None, "present"
-            if self._sent.get(member.name) == (view.incarnation, call):
+        await self._note_changes()
+        self._due |= dict.fromkeys(self._partners.changed & self._present.keys())
+        self._partners.changed.clear()
+        for number, name in enumerate(list(self._due)):
+            if number % PEERS_LISTED_AT_ONCE == PEERS_LISTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            member = self._membership.find(name)
+            if name in self._calls or member is None:
                 continue
-            if member.name not in self._calls:
-                work = self._send(member, view.incarnation, call)
-                self._calls[member.name] = asyncio.create_task(work)
+            del self._due[name]
+            incarnation, _ = self._present[name]
+            call = self._neighbours.list_for(name, self._partners.of(name))
+            if self._sent.get(name) != (incarnation, call):
+                self._calls[name] = asyncio.create_task(self._send(member, incarnation, call))
 
     async def close(self) -> None:
         for task in self._calls.values():
             task.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    def call_for(self, member: Member) -> PeerList:
-        """Return the list for one node: all others that are not lost, by name."""
-        others = [m.view for m in self._present() if m.name != member.name and m.view is not None]
-        return PeerList(
-            tuple(
-                PeerNode(view.name, view.incarnation, view.addresses[:ADDRESSES_MAX])
-                for view in others[:PEERS_MAX]
-            )
-        )
-
-    def _present(self) -> list[Member]:
-        return [
-            member
-            for member in self._membership.members
-            if member.view is not None and self._membership.is_up(member.name)
-        ]
+    async def _note_changes(self) -> None:
+        """Note the nodes that came, went or changed, and that all lists may be others then."""
+        is_up = self._membership.is_up
+        views = (m.view for m in self._membership.members if m.view is not None and is_up(m.name))
+        present = {view.name: (view.incarnation, view.addresses) for view in views}
+        if present == self._present:
+            return
+        for name in self._present.keys() - present.keys():
+            self._neighbours.drop(name)
+        changed = [name for name in present if self._present.get(name) != present[name]]
+        for number, name in enumerate(changed):
+            if number % PEERS_LISTED_AT_ONCE == PEERS_LISTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            member = self._membership.find(name)
+            assert member is not None, "present"
+            assert member.view is not None, "present"
+            self._neighbours.put(member.view)
+        self._present, self._due = present, dict.fromkeys(present)
 
     async def _send(self, member: Member, incarnation: int, call: PeerList) -> None:
         try:
@@ -67,5 +99,80 @@ class PeerExchange:
             _LOG.warning("%s refuses its peer list: %s", member.name, error.message)
         except FabricError as error:
             _LOG.debug("%s did not receive its peer list: %s", member.name, error.code)
+            if member.name in self._present:
+                self._due[member.name] = None
             return
         self._sent[member.name] = (incarnation, call)
+
+
+class Neighbours:
+    """Present nodes by machine and by network, from which each node's nearest are taken."""
+
+    def __init__(self) -> None:
+        self._peers: dict[NodeName, PeerNode] = {}
+        self._groups: dict[NodeName, list[object]] = {}  # of each node, the nearest first
+        self._members: dict[object, list[NodeName]] = {}  # of each group, by name
+
+    def put(self, view: NodeView) -> None:
+        """Add a node, or replace its addresses."""
+        self.drop(view.name)
+        addresses = view.addresses[:ADDRESSES_MAX]
+        self._peers[view.name] = PeerNode(view.name, view.incarnation, addresses)
+        self._groups[view.name] = [("machine", view.host), *networks_of(addresses), "all"]
+        for group in self._groups[view.name]:
+            insort(self._members.setdefault(group, []), view.name)
+
+    def drop(self, name: NodeName) -> None:
+        """Remove a node, if it is there."""
+        if self._peers.pop(name, None) is None:
+            return
+        for group in self._groups.pop(name):
+            members = self._members[group]
+            del members[bisect_left(members, name)]
+            if not members:
+                del self._members[group]
+
+    def list_for(self, name: NodeName, partners: Iterable[NodeName] = ()) -> PeerList:
+        """Return the list for one node: all others if they are few, or the nearest, by name.
+
+        Those from which it fetched something lately are among them.
+        """
+        near = {other: None for other in partners if other in self._peers}
+        for group in self._groups[name]:
+            for other in _around(self._members[group], name):
+                near[other] = None
+                if len(near) == PEERS_TOLD_MAX:
+                    return self._list_of(near)
+        return self._list_of(near)
+
+    def _list_of(self, names: Iterable[NodeName]) -> PeerList:
+        return PeerList(tuple(self._peers[name] for name in sorted(names)))
+
+
+def networks_of(addresses: Sequence[Address]) -> list[tuple[LinkKind, str]]:
+    """Return the networks that addresses are in, the fastest first."""
+    networks: dict[tuple[LinkKind, str], int] = {}
+    for address in addresses:
+        if address.scope is not AddressScope.MACHINE:
+            name = address.kind, network_of(address.host, address.prefix_bits)
+            networks[name] = max(networks.get(name, 0), nominal_bytes_per_s(address))
+    return sorted(networks, key=lambda name: -networks[name])
+
+
+def network_of(host: str, prefix_bits: int) -> str:
+    """Return the network of an IPv4 address in words; another address is a network of its own."""
+    try:
+        address = int.from_bytes(socket.inet_pton(socket.AF_INET, host), "big")
+    except OSError:
+        return host
+    bits = prefix_bits or NETWORK_BITS_ASSUMED
+    return f"{address >> (32 - bits)}/{bits}"
+
+
+def _around(names: Sequence[NodeName], name: NodeName) -> Iterator[NodeName]:
+    """Yield the other names of a sorted ring, those next to `name` on either side first."""
+    at, count = bisect_left(names, name), len(names)
+    for step in range(1, count // 2 + 1):
+        yield names[(at + step) % count]
+        if 2 * step != count:
+            yield names[at - step]

@@ -23,6 +23,7 @@ from router.fleet.node_roster import NodeRoster, RosterStore, SeenNode
 from router.limits import NODE_REMEMBERED_S
 
 ROSTER_RENEW_S = 3_600.0  # maximum age of the times in the stored roster
+ROSTER_NODES_PER_ROUND = 128  # for each of which the roster is compared less often
 
 
 class RosterKeeper:
@@ -46,7 +47,9 @@ class RosterKeeper:
         """Store every change until cancelled."""
         while True:
             await self.round()
-            await asyncio.sleep(self._fleet.membership.heartbeat_s)
+            members = len(self._fleet.membership.members)
+            rest = max(1, members // ROSTER_NODES_PER_ROUND)  # a long roster changes seldom
+            await asyncio.sleep(rest * self._fleet.membership.heartbeat_s)
 
     async def round(self) -> None:
         """Store the roster if it has changed since it was stored."""

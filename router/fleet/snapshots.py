@@ -1,21 +1,26 @@
 """Snapshots of the fleet, taken here only, from all that the router knows."""
 
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import islice, zip_longest
 
-from fabric.ids import AgentKey, NodeName
+from fabric.ids import AgentId, AgentKey, NodeName
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
 from router.fleet.directory import Directory, Holding
 from router.fleet.fleet import Fleet
-from router.fleet.membership import LeaseState, Member
-from router.limits import FORMED_MAX
-from router.placement.decision import TurnFacts
-from router.placement.snapshot import (
-    AgentHolder,
-    FleetSnapshot,
-    HolderRole,
-    NodeSnapshot,
-    PrefixHolder,
+from router.limits import (
+    CANDIDATES_MAX,
+    CONTINUED_MAX,
+    FORMED_MAX,
+    GROUP_NODES_MAX,
+    HOMES_MAX,
 )
+from router.placement.candidates import Cached, TurnWork
+from router.placement.decision import TurnFacts
+from router.placement.destination import ANSWER_TOKENS, MESSAGE_TOKENS
+from router.placement.placement import SERVING
+from router.placement.sketch_index import Level, Match
+from router.placement.snapshot import AgentHolder, FleetSnapshot, HolderRole, PrefixHolder
 from router.turn_request import TurnRequest
 
 
@@ -33,8 +38,17 @@ def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> 
     )
 
 
-def of_turn(fleet: Fleet, turn: TurnRequest) -> FleetSnapshot:
-    """Return a snapshot of the nodes and what they have of a turn's agent and prompt."""
+def of_turn(
+    fleet: Fleet,
+    turn: TurnRequest,
+    given_up: frozenset[NodeName] = frozenset(),
+    *,
+    is_whole: bool = False,
+) -> FleetSnapshot:
+    """Return a snapshot of the nodes and what they have of a turn's agent and prompt.
+
+    Of a large fleet, it has the nodes among which the turn may be placed; all if `is_whole`.
+    """
     holders: tuple[AgentHolder, ...] = ()
     group_nodes: tuple[NodeName, ...] = ()
     if turn.key is not None:
@@ -42,36 +56,130 @@ def of_turn(fleet: Fleet, turn: TurnRequest) -> FleetSnapshot:
     elif turn.identity.agent is not None:
         owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
         group_nodes = tuple(owner.node for owner in owners)
-    return FleetSnapshot(_nodes(fleet), holders, _prefixes(fleet, turn), group_nodes)
+    if is_whole or not fleet.nodes.is_large:
+        return FleetSnapshot(fleet.nodes.all(), holders, _prefixes(fleet, turn), group_nodes)
+    if any(_serves(fleet, holder, given_up) for holder in holders):
+        return FleetSnapshot(fleet.nodes.of(holder.node for holder in holders), holders)
+    return _Narrowing(fleet, turn, given_up, holders, group_nodes).snapshot()
 
 
 def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
-    """Return a snapshot of the nodes and the holders of an agent."""
-    return FleetSnapshot(_nodes(fleet), _holders(fleet.directory, key))
+    """Return a snapshot of the nodes and the holders of an agent.
+
+    Of a large fleet, it has the owner's measured peers and the nodes with the least load.
+    """
+    holders = _holders(fleet.directory, key)
+    if not fleet.nodes.is_large:
+        return FleetSnapshot(fleet.nodes.all(), holders)
+    names = dict.fromkeys(holder.node for holder in holders)
+    last = fleet.nodes.find(holders[0].node) if holders else None
+    if last is not None:
+        names |= dict.fromkeys(link.peer for link in last.view.links)
+        ranking = fleet.nodes.ranking(last.view.model)
+        work = TurnWork.of(MESSAGE_TOKENS, ANSWER_TOKENS)
+        names |= dict.fromkeys(ranking.cheapest(work, CANDIDATES_MAX, names.__contains__))
+    return FleetSnapshot(fleet.nodes.of(names), holders)
 
 
-def _nodes(fleet: Fleet) -> dict[NodeName, NodeSnapshot]:
-    nodes = (_node(fleet, member) for member in fleet.membership.members)
-    return {node.name: node for node in nodes if node is not None}
+def _serves(fleet: Fleet, holder: AgentHolder, given_up: frozenset[NodeName]) -> bool:
+    """Return whether a node serves its agent's turns, so that no other node is compared."""
+    if holder.role not in SERVING or holder.node in given_up:
+        return False
+    return fleet.is_up(holder.node) or fleet.membership.is_returning(holder.node)
 
 
-def _node(fleet: Fleet, member: Member) -> NodeSnapshot | None:
-    if member.view is None:
-        return None
-    name, ledger = member.name, fleet.ledger
-    lease = fleet.membership.health(name)
-    return NodeSnapshot(
-        view=member.view,
-        is_alive=lease is LeaseState.ALIVE,
-        is_up=lease is not LeaseState.EXPIRED,
-        is_returning=fleet.membership.is_returning(name),
-        promised_s=ledger.prefill_s(name),
-        turns=ledger.turns(name),
-        agents=fleet.directory.agents_count(name),
-        turn_order=ledger.turn_order(name),
-        cold_order=ledger.cold_order(name),
-        coming_bytes=ledger.coming_bytes(name),
-    )
+class _Narrowing:
+    """Choice of the nodes of a large fleet among which one turn is placed."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        turn: TurnRequest,
+        given_up: frozenset[NodeName],
+        holders: tuple[AgentHolder, ...],
+        group_nodes: tuple[NodeName, ...],
+    ) -> None:
+        self._fleet = fleet
+        self._turn = turn
+        self._holders = holders
+        self._group_nodes = group_nodes
+        self._ranking = fleet.nodes.ranking(turn.model)
+        erased = {holder.node for holder in holders if holder.role is HolderRole.ERASED}
+        self._refused = given_up | erased
+        self._names: dict[NodeName, None] = {}  # chosen, in the order of their choice
+
+    def snapshot(self) -> FleetSnapshot:
+        """Return the snapshot: holders, continued conversations, group, home, then the cheapest."""
+        turn, facts, names = self._turn, facts_of(self._turn), self._names
+        levels = self._fleet.sketches.levels(turn.tenant, turn.prompt.sketch)
+        names |= dict.fromkeys(holder.node for holder in self._holders)
+        continued = self._continued(levels)
+        names |= dict.fromkeys(continued)
+        up = (node for node in self._group_nodes if self._fleet.is_up(node))
+        names |= dict.fromkeys(islice(up, GROUP_NODES_MAX))
+        homes = self._ranking.homes(facts.home_seed, HOMES_MAX, self._is_refused)
+        names |= dict.fromkeys(homes)
+        ready = sum(name in self._ranking and not self._is_refused(name) for name in names)
+        names |= dict.fromkeys(
+            self._ranking.cheapest(
+                TurnWork.of(facts.prompt_tokens, facts.completion_tokens_max),
+                max(CANDIDATES_MAX - ready, CANDIDATES_MAX // 2),
+                self._is_taken,
+                [self._cached(level, facts.prompt_tokens) for level in _unequal(levels)],
+            )
+        )
+        matches = {
+            name: Match(level.pieces_count, continued.get(name))
+            for name in names
+            if (level := _deepest(levels, name)) is not None
+        }
+        prefixes = _prefix_holders(self._fleet, turn, matches)
+        names |= dict.fromkeys(prefix.node for prefix in prefixes)
+        return FleetSnapshot(
+            self._fleet.nodes.of(names),
+            self._holders,
+            prefixes,
+            self._group_nodes,
+            self._ranking.totals if len(self._ranking) else None,
+            homes[0] if homes else None,
+        )
+
+    def _is_refused(self, name: NodeName) -> bool:
+        return name in self._refused or not self._fleet.is_alive(name)
+
+    def _is_taken(self, name: NodeName) -> bool:
+        return name in self._names or self._is_refused(name)
+
+    def _continued(self, levels: Sequence[Level]) -> dict[NodeName, AgentId]:
+        """Return the agents that the prompt continues, by node; of many nodes, those up."""
+        found: dict[NodeName, AgentId] = {}
+        sketches, turn = self._fleet.sketches, self._turn
+        for level in reversed(levels):
+            for node in level.agents:
+                if len(found) == CONTINUED_MAX:
+                    return found
+                if node not in found and self._fleet.is_up(node):
+                    agent = sketches.continued(turn.tenant, node, level, turn.prompt.opening)
+                    if agent is not None:
+                        found[node] = agent
+        return found
+
+    def _cached(self, level: Level, prompt_tokens: int) -> Cached:
+        tokens = self._turn.prompt.share(level.pieces_count) * prompt_tokens
+        return Cached(tokens - tokens % BLOCK_TOKENS, level.nodes.keys())
+
+
+def _unequal(levels: Sequence[Level]) -> list[Level]:
+    """Return the last of the beginnings that equally many nodes have: those are the same nodes."""
+    return [
+        level
+        for level, longer in zip_longest(levels, levels[1:])
+        if longer is None or len(longer.nodes) < len(level.nodes)
+    ]
+
+
+def _deepest(levels: Sequence[Level], node: NodeName) -> Level | None:
+    return next((level for level in reversed(levels) if node in level.nodes), None)
 
 
 def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
@@ -95,9 +203,15 @@ def _lateness(holding: Holding) -> tuple[int, int]:
 def _prefixes(fleet: Fleet, turn: TurnRequest) -> tuple[PrefixHolder, ...]:
     prompt = turn.prompt
     matches = fleet.sketches.matches(turn.tenant, prompt.sketch, prompt.opening)
+    return _prefix_holders(fleet, turn, matches)
+
+
+def _prefix_holders(
+    fleet: Fleet, turn: TurnRequest, matches: Mapping[NodeName, Match]
+) -> tuple[PrefixHolder, ...]:
     prefixes: list[PrefixHolder] = []
     for node, match in matches.items():
-        share, agent = match.pieces_count / len(prompt.sketch), match.continued
+        share, agent = turn.prompt.share(match.pieces_count), match.continued
         held = fleet.directory.holding((turn.tenant, agent), node) if agent else None
         if held is None:
             prefixes.append(PrefixHolder(node, share, agent))

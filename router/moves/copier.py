@@ -80,6 +80,7 @@ async def _attempt(
         offer = await source.call(call, Offer)
         copied = Copied(0, 0, 0, 0.0)
         if source.name != target:
+            fleet.partners.note(source.name, target)
             urgency = Urgency.PREFETCH if background else Urgency.FETCH
             blocks = CopyBlocks(name, source.name, offer, urgency)
             copied = await target_link.call(blocks, Copied)

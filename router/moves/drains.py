@@ -85,9 +85,11 @@ class Drains:
         """Continue the drains of nodes that report to be draining, and drop all others."""
         now_s = self._fleet.clock.monotonic_s()
         for member in self._fleet.membership.members:
-            if not self._fleet.is_alive(member.name) or not member.view:
-                continue
             drain = self._drains.get(member.name)
+            if not member.view or (drain is None and member.view.state != DRAINING):
+                continue
+            if not self._fleet.is_alive(member.name):
+                continue
             if member.view.state != DRAINING:
                 self._drop(member.name)
             elif drain is None or drain.ended_s is None or self._is_due(drain, now_s):

@@ -107,4 +107,5 @@ class ErasureExchange:
 
     def _are_all_heard(self, nodes: tuple[NodeName, ...]) -> bool:
         is_started = self._clock.monotonic_s() - self._since_s >= SUSPECT_S
-        return is_started or self._heard.issuperset(nodes)
+        is_complete = len(self._heard) >= len(nodes) and self._heard.issuperset(nodes)
+        return is_started or is_complete

@@ -208,6 +208,7 @@ class Migration:
         raise RetryLaterError(message, retry_after_s=2.0, code="agent_busy")
 
     async def _copy(self, offer: Offer) -> Copied:
+        self._fleet.partners.note(self._source.name, self._target.name)
         call = CopyBlocks(self._name, self._source.name, offer)
         copied = await self._target.call(call, Copied)
         self._publish(MoveState.COPYING, copied)

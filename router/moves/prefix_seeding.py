@@ -13,7 +13,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fabric.control.node_calls import AbortMigration, Copied, NodeView
+from fabric.control.node_calls import READY, AbortMigration, Copied, NodeView
 from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.errors import FabricError
 from fabric.ids import AgentKey, NodeName
@@ -24,6 +24,7 @@ from router.limits import (
     PREFIX_SEEDING_AGAIN_S,
     PREFIX_SEEDING_AGENTS_MAX,
     PREFIX_SEEDING_REST_S,
+    SEEDING_PEERS_MAX,
 )
 from router.moves.move_registry import MoveRegistry
 from router.moves.retries import best_effort_call
@@ -63,8 +64,11 @@ class PrefixSeeding:
 
     async def sweep(self) -> None:
         """Seed every node that is due from its peers."""
-        for node in self._fleet.ready():
-            if self._is_due(node) and (peers := self._peers(node)):
+        views = [member.view for member in self._fleet.membership.members]
+        due = [view for view in views if view is not None and self._is_due(view)]
+        for node in due:
+            is_ready = node.state == READY and self._fleet.is_alive(node.name)
+            if is_ready and (peers := self._peers(node)):
                 is_done = await self._seed(node, peers)
                 rest_s = PREFIX_SEEDING_AGAIN_S if is_done else PREFIX_SEEDING_REST_S
                 until_s = self._fleet.clock.monotonic_s() + rest_s
@@ -79,16 +83,23 @@ class PrefixSeeding:
         return self._fleet.clock.monotonic_s() >= rest.until_s
 
     def _peers(self, node: NodeView) -> list[NodeView]:
-        """Return the nodes that may have shared prefixes, the fastest link first."""
-        members = [m for m in self._fleet.membership.members if self._fleet.is_alive(m.name)]
+        """Return the nodes that may have shared prefixes, the fastest link first.
+
+        Of a large fleet, they are the node's measured peers and those with the most agents.
+        """
         peers = [
             member.view
-            for member in members
+            for member in self._fleet.membership.members
             if member.view is not None
             and member.name != node.name
             and member.view.fingerprint == node.fingerprint
             and member.view.agents >= SPAN_SHARERS_MIN
         ]
+        if len(peers) > SEEDING_PEERS_MAX:
+            measured = {link.peer for link in node.links}
+            peers.sort(key=lambda peer: (peer.name not in measured, -peer.agents, peer.name))
+            del peers[SEEDING_PEERS_MAX:]
+        peers = [peer for peer in peers if self._fleet.is_alive(peer.name)]
         return sorted(peers, key=lambda peer: (-rate(peer, node), peer.name))
 
     async def _seed(self, node: NodeView, peers: list[NodeView]) -> bool:
@@ -110,6 +121,7 @@ class PrefixSeeding:
         source_link, target_link = self._fleet.link(source), self._fleet.link(target)
         name, spans = fresh_migration(), SpanOffers(()).spans
         self._require_no_moves()
+        self._fleet.partners.note(source, target)
         try:
             spans = (await source_link.call(OfferSpans(name, target), SpanOffers)).spans
             for span in spans:

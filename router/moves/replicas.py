@@ -1,6 +1,6 @@
 """Replicas of agents on other nodes, updated after their turns at lowest priority.
 
-    sweep   every agent with fewer replicas than `router.replicas`, or with stale ones
+    sweep   agents that changed, with fewer replicas than `router.replicas` or with stale ones
     copy    one at a time, and none while an agent is being moved
 
 What is due follows from the nodes' reports: no turn queues a copy, a lost router loses nothing,
@@ -10,8 +10,9 @@ that takes an agent over matches the prompt against its cache.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -23,7 +24,14 @@ from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.directory import Holding, applied_forgets, settings_fingerprint
 from router.fleet.fleet import Fleet
-from router.limits import REPLICA_AGAIN_S, REPLICA_REST_S, REPLICAS_WAITING_MAX
+from router.fleet.membership import Member
+from router.limits import (
+    REPLICA_AGAIN_S,
+    REPLICA_REST_S,
+    REPLICAS_LOOKED_AT_ONCE,
+    REPLICAS_LOOKED_MAX,
+    REPLICAS_WAITING_MAX,
+)
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.move_registry import MoveRegistry
 from router.moves.retries import best_effort_call
@@ -52,8 +60,13 @@ class Replicas:
         self._changing: Counter[AgentKey] = Counter()  # those whose settings are being changed
         self._rest_until_s: dict[AgentKey, float] = {}
         # Turn last copied to each node, until when: a full disk evicts one replica for the next.
-        self._copied: dict[tuple[AgentKey, NodeName], tuple[object, float]] = {}
-        self._swept: object = None  # the nodes' reports when nothing was due
+        # The oldest first.
+        self._copied: OrderedDict[tuple[AgentKey, NodeName], tuple[object, float]] = OrderedDict()
+        self._changed: dict[AgentKey, None] = {}  # agents for which a copy may be due
+        self._unmet: set[AgentKey] = set()  # those with too few nodes for their copies
+        self._has_copies = False  # whether any agent ever had one
+        self._node_states: dict[NodeName, object] = {}
+        fleet.directory.follow(self._note)
 
     async def replicate(self, key: AgentKey, to: str, *, kept: bool | None) -> CopyReceipt:
         """Copy an agent to a node now, and if `kept` after its turns, too (None: as before)."""
@@ -115,12 +128,15 @@ class Replicas:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Make all copies that are due, one after the other."""
-        reports = self._reports()
-        if reports == self._swept and not self._rest_until_s:
+        """Make all copies that are due, one after the other.
+
+        Only agents are looked at whose holdings or nodes changed since nothing was due for them.
+        """
+        self._note_elapsed()
+        await self._note_nodes()
+        if not self._changed:
             return
-        due, stale = self._all_due(), self._all_forgetful()
-        self._swept = reports if not (due or stale) else None
+        due, stale = await self._all_due()
         for key, copy in stale:
             if key not in self._copying and key not in self._exclusive:
                 await self._forget_in_copy(key, copy)
@@ -132,24 +148,79 @@ class Replicas:
 
     # --- what is due -------------------------------------------------------------------------
 
-    def _reports(self) -> object:
-        membership = self._fleet.membership
-        return [(m.name, m.listed, membership.health(m.name)) for m in membership.members]
+    def _note(self, key: AgentKey) -> None:
+        """Have the next sweep look at an agent, unless no copy can be due for it."""
+        has_copies = self._fleet.directory.has_copies(key)
+        self._has_copies = self._has_copies or has_copies
+        if self._count or has_copies:
+            self._changed[key] = None
 
-    def _all_due(self) -> list[tuple[AgentKey, NodeName]]:
+    def _note_elapsed(self) -> None:
+        """Look again at agents whose failed copy has rested, or whose copy may be gone."""
         now_s = self._fleet.clock.monotonic_s()
-        self._rest_until_s = {k: s for k, s in self._rest_until_s.items() if s > now_s}
-        self._copied = {name: turn for name, turn in self._copied.items() if turn[1] > now_s}
-        due: list[tuple[AgentKey, NodeName]] = []
-        for key in self._fleet.directory.all_keys():
-            if key in self._rest_until_s or key in self._exclusive:
-                continue
-            owner = self._fleet.directory.owner(key)
-            if owner is not None and self._is_ready(owner):
-                due += ((key, target) for target in self._due(key, owner))
-            if len(due) >= REPLICAS_WAITING_MAX:
+        for key in [key for key, until_s in self._rest_until_s.items() if until_s <= now_s]:
+            del self._rest_until_s[key]
+            self._note(key)
+        while self._copied:
+            (key, node), (_, until_s) = next(iter(self._copied.items()))
+            if until_s > now_s:
                 break
-        return due
+            del self._copied[key, node]
+            self._note(key)
+
+    async def _note_nodes(self) -> None:
+        """Look again at the agents of nodes that came, went, or take agents again."""
+        if not (self._count or self._has_copies):
+            return
+        states = {m.name: self._node_state(m) for m in self._fleet.membership.members}
+        if states == self._node_states:
+            return
+        before, self._node_states = self._node_states, states
+        for key in self._unmet:
+            self._note(key)
+        self._unmet.clear()
+        for name, state in states.items():
+            if before.get(name) != state:
+                for key in self._fleet.directory.keys_at(name):
+                    self._note(key)
+                await asyncio.sleep(0)  # a node may hold thousands
+
+    def _node_state(self, member: Member) -> object:
+        view = member.view
+        if view is None:
+            return None
+        takes = view.state, view.reuse, view.degraded is None, view.fingerprint
+        return self._fleet.is_alive(member.name), takes
+
+    async def _all_due(
+        self,
+    ) -> tuple[list[tuple[AgentKey, NodeName]], list[tuple[AgentKey, Holding]]]:
+        """Return the copies to make, and those to renew; agents without any are not kept."""
+        due, stale = list[tuple[AgentKey, NodeName]](), list[tuple[AgentKey, Holding]]()
+        takes = {view.name for view in self._fleet.ready()}
+        for number, key in enumerate(list(islice(self._changed, REPLICAS_LOOKED_MAX))):
+            if len(due) >= REPLICAS_WAITING_MAX or len(stale) >= REPLICAS_WAITING_MAX:
+                break  # the next sweep looks at the others
+            if number % REPLICAS_LOOKED_AT_ONCE == REPLICAS_LOOKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            self._changed.pop(key, None)
+            targets, copies = self._look(key, takes)
+            due += ((key, target) for target in targets)
+            stale += ((key, copy) for copy in copies)
+            if targets or copies or key in self._exclusive:
+                self._changed[key] = None  # until nothing is due
+        return due, stale
+
+    def _look(
+        self, key: AgentKey, takes: AbstractSet[NodeName]
+    ) -> tuple[list[NodeName], list[Holding]]:
+        """Return the nodes that are to get a copy of an agent, and its copies to renew."""
+        owner = self._fleet.directory.owner(key)
+        if owner is None or not self._is_ready(owner):
+            return [], []
+        is_resting = key in self._rest_until_s or key in self._exclusive
+        targets = [] if is_resting else list(self._due(key, owner, takes))
+        return targets, self._forgetful(key, owner)
 
     def _is_ready(self, owner: Holding) -> bool:
         """Return whether the owner's disk has anything to copy."""
@@ -158,9 +229,10 @@ class Replicas:
             return False
         return self._fleet.is_alive(owner.node) and view.tokens > 0
 
-    def _due(self, key: AgentKey, owner: Holding) -> Iterator[NodeName]:
+    def _due(
+        self, key: AgentKey, owner: Holding, takes: AbstractSet[NodeName]
+    ) -> Iterator[NodeName]:
         """Yield the nodes that are to get a copy: those of kept replicas, then the cheapest."""
-        takes = {view.name for view in self._fleet.ready()}
         holdings = self._fleet.directory.unerased_holdings(key)
         held = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
         kept = [h for h in held if h.view is not None and h.view.kept]
@@ -169,29 +241,27 @@ class Replicas:
         wanted = self._count - len(done)
         if wanted > 0:
             copied = {node for node in takes if self._was_copied(key, node, owner)}
-            targets = (route.target for route in routes(snapshots.of_agent(self._fleet, key)))
+            targets = [route.target for route in routes(snapshots.of_agent(self._fleet, key))]
+            if len(targets) < self._count:
+                self._unmet.add(key)
             yield from islice((node for node in targets if node not in done | copied), wanted)
 
     def _was_copied(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
         turn, _ = self._copied.get((key, node), (None, 0.0))
         return owner.view is not None and turn == _turn_of(owner.view) and owner.view.tail != ""
 
-    def _all_forgetful(self) -> list[tuple[AgentKey, Holding]]:
-        """Return the copies that still contain what their owners have forgotten."""
-        fleet, copies = self._fleet, list[tuple[AgentKey, Holding]]()
-        for key in fleet.directory.all_keys():
-            owner = fleet.directory.owner(key)
-            if owner is not None and owner.view is not None and self._is_ready(owner):
-                forgotten = applied_forgets(owner.view)
-                copies += (
-                    (key, held)
-                    for held in (fleet.directory.unerased_holdings(key) if forgotten else ())
-                    if held.state is OwnerState.REPLICA and fleet.is_alive(held.node)
-                    if held.view is None or forgotten - applied_forgets(held.view)
-                )
-            if len(copies) >= REPLICAS_WAITING_MAX:
-                break
-        return copies
+    def _forgetful(self, key: AgentKey, owner: Holding) -> list[Holding]:
+        """Return the copies that still contain what their owner has forgotten."""
+        assert owner.view is not None, "its node lists it"
+        forgotten = applied_forgets(owner.view)
+        if not forgotten:
+            return []
+        return [
+            held
+            for held in self._fleet.directory.unerased_holdings(key)
+            if held.state is OwnerState.REPLICA and self._fleet.is_alive(held.node)
+            if held.view is None or forgotten - applied_forgets(held.view)
+        ]
 
     async def _forget_in_copy(self, key: AgentKey, copy: Holding) -> None:
         """Renew a copy that is needed; drop one that is not, or that cannot be renewed."""
@@ -219,6 +289,7 @@ class Replicas:
         elif owner is not None and owner.view is not None:
             until_s = self._fleet.clock.monotonic_s() + REPLICA_AGAIN_S
             self._copied[key, target] = _turn_of(owner.view), until_s
+            self._copied.move_to_end((key, target))
 
     def _start(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool = False

@@ -32,11 +32,13 @@ class Ledger:
         self._last: dict[NodeName, int] = {}
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
+        self.changed: set[NodeName] = set()  # nodes whose load changed, for who keeps snapshots
 
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""
         self._prefill_s[node] = self._prefill_s.get(node, 0.0) + prefill_s
         self._turns[node] += 1
+        self.changed.add(node)
         self._count += 1  # a counter, so that two turns in one clock tick have an order
         self._last[node] = self._count
         if cold:
@@ -47,6 +49,7 @@ class Ledger:
         """Remove a turn's prefill from its node's load."""
         left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
         self._prefill_s[entry.node] = max(0.0, left_s)
+        self.changed.add(entry.node)
         entry.prefill_s = 0.0
 
     def end(self, entry: Booking) -> None:
@@ -60,10 +63,12 @@ class Ledger:
     def shipping(self, ship: Ship) -> Iterator[None]:
         """Count an agent's bytes at the target while they are being transferred."""
         self._coming_bytes[ship.target] += ship.missing_bytes
+        self.changed.add(ship.target)
         try:
             yield
         finally:
             self._coming_bytes[ship.target] -= ship.missing_bytes
+            self.changed.add(ship.target)
 
     def coming_bytes(self, node: NodeName) -> int:
         """Return the bytes of agents that are being transferred to the node."""

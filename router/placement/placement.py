@@ -7,7 +7,7 @@ Pure: a decision depends on its arguments alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from xxhash import xxh3_64
 
@@ -24,6 +24,7 @@ from router.placement.seconds import (
     load_s,
     place,
     prefill_s,
+    whole_cost_s,
     with_shares,
 )
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot, PrefixHolder
@@ -36,6 +37,11 @@ class Placement:
 
     def __init__(self, policy: Policy = Policy.SECONDS) -> None:
         self._policy = policy
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether it needs all nodes of a large fleet, not the few that may be the cheapest."""
+        return self._policy is not Policy.SECONDS
 
     def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
         """Return the node that serves a turn; raise RetryLaterError if none can.
@@ -62,21 +68,37 @@ class Placement:
         kept = home if turn.agent is not None else None
         # A node that missed an erasure would bring the erased context back.
         erased = {h.node for h in fleet.holders if h.role is HolderRole.ERASED}
-        nodes = [
-            node
-            for node in fleet.nodes.values()
-            if node.is_ready or (node.is_draining and node.name == kept)
-            if node.view.model == turn.model and node.name not in turn.given_up | erased
-        ]
+        nodes = _eligible(turn, fleet, kept, erased)
         if not nodes:
             message = "no node is ready to serve this model"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         job = Job(turn.prompt_tokens, turn.completion_tokens_max, home)
-        chosen = place(job, with_shares(_candidates(turn, fleet, nodes), kept), self._policy)
+        candidates = with_shares(_candidates(turn, fleet, nodes), kept, fleet.totals)
+        chosen = place(job, candidates, self._policy)
         missing_tokens = turn.prompt_tokens - chosen.cached_tokens
         expected_s = prefill_s(missing_tokens, chosen.prefill_tokens_per_s)
         kind = Load if chosen.cached_tokens else Recompute
         return kind(chosen.name, expected_s)
+
+
+def candidate_costs(turn: TurnFacts, fleet: FleetSnapshot) -> dict[NodeName, float]:
+    """Return the seconds that each node costs which may start a turn's agent."""
+    job = Job(turn.prompt_tokens, turn.completion_tokens_max)
+    nodes = _eligible(turn, fleet, None, frozenset())
+    candidates = with_shares(_candidates(turn, fleet, nodes), None, fleet.totals)
+    return {node.name: whole_cost_s(job, node) for node in candidates}
+
+
+def _eligible(
+    turn: TurnFacts, fleet: FleetSnapshot, kept: NodeName | None, erased: Container[NodeName]
+) -> list[NodeSnapshot]:
+    return [
+        node
+        for node in fleet.nodes.values()
+        if node.is_ready or (node.is_draining and node.name == kept)
+        if node.view.model == turn.model
+        if node.name not in turn.given_up and node.name not in erased
+    ]
 
 
 def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
@@ -134,6 +156,8 @@ def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) 
 
 def _hashed_home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     # Prompts shorter than a sketch piece have no sketch: their opening chooses the node.
+    if fleet.home is not None:
+        return fleet.home
     names = [
         node.name
         for node in fleet.nodes.values()
@@ -150,8 +174,12 @@ def _candidates(
     turn: TurnFacts, fleet: FleetSnapshot, nodes: Sequence[NodeSnapshot]
 ) -> list[NodeCandidate]:
     views = [node.view for node in nodes]
-    prefill = assumed_rates([view.prefill_tokens_per_s for view in views], PREFILL_TOKENS_PER_S)
-    decode = assumed_rates([view.decode_tokens_per_s for view in views], 0.0)
+    prefill = [view.prefill_tokens_per_s for view in views]
+    decode = [view.decode_tokens_per_s for view in views]
+    if fleet.totals is not None:
+        prefill = [speed or fleet.totals.prefill_mean for speed in prefill]
+        decode = [speed or fleet.totals.decode_mean for speed in decode]
+    prefill, decode = assumed_rates(prefill, PREFILL_TOKENS_PER_S), assumed_rates(decode, 0.0)
     prefixes = {prefix.node: prefix for prefix in fleet.prefixes}
     return [
         _candidate(turn, node, prefixes.get(node.name), *rates)

@@ -16,6 +16,7 @@ from statistics import fmean, median
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S
 from fabric.ids import NodeName
+from router.placement.snapshot import FleetTotals
 
 SHIP_START_S = 0.03
 BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size
@@ -102,14 +103,24 @@ def _answer_s(job: Job, node: NodeCandidate) -> float:
     if node.decode_tokens_per_s <= 0:
         return 0.0
     tokens = min(job.completion_tokens_max, DECODE_TOKENS_EXPECTED)
-    with_us = decode_s(tokens, node.decode_tokens_per_s, node.active)
-    without_us = decode_s(tokens, node.decode_tokens_per_s, max(node.active, 1) - 1)
-    return with_us + node.active * (with_us - without_us)
+    return decode_s(tokens, node.decode_tokens_per_s, 0) * answer_factor(node.active)
+
+
+def answer_factor(active: int) -> float:
+    """Return by how much an answer beside `active` others costs more, with what those lose."""
+    with_us: float = (active + 1) ** BATCH_EXPONENT
+    without_us: float = max(active, 1) ** BATCH_EXPONENT
+    return with_us + active * (with_us - without_us)
 
 
 def cost_s(job: Job, node: NodeCandidate) -> float:
     """Estimate the seconds that serving `job` on `node` costs, without stickiness."""
     return node.queue_s + _prompt_s(job, node) + _answer_s(job, node)
+
+
+def whole_cost_s(job: Job, node: NodeCandidate) -> float:
+    """Estimate the seconds with the penalty of a node that has its share of agents already."""
+    return cost_s(job, node) + _overload_s(job, node)
 
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
@@ -119,25 +130,31 @@ def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
     return [rate if rate > 0 else mean for rate in measured]
 
 
-def with_shares(nodes: Sequence[NodeCandidate], kept: NodeName | None) -> list[NodeCandidate]:
+def with_shares(
+    nodes: Sequence[NodeCandidate], kept: NodeName | None, totals: FleetTotals | None = None
+) -> list[NodeCandidate]:
     """Mark the nodes that have their share of all agents already, weighted by class of speed.
 
-    `kept` has a copy of the agent, so its share does not matter.
+    `kept` has a copy of the agent, so its share does not matter. The `totals` are those of all
+    nodes, if `nodes` are only some of them.
     """
-    middle = median(node.prefill_tokens_per_s for node in nodes)
-    weights = [_weight(node.prefill_tokens_per_s / middle) for node in nodes]
-    share = SHARE_SLACK * (sum(node.agents for node in nodes) + 1) / sum(weights)
-    return [
-        replace(
-            node,
-            weight=weight,
-            over_share=node.name != kept and node.agents + 1 > max(1, round(share * weight)),
-        )
-        for node, weight in zip(nodes, weights, strict=True)
-    ]
+    if totals is None:
+        middle = median(node.prefill_tokens_per_s for node in nodes)
+    else:
+        middle = totals.prefill_median
+    weights = [class_weight(node.prefill_tokens_per_s / middle) for node in nodes]
+    agents = sum(node.agents for node in nodes) if totals is None else totals.agents
+    share = SHARE_SLACK * (agents + 1) / (sum(weights) if totals is None else totals.weights)
+    marked = []
+    for node, weight in zip(nodes, weights, strict=True):
+        is_over = node.name != kept and node.agents + 1 > max(1, round(share * weight))
+        is_changed = weight != node.weight or is_over != node.over_share
+        marked.append(replace(node, weight=weight, over_share=is_over) if is_changed else node)
+    return marked
 
 
-def _weight(speed: float) -> float:
+def class_weight(speed: float) -> float:
+    """Return a node's share by its speed as a multiple of the median, rounded to a class."""
     # Measured speeds are rough: only classes of speed count.
     weight: float = SPEED_CLASS ** round(math.log(speed, SPEED_CLASS))
     return weight
@@ -156,7 +173,7 @@ def _overload_s(job: Job, node: NodeCandidate) -> float:
 
 
 def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
-    costs = {node.name: cost_s(job, node) + _overload_s(job, node) for node in nodes}
+    costs = {node.name: whole_cost_s(job, node) for node in nodes}
     limit_s = tie_limit_s(min(costs.values()))
     near = [node for node in nodes if costs[node.name] <= limit_s]
     for node in near:

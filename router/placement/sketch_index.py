@@ -7,14 +7,15 @@ The index is a hint: a wrong entry costs a recomputation, never a wrong answer.
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from fabric.ids import AgentId, NodeName, TenantId
 from fabric.turn.sketch import common_pieces
-from router.limits import SKETCH_AGENTS_MAX
+from router.limits import ALIKE_AGENTS_MAX, SKETCH_AGENTS_MAX, SKETCH_PIECES_KEPT_MAX
 
 Holder = tuple[NodeName, AgentId]
 _NO_OPENING: Final = -1  # of a prompt that is not a conversation yet
@@ -34,8 +35,18 @@ class _Branch:
     edge: Sequence[int]
     parent: "_Branch | None"
     children: dict[int, "_Branch"] = field(default_factory=dict)
-    holders: set[Holder] = field(default_factory=set)
+    holders: dict[NodeName, dict[AgentId, None]] = field(default_factory=dict)
     below: Counter[NodeName] = field(default_factory=Counter)  # holders here and further down
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Beginning of a prompt, and the nodes that have it."""
+
+    pieces_count: int
+    nodes: Mapping[NodeName, int]  # with the number of agents that begin like this
+    # Agents by node whose whole sketch this is, the latest last.
+    agents: Mapping[NodeName, dict[AgentId, None]]
 
 
 class SketchIndex:
@@ -43,7 +54,9 @@ class SketchIndex:
 
     def __init__(self) -> None:
         self._roots: dict[TenantId, _Branch] = {}
-        self._places: dict[tuple[TenantId, Holder], tuple[_Branch, object]] = {}
+        # In the order in which they were stored, the oldest first.
+        self._places: OrderedDict[tuple[TenantId, Holder], tuple[_Branch, object]] = OrderedDict()
+        self._pieces_count = 0
         self._openings: dict[tuple[TenantId, Holder], int] = {}  # of turns placed by this router
         self._coming_count = 0
         # By the forms of conversations, in which clocks and reminders do not count.
@@ -71,11 +84,12 @@ class SketchIndex:
         if opening is None:
             opening = self._openings.get(key)
         self.remove(tenant, node, agent)
-        if not sketch or len(self._places) >= SKETCH_AGENTS_MAX:
+        if not sketch:
             return
         root = self._roots.setdefault(tenant, _Branch((), None))
-        leaf = _descend(root, array("Q", sketch))
-        leaf.holders.add((node, agent))
+        leaf, added_count = _descend(root, array("Q", sketch))
+        self._pieces_count += added_count
+        leaf.holders.setdefault(node, {})[agent] = None
         self._places[key] = (leaf, tag)
         if opening is not None:
             self._openings[key] = opening
@@ -83,6 +97,38 @@ class SketchIndex:
             self._forms[key] = form
             self._formed.setdefault((tenant, form), {})[key[1]] = None
         _count(leaf, node, 1)
+        while self._is_full() and len(self._places) > 1:
+            oldest, (its_node, its_agent) = next(iter(self._places))
+            self.remove(oldest, its_node, its_agent)
+
+    def _is_full(self) -> bool:
+        is_long = self._pieces_count > SKETCH_PIECES_KEPT_MAX
+        return is_long or len(self._places) > SKETCH_AGENTS_MAX
+
+    def extend(
+        self,
+        tenant: TenantId,
+        node: NodeName,
+        agent: AgentId,
+        kept: tuple[int, int],
+        more: Sequence[int],
+        tag: object = None,
+        form: int | None = None,
+    ) -> bool:
+        """Replace what an agent's sketch has behind its first pieces; return False if it lacks one.
+
+        `kept` is the number of those pieces and the hash of the last, which includes all of them.
+        """
+        place = self._places.get((tenant, (node, agent)))
+        if place is None:
+            return False
+        if tag is not None and place[1] == tag:
+            return True
+        sketch, (count, last) = _sketch_of(place[0]), kept
+        if not 0 < count <= len(sketch) or sketch[count - 1] != last:
+            return False
+        self.put(tenant, node, agent, sketch[:count] + array("Q", more), tag, form=form)
+        return True
 
     def put_coming(self, tenant: TenantId, node: NodeName, sketch: Sequence[int]) -> AgentId:
         """Store a prompt that a node is about to compute; return the name under which to remove it.
@@ -102,10 +148,14 @@ class SketchIndex:
         self._openings.pop((tenant, (node, agent)), None)
         self._forget_form(tenant, (node, agent))
         branch: _Branch | None = place[0]
-        place[0].holders.discard((node, agent))
+        agents = place[0].holders[node]
+        del agents[agent]
+        if not agents:
+            del place[0].holders[node]
         _count(place[0], node, -1)
         while branch and branch.parent and not branch.holders and not branch.children:
             del branch.parent.children[branch.edge[0]]
+            self._pieces_count -= len(branch.edge)
             branch = branch.parent
 
     def _forget_form(self, tenant: TenantId, holder: Holder) -> None:
@@ -129,6 +179,31 @@ class SketchIndex:
         Sketches are coarse: a conversation with another known `opening` is a different one.
         """
         matches: dict[NodeName, Match] = {}
+        for level in self.levels(tenant, sketch):
+            for node in level.nodes:
+                before = matches.get(node)
+                matches[node] = Match(level.pieces_count, before.continued if before else None)
+            for node in level.agents:
+                agent = self.continued(tenant, node, level, opening)
+                if agent is not None:
+                    matches[node] = Match(level.pieces_count, agent)
+        return matches
+
+    def continued(
+        self, tenant: TenantId, node: NodeName, level: Level, opening: int | None
+    ) -> AgentId | None:
+        """Return an agent of a node that a prompt continues which begins like a level."""
+        latest = islice(reversed(level.agents[node]), ALIKE_AGENTS_MAX)
+        alike = (
+            agent
+            for agent in latest
+            if self._openings.get((tenant, (node, agent)), opening) == opening
+        )
+        return max(alike, default=None)
+
+    def levels(self, tenant: TenantId, sketch: Sequence[int]) -> list[Level]:
+        """Return the beginnings of a prompt that nodes have, the shortest first."""
+        levels: list[Level] = []
         branch = self._roots.get(tenant)
         depth = 0
         while branch is not None and depth < len(sketch):
@@ -137,31 +212,39 @@ class SketchIndex:
                 break
             common = common_pieces(child.edge, sketch[depth:])
             depth += common
-            for node in child.below:
-                before = matches.get(node)
-                matches[node] = Match(depth, before.continued if before else None)
-            if common < len(child.edge):
+            is_whole = common == len(child.edge)
+            levels.append(Level(depth, child.below, child.holders if is_whole else {}))
+            if not is_whole:
                 break
-            for node, agent in sorted(child.holders):
-                if self._openings.get((tenant, (node, agent)), opening) == opening:
-                    matches[node] = Match(depth, agent)
             branch = child
-        return matches
+        return levels
 
 
-def _descend(branch: _Branch, sketch: Sequence[int]) -> _Branch:
-    """Return the branch at which `sketch` ends, adding and splitting branches as needed."""
+def _sketch_of(leaf: _Branch) -> "array[int]":
+    edges: list[Sequence[int]] = []
+    branch: _Branch | None = leaf
+    while branch is not None:
+        edges.append(branch.edge)
+        branch = branch.parent
+    sketch = array("Q")
+    for edge in reversed(edges):
+        sketch.extend(edge)
+    return sketch
+
+
+def _descend(branch: _Branch, sketch: Sequence[int]) -> tuple[_Branch, int]:
+    """Return the branch at which `sketch` ends, and the number of pieces that were added."""
     while sketch:
         child = branch.children.get(sketch[0])
         if child is None:
             leaf = _Branch(sketch, branch)
             branch.children[sketch[0]] = leaf
-            return leaf
+            return leaf, len(sketch)
         common = common_pieces(child.edge, sketch)
         if common < len(child.edge):
             child = _split(child, common)
         branch, sketch = child, sketch[common:]
-    return branch
+    return branch, 0
 
 
 def _split(branch: _Branch, at: int) -> _Branch:

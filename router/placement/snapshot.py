@@ -4,7 +4,7 @@ Only `router.fleet.snapshots` takes snapshots, from the nodes' last reports and 
 router has given them since.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,13 +79,26 @@ class NodeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetTotals:
+    """Figures over all ready nodes of a model, on which the cost of each depends."""
+
+    prefill_mean: float  # of the measured speeds
+    prefill_median: float
+    decode_mean: float
+    agents: float
+    weights: float
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """Nodes that have reported, and what they have of one agent or prompt."""
 
-    nodes: Mapping[NodeName, NodeSnapshot]
+    nodes: Mapping[NodeName, NodeSnapshot]  # all, or those that may be chosen
     holders: tuple[AgentHolder, ...] = ()  # the serving node first, then the latest copies
-    prefixes: tuple[PrefixHolder, ...] = ()  # the longest first
+    prefixes: Sequence[PrefixHolder] = ()  # the longest first
     group_nodes: tuple[NodeName, ...] = ()  # owners of other conversations of the group
+    totals: FleetTotals | None = None  # where `nodes` are not all
+    home: NodeName | None = None  # likewise: the node of conversations without any trace
 
     @property
     def owner(self) -> AgentHolder | None:

@@ -56,9 +56,10 @@ class _NothingErased:
 
 
 def run_now(call: Coroutine[Any, Any, T]) -> T:
-    """Run a call that waits for nothing; return its result."""
+    """Run a call that waits for nothing, but may give way to others; return its result."""
     try:
-        call.send(None)
+        while call.send(None) is None:
+            pass
     except StopIteration as ended:
         return cast("T", ended.value)
     call.close()

@@ -60,13 +60,13 @@ class OwnerWait:
 
     def _watch(self, turn: TurnRequest) -> Callable[[], bool]:
         """Return a cheap `_is_known` that compares content only after a new report."""
-        reports, is_known = self._fleet.membership.reports(), False
+        lists_count, is_known = self._fleet.membership.lists_count, False
 
         def look() -> bool:
-            nonlocal reports, is_known
-            latest = self._fleet.membership.reports()
-            if turn.key is not None or latest != reports:
-                reports, is_known = latest, self._is_known(turn)
+            nonlocal lists_count, is_known
+            latest = self._fleet.membership.lists_count
+            if turn.key is not None or latest != lists_count:
+                lists_count, is_known = latest, self._is_known(turn)
             return is_known
 
         return look

@@ -51,7 +51,9 @@ class Targets:
         if turn.key is None and near and near not in given_up and self._fleet.is_up(near):
             return Target(near, epoch=0, waits=True)
         facts = snapshots.facts_of(turn, given_up)
-        decision = self._placement.decide(facts, snapshots.of_turn(self._fleet, turn))
+        is_whole = self._placement.compares_all
+        fleet = snapshots.of_turn(self._fleet, turn, given_up, is_whole=is_whole)
+        decision = self._placement.decide(facts, fleet)
         if turn.key is None:
             return _target_by_content(decision)
         if isinstance(decision, Stay):
@@ -60,8 +62,9 @@ class Targets:
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
         """Estimate the prefill of the prompt on another node."""
-        facts = snapshots.facts_of(turn, frozenset({without}))
-        return recompute_s(facts, snapshots.of_turn(self._fleet, turn))
+        given_up = frozenset({without})
+        fleet = snapshots.of_turn(self._fleet, turn, given_up)
+        return recompute_s(snapshots.facts_of(turn, given_up), fleet)
 
     def _target_at_owner(self, key: AgentKey, node: NodeName) -> Target:
         """Return the owner, at an epoch above those of other nodes that could fence its turn.

@@ -20,6 +20,8 @@ HANG_S = 540
 COUNTED = (
     "all recomputed",
     "answers that differ",
+    "bytes of an unchanged heartbeat",
+    "bytes that a turn adds",
     "bytes written",
     "cached share",
     "came twice",
@@ -31,6 +33,7 @@ COUNTED = (
     "measured by computed",
     "memory still reserved",
     "problems found",
+    "regret",
     "Q4/fp16",
 )
 

@@ -8,6 +8,7 @@ import msgpack
 from fabric import PROTOCOL_VERSION
 from fabric.codec import pack, parse_json, to_plain
 from fabric.control.calls import CALLS, NamedMessage, encode_call
+from fabric.control.change_calls import COLUMNS, DescribeChanges, ListChanges
 from fabric.control.directive_calls import DirectAgent
 from fabric.control.erasure_calls import EraseAgent
 from fabric.control.node_calls import CommitMigration, Describe, Flush, Offer, PrefetchAgent
@@ -100,6 +101,8 @@ def call_seeds() -> list[bytes]:
         encode_call(call)
         for call in (
             Describe(),
+            DescribeChanges(7, 3, 5),
+            ListChanges(7, 3, COLUMNS),
             EraseAgent(TenantId("default"), AgentId("alice"), 7, OperationId("operation"), 1.0),
             Flush(drop_hot=True),
             CommitMigration(migration, NodeName("node-a"), offer, 4),

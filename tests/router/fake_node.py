@@ -12,7 +12,13 @@ from aiohttp import web
 from fabric.codec import from_plain, parse_json
 from fabric.control.calls import CONTROL_PATH, NODE_HEADER, ErrorReply, decode_call, encode_reply
 from fabric.control.node_calls import LastMatch
-from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError, StaleEpochError
+from fabric.errors import (
+    FabricError,
+    RejectedError,
+    RetryElsewhereError,
+    RetryLaterError,
+    StaleEpochError,
+)
 from fabric.keys import http_secret
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import Tombstones
@@ -140,6 +146,9 @@ class FakeNode(FakeControl):
         try:
             if name in self.does.fail:
                 raise self.does.fail[name]
+            if type(call) not in self._handlers:  # as a node of an earlier version
+                message = "unknown control call"
+                raise RejectedError(message, code="unknown_call")
             reply = self._handlers[type(call)](call)
             if asyncio.iscoroutine(reply):
                 reply = await reply

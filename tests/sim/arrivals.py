@@ -89,11 +89,11 @@ class Arrivals:
         """Listen to what the router hears of its nodes' agents."""
         on_list = AgentReports.on_list
 
-        def listed(reports, agents, requested_s):
+        async def listed(reports, agents, requested_s):
             services = self._world.router.services
             if services is not None and services.fleet.membership._observer is reports:
                 self._on_list(agents)
-            on_list(reports, agents, requested_s)
+            await on_list(reports, agents, requested_s)
 
         with mock.patch.object(AgentReports, "on_list", listed):
             yield

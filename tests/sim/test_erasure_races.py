@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from fabric.control.calls import decode_call
+from fabric.control.change_calls import ListChanges
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
-from fabric.control.node_calls import ListAgents
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId, OperationId
 from fabric.limits import HEARTBEAT_S
@@ -62,7 +62,7 @@ async def overtaken_on_the_way(world):
     services, host = world.router.services, world.nodes["node-c"]
     for name in ("node-a", "node-b"):
         await world.on(world.router, services.drains.start(name))
-    lists = Held(host, ListAgents)
+    lists = Held(host, ListChanges)
     await unheard_turn(world, host, "zebra")
     assert services.fleet.directory.holdings(ALICE) == ()
     assert world.words_on(host, "zebra")

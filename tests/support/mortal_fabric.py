@@ -34,7 +34,8 @@ from tests.support.incoming import pinned_blocks
 from tests.support.services import KEY, TENANT, call, start_service
 
 SCALE = 6.0  # leases of a second
-WATCHING = ("describe", "list_agents")  # said all the time: no step of anything
+# Said all the time: no step of anything.
+WATCHING = ("describe", "describe_changes", "list_agents", "list_changes")
 SETTLE_S = 30.0
 
 

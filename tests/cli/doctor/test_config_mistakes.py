@@ -106,9 +106,9 @@ MISTAKES = {
     "number over 255": worker("192.168.1.300", "is not an address"),
     "account in an address": worker("mac@192.168.1.12", "auth.ssh_user"),
     "port in an address": worker("192.168.1.12:22", "has a port"),
-    "17 workers": (
-        put("provider.worker_ips", [f"192.168.1.{n}" for n in range(11, 28)]),
-        "error", "provider.worker_ips", "at most 16"),
+    "1,024 workers": (
+        put("provider.worker_ips", [f"10.0.{n // 250}.{n % 250 + 1}" for n in range(1_024)]),
+        "error", "provider.worker_ips", "at most 1024"),
     # --- the others ---
     "key unknown to Ray": (put("worker_nodez", {}), "error", "Ray", "worker_nodez"),
     "a cloud": (put("provider.type", "aws"), "error", "provider.type", "must be local"),
@@ -231,7 +231,7 @@ def test_there_are_58():
 def test_all_mistakes_are_told_at_once(check):
     apart = {"model of the hub", "model folder absent", "hot_bytes of a TiB", "size in words",
              "Ray's port", "port of ssh", "port of http", "port too high", "host of a worker",
-             "key absent", "no key", "setting misspelt", "number over 255", "17 workers",
+             "key absent", "no key", "setting misspelt", "number over 255", "1,024 workers",
              "account in an address", "port in an address", "head as worker", "worker twice",
              "loopback head", "data_dir in /tmp", "a cloud", "Mac without certificate",
              "keys_dir elsewhere", "policy misspelt", "open without tls", "host with scheme",

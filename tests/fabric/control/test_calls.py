@@ -50,6 +50,7 @@ def test_only_what_a_silent_stream_waits_for_goes_by_http():
 def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
     assert {spec.name for spec in SPECS if spec.to_lost} == {
         "describe",
+        "describe_changes",
         "erase_agent",
         "share_erasures",
     }

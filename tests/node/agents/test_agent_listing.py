@@ -7,7 +7,7 @@ from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import ListAgents
 from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, TenantId
-from node.agents import agent_table
+from node.agents import agent_listing, agent_table
 from node.agents.agent_table import AgentTable
 
 TENANT = TenantId("t")
@@ -38,7 +38,7 @@ class Listing:
 
     def ask(self):
         """Ask for one part and apply it."""
-        told = agent_table.list_agents(
+        told = agent_listing.list_agents(
             NodeName("a"), self.incarnation, self.table, ListAgents(*self.at)
         )
         if not told.since:
@@ -103,7 +103,7 @@ def test_another_life_or_a_forgotten_removal_is_told_in_whole(monkeypatch):
 
 
 def test_a_long_list_comes_in_parts_and_changes_meanwhile_come_later(monkeypatch):
-    monkeypatch.setattr(agent_table, "LIST_BYTES_MAX", 10 * 512)
+    monkeypatch.setattr(agent_listing, "LIST_BYTES_MAX", 10 * 512)
     listing = Listing(count=35)
     first = listing.ask()
     assert len(first.agents) == 10

@@ -1,13 +1,20 @@
 """A node's list, read in parts and by changes, equals its whole list."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from fabric.control.agent_at import AgentName
+from fabric.control.change_calls import COLUMNS, AgentChanges, AgentRow, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
-from router.fleet.agent_lists import read_list
+from router.fleet.agent_lists import AgentReports, read_list
 from router.fleet.directory import Directory
+from router.limits import LISTED_AT_ONCE
+from router.placement.sketch_index import SketchIndex
 from tests.router.fleet.test_directory import KEY, listing, noted, view
+from tests.router.placement.test_sketch_index import chain
 
 pytestmark = pytest.mark.anyio
 
@@ -109,3 +116,80 @@ async def test_a_noted_agent_that_is_listed_raises_no_doubt():
     directory.apply(part(6, "alice", since=5), 3.0)
 
     assert not directory.needs_whole_list("a")
+
+
+def reports():
+    directory, sketches = Directory(), SketchIndex()
+    return directory, sketches, AgentReports(directory, sketches)
+
+
+async def test_a_long_list_lets_others_run_and_overwrites_nothing_later():
+    directory, _, applied = reports()
+    count = 5 * LISTED_AT_ONCE
+    agents = [view("a", 1, agent=f"agent-{number:04}") for number in range(count)]
+    long = asyncio.create_task(applied.on_list(listing("a", *agents, changes=count), 1.0))
+    await asyncio.sleep(0)
+    first = len(directory.agents("t"))
+    assert 0 < first < count
+    last = view("a", 7, agent=agents[-1].agent)
+    changed = part(count + 1, since=count)
+    changed = replace(changed, agents=(AgentSketch(last, ()),))
+    await applied.on_list(changed, 2.0)
+    await long
+
+    assert len(directory.agents("t")) == count
+    assert directory.owner(last.key).epoch == 7
+    await applied.on_list(listing("a", agents[0], changes=count + 2), 3.0)
+    assert directory.agents("t") == ["agent-0000"]
+
+
+async def test_the_last_pieces_of_a_sketch_are_joined_to_the_first():
+    directory, sketches, applied = reports()
+    whole = chain(1, 2, 3, 4)
+
+    async def listed(changes, sketch, kept=None, since=0):
+        agent = AgentSketch(replace(view("a", 1, agent="x"), revision=changes), sketch, None, kept)
+        await applied.on_list(replace(part(changes, since=since), agents=(agent,)), float(changes))
+
+    await listed(1, whole[:2])
+    await listed(2, whole[2:], (2, whole[1]), since=1)
+    assert sketches.matches("t", whole)["a"].pieces_count == 4
+    assert not directory.needs_whole_list("a")
+    await listed(3, (7,), (4, whole[2]), since=2)
+    assert directory.needs_whole_list("a"), "the pieces before it are others"
+    await listed(4, whole)
+    assert not directory.needs_whole_list("a")
+
+
+class RowLink(Link):
+    async def call(self, message, kind):
+        assert isinstance(message, ListChanges)
+        assert message.columns == COLUMNS
+        self.asked.append((message.incarnation, message.since))
+        listed = self.parts.pop(0)
+        rows = tuple(AgentRow.of(item) for item in listed.agents)
+        more = (listed.gone or None, listed.more or None)
+        return AgentChanges(listed.incarnation, listed.changes, listed.since, rows, *more)
+
+
+async def test_parts_in_rows_are_put_together():
+    whole = chain(1, 2, 3)
+    parts = (
+        part(3, "x", "y", more=True),
+        part(6, "x", "z", since=3, gone=("y",)),
+    )
+    first, last = (
+        replace(each, agents=(replace(each.agents[0], sketch=pieces, kept=kept), each.agents[1]))
+        for each, pieces, kept in zip(
+            parts, (whole[:2], whole[2:]), (None, (2, whole[1])), strict=True
+        )
+    )
+    read = await read_list(RowLink(first, last), in_rows=True)
+
+    assert names(read) == ["x", "z"]
+    assert (read.agents[0].sketch, read.agents[0].kept) == (whole, None)
+    assert (read.node, read.since, read.changes, read.more) == ("a", 0, 6, False)
+    only = RowLink(last)
+    read = await read_list(only, (1, 3), in_rows=True)
+    assert (read.agents[0].sketch, read.agents[0].kept) == (whole[2:], (2, whole[1]))
+    assert only.asked == [(1, 3)]

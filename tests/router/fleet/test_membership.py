@@ -3,9 +3,18 @@ from dataclasses import replace
 
 import pytest
 
+from fabric.control.change_calls import (
+    AgentChanges,
+    AgentRow,
+    DescribeChanges,
+    ListChanges,
+    ViewChanges,
+)
 from fabric.control.node_calls import ASLEEP, READY, AgentList, Describe, ListAgents
-from fabric.errors import FabricError, RetryLaterError
+from fabric.errors import FabricError, RejectedError, RetryLaterError
 from fabric.limits import HEARTBEAT_S
+from node.net.link_table import LinkChanges
+from node.view_history import ViewHistory
 from router.fleet.membership import LeaseState, Membership
 from router.fleet.node_client import NodeLostError
 from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
@@ -28,6 +37,9 @@ class Link:
         self.block = None
 
     async def call(self, message, kind, timeout_s=10.0):
+        if isinstance(message, DescribeChanges):  # as a node of an earlier version
+            text = "unknown control call"
+            raise RejectedError(text, code="unknown_call")
         self.asked.append(type(message).__name__)
         if isinstance(message, ListAgents):
             self.since.append(message.since)
@@ -43,7 +55,7 @@ class Observer:
     def __init__(self):
         self.lists, self.restarts, self.doubted = [], [], set()
 
-    def on_list(self, agents: AgentList, requested_s):
+    async def on_list(self, agents: AgentList, requested_s):
         self.lists.append((agents.node, agents.incarnation, agents.changes, requested_s))
 
     def needs_whole_list(self, node):
@@ -238,6 +250,7 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
         await gate.wait()
         return old_view
 
+    member.knows_changes = False
     fresh_call, link.call = link.call, late
     slow = asyncio.create_task(world.membership.heartbeat(member))
     await asyncio.sleep(0)
@@ -294,3 +307,109 @@ async def test_only_changes_are_asked_for():
     await world.heartbeat()
 
     assert world.links["a"].since == [0, 4, 0]
+
+
+class NewLink(Link):
+    """Answers from a node that knows its changes."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.history, self.calls, self.refused = ViewHistory(), [], None
+        self.links = LinkChanges(1, True, ())
+
+    async def call(self, message, kind, timeout_s=10.0):
+        self.calls.append(message)
+        if self.refused and isinstance(message, self.refused[0]):
+            text = "refused"
+            raise RejectedError(text, code=self.refused[1])
+        if isinstance(message, DescribeChanges):
+            return self.history.changes(message, self.node.view(), self.links)
+        if isinstance(message, ListChanges):
+            listed = self.node._list()
+            rows = tuple(map(AgentRow.of, listed.agents))
+            return AgentChanges(listed.incarnation, listed.changes, 0, rows)
+        return await super().call(message, kind, timeout_s)
+
+
+class NewWorld(World):
+    def connect(self, name, transport, is_lost):
+        self.links[name] = NewLink(name, transport, self.clock)
+        return self.links[name]
+
+
+async def test_a_heartbeat_brings_what_changed():
+    world = NewWorld("a")
+    await world.membership.discover()
+    member, node = world.membership.find("a"), world.nodes["a"]
+    await world.heartbeat("a")
+    first = member.view
+    await world.heartbeat("a")
+    assert member.view is first
+    assert world.links["a"].calls[-1] == DescribeChanges(first.incarnation, 1, 1)
+    node.view_changes = {"prefill_tokens_per_s": 5.0}
+    await world.heartbeat("a")
+    assert member.view == node.view()
+    assert member.known == (2, 1)
+    assert world.observer.lists == [("a", 1, 0, 1_000.0)]
+    await node.restart()
+    await node.stop()
+    await world.heartbeat("a")
+    assert member.view == node.view()
+    assert world.observer.restarts == ["a"]
+
+
+async def test_a_router_that_missed_something_gets_the_whole_view():
+    world = NewWorld("a")
+    await world.membership.discover()
+    member = world.membership.find("a")
+    await world.heartbeat("a")
+    member.known = (7, 7)  # of a life that the node does not remember
+    await world.heartbeat("a")
+    assert member.view == world.nodes["a"].view()
+    assert member.known == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"), [(DescribeChanges, "unknown_call"), (ListChanges, "other_columns")]
+)
+async def test_a_node_of_another_version_is_asked_as_before(refused, code):
+    world = NewWorld("a")
+    await world.membership.discover()
+    link, member = world.links["a"], world.membership.find("a")
+    link.refused = (refused, code)
+    await world.heartbeat("a")
+    await world.heartbeat("a")
+    assert member.view == world.nodes["a"].view()
+    assert len(world.observer.lists) == 1
+    assert sum(isinstance(call, refused) for call in link.calls) == 1
+    member.listed = (1, -1)
+    await world.heartbeat("a")
+    assert sum(isinstance(call, refused) for call in link.calls) == 1, "not tried again"
+    link.refused = None
+    world.nodes["a"].incarnation += 1  # and is of this version then
+    await world.heartbeat("a")
+    await world.heartbeat("a")
+    assert any(isinstance(call, refused) for call in link.calls[-3:])
+
+
+async def test_changes_of_an_unknown_view_are_an_error():
+    world = NewWorld("a")
+    await world.membership.discover()
+    link, member = world.links["a"], world.membership.find("a")
+    link.history.changes = lambda *_: ViewChanges(1, 9, 8, 1)
+    await world.heartbeat("a")
+    assert member.view is None
+
+
+async def test_heartbeats_of_a_large_fleet_are_spread(monkeypatch):
+    monkeypatch.setattr("router.fleet.membership.PULSES_AT_ONCE_MAX", 2)
+    world = World(*"abcdefg")
+    await world.membership.discover()
+    world.membership.heartbeat_s = 0.04
+    sent = []
+    monkeypatch.setattr(world.membership, "nudge", sent.append)
+    sending = asyncio.create_task(world.membership._nudge_all())
+    await asyncio.sleep(0)
+    assert len(sent) == 2
+    await sending
+    assert sorted(sent) == list("abcdefg")

@@ -94,3 +94,41 @@ def test_another_opening_is_another_conversation():
     index.remove("t", "a", "alice")
     index.put("t", "a", "alice", sketch)
     assert index.matches("t", sketch, 2)["a"] == Match(2, "alice"), "a new one of that name"
+
+
+def test_the_oldest_sketches_go_first(monkeypatch):
+    monkeypatch.setattr("router.placement.sketch_index.SKETCH_AGENTS_MAX", 3)
+    index = SketchIndex()
+    for number in range(5):
+        index.put("t", "a", f"agent-{number}", chain(number))
+    index.put("t", "a", "agent-2", chain(2, 2))
+    index.put("t", "a", "agent-5", chain(5))
+
+    known = [number for number in range(6) if index.matches("t", chain(number))]
+    assert known == [2, 4, 5]
+    assert len(index) == 3
+
+
+def test_long_sketches_push_out_older_ones(monkeypatch):
+    monkeypatch.setattr("router.placement.sketch_index.SKETCH_PIECES_KEPT_MAX", 10)
+    index = SketchIndex()
+    index.put("t", "a", "first", chain(*[1] * 6))
+    index.put("t", "a", "alike", chain(*[1] * 7))
+    assert len(index) == 2, "pieces that agents share are kept once"
+    index.put("t", "a", "long", chain(*[2] * 12))
+    assert index.matches("t", chain(*[2] * 12)) == {"a": Match(12, "long")}
+    assert len(index) == 1
+    index.remove("t", "a", "long")
+    assert index._pieces_count == 0
+
+
+def test_a_tail_continues_a_known_sketch_only():
+    index, whole = SketchIndex(), chain(1, 2, 3, 4, 5)
+    index.put("t", "a", "x", chain(1, 2, 9))
+    assert index.extend("t", "a", "x", (2, whole[1]), whole[2:], tag=1)
+    assert index.matches("t", whole) == {"a": Match(5, "x")}
+    assert index.extend("t", "a", "x", (2, whole[1]), (), tag=1), "known by its tag"
+    assert not index.extend("t", "a", "x", (2, whole[2]), (7,)), "another beginning"
+    assert not index.extend("t", "a", "x", (6, whole[4]), (7,)), "longer than what is known"
+    assert not index.extend("t", "a", "y", (1, whole[0]), (7,))
+    assert index.matches("t", whole) == {"a": Match(5, "x")}

@@ -1,0 +1,235 @@
+"""What the router itself costs: CPU time of decisions, of periodic work, and bytes of heartbeats.
+
+    decision   the snapshot of a turn and its placement, for named, continued and new agents
+    regret     seconds that the chosen node costs more than the best of all nodes
+    periodic   the longest step of each background task, and its CPU time per second
+
+The router's own services over nodes in memory (`benchmarks/router_fleet.py`); no model runs.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from benchmarks.report import Limit, Report, say
+from benchmarks.router_fleet import (
+    PIECE_BYTES,
+    BenchFleet,
+    MemoryNode,
+    StepTimes,
+    start_fleet,
+    turn_of,
+)
+from fabric.control.calls import encode_call
+from fabric.control.change_calls import COLUMNS, DescribeChanges, ListChanges
+from fabric.control.node_calls import AgentSketch
+from fabric.hosting.process import keep_pauses_short
+from fabric.ids import NodeName
+from fabric.settings import RouterSettings
+from router.fleet import snapshots
+from router.fleet.node_http import NodeHttp
+from router.placement.decision import Load, Recompute
+from router.placement.placement import Placement, candidate_costs
+
+DESCRIPTION = "the router's own CPU: decisions at 4 to 1,000 nodes, periodic work, heartbeats"
+
+DECISIONS, QUICK_DECISIONS = 1_500, 60
+# Nodes and agents of a fleet.
+FLEETS = ((4, 1_000), (4, 10_000), (4, 100_000), (32, 10_000), (1_000, 10_000), (1_000, 100_000))
+QUICK_FLEETS = ((4, 400), (32, 400))
+REPLICATED, QUICK_REPLICATED = (32, 10_000), (4, 400)  # measured with a replica of each agent, too
+DECIDED, QUICK_DECIDED = (4, 32, 1_000), (4, 32)  # nodes
+PERIODIC_S, QUICK_PERIODIC_S = 8.0, 1.5
+DECISION_MS_MAX = 1.0
+REGRET_MAX = 0.01
+STEP_MS_MAX = 5.0
+BEAT_PEERS = (0, 3, 16, 63)
+BEAT_PIECES = (100, 1_000, 8_000)
+UNCHANGED_BYTES_MAX, TURN_BYTES_MAX = 300.0, 400.0
+NOTE = "CPU time of one thread; beside other processes, the slowest of many is slower"
+
+
+# Tasks of the benchmark itself.
+NOT_THE_ROUTERS = {"_take_turns", MemoryNode.__call__.__qualname__}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare this benchmark's own options."""
+    parser.add_argument("--seed", type=int, default=0, help="of the fleets (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure each fleet in turn."""
+    return asyncio.run(_run(arguments))
+
+
+async def _run(arguments: argparse.Namespace) -> Report:
+    is_quick = arguments.quick
+    decisions: dict[str, dict[str, float]] = {}
+    periodic: dict[str, dict[str, float]] = {}
+    limits: list[Limit] = []
+    decided = set(QUICK_DECIDED if is_quick else DECIDED)
+    async with NodeHttp(None) as http:
+        sizes = [(*size, 0) for size in (QUICK_FLEETS if is_quick else FLEETS)]
+        sizes.append((*(QUICK_REPLICATED if is_quick else REPLICATED), 1))
+        for nodes, agents, replicas in sizes:
+            label = f"{nodes} nodes, {agents} agents{', replicas: 1' if replicas else ''}"
+            say(label)
+            settings = RouterSettings(replicas=replicas)
+            fleet = await start_fleet(http, nodes, agents, arguments.seed, settings)
+            keep_pauses_short()  # as a router does once it is ready
+            if nodes in decided and not replicas:
+                decided.discard(nodes)
+                count = QUICK_DECISIONS if is_quick else DECISIONS
+                for kind, figures in measure_decisions(fleet, count, arguments.seed).items():
+                    decisions[f"{nodes} nodes, {kind}"] = figures
+                limits += _decision_limits(decisions, nodes)
+            seconds = QUICK_PERIODIC_S if is_quick else PERIODIC_S
+            tasks = await measure_periodic(fleet, seconds)
+            periodic |= {f"{label}: {task}": figures for task, figures in tasks.items()}
+            slowest = max(figures["longest step [ms]"] for figures in tasks.values())
+            limits.append(Limit(f"longest step [ms], {label}", slowest, STEP_MS_MAX, False))
+    parameters = {"decisions": QUICK_DECISIONS if is_quick else DECISIONS, "seed": arguments.seed}
+    beats, beat_limits = measure_heartbeats(arguments.seed)
+    limits += beat_limits
+    tables = {"decision": decisions, "periodic work": periodic, "heartbeat": beats}
+    return Report(parameters, tables, {}, tuple(limits), (NOTE,))
+
+
+def _decision_limits(rows: Mapping[str, Mapping[str, float]], nodes: int) -> Iterator[Limit]:
+    own = [row for name, row in rows.items() if name.startswith(f"{nodes} nodes, ")]
+    slowest = max(row["p99 [ms]"] for row in own)
+    yield Limit(f"decision p99 [ms], {nodes} nodes", slowest, DECISION_MS_MAX, is_least=False)
+    regret = max(row.get("regret", 0.0) for row in own)
+    yield Limit(f"regret, {nodes} nodes", regret, REGRET_MAX, is_least=False)
+
+
+def measure_heartbeats(seed: int) -> tuple[dict[str, dict[str, float]], list[Limit]]:
+    """Return the bytes of heartbeats, sent and received, and what a turn adds to them."""
+    rows: dict[str, dict[str, float]] = {}
+    for peers in BEAT_PEERS:
+        node = MemoryNode(0, 0, random.Random(seed))
+        node.measure([MemoryNode(n + 1, 0, random.Random(seed)) for n in range(peers)])
+        rows[f"unchanged, {peers} peers"] = {"bytes": _beat_bytes(node)}
+    for pieces in BEAT_PIECES:
+        node = MemoryNode(0, 1, random.Random(seed))
+        unchanged = _beat_bytes(node)
+        listed = node.agents[0]
+        node.agents[0] = replace(listed, sketch=tuple(range(1, pieces + 1)))
+        node.change(1)
+        added = _beat_bytes(node) - unchanged + _list_bytes(node)
+        rows[f"added by a turn of {pieces * PIECE_BYTES >> 10} KiB"] = {"bytes": added}
+    unchanged = max(row["bytes"] for name, row in rows.items() if "unchanged" in name)
+    added = max(row["bytes"] for name, row in rows.items() if "turn" in name)
+    return rows, [
+        Limit("bytes of an unchanged heartbeat", unchanged, UNCHANGED_BYTES_MAX, is_least=False),
+        Limit("bytes that a turn adds", added, TURN_BYTES_MAX, is_least=False),
+    ]
+
+
+def _beat_bytes(node: MemoryNode) -> float:
+    """Return the bytes of a heartbeat of a router that has heard the node's first view."""
+    call = encode_call(DescribeChanges(1, 1, 1))
+    return float(len(_answer(node, encode_call(DescribeChanges())) and _answer(node, call)))
+
+
+def _answer(node: MemoryNode, call: bytes) -> bytes:
+    answer = node(call)
+    try:
+        answer.send(None)
+    except StopIteration as ended:
+        return bytes(ended.value)
+    message = "a node in memory answers at once"
+    raise AssertionError(message)
+
+
+def _list_bytes(node: MemoryNode) -> float:
+    call = encode_call(ListChanges(1, node.view.changes - 1, COLUMNS))
+    return float(len(_answer(node, call)))
+
+
+def measure_decisions(fleet: BenchFleet, count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return the time of a decision with its snapshot, and the regret of those among a few."""
+    draw = random.Random(f"{seed}:turns")
+    agents = [agent for node in fleet.nodes for agent in node.agents]
+    kinds: dict[str, tuple[bool, bool]] = {
+        "owner lives": (True, True),
+        "continued by content": (False, True),
+        "new agent, a shared head": (True, False),
+        "new conversation, a shared head": (False, False),
+    }
+    return {
+        kind: _time_decisions(fleet, draw, agents if has_agent else [], count, named=named)
+        for kind, (named, has_agent) in kinds.items()
+    }
+
+
+def _time_decisions(
+    fleet: BenchFleet, draw: random.Random, agents: list[AgentSketch], count: int, *, named: bool
+) -> dict[str, float]:
+    placement, router = Placement(), fleet.services.fleet
+    times_s, regrets = [], []
+    for number in range(count):
+        turn = turn_of(draw.choice(agents) if agents else None, named=named, draw=draw)
+        began_s = time.thread_time()
+        facts = snapshots.facts_of(turn)
+        decision = placement.decide(facts, snapshots.of_turn(router, turn))
+        times_s.append(time.thread_time() - began_s)
+        if isinstance(decision, (Load, Recompute)):
+            if number % 10 == 0:
+                costs = candidate_costs(facts, snapshots.of_turn(router, turn, is_whole=True))
+                regrets.append(_regret(costs, decision.node))
+            entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
+            if draw.random() < 0.9:
+                router.ledger.end(entry)
+    times_s.sort()
+    figures = {
+        "p50 [ms]": 1e3 * times_s[len(times_s) // 2],
+        "p99 [ms]": 1e3 * times_s[int(0.99 * len(times_s))],
+    }
+    return figures | ({"regret": sum(regrets) / len(regrets)} if regrets else {})
+
+
+def _regret(costs: Mapping[NodeName, float], chosen: NodeName) -> float:
+    """Return how much more than the best the chosen node costs, beyond what counts as equal."""
+    best_s = min(costs.values())
+    return max(0.0, costs[chosen] - max(best_s + 0.15, 1.1 * best_s)) / max(best_s, 1e-9)
+
+
+async def measure_periodic(fleet: BenchFleet, seconds: float) -> dict[str, dict[str, float]]:
+    """Run the router's background work; return the steps of its tasks."""
+    fleet.clock.let_go()
+    times = StepTimes()
+    times.install()
+    work = asyncio.create_task(fleet.services.run())
+    turns = asyncio.create_task(_take_turns(fleet))
+    await asyncio.sleep(seconds)
+    await asyncio.create_task(_read_whole_list(fleet))
+    for task in (work, turns):
+        task.cancel()
+    await asyncio.gather(work, turns, return_exceptions=True)
+    asyncio.get_running_loop().set_task_factory(None)
+    return {
+        name: {
+            "longest step [ms]": 1e3 * max(steps_s),
+            "CPU per second [ms]": 1e3 * sum(steps_s) / seconds,
+        }
+        for name, steps_s in sorted(times.steps_s.items())
+        if steps_s and sum(steps_s) > 1e-3 and name not in NOT_THE_ROUTERS
+    }
+
+
+async def _read_whole_list(fleet: BenchFleet) -> None:
+    """Read a node's whole list, as is done every ten minutes."""
+    membership = fleet.services.fleet.membership
+    await membership.heartbeat(membership.members[0], relist=True)
+
+
+async def _take_turns(fleet: BenchFleet) -> None:
+    """Change an agent of one node ten times a second, as turns do."""
+    for number in range(1 << 30):
+        fleet.nodes[number % len(fleet.nodes)].change(number)
+        await asyncio.sleep(0.1)

@@ -1,0 +1,110 @@
+"""Snapshots of single nodes, each kept until the node, its lease or its load changes.
+
+    membership  a new view, a lease that ended      ┐
+    ledger      a turn that began or ended          ├─▶ the node's snapshot is taken anew when it is
+    directory   an agent that came or went          ┘   needed, and its row in the ranking with it
+
+A fleet of a few nodes has no ranking: all of its nodes are compared.
+"""
+
+from collections.abc import Iterable
+
+from fabric.ids import NodeName
+from router.fleet.directory import Directory
+from router.fleet.membership import LeaseState, Member, Membership
+from router.limits import CANDIDATES_MAX
+from router.placement.candidates import Ranking
+from router.placement.load_ledger import Ledger
+from router.placement.snapshot import NodeSnapshot
+
+
+class NodeSnapshots:
+    """Snapshots by node, and rankings of the ready nodes by model."""
+
+    def __init__(self, membership: Membership, ledger: Ledger, directory: Directory) -> None:
+        self._membership = membership
+        self._ledger = ledger
+        self._directory = directory
+        self._kept: dict[NodeName, NodeSnapshot] = {}
+        self._rankings: dict[str, Ranking] = {}
+        self._ranked: dict[NodeName, str] = {}  # the model under which a node is ranked
+        self._unranked: set[NodeName] | None = None  # to be ranked anew; None: nothing is ranked
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the fleet has more nodes than one decision compares."""
+        return len(self._membership.members) > CANDIDATES_MAX
+
+    def note(self, member: Member) -> None:
+        """Note that a node answered, or that its state changed."""
+        if self._unranked is not None:
+            self._unranked.add(member.name)
+
+    def find(self, name: NodeName) -> NodeSnapshot | None:
+        """Return a node's snapshot; None if it has not reported."""
+        member = self._membership.find(name)
+        if member is None or member.view is None:
+            return None
+        lease = self._membership.health(name)
+        state = lease is LeaseState.ALIVE, lease is not LeaseState.EXPIRED
+        is_returning = self._membership.is_returning(name)
+        self._forget_changed()
+        kept = self._kept.get(name)
+        if (
+            kept is not None
+            and kept.view is member.view
+            and (kept.is_alive, kept.is_up, kept.is_returning) == (*state, is_returning)
+        ):
+            return kept
+        ledger = self._ledger
+        taken = self._kept[name] = NodeSnapshot(
+            view=member.view,
+            is_alive=state[0],
+            is_up=state[1],
+            is_returning=is_returning,
+            promised_s=ledger.prefill_s(name),
+            turns=ledger.turns(name),
+            agents=self._directory.agents_count(name),
+            turn_order=ledger.turn_order(name),
+            cold_order=ledger.cold_order(name),
+            coming_bytes=ledger.coming_bytes(name),
+        )
+        return taken
+
+    def all(self) -> dict[NodeName, NodeSnapshot]:
+        """Return the snapshots of all nodes that have reported, by name."""
+        return self.of(member.name for member in self._membership.members)
+
+    def of(self, names: Iterable[NodeName]) -> dict[NodeName, NodeSnapshot]:
+        """Return the snapshots of some nodes, without those that have not reported."""
+        found = ((name, self.find(name)) for name in names)
+        return {name: node for name, node in found if node is not None}
+
+    def ranking(self, model: str) -> Ranking:
+        """Return the ranking of the nodes that take new agents and serve a model."""
+        if self._unranked is None:
+            self._unranked = {member.name for member in self._membership.members}
+        self._forget_changed()
+        while self._unranked:
+            self._rank(self._unranked.pop())
+        return self._rankings.setdefault(model, Ranking())
+
+    def _forget_changed(self) -> None:
+        for changed in (self._ledger.changed, self._directory.recounted):
+            if changed:
+                for name in changed:
+                    self._kept.pop(name, None)
+                if self._unranked is not None:
+                    self._unranked |= changed
+                changed.clear()
+
+    def _rank(self, name: NodeName) -> None:
+        node = self.find(name)
+        model = node.view.model if node is not None and node.is_ready else None
+        before = self._ranked.get(name)
+        if before is not None and before != model:
+            self._rankings[before].drop(name)
+            del self._ranked[name]
+        if node is not None and model is not None:
+            self._rankings.setdefault(model, Ranking()).put(node)
+            self._ranked[name] = model

@@ -1,0 +1,265 @@
+"""The few nodes among which a turn is placed, out of any number. Pure.
+
+    rank     one row per ready node: its queue, its speeds, its agents; one pass of plain arithmetic
+    near     of those that cost about as little, the ones with the fewest agents for their speed
+
+The row of a node is written when the node changes, so a decision computes with numbers instead of
+reading a thousand views.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64
+
+from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
+from fabric.ids import NodeName
+from router.placement.seconds import (
+    DECODE_TOKENS_EXPECTED,
+    SHARE_SLACK,
+    STICKINESS_S,
+    TOKENS_PER_S_MIN,
+    answer_factor,
+    class_weight,
+    tie_limit_s,
+)
+from router.placement.snapshot import FleetTotals, NodeSnapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Column = npt.NDArray[np.float64]
+
+_REWEIGHED_SHARE = 0.05  # by which the median speed moves before all weights are taken anew
+_RING_POINTS = 8  # of a node on the ring of homes
+_FIRST_ROWS = 64
+# Columns: seconds of the queue, seconds per token of prompts and of answers with what others lose,
+# the agents per weight from which a node has its share, and what orders nodes of equal cost.
+_QUEUE, _PROMPT, _ANSWER, _FULLNESS, _WEIGHT, _FILL, _COLD, _HELD, _COLUMNS = range(9)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWork:
+    """Tokens of a turn's prompt and answer."""
+
+    prompt_tokens: float
+    answer_tokens: float
+
+    @classmethod
+    def of(cls, prompt_tokens: float, completion_tokens_max: int) -> "TurnWork":
+        return cls(prompt_tokens, min(completion_tokens_max, DECODE_TOKENS_EXPECTED))
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Tokens of a prompt, and the nodes that have them cached."""
+
+    tokens: float
+    nodes: AbstractSet[NodeName]
+
+
+class Ranking:
+    """Ready nodes of one model, in columns."""
+
+    def __init__(self) -> None:
+        import numpy as np  # a quarter of a second, which a small fleet's router need not wait
+
+        self._np = np
+        self._rows: dict[NodeName, int] = {}
+        self._nodes: list[NodeSnapshot] = []
+        self._table = np.zeros((_COLUMNS, _FIRST_ROWS))
+        self._prefill: list[float] = []  # measured speeds, sorted
+        self._prefill_sum = 0.0
+        self._decode_sum, self._decode_count = 0.0, 0
+        self._agents_sum, self._weights_sum = 0, 0.0
+        self._weighed_at = PREFILL_TOKENS_PER_S
+        self._ring: list[tuple[int, NodeName]] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def put(self, node: NodeSnapshot) -> None:
+        """Write a node's row."""
+        row = self._rows.get(node.name)
+        if row is not None and self._nodes[row] is node:
+            return
+        if row is None:
+            row = self._rows[node.name] = len(self._nodes)
+            self._nodes.append(node)
+            if row == self._table.shape[1]:
+                self._table = self._np.concatenate([self._table, self._table * 0.0], axis=1)
+            for point in _points(node.name):
+                insort(self._ring, (point, node.name))
+        else:
+            self._discount(row)
+        self._nodes[row] = node
+        view = node.view
+        if view.prefill_tokens_per_s > 0:
+            insort(self._prefill, view.prefill_tokens_per_s)
+            self._prefill_sum += view.prefill_tokens_per_s
+        if view.decode_tokens_per_s > 0:
+            self._decode_sum += view.decode_tokens_per_s
+            self._decode_count += 1
+        self._agents_sum += node.agents
+        self._write(row)
+        moved = abs(self._prefill_median - self._weighed_at)
+        if moved > _REWEIGHED_SHARE * self._weighed_at:
+            self._weighed_at = self._prefill_median
+            for each in range(len(self._nodes)):
+                self._write(each)
+
+    def drop(self, name: NodeName) -> None:
+        """Remove a node's row; the last row takes its place."""
+        row = self._rows.pop(name, None)
+        if row is None:
+            return
+        self._discount(row)
+        last = self._nodes.pop()
+        if last.name != name:
+            self._nodes[row], self._rows[last.name] = last, row
+            self._table[:, row] = self._table[:, len(self._nodes)]
+        self._table[:, len(self._nodes)] = 0.0
+        for point in _points(name):
+            del self._ring[bisect_left(self._ring, (point, name))]
+
+    @property
+    def totals(self) -> FleetTotals:
+        """What a node's share and an unmeasured node's speed depend on."""
+        return FleetTotals(
+            prefill_mean=self._prefill_mean,
+            prefill_median=self._prefill_median,
+            decode_mean=self._decode_mean,
+            agents=self._agents_sum,
+            weights=self._weights_sum,
+        )
+
+    def cheapest(
+        self,
+        work: TurnWork,
+        count: int,
+        is_taken: Callable[[NodeName], bool],
+        cached: Sequence[Cached] = (),
+    ) -> list[NodeName]:
+        """Return up to `count` nodes that cost least, of which `is_taken` holds for none.
+
+        `cached` has what nodes have of the prompt; of a node in several, the last one counts.
+        """
+        if not self._nodes:
+            return []
+        costs = self._costs(work, cached)
+        near = self._np.flatnonzero(costs <= tie_limit_s(float(costs.min())))
+        if len(near) > count:
+            fill, cold, held = self._table[_FILL : _HELD + 1, near]
+            near = near[self._np.lexsort((held, cold, fill))]
+        found = self._take(near[: 2 * count].tolist(), count, is_taken)
+        if len(found) < count:
+            rows = costs.argsort(kind="stable").tolist()  # equal ones in the same order anywhere
+            more = self._take(rows, count, lambda name: name in found or is_taken(name))
+            found = [*found, *more][:count]
+        return found
+
+    def homes(self, seed: str, count: int, is_taken: Callable[[NodeName], bool]) -> list[NodeName]:
+        """Return the nodes that a seed gives, the same ones while the nodes stay the same."""
+        start = bisect_left(self._ring, (xxh3_64(_raw(seed)).intdigest(), NodeName("")))
+        found: dict[NodeName, None] = {}
+        for at in range(len(self._ring)):
+            name = self._ring[(start + at) % len(self._ring)][1]
+            if name not in found and not is_taken(name):
+                found[name] = None
+                if len(found) == count:
+                    break
+        return list(found)
+
+    @property
+    def _prefill_mean(self) -> float:
+        count = len(self._prefill)
+        return self._prefill_sum / count if count else PREFILL_TOKENS_PER_S
+
+    @property
+    def _prefill_median(self) -> float:
+        count = len(self._prefill)
+        return self._prefill[count // 2] if count else PREFILL_TOKENS_PER_S
+
+    @property
+    def _decode_mean(self) -> float:
+        return self._decode_sum / self._decode_count if self._decode_count else 0.0
+
+    def _take(
+        self, rows: Iterable[int], count: int, is_taken: Callable[[NodeName], bool]
+    ) -> list[NodeName]:
+        names = (self._nodes[row].name for row in rows)
+        return list(islice((name for name in names if not is_taken(name)), count))
+
+    def _costs(self, work: TurnWork, cached: Sequence[Cached]) -> "Column":
+        """Return each node's cost of a turn, as `seconds.whole_cost_s` has it, by row."""
+        np, table = self._np, self._table[:, : len(self._nodes)]
+        share = SHARE_SLACK * (self._agents_sum + 1) / max(self._weights_sum, 1e-9)
+        left = np.full(len(self._nodes), work.prompt_tokens)
+        for part in cached:
+            self._set(left, work.prompt_tokens - part.tokens, part.nodes)
+        answer_s = work.answer_tokens * table[_ANSWER]
+        overload_s = np.maximum(work.prompt_tokens * table[_PROMPT] + answer_s, 2 * STICKINESS_S)
+        costs: Column = table[_QUEUE] + left * table[_PROMPT] + answer_s
+        costs += (table[_FULLNESS] > share) * overload_s
+        return costs
+
+    def _set(self, left: "Column", tokens: float, nodes: AbstractSet[NodeName]) -> None:
+        """Write the tokens that some nodes have left to compute."""
+        if 2 * len(nodes) < len(left):
+            left[[self._rows[name] for name in nodes if name in self._rows]] = tokens
+            return
+        if self._rows.keys() <= nodes:
+            left[:] = tokens
+            return
+        outside = [self._rows[name] for name in self._rows.keys() - nodes]
+        kept = left[outside]
+        left[:] = tokens
+        left[outside] = kept
+
+    def _discount(self, row: int) -> None:
+        node = self._nodes[row]
+        prefill, decode = node.view.prefill_tokens_per_s, node.view.decode_tokens_per_s
+        if prefill > 0:
+            del self._prefill[bisect_left(self._prefill, prefill)]
+            self._prefill_sum -= prefill
+        if decode > 0:
+            self._decode_sum -= decode
+            self._decode_count -= 1
+        self._agents_sum -= node.agents
+        self._weights_sum -= float(self._table[_WEIGHT, row])
+        self._table[_WEIGHT, row] = 0.0
+
+    def _write(self, row: int) -> None:
+        """Write the columns of a row from its node."""
+        node = self._nodes[row]
+        prefill = node.view.prefill_tokens_per_s or self._prefill_mean
+        decode = node.view.decode_tokens_per_s or self._decode_mean
+        answer_s = answer_factor(node.turns) / max(decode, TOKENS_PER_S_MIN) if decode > 0 else 0.0
+        weight = class_weight(prefill / self._weighed_at)
+        self._weights_sum += weight - float(self._table[_WEIGHT, row])
+        self._table[:, row] = (
+            node.promised_s,
+            1.0 / max(prefill, TOKENS_PER_S_MIN),
+            answer_s,
+            (node.agents + 0.5) / weight if node.agents else 0.0,  # one agent is no overload
+            weight,
+            node.agents / weight,
+            node.cold_order,
+            node.held_tokens,
+        )
+
+
+def _points(name: NodeName) -> list[int]:
+    return [xxh3_64(_raw(f"{name}:{point}")).intdigest() for point in range(_RING_POINTS)]
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,122 @@
+"""Peer lists: the nearest nodes, made when a node came, went or moved."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fabric.net.links import Address, LinkKind
+from router.fleet.peer_exchange import Neighbours, network_of, networks_of
+from router.fleet.recent_partners import RecentPartners
+from router.limits import PEERS_TOLD_MAX
+from tests.router.placement.snapshots import view
+from tests.router.rig import rig, until
+
+ETHERNET, CABLE = LinkKind.ETHERNET, LinkKind.THUNDERBOLT
+
+
+def at(number, *, machine=None, network=0, speed=1_000):
+    address = Address(f"10.0.{network}.{number % 250}", 7, ETHERNET, speed, prefix_bits=24)
+    host = f"machine-{machine if machine is not None else number}"
+    return replace(view(f"n{number:04}"), host=host, addresses=(address,))
+
+
+def known(*views):
+    neighbours = Neighbours()
+    for each in views:
+        neighbours.put(each)
+    return neighbours
+
+
+def names(neighbours, name):
+    return [peer.name for peer in neighbours.list_for(name).peers]
+
+
+def test_few_nodes_know_all_others():
+    views = [at(number, network=number) for number in range(PEERS_TOLD_MAX + 1)]
+    neighbours = known(*views)
+
+    for each in views:
+        others = [other.name for other in views if other.name != each.name]
+        assert names(neighbours, each.name) == others
+
+
+def test_of_many_the_nearest_are_told():
+    views = [at(number, network=number % 100, machine=number % 997) for number in range(1_000)]
+    neighbours = known(*views)
+    told = {each.name: names(neighbours, each.name) for each in views}
+
+    assert {len(peers) for peers in told.values()} == {PEERS_TOLD_MAX}
+    assert "n0997" in told["n0000"], "of its machine"
+    assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(told["n0000"])
+    by_how_many = Counter(peer for peers in told.values() for peer in peers)
+    assert max(by_how_many.values()) <= 2 * PEERS_TOLD_MAX, "nobody is measured by all"
+
+
+def test_from_whom_a_node_fetched_is_told_too():
+    neighbours, partners = known(*(at(number) for number in range(100))), RecentPartners()
+    for number in (50, 60, 70, 80, 90, 60, 0, 999):
+        partners.note(f"n{number:04}", "n0000")
+    told = [peer.name for peer in neighbours.list_for("n0000", partners.of("n0000")).peers]
+
+    assert partners.changed == {"n0000"}
+    assert partners.of("n0000") == ("n0080", "n0090", "n0060", "n0999"), "those used last"
+    assert {"n0080", "n0090", "n0060"} < set(told)
+    assert len(told) == PEERS_TOLD_MAX
+    assert "n0000" not in told
+
+
+def test_who_left_or_moved_is_told_no_more():
+    neighbours = known(*(at(number) for number in range(40)))
+    neighbours.drop("n0001")
+    neighbours.drop("n0001")
+    assert "n0001" not in names(neighbours, "n0000")
+    neighbours.put(replace(at(2, network=9), incarnation=5))
+    [moved] = [p for p in neighbours.list_for("n0003").peers if p.name == "n0002"] or [None]
+    assert moved is None or moved.incarnation == 5
+    for number in range(40):
+        neighbours.drop(f"n{number:04}")
+    assert not neighbours._members
+
+
+def test_networks_are_sorted_by_their_speed():
+    slow = Address("192.168.1.9", 7, ETHERNET, 1_000, prefix_bits=24)
+    cable = Address("169.254.3.4", 7, CABLE, 0, prefix_bits=16)
+    assert networks_of((slow, cable)) == [
+        (CABLE, network_of("169.254.0.0", 16)),
+        (ETHERNET, network_of("192.168.1.1", 24)),
+    ]
+    assert network_of("192.168.1.1", 0) == network_of("192.168.1.2", 24)
+    assert network_of("fe80::1", 64) == "fe80::1"
+
+
+@pytest.mark.anyio
+async def test_lists_are_made_on_change_only(monkeypatch):
+    made_for = []
+    real = Neighbours.list_for
+
+    def count(self, name, partners):
+        made_for.append(name)
+        return real(self, name, partners)
+
+    monkeypatch.setattr(Neighbours, "list_for", count)
+    async with rig("abc", tended=False) as made:
+        exchange = made.services.peer_exchange
+        await exchange.round()
+        nodes = made.nodes.values()
+        await until(lambda: all(len(getattr(node, "peers", ())) == 2 for node in nodes))
+        assert sorted(made_for) == ["node-a", "node-b", "node-c"]
+        await made.fleet.membership.refresh()
+        await exchange.round()
+        assert len(made_for) == 3
+        address = Address("127.0.0.9", 7, LinkKind.LOOPBACK)
+        made["node-a"].view_changes = {"addresses": (address,)}
+        await made.fleet.membership.refresh()
+        await exchange.round()
+        told = [made[name] for name in ("node-b", "node-c")]
+        await until(lambda: all(node.peers[0].addresses == (address,) for node in told))
+        assert len(made_for) == 6
+        made.fleet.partners.note("node-a", "node-b")
+        await exchange.round()
+        await exchange.round()
+        assert made_for[6:] == ["node-b"]

@@ -1,0 +1,136 @@
+"""The few candidates of a large fleet against all of its nodes."""
+
+import random
+
+import pytest
+
+from router.placement.candidates import Cached, Ranking, TurnWork
+from router.placement.decision import TurnFacts
+from router.placement.placement import Placement, candidate_costs
+from router.placement.seconds import tie_limit_s
+from router.placement.snapshot import FleetSnapshot, PrefixHolder
+from tests.router.placement.snapshots import node
+
+TURN = TurnFacts("m", 8_000, 256, "t:7")
+WORK = TurnWork.of(TURN.prompt_tokens, TURN.completion_tokens_max)
+
+
+def nobody(_):
+    return False
+
+
+def drawn(seed, count=200):
+    """Make nodes of three classes of machine, some busy, some over their share."""
+    draw = random.Random(seed)
+    return [
+        node(
+            f"n{at:03}",
+            prefill=draw.choice([300, 800, 1_200]) * draw.uniform(0.9, 1.1),
+            decode=draw.uniform(20, 60),
+            known={
+                "promised_s": draw.choice([0.0, 0.0, 2.0, 20.0]) * draw.random(),
+                "turns": draw.randrange(4),
+                "agents": draw.choice([0, draw.randrange(1, 20)]),
+                "cold_order": draw.randrange(1_000),
+            },
+        )
+        for at in range(count)
+    ]
+
+
+def ranked(nodes):
+    ranking = Ranking()
+    for each in nodes:
+        ranking.put(each)
+    return ranking
+
+
+def by_name(nodes):
+    return {each.name: each for each in nodes}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_has_the_cost_that_a_decision_computes(seed):
+    nodes = drawn(seed)
+    ranking = ranked(nodes)
+    snapshot = FleetSnapshot(by_name(nodes), totals=ranking.totals)
+
+    expected = candidate_costs(TURN, snapshot)
+    found = dict(zip((each.name for each in nodes), ranking._costs(WORK, ()), strict=True))
+
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_decision_among_few_costs_no_more_than_one_among_all(seed):
+    nodes = drawn(seed)
+    ranking, draw = ranked(nodes), random.Random(seed)
+    having = draw.sample(nodes, draw.choice([3, 50, 190]))
+    prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in having]
+    cached = [Cached(3_840, {each.name for each in having})]
+    names = set(ranking.cheapest(WORK, 16, nobody, cached))
+    few = FleetSnapshot(
+        {each.name: each for each in nodes if each.name in names},
+        prefixes=[prefix for prefix in prefixes if prefix.node in names],
+        totals=ranking.totals,
+    )
+    costs = candidate_costs(TURN, FleetSnapshot(by_name(nodes), prefixes=prefixes))
+
+    chosen = Placement().decide(TURN, few).node
+
+    assert len(names) == 16
+    # What counts as equal to the best is chosen by its agents; the median is another one's.
+    assert costs[chosen] <= 1.01 * tie_limit_s(min(costs.values()))
+
+
+def test_what_nodes_have_is_counted_by_the_longest_beginning():
+    nodes = [node(f"n{at:02}", known={"promised_s": 3.0}) for at in range(40)]
+    ranking = ranked(nodes)
+    most = Cached(2_000, {each.name for each in nodes[2:]})
+    few = Cached(6_000, {nodes[5].name, nodes[1].name, "gone"})
+
+    assert set(ranking.cheapest(WORK, 2, nobody, [most, few])) == {"n05", "n01"}
+    assert ranking.cheapest(WORK, 40, nobody, [most])[38:] == ["n00", "n01"], "in their order"
+
+
+def test_refused_nodes_leave_their_places_to_others():
+    ranking = ranked([node(f"n{at:03}") for at in range(100)])
+    taken = {f"n{at:03}" for at in range(98)}
+
+    assert set(ranking.cheapest(WORK, 16, taken.__contains__)) == {"n098", "n099"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_nodes_that_left_are_gone(seed):
+    draw = random.Random(seed)
+    nodes = drawn(seed, 90)
+    ranking = ranked(drawn(seed + 1, 90))
+    for each in nodes:
+        ranking.put(each)
+    gone = draw.sample(nodes, 60)
+    for each in gone:
+        ranking.drop(each.name)
+        ranking.drop(each.name)
+    left = [each for each in nodes if each not in gone]
+    fresh = ranked(left)
+
+    assert len(ranking) == 30
+    assert set(ranking.cheapest(WORK, 99, nobody)) == {each.name for each in left}
+    assert ranking.totals.agents == sum(each.agents for each in left)
+    assert ranking.totals.prefill_mean == pytest.approx(fresh.totals.prefill_mean)
+    assert ranking.totals.prefill_median == fresh.totals.prefill_median
+    assert ranking.totals.decode_mean == pytest.approx(fresh.totals.decode_mean)
+    assert {ranking.homes(f"s{at}", 1, nobody)[0] for at in range(99)} <= by_name(left).keys()
+
+
+def test_homes_stay_while_their_nodes_do():
+    nodes = [node(f"n{at:03}") for at in range(100)]
+    ranking = ranked(nodes)
+    before = {seed: ranking.homes(seed, 2, nobody) for seed in map(str, range(200))}
+    ranking.drop("n007")
+
+    for seed, homes in before.items():
+        assert len(set(homes)) == 2
+        if "n007" not in homes:
+            assert ranking.homes(seed, 2, nobody) == homes
+    assert len({homes[0] for homes in before.values()}) > 60, "spread over the nodes"
