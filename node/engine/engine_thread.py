@@ -98,6 +98,8 @@ class EngineThread:
                 return
             try:
                 future.set_result(self._called(work))
+            except EngineFailedError as error:  # its traceback would keep the caller's cache alive
+                future.set_exception(error.with_traceback(None))
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                 future.set_exception(error)
 
