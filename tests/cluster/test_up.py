@@ -18,6 +18,12 @@ from tests.support.tiny_models import LLAMA, write_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SLEEP = "import time; time.sleep(60)"
+PROXY = "http://127.0.0.1:9"  # where nothing listens; no process of a fabric may ask it
+PROXIES = {
+    spelled: PROXY
+    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+    for spelled in (name, name.upper())
+}
 
 
 class Up:
@@ -25,7 +31,9 @@ class Up:
 
     def __init__(self, data: Path, model: Path, home: Path) -> None:
         self.folder = DataFolder(data)
-        self.environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home)}
+        self.environment = os.environ | PROXIES | {"PYTHONPATH": str(ROOT), "HOME": str(home)}
+        for name in ("no_proxy", "NO_PROXY"):
+            self.environment.pop(name, None)
         self.log = home.parent / "up.log"
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
