@@ -218,6 +218,7 @@ class RouterSettings:
     edits: str = EXACT  # default edit mode: "exact", "amortize" or "anywhere"
     policies: tuple[PolicySettings, ...] = ()  # applied in this order
     truncation: str = DISABLED  # of prompts over the context, unless a request chooses
+    moves_idle_agents: bool = True  # to nodes that serve their next turns sooner
     replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
     # Number of nodes in the fabric. After a start, until all have joined or two minutes have
     # passed, requests for unknown agents are answered "retry later". 0: as in FILE or `up --nodes`.

@@ -90,6 +90,12 @@ EPOCHS_ISSUED_MAX: Final = 1 << 20  # agents whose last claim is unconfirmed; 10
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
+AGENT_REST_S: Final = 30.0  # after a move by placement, before another costs no more than usual
+RESTING_AGENTS_MAX: Final = 10_000  # that are remembered for it; the oldest are forgotten
+HELD_AGENTS_MAX: Final = 10_000  # on nodes that clients chose, likewise
+MOVE_START_S: Final = 1.0  # of a move before a turn: for its calls; and for its bytes
+MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves the turn
+MOVE_TARGETS_MAX: Final = 16  # nodes weighed for one idle agent's turn
 DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
 DRAIN_ROUNDS_MAX: Final = 3  # without a move, before a drain rests
 DRAIN_ROUND_REST_S: Final = 1.0

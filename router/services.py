@@ -123,5 +123,6 @@ def assemble(
             settings.takeover_after_s,
             placement or Placement(),
             prefetches.hint,
+            moves_agents=settings.moves_idle_agents,
         ),
     )

@@ -13,6 +13,7 @@ from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.sampling_defaults import SamplingDefault
 from router.events import FleetEvents, LinkMeasured, MemoryChanged, NodeChanged, Publish
+from router.fleet.agent_activity import AgentActivity
 from router.fleet.agent_lists import AgentReports
 from router.fleet.directory import Directory, Holding
 from router.fleet.expected_nodes import ExpectedNodes
@@ -109,6 +110,7 @@ class Fleet:
         self.directory = Directory(self.events.publish, floor)
         self.sketches = SketchIndex()
         self.ledger = Ledger()
+        self.activity = AgentActivity(access.clock)
         self.partners = RecentPartners()
         watch = NodeWatch(self.events.publish)
 

@@ -63,6 +63,7 @@ class NodeSnapshots:
             is_up=state[1],
             is_returning=is_returning,
             promised_s=ledger.prefill_s(name),
+            queue_end_s=member.heartbeat_s + member.view.queue_s,
             turns=ledger.turns(name),
             agents=self._directory.agents_count(name),
             turn_order=ledger.turn_order(name),

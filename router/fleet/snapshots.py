@@ -1,6 +1,7 @@
 """Snapshots of the fleet, taken here only, from all that the router knows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, zip_longest
 
 from fabric.ids import AgentId, AgentKey, NodeName
@@ -44,10 +45,12 @@ def of_turn(
     given_up: frozenset[NodeName] = frozenset(),
     *,
     is_whole: bool = False,
+    may_move: bool = False,
 ) -> FleetSnapshot:
     """Return a snapshot of the nodes and what they have of a turn's agent and prompt.
 
-    Of a large fleet, it has the nodes among which the turn may be placed; all if `is_whole`.
+    Of a large fleet, it has the nodes among which the turn may be placed; all if `is_whole`. With
+    `may_move`, it says whether the turn's agent is idle.
     """
     holders: tuple[AgentHolder, ...] = ()
     group_nodes: tuple[NodeName, ...] = ()
@@ -57,10 +60,47 @@ def of_turn(
         owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
         group_nodes = tuple(owner.node for owner in owners)
     if is_whole or not fleet.nodes.is_large:
-        return FleetSnapshot(fleet.nodes.all(), holders, _prefixes(fleet, turn), group_nodes)
+        prefixes = _prefixes(fleet, turn)
+        key = turn.key or _continued_agent(turn, prefixes)
+        if key is not None:
+            holders = _holders(fleet.directory, key)
+        found = FleetSnapshot(fleet.nodes.all(), holders, prefixes, group_nodes)
+        return _with_activity(fleet, found, key, may_move=may_move)
     if any(_serves(fleet, holder, given_up) for holder in holders):
-        return FleetSnapshot(fleet.nodes.of(holder.node for holder in holders), holders)
-    return _Narrowing(fleet, turn, given_up, holders, group_nodes).snapshot()
+        names = dict.fromkeys(holder.node for holder in holders)
+        if may_move:
+            names |= _least_loaded(fleet, next(iter(names)))
+        found = FleetSnapshot(fleet.nodes.of(names), holders)
+        return _with_activity(fleet, found, turn.key, may_move=may_move)
+    found = _Narrowing(fleet, turn, given_up, holders, group_nodes).snapshot()
+    return _with_activity(fleet, found, turn.key, may_move=False)
+
+
+def _with_activity(
+    fleet: Fleet, found: FleetSnapshot, key: AgentKey | None, *, may_move: bool
+) -> FleetSnapshot:
+    """Add the time, and what is known of the agent that the turn names or continues."""
+    now_s = fleet.clock.monotonic_s()
+    if key is None:
+        return replace(found, now_s=now_s)
+    owner, activity = found.owner, fleet.activity
+    is_held = owner is not None and activity.is_held(key, owner.node)
+    return replace(
+        found,
+        now_s=now_s,
+        agent=key[1],
+        is_idle=may_move and not is_held and activity.is_idle(key),
+        moved_lately=activity.moved_lately(key),
+    )
+
+
+def _continued_agent(turn: TurnRequest, prefixes: Sequence[PrefixHolder]) -> AgentKey | None:
+    """Return the agent whose conversation an unnamed turn continues, if it has an owner."""
+    if not turn.is_kept:
+        return None
+    owned = (prefix.agent for prefix in prefixes if prefix.agent and not prefix.is_replica)
+    agent = next(owned, None)
+    return (turn.tenant, AgentId(agent)) if agent is not None else None
 
 
 def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
@@ -68,17 +108,24 @@ def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
 
     Of a large fleet, it has the owner's measured peers and the nodes with the least load.
     """
-    holders = _holders(fleet.directory, key)
+    holders, now_s = _holders(fleet.directory, key), fleet.clock.monotonic_s()
     if not fleet.nodes.is_large:
-        return FleetSnapshot(fleet.nodes.all(), holders)
+        return FleetSnapshot(fleet.nodes.all(), holders, now_s=now_s)
     names = dict.fromkeys(holder.node for holder in holders)
-    last = fleet.nodes.find(holders[0].node) if holders else None
-    if last is not None:
-        names |= dict.fromkeys(link.peer for link in last.view.links)
-        ranking = fleet.nodes.ranking(last.view.model)
-        work = TurnWork.of(MESSAGE_TOKENS, ANSWER_TOKENS)
-        names |= dict.fromkeys(ranking.cheapest(work, CANDIDATES_MAX, names.__contains__))
-    return FleetSnapshot(fleet.nodes.of(names), holders)
+    if holders:
+        names |= _least_loaded(fleet, holders[0].node)
+    return FleetSnapshot(fleet.nodes.of(names), holders, now_s=now_s)
+
+
+def _least_loaded(fleet: Fleet, home: NodeName) -> dict[NodeName, None]:
+    """Return the nodes of a large fleet that may take an agent from its home."""
+    last = fleet.nodes.find(home)
+    if last is None:
+        return {}
+    names = dict.fromkeys(link.peer for link in last.view.links)
+    ranking = fleet.nodes.ranking(last.view.model)
+    work = TurnWork.of(MESSAGE_TOKENS, ANSWER_TOKENS)
+    return names | dict.fromkeys(ranking.cheapest(work, CANDIDATES_MAX, names.__contains__))
 
 
 def _serves(fleet: Fleet, holder: AgentHolder, given_up: frozenset[NodeName]) -> bool:

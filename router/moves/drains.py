@@ -211,7 +211,7 @@ class Drains:
             return
         try:
             with self._fleet.ledger.shipping(ship):
-                receipt = await self._moves.migrate(*key, ship.target)
+                receipt = await self._moves.migrate(*key, ship.target, holds=False)
         except FabricError as error:
             alias = self._fleet.alias(key)
             _LOG.info("agent %s stays on %s for now: %s", alias, drain.node, error.code)

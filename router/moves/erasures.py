@@ -78,6 +78,7 @@ class Erasures:
         # the erasure, and so keep what the owner is about to remove.
         known.merge([tombstone(self._cluster_key, *key, epoch, call.erased_s)])
         directory.note_erased(key)
+        self._fleet.activity.forget(key)
         for observer in self._observers:
             observer(key)
         nodes = [member.name for member in self._fleet.membership.members]

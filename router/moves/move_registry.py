@@ -80,13 +80,18 @@ class MoveRegistry:
             message = "the agent is being moved to another node"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving") from None
 
-    async def migrate(self, tenant: TenantId, agent: AgentId, to: str) -> MigrationReceipt:
-        """Move an agent; the move continues if the caller is cancelled."""
+    async def migrate(
+        self, tenant: TenantId, agent: AgentId, to: str, *, holds: bool = True
+    ) -> MigrationReceipt:
+        """Move an agent; the move continues if the caller is cancelled.
+
+        With `holds`, placement leaves it on its new node, which a client has chosen.
+        """
         target = self._fleet.require_node(to)
         key = (tenant, agent)
         self.require_not_moving(key)
         self._running[key] = None
-        task = asyncio.create_task(self._run(key, target))
+        task = asyncio.create_task(self._run(key, target, holds=holds))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -104,7 +109,7 @@ class MoveRegistry:
             # The caller may be gone, so log it here.
             _LOG.info("a move failed: %s", getattr(error, "code", type(error).__name__))
 
-    async def _run(self, key: AgentKey, target: NodeName) -> MigrationReceipt:
+    async def _run(self, key: AgentKey, target: NodeName, *, holds: bool) -> MigrationReceipt:
         try:
             await self._fleet.membership.refresh()
             try:
@@ -124,6 +129,8 @@ class MoveRegistry:
             raise
         finally:
             del self._running[key]
+        if holds:
+            self._fleet.activity.hold(key, target)
         if receipt.source != receipt.target:
             self._telemetry.migrated(receipt.seconds, receipt.pause_seconds, receipt.bytes_sent)
         return receipt

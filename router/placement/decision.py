@@ -23,6 +23,22 @@ class Stay:
     """Decision to serve the turn on the node of its agent or conversation."""
 
     node: NodeName
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAgent:
+    """Decision to move an idle agent from its owner, and to serve the turn on the new one."""
+
+    agent: AgentId
+    ship: "Ship"
+    prefill_s: float
+    gain_s: float = 0.0  # estimated, over the turn on the owner
+
+    @property
+    def node(self) -> NodeName:
+        """Node that serves the turn."""
+        return self.ship.target
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,10 @@ def destination(fleet: FleetSnapshot) -> Ship | None:
     """
     held = fleet.owner.view if fleet.owner is not None else None
     agent_bytes = max(held.bytes.hot, held.bytes.disk) if held is not None else 0
-    ships = [ship for ship in routes(fleet) if _fits(ship, fleet.nodes[ship.target])]
-    costs = {ship: cost_s(ship, fleet.nodes[ship.target], agent_bytes) for ship in ships}
+    ships = [ship for ship in routes(fleet) if fits(ship, fleet.nodes[ship.target])]
+    costs = {
+        ship: cost_s(ship, fleet.nodes[ship.target], agent_bytes, fleet.now_s) for ship in ships
+    }
     if not costs:
         return None
     limit_s = tie_limit_s(min(costs.values()))
@@ -55,7 +57,7 @@ def destination(fleet: FleetSnapshot) -> Ship | None:
     return min(near, key=lambda ship: (ship.missing_bytes, held_tokens[ship], ship.target))
 
 
-def cost_s(ship: Ship, node: NodeSnapshot, agent_bytes: int) -> float:
+def cost_s(ship: Ship, node: NodeSnapshot, agent_bytes: int, now_s: float = 0.0) -> float:
     """Estimate the cost of a move and a turn on the target for an agent of `agent_bytes`."""
     view = node.view
     is_roomy = view.free is None or view.free.hot - node.coming_bytes >= agent_bytes
@@ -63,10 +65,11 @@ def cost_s(ship: Ship, node: NodeSnapshot, agent_bytes: int) -> float:
     message_s = prefill_s(MESSAGE_TOKENS, view.prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
     answer_speed = view.decode_tokens_per_s or DECODE_TOKENS_PER_S
     answer_s = decode_s(ANSWER_TOKENS, answer_speed, node.turns)
-    return ship.travel_s + reload_s + node.promised_s + message_s + answer_s
+    return ship.travel_s + reload_s + node.queue_s(now_s) + message_s + answer_s
 
 
-def _fits(ship: Ship, node: NodeSnapshot) -> bool:
+def fits(ship: Ship, node: NodeSnapshot) -> bool:
+    """Return whether a node's disk has room for the agent."""
     free = node.view.free
     return free is None or free.disk - node.coming_bytes >= ship.missing_bytes
 

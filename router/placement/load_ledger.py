@@ -1,4 +1,4 @@
-"""Load that this router has given to nodes and their heartbeats do not report yet.
+"""Load that this router has given to nodes: exact for its own turns, and newer than heartbeats.
 
 Many turns arrive between two heartbeats; without the ledger, all would go to the same idle node,
 and all agents of a draining node to the same empty one.
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
+from router.placement import seconds
 from router.placement.decision import Ship
 
 
@@ -45,18 +47,25 @@ class Ledger:
             self._last_cold[node] = self._count
         return Booking(node, prefill_s)
 
+    def rebook(self, entry: Booking, left_tokens: int, tokens_per_s: float) -> None:
+        """Correct the prefill that is left of a running turn; a speed of 0 is unknown."""
+        if not entry.open:
+            return
+        prefill_s = seconds.prefill_s(left_tokens, tokens_per_s or PREFILL_TOKENS_PER_S)
+        total_s = self._prefill_s.get(entry.node, 0.0) + prefill_s - entry.prefill_s
+        self._prefill_s[entry.node] = max(0.0, total_s)
+        entry.prefill_s = prefill_s
+        self.changed.add(entry.node)
+
     def prefilled(self, entry: Booking) -> None:
         """Remove a turn's prefill from its node's load."""
-        left_s = self._prefill_s.get(entry.node, 0.0) - entry.prefill_s
-        self._prefill_s[entry.node] = max(0.0, left_s)
-        self.changed.add(entry.node)
-        entry.prefill_s = 0.0
+        self.rebook(entry, 0, 0.0)
 
     def end(self, entry: Booking) -> None:
         """Close a booking; closing twice is no error."""
         if entry.open:
-            entry.open = False
             self.prefilled(entry)
+            entry.open = False
             self._turns[entry.node] -= 1
 
     @contextmanager

@@ -3,9 +3,12 @@
     named     node of its first turn ─▶ its owner ─▶ the cheapest, counting replicas
     unnamed   owner of the conversation it continues ─▶ the cheapest; of equals, its group's or home
 
+An idle agent is moved from its owner where that serves the turn sooner (`agent_moves`).
+
 Pure: a decision depends on its arguments alone.
 """
 
+import heapq
 import math
 from collections.abc import Container, Sequence
 
@@ -15,7 +18,9 @@ from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import BLOCK_TOKENS
-from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.limits import MOVE_TARGETS_MAX
+from router.placement.agent_moves import cheaper_move, move_to, with_memory
+from router.placement.decision import Load, MoveAgent, Recompute, Stay, TurnFacts
 from router.placement.seconds import (
     Job,
     NodeCandidate,
@@ -43,7 +48,7 @@ class Placement:
         """Whether it needs all nodes of a large fleet, not the few that may be the cheapest."""
         return self._policy is not Policy.SECONDS
 
-    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | MoveAgent | Load | Recompute:
         """Return the node that serves a turn; raise RetryLaterError if none can.
 
         A node that is up keeps its agents, and one that is starting again gets time to return.
@@ -51,10 +56,39 @@ class Placement:
         if turn.agent is not None:
             serving = _holder(turn, fleet, SERVING)
             latest_copy = _holder(turn, fleet, (HolderRole.COPY,))
-            return Stay(serving) if serving else self._begin(turn, fleet, latest_copy)
+            if serving is not None:
+                return self._stay_or_move(turn, fleet, serving)
+            return self._begin(turn, fleet, latest_copy)
         # The baselines place every unnamed turn.
         continued = _continued(turn, fleet) if self._policy is Policy.SECONDS else None
-        return Stay(continued) if continued else self._begin(turn, fleet, _home(turn, fleet))
+        if continued is not None:
+            return self._stay_or_move(turn, fleet, continued)
+        return self._begin(turn, fleet, _home(turn, fleet))
+
+    def _stay_or_move(
+        self, turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName
+    ) -> Stay | MoveAgent:
+        """Serve the turn on the agent's node, or on another one once it was moved there."""
+        home, owner = fleet.nodes[serving], fleet.owner
+        may_move = fleet.is_idle and home.is_alive and owner is not None and owner.node == serving
+        others = [
+            node
+            for node in fleet.nodes.values()
+            if node.is_ready and node.name not in turn.given_up | {serving}
+        ]
+        least_busy = _least_busy(others, fleet.now_s, MOVE_TARGETS_MAX if may_move else 0)
+        candidates = _candidates(turn, fleet, [home, *least_busy])
+        missing_tokens = turn.prompt_tokens - candidates[0].cached_tokens
+        stay = Stay(serving, prefill_s(missing_tokens, candidates[0].prefill_tokens_per_s))
+        options = with_memory(turn, fleet, candidates) if may_move else []
+        if self._policy is Policy.SECONDS:
+            return cheaper_move(turn, fleet, options) or stay
+        if not options or fleet.agent is None:
+            return stay
+        job = Job(turn.prompt_tokens, turn.completion_tokens_max)
+        chosen = place(job, [node for node, _ in options], self._policy)
+        ship = next(ship for node, ship in options if node is chosen)
+        return stay if ship is None else move_to(turn, fleet.agent, chosen, ship)
 
     def _begin(
         self, turn: TurnFacts, fleet: FleetSnapshot, home: NodeName | None
@@ -144,6 +178,13 @@ def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     return _first_up(turn, fleet, [*known, *fleet.group_nodes]) or _hashed_home(turn, fleet)
 
 
+def _least_busy(nodes: Sequence[NodeSnapshot], now_s: float, count_max: int) -> list[NodeSnapshot]:
+    def order(node: NodeSnapshot) -> tuple[float, int, float, NodeName]:
+        return node.queue_s(now_s), node.turns, -node.view.prefill_tokens_per_s, node.name
+
+    return heapq.nsmallest(count_max, nodes, key=order)
+
+
 def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) -> NodeName | None:
     for name in names:
         node = fleet.nodes.get(name)
@@ -182,7 +223,7 @@ def _candidates(
     prefill, decode = assumed_rates(prefill, PREFILL_TOKENS_PER_S), assumed_rates(decode, 0.0)
     prefixes = {prefix.node: prefix for prefix in fleet.prefixes}
     return [
-        _candidate(turn, node, prefixes.get(node.name), *rates)
+        _candidate(turn, node, prefixes.get(node.name), *rates, now_s=fleet.now_s)
         for node, *rates in zip(nodes, prefill, decode, strict=True)
     ]
 
@@ -193,6 +234,8 @@ def _candidate(
     prefix: PrefixHolder | None,
     prefill_tokens_per_s: float,
     decode_tokens_per_s: float,
+    *,
+    now_s: float,
 ) -> NodeCandidate:
     cached, from_disk_s = 0, 0.0
     if prefix is not None:
@@ -206,8 +249,7 @@ def _candidate(
         name=node.name,
         prefill_tokens_per_s=prefill_tokens_per_s,
         decode_tokens_per_s=decode_tokens_per_s,
-        # The ledger is newer than a heartbeat, which may count turns that have ended.
-        queue_s=node.promised_s,
+        queue_s=node.queue_s(now_s),
         active=node.turns,
         cached_tokens=cached,
         load_s=from_disk_s,

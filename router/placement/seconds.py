@@ -21,6 +21,8 @@ from router.placement.snapshot import FleetTotals
 SHIP_START_S = 0.03
 BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size
 TOKENS_PER_S_MIN = 1.0
+SHORT_PROMPT_TOKENS = 512  # what is left of a prompt that overtakes others (docs/scheduling.md)
+CHUNK_S = 0.5  # of a long prompt, which a short one waits for
 STICKINESS_S = 0.15
 STICKINESS_SHARE = 0.1
 
@@ -98,7 +100,7 @@ def _prompt_s(job: Job, node: NodeCandidate) -> float:
     return min(anew_s, node.load_s + prefill_s(job.prompt_tokens - node.cached_tokens, rate))
 
 
-def _answer_s(job: Job, node: NodeCandidate) -> float:
+def answer_s(job: Job, node: NodeCandidate) -> float:
     """Estimate the answer's seconds and those by which it slows down others."""
     if node.decode_tokens_per_s <= 0:
         return 0.0
@@ -113,9 +115,19 @@ def answer_factor(active: int) -> float:
     return with_us + active * (with_us - without_us)
 
 
+def first_token_s(job: Job, node: NodeCandidate) -> float:
+    """Estimate the seconds until the first token of `job` on `node`.
+
+    A node lets short prompts overtake long ones: they wait for a chunk, not for the queue.
+    """
+    is_short = job.prompt_tokens - node.cached_tokens <= SHORT_PROMPT_TOKENS
+    queue_s = min(node.queue_s, CHUNK_S) if is_short else node.queue_s
+    return queue_s + _prompt_s(job, node)
+
+
 def cost_s(job: Job, node: NodeCandidate) -> float:
     """Estimate the seconds that serving `job` on `node` costs, without stickiness."""
-    return node.queue_s + _prompt_s(job, node) + _answer_s(job, node)
+    return node.queue_s + _prompt_s(job, node) + answer_s(job, node)
 
 
 def whole_cost_s(job: Job, node: NodeCandidate) -> float:
@@ -168,7 +180,7 @@ def _overload_s(job: Job, node: NodeCandidate) -> float:
     """
     if not node.over_share:
         return 0.0
-    work_s = prefill_s(job.prompt_tokens, node.prefill_tokens_per_s) + _answer_s(job, node)
+    work_s = prefill_s(job.prompt_tokens, node.prefill_tokens_per_s) + answer_s(job, node)
     return max(2 * STICKINESS_S, work_s)
 
 

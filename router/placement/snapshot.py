@@ -51,7 +51,8 @@ class NodeSnapshot:
     is_alive: bool = True  # answered within SUSPECT_S
     is_up: bool = True  # its lease has not expired
     is_returning: bool = False  # was lost, and is starting again
-    promised_s: float = 0.0  # unfinished prefill
+    promised_s: float = 0.0  # unfinished prefill of this router's turns
+    queue_end_s: float = 0.0  # when the prefill that the node itself reported will have ended
     turns: int = 0  # running
     agents: int = 0  # on the node, including those just given to it
     turn_order: int = 0  # the higher, the later it was given any turn
@@ -61,6 +62,13 @@ class NodeSnapshot:
     @property
     def name(self) -> NodeName:
         return self.view.name
+
+    def queue_s(self, now_s: float) -> float:
+        """Return the seconds of prefill before a turn that is sent now.
+
+        The ledger is exact for this router's turns; the node also counts those of others.
+        """
+        return max(self.promised_s, self.queue_end_s - now_s)
 
     @property
     def held_tokens(self) -> int:
@@ -99,6 +107,10 @@ class FleetSnapshot:
     group_nodes: tuple[NodeName, ...] = ()  # owners of other conversations of the group
     totals: FleetTotals | None = None  # where `nodes` are not all
     home: NodeName | None = None  # likewise: the node of conversations without any trace
+    now_s: float = 0.0  # by the router's clock
+    agent: AgentId | None = None  # that the turn names or continues
+    is_idle: bool = False  # the agent: it has no running turn, and placement may move it
+    moved_lately: bool = False  # the agent, by a decision of placement
 
     @property
     def owner(self) -> AgentHolder | None:

@@ -4,6 +4,7 @@
     least-load    the node with the fewest seconds of unfinished prompts, then the fewest turns
     sticky        least load for the first turn of an agent, then always its owner
     prefix-only   the node with the longest prefix, then the least load
+    no moves      the shipped placement, whose agents stay with their owners
     dynamo        NVIDIA Dynamo's documented linear cost, in blocks (docs/simulate.md)
 
 A baseline moves no memory: a turn that it sends to another node is computed there. Each keeps its
@@ -12,13 +13,13 @@ own account of load, so that none depends on what the shipped router books for i
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
-from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.placement.decision import Load, MoveAgent, Recompute, Stay, TurnFacts
 from router.placement.placement import Placement
 from router.placement.seconds import prefill_s
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
@@ -132,6 +133,14 @@ def _owner(fleet: FleetSnapshot) -> NodeName | None:
 
 def _speed(node: NodeSnapshot) -> float:
     return node.view.prefill_tokens_per_s or PREFILL_TOKENS_PER_S
+
+
+class NoMoves(Placement):
+    """The shipped placement, except that no agent is moved for its next turn."""
+
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | MoveAgent | Load | Recompute:
+        """Return the node of a turn; raise RetryLaterError if none can serve it."""
+        return super().decide(turn, replace(fleet, is_idle=False))
 
 
 class LeastLoad(Baseline):

@@ -10,7 +10,14 @@ from fabric.errors import RejectedError
 from router.placement.placement import Placement
 from router.placement.seconds import Policy
 from router.simulate.agent_loops import AGENT_LOOPS
-from router.simulate.baselines import DynamoLinear, LeastLoad, PrefixOnly, RoundRobin, Sticky
+from router.simulate.baselines import (
+    DynamoLinear,
+    LeastLoad,
+    NoMoves,
+    PrefixOnly,
+    RoundRobin,
+    Sticky,
+)
 from router.simulate.shared_beginnings import SHARED_BEGINNINGS
 from router.simulate.workload import Workload
 
@@ -38,13 +45,14 @@ TUNED: Final = "dynamo-tuned"  # the best of all scales, for each workload and l
 DYNAMO_SCALES: Final = (1, 4, 16, 64, 256)
 TUNED_FROM: Final = tuple(f"dynamo-{scale}" for scale in DYNAMO_SCALES)
 COMPARED: Final = (
-    *(SHIPPED, "sticky", "least-load", "round-robin", "prefix-only"),
+    *(SHIPPED, "seconds-no-moves", "sticky", "least-load", "round-robin", "prefix-only"),
     *(TUNED_FROM[0], TUNED),
 )
 
 _MAKERS: Final = MappingProxyType[str, Callable[[], Placement]](
     {
         SHIPPED: Placement,
+        "seconds-no-moves": NoMoves,
         "router-least-load": partial(Placement, Policy.LEAST_LOAD),
         "router-round-robin": partial(Placement, Policy.ROUND_ROBIN),
         "sticky": Sticky,

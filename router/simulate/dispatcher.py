@@ -11,6 +11,7 @@ from fabric.ids import DEFAULT_TENANT, AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Identity, IdentityKind, Sampling
+from router.placement.decision import MoveAgent
 from router.placement.load_ledger import Booking
 from router.prompt import Prompt
 from router.simulate.content import BYTES_PER_TOKEN
@@ -67,17 +68,19 @@ class TurnAttempt:
     asked_s: float
     ticket: int
     given_up: set[NodeName] = field(default_factory=set)
+    has_moved: bool = False  # its agent, by the decision to serve it elsewhere
     lost_since_s: float | None = None
     first_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Sent:
     """Attempt on one node, with its booking."""
 
     attempt: TurnAttempt
     target: Target
     booking: Booking
+    is_admitted: bool = False
 
 
 class Dispatcher:
@@ -137,10 +140,15 @@ class Dispatcher:
             self.moves.when_moved(key, partial(self._place, attempt))
             return
         try:
-            target = self._router.targets.choose(attempt.request, frozenset(attempt.given_up))
+            target = self._router.targets.choose(
+                attempt.request, frozenset(attempt.given_up), may_move=not attempt.has_moved
+            )
         except RetryLaterError as error:
             attempt.given_up.clear()
             self._timeline.after(error.retry_after_s, self._place, attempt)
+            return
+        if target.move is not None:
+            self._move_first(attempt, target.move)
             return
         if target.reservation is not None:
             target.reservation.turns_count += 1
@@ -148,6 +156,19 @@ class Dispatcher:
         if self._observer is not None:
             self._observer.began(attempt.ticket, target.node)
         self._timeline.after(HOP_S, self._deliver, Sent(attempt, target, booking))
+
+    def _move_first(self, attempt: TurnAttempt, move: MoveAgent) -> None:
+        """Move the idle agent of a turn, then place the turn again."""
+        key, ledger = (DEFAULT_TENANT, move.agent), self._fleet.ledger
+        attempt.has_moved = True
+        self._fleet.activity.note_move(key)
+        booking = ledger.begin(move.node, move.prefill_s, cold=False)
+
+        def place() -> None:
+            ledger.end(booking)
+            self._place(attempt)
+
+        self.moves.move(key, move.ship, place)
 
     def _deliver(self, sent: Sent) -> None:
         """Hand a turn to its node, which admits it at once."""
@@ -172,6 +193,8 @@ class Dispatcher:
         if sent.target.reservation is not None:
             sent.target.reservation.epoch = epoch
         self._fleet.note_holding(key, machine.name, epoch, OwnerState.OWNED)
+        self._fleet.activity.begin_turn(key)
+        sent.is_admitted = True
         prompt = attempt.request.prompt
         self._fleet.sketches.put(
             DEFAULT_TENANT, machine.name, turn.agent, prompt.sketch, opening=prompt.opening
@@ -235,6 +258,9 @@ class Dispatcher:
         if sent.booking.open and reservation is not None and key is not None:
             self._fleet.directory.release(key, reservation)
         self._fleet.ledger.end(sent.booking)
+        if sent.is_admitted and key is not None:
+            self._fleet.activity.end_turn(key)
+            sent.is_admitted = False
         if self._observer is not None:
             self._observer.ended(sent.attempt.ticket)
 

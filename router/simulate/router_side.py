@@ -71,7 +71,12 @@ class RouterSide:
     """Fleet and targets of the shipped router, with one placement."""
 
     def __init__(
-        self, timeline: Timeline, machines: Mapping[NodeName, Machine], placement: Placement
+        self,
+        timeline: Timeline,
+        machines: Mapping[NodeName, Machine],
+        placement: Placement,
+        *,
+        moves_agents: bool = True,
     ) -> None:
         self._timeline = timeline
         self._links = {name: MachineLink(machine) for name, machine in machines.items()}
@@ -84,7 +89,7 @@ class RouterSide:
             expected=ExpectedNodes(),
             life=ROUTER_LIFE,
         )
-        self.targets = Targets(self.fleet, placement, Telemetry())
+        self.targets = Targets(self.fleet, placement, Telemetry(), moves_agents=moves_agents)
         run_now(self.fleet.membership.discover())
 
     async def _roster(self) -> Mapping[NodeName, ControlTransport]:

@@ -53,7 +53,7 @@ class OpenTurn:
         started_s: float,
         clock: Clock,
         telemetry: Telemetry,
-        on_first: Callable[[], None],
+        on_prefilled: Callable[[int], None],
         on_end: Callable[[str, int, float], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
@@ -66,7 +66,7 @@ class OpenTurn:
         self._started_s = started_s
         self._clock = clock
         self._telemetry = telemetry
-        self._on_first = on_first
+        self._on_prefilled = on_prefilled  # how many of its tokens, of the prompt's
         self._on_end = on_end
         self._follow = follow
         self._is_current = is_current
@@ -91,6 +91,7 @@ class OpenTurn:
             async for event in self._all_events():
                 if isinstance(event, Prefilling):
                     self.prefilled_tokens = event.tokens
+                    self._on_prefilled(event.tokens)
                     continue
                 self.prefilled_tokens = None
                 if is_first:
@@ -156,7 +157,7 @@ class OpenTurn:
 
     def _first_token(self) -> None:
         self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
-        self._on_first()
+        self._on_prefilled(self.admitted.prompt_tokens)
 
 
 def _answer_event(event: Event) -> AnswerEvent | ToolCallPart:

@@ -1,6 +1,7 @@
 """Target of a turn: its node and epoch. The only place that chooses them.
 
-    owner known, lease alive ──▶ the owner; above any epoch given to another meanwhile
+    owner known, lease alive ──▶ the owner, or the node to which it is moved first; at an
+                                 epoch above any given to another meanwhile
     owner silent             ──▶ the owner until the turn gives it up, then another at epoch + 1
     owner starting again     ──▶ the same
     owner expired            ──▶ another at epoch + 1
@@ -11,13 +12,13 @@ Nothing is awaited between the snapshot of the fleet and the record of the decis
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey, NodeName
 from router.fleet import snapshots
 from router.fleet.directory import StartReservation
 from router.fleet.fleet import Fleet
-from router.placement.decision import Load, Recompute, Stay
+from router.placement.decision import Load, MoveAgent, Recompute, Stay
 from router.placement.placement import Placement, recompute_s
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
@@ -34,30 +35,48 @@ class Target:
     waits: bool
     prefill_s: float = 0.0
     cold: bool = False
+    move: MoveAgent | None = None  # to be made first; then the target is chosen again
     reservation: StartReservation | None = None
 
 
 class Targets:
     """Targets by the placement's decisions, with reservations for agents that start."""
 
-    def __init__(self, fleet: Fleet, placement: Placement, telemetry: Telemetry) -> None:
+    def __init__(
+        self, fleet: Fleet, placement: Placement, telemetry: Telemetry, *, moves_agents: bool
+    ) -> None:
+        """Choose by `placement`; with `moves_agents`, it may move idle agents."""
         self._fleet = fleet
         self._placement = placement
         self._telemetry = telemetry
+        self._moves_agents = moves_agents
 
-    def choose(self, turn: TurnRequest, given_up: frozenset[NodeName]) -> Target:
-        """Return a turn's next target; raise RetryLaterError if no node can take it."""
+    def choose(
+        self, turn: TurnRequest, given_up: frozenset[NodeName], *, may_move: bool = False
+    ) -> Target:
+        """Return a turn's next target; raise RetryLaterError if no node can take it.
+
+        With `may_move`, it may be a node to which the idle agent must be moved first.
+        """
         near = turn.near
         if turn.key is None and near and near not in given_up and self._fleet.is_up(near):
             return Target(near, epoch=0, waits=True)
         facts = snapshots.facts_of(turn, given_up)
-        is_whole = self._placement.compares_all
-        fleet = snapshots.of_turn(self._fleet, turn, given_up, is_whole=is_whole)
+        fleet = snapshots.of_turn(
+            self._fleet,
+            turn,
+            given_up,
+            is_whole=self._placement.compares_all,
+            may_move=may_move and self._moves_agents,
+        )
         decision = self._placement.decide(facts, fleet)
+        if isinstance(decision, MoveAgent):
+            return Target(decision.node, 0, True, decision.prefill_s, move=decision)
         if turn.key is None:
             return _target_by_content(decision)
         if isinstance(decision, Stay):
-            return self._target_at_owner(turn.key, decision.node)
+            target = self._target_at_owner(turn.key, decision.node)
+            return replace(target, prefill_s=decision.prefill_s)
         return self._target_of_start(turn.key, decision)
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
@@ -94,12 +113,12 @@ class Targets:
         epoch = self._fleet.begin_epoch(key)
         reservation = directory.reserve(key, node, epoch)
         is_cold = isinstance(decision, Recompute)
-        return Target(node, epoch, False, decision.prefill_s, is_cold, reservation)
+        return Target(node, epoch, False, decision.prefill_s, is_cold, reservation=reservation)
 
 
 def _target_by_content(decision: Stay | Load | Recompute) -> Target:
     # The node finds the agent by content, so the epoch is unknown here.
     if isinstance(decision, Stay):
-        return Target(decision.node, epoch=0, waits=True)
+        return Target(decision.node, 0, True, decision.prefill_s)
     is_cold = isinstance(decision, Recompute)
     return Target(decision.node, 0, not is_cold, decision.prefill_s, is_cold)

@@ -25,9 +25,16 @@ from router.events import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError, remote_error
-from router.limits import COMING_FACTOR, COMING_S_MIN, OWNER_WAIT_S_MAX
+from router.limits import (
+    COMING_FACTOR,
+    COMING_S_MIN,
+    MOVE_PATIENCE,
+    MOVE_START_S,
+    OWNER_WAIT_S_MAX,
+)
 from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery
+from router.placement.decision import MoveAgent
 from router.placement.load_ledger import Booking
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
@@ -62,6 +69,7 @@ class Attempt:
     waiting: AwaitedNodes
     goes_first: bool = False  # the client has read a part of the answer already
     lost_since_s: float | None = None
+    has_moved: bool = False  # the decision to move its agent is not repeated
     has_refreshed: bool = False
     given_up: set[NodeName] = field(default_factory=set)
 
@@ -78,6 +86,8 @@ class Turns:
         takeover_after_s: float,
         placement: Placement,
         hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
+        *,
+        moves_agents: bool = True,
     ) -> None:
         self._fleet = fleet
         self._moves = moves
@@ -88,7 +98,7 @@ class Turns:
         self._hint = hint
         self.running = RunningTurns()
         self._models = ModelCheck(fleet)
-        self._targets = Targets(fleet, placement, telemetry)
+        self._targets = Targets(fleet, placement, telemetry, moves_agents=moves_agents)
         self._owner_wait = OwnerWait(fleet)
 
     async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
@@ -125,9 +135,12 @@ class Turns:
         edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
         publish = self._fleet.events.publish if turn.is_kept else _discard
         publish(TurnBegan.of(turn.tenant, placed.first))
+        self._rebook(placed, 0)
+        self._fleet.activity.begin_turn(key)
 
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
             self.running.discard(breaker)
+            self._fleet.activity.end_turn(key)
             placed.end()  # on the node where it runs by then
             publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
 
@@ -153,7 +166,7 @@ class Turns:
             started_s=started_s,
             clock=self._fleet.clock,
             telemetry=self._telemetry,
-            on_first=lambda: self._fleet.ledger.prefilled(placed.entry),
+            on_prefilled=lambda tokens: self._rebook(placed, tokens),
             on_end=end,
             follow=follow,
             alias=self._fleet.alias(key),
@@ -161,6 +174,13 @@ class Turns:
             on_unsaved=lambda: self._fleet.membership.look_at(placed.first.node),
             breaker=breaker,
         )
+
+    def _rebook(self, placed: AdmittedTurn, done_tokens: int) -> None:
+        """Correct a turn's load by what its node has reported of its prompt."""
+        member = self._fleet.membership.find(placed.first.node)
+        speed = member.view.prefill_tokens_per_s if member and member.view else 0.0
+        left_tokens = placed.first.prompt_tokens - max(done_tokens, placed.first.cached_tokens)
+        self._fleet.ledger.rebook(placed.entry, left_tokens, speed)
 
     async def _admit(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
@@ -170,7 +190,12 @@ class Turns:
         while True:
             key = turn.key
             await self._await_ownership(turn, attempt)
-            target = self._targets.choose(turn, frozenset(attempt.given_up))
+            may_move = not (attempt.has_moved or goes_first or turn.resume)
+            target = self._targets.choose(turn, frozenset(attempt.given_up), may_move=may_move)
+            if target.move is not None:
+                attempt.has_moved = True
+                await self._move_first(turn, target.move)
+                continue
             try:
                 placed = await self._send(turn, target)
             except NodeLostError as error:
@@ -240,6 +265,26 @@ class Turns:
         owner = directory.owner(key)
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)
+
+    async def _move_first(self, turn: TurnRequest, move: MoveAgent) -> None:
+        """Move an idle agent to the node that serves its turn sooner; a failure is no error.
+
+        A move that takes longer than expected goes on, while the owner serves the turn.
+        """
+        fleet, ship, key = self._fleet, move.ship, (turn.tenant, move.agent)
+        alias = fleet.alias(key)
+        _LOG.info("agent %s moves first: %.1f s sooner on %s", alias, move.gain_s, ship.target)
+        fleet.activity.note_move(key)
+        entry = fleet.ledger.begin(ship.target, move.prefill_s, cold=False)
+        try:
+            async with asyncio.timeout(MOVE_START_S + MOVE_PATIENCE * ship.travel_s):
+                with fleet.ledger.shipping(ship):
+                    await self._moves.migrate(*key, ship.target, holds=False)
+        except (FabricError, TimeoutError) as error:
+            reason = getattr(error, "code", "slow")
+            _LOG.info("agent %s: its turn does not wait for the move (%s)", alias, reason)
+        finally:
+            fleet.ledger.end(entry)
 
     async def _send(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
         fleet, reservation = self._fleet, target.reservation

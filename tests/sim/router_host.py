@@ -99,7 +99,9 @@ class RouterHost:
         clock = SimClock(world.loop, 1e6 * self.incarnation)
         access = NodeAccess(roster, connect, clock)
         count = len(world.nodes) if world.counts_nodes else 0
-        settings = RouterSettings(replicas=world.replicas, nodes_expected=count)
+        settings = RouterSettings(
+            replicas=world.replicas, nodes_expected=count, moves_idle_agents=world.moves_agents
+        )
         self.services = assemble(access, settings, CLUSTER_KEY, roster_store=self.shelf)
         self.hibernations = Hibernations(self.services.fleet, self.services.moves)
         world.note(f"the router serves as incarnation {self.incarnation}")

@@ -36,6 +36,7 @@ def play(script, settings=None, seed=1):
     asyncio.set_event_loop(loop)
     world = World(seed, loop)
     world.kind, world.replicas, world.uses_http = FULL, 0, False
+    world.moves_agents = False
     loop.start_worker = None
     for host in world.nodes.values():
         host._settings = settings or host._settings

@@ -32,6 +32,7 @@ class Script(World):
         self.settings = self._settings
         self.uses_http, self.replicas, self.is_slow = True, 0, False
         self.counts_nodes, self.device_failure_chance, self.is_short = True, 0.0, False
+        self.moves_agents = False
         for host in self.nodes.values():
             host._settings = replace(self._settings)
         self._operations = 0

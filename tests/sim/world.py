@@ -88,6 +88,7 @@ class World:
         self.replicas = shape.choice([0, 0, 0, 1])
         # Otherwise a new router expects only the nodes of its stored roster.
         self.counts_nodes = self.stream("configuration").random() < 0.5
+        self.moves_agents = self.stream("stay or move").random() < 0.5  # by the router's decision
         if shape.random() < 0.5:
             self.loop.start_worker = self._start_worker
         self.speeds = [500, 2_000, 8_000]

@@ -142,6 +142,8 @@ def test_the_ledger_counts_until_the_first_token_and_until_the_end():
     two = ledger.begin("a", 3.0, cold=False)
 
     assert (ledger.prefill_s("a"), ledger.turns("a")) == (5.0, 2)
+    ledger.rebook(one, 1_500, 1_000.0)
+    assert ledger.prefill_s("a") == 4.5
     ledger.prefilled(one)
     ledger.prefilled(one)
     assert (ledger.prefill_s("a"), ledger.turns("a")) == (3.0, 2)

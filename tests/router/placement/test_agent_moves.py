@@ -1,0 +1,172 @@
+"""Moves of idle agents by placement: stay or move, compared in seconds."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabric.control.node_calls import DRAINING, AgentView, TierBytes
+from fabric.ids import AgentId, NodeName, TenantId
+from fabric.record.manifest import OwnerState
+from router.placement.decision import MoveAgent, Stay, TurnFacts
+from router.placement.placement import Placement
+from router.placement.seconds import Policy
+from router.placement.snapshot import HolderRole, PrefixHolder
+from tests.router.placement.snapshots import fleet, holder, node
+
+ALICE = AgentId("alice")
+TURN = TurnFacts("m", 11_000, 16, "t:alice", agent=ALICE)
+TOKENS = 9_500  # of the agent
+LINK_BYTES_PER_S = 1e9 / 8  # assumed between nodes that have measured nothing
+BUSY = {"promised_s": 20.0, "turns": 8}
+
+
+def memory(size_bytes=95_000_000, tokens=TOKENS, tiers=("hot", "disk")):
+    return AgentView(
+        tenant=TenantId("t"),
+        agent=ALICE,
+        group=None,
+        node=NodeName("a"),
+        state=OwnerState.OWNED,
+        epoch=1,
+        revision=1,
+        tokens=tokens,
+        blocks=1,
+        bytes=TierBytes(size_bytes, size_bytes),
+        tiers=tiers,
+        busy=False,
+        created_s=0.0,
+        used_s=0.0,
+    )
+
+
+def owned(*nodes, view=None, copy=None, **known):
+    """Make a fleet in which node a owns an idle agent, and node b may have an older copy."""
+    holders = [holder("a", HolderRole.OWNER, view or memory())]
+    if copy is not None:
+        holders.append(holder("b", HolderRole.COPY, copy))
+    given = {"agent": ALICE, "is_idle": True, "holders": tuple(holders)} | known
+    return fleet(*nodes, **given)
+
+
+A, B = node("a"), node("b")
+BUSY_A = node("a", known=BUSY)
+
+
+def decide(snapshot, turn=TURN, policy=Policy.SECONDS):
+    return Placement(policy).decide(turn, snapshot)
+
+
+def test_an_agent_leaves_a_long_queue_for_an_idle_node():
+    decision = decide(owned(BUSY_A, B))
+
+    assert isinstance(decision, MoveAgent)
+    assert decision.agent == ALICE
+    assert decision.ship.source == "a"
+    assert decision.node == "b"
+    assert decision.prefill_s == pytest.approx((11_000 - TOKENS) / 1_000)
+    assert 15 < decision.gain_s < 20
+
+
+def test_the_queue_that_the_node_reported_counts_and_gets_shorter():
+    busy = node("a", known={"queue_end_s": 120.0})
+
+    assert isinstance(decide(owned(busy, B, now_s=100.0)), MoveAgent)
+    assert isinstance(decide(owned(busy, B, now_s=119.9)), Stay)
+
+
+def test_a_short_prompt_that_overtakes_long_ones_stays():
+    """The rest of the prompt waits for a chunk of the queue, which costs less than the move."""
+    large = memory(round(LINK_BYTES_PER_S / 2))
+    short = replace(TURN, prompt_tokens=TOKENS + 100)
+
+    assert isinstance(decide(owned(BUSY_A, B, view=large), short), Stay)
+    assert isinstance(decide(owned(BUSY_A, B, view=large)), MoveAgent)
+
+
+def test_a_move_that_delays_the_end_of_the_answer_is_not_made():
+    slow = owned(node("a", decode=60.0, known=BUSY), node("b", decode=0.5))
+
+    assert isinstance(decide(slow, replace(TURN, completion_tokens_max=256)), Stay)
+
+
+STAYS = {
+    "equal nodes": owned(A, B),
+    "a queue that is shorter than the price": owned(node("a", known={"promised_s": 0.3}), B),
+    "speeds of one class": owned(node("a", prefill=900.0), node("b", prefill=1_100.0)),
+    "a running turn": owned(BUSY_A, B, is_idle=False),
+    "a busier target": owned(BUSY_A, node("b", known={"promised_s": 30.0})),
+    "a target of another model's bits": owned(BUSY_A, node("b", fingerprint="g")),
+    "a draining target": owned(BUSY_A, node("b", state=DRAINING)),
+    "a degraded target": owned(BUSY_A, node("b", degraded="disk full")),
+    "a target without room": owned(BUSY_A, node("b", free=TierBytes(1 << 40, 1_000))),
+    "bytes that take longer than the queue": owned(
+        BUSY_A, B, view=memory(round(25 * LINK_BYTES_PER_S))
+    ),
+    "an owner that is not answering": owned(node("a", known=BUSY | {"is_alive": False}), B),
+    "an agent of unknown size": fleet(BUSY_A, B, holders=(holder("a"),), agent=ALICE, is_idle=True),
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+def test_an_agent_stays_on_its_node_for(why):
+    decision = decide(STAYS[why])
+
+    assert isinstance(decision, Stay)
+    assert decision.node == "a"
+
+
+def test_a_copy_makes_the_move_cheap():
+    large = memory(round(25 * LINK_BYTES_PER_S))
+    decision = decide(owned(BUSY_A, B, view=large, copy=large))
+
+    assert isinstance(decision, MoveAgent)
+    assert decision.ship.missing_bytes == 0
+
+
+def test_the_bytes_travel_while_the_targets_queue_gets_shorter():
+    view = memory(round(4 * LINK_BYTES_PER_S))
+    idle = decide(owned(BUSY_A, B, view=view))
+    queued = decide(owned(BUSY_A, node("b", known={"promised_s": 4.0}), view=view))
+
+    assert queued.gain_s == pytest.approx(idle.gain_s, abs=0.5)
+
+
+def test_a_much_faster_node_attracts_long_prompts():
+    turn = replace(TURN, prompt_tokens=30_000)
+    decision = decide(owned(node("a", prefill=300.0), node("b", prefill=2_000.0)), turn)
+
+    assert isinstance(decision, MoveAgent)
+
+
+def test_an_agent_that_moved_lately_needs_a_larger_gain():
+    for queue_s, moves in ((0.6, False), (20.0, True)):
+        nodes = node("a", known={"promised_s": queue_s}), B
+        small = memory(1_000_000)
+        assert isinstance(decide(owned(*nodes, view=small)), MoveAgent)
+        assert isinstance(decide(owned(*nodes, view=small, moved_lately=True)), MoveAgent) is moves
+
+
+def test_an_agent_found_by_content_moves_like_a_named_one():
+    prefixes = (PrefixHolder(NodeName("a"), 0.95, ALICE, is_resident=True),)
+    turn = replace(TURN, agent=None)
+    decision = decide(owned(BUSY_A, B, prefixes=prefixes), turn)
+
+    assert isinstance(decision, MoveAgent)
+    assert decision.agent == ALICE
+
+
+def test_baselines_place_named_agents_too():
+    idle_b = node("b", known={"turn_order": 1})
+    for policy in (Policy.LEAST_LOAD, Policy.ROUND_ROBIN):
+        snapshot = owned(node("a", known=BUSY | {"turn_order": 2}), idle_b)
+        assert decide(snapshot, policy=policy).node == "b"
+        assert (
+            decide(owned(A, node("b", known=BUSY | {"turn_order": 2})), policy=policy).node == "a"
+        )
+
+
+def test_only_the_least_busy_nodes_of_a_large_fleet_are_weighed():
+    crowd = [node(f"n{at}", known={"promised_s": 60.0 + at}) for at in range(200)]
+    decision = decide(owned(BUSY_A, *crowd, node("z")))
+
+    assert decision.node == "z"
