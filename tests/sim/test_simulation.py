@@ -60,7 +60,7 @@ FOUND_BY = {
     "windows_stay_on_disk": (0,),
     "states_stay_on_disk": (0,),
     "receipts_count_no_derived_memory": (19,),
-    "the_stored_roster_is_not_read": (220,),
+    "the_stored_roster_is_not_read": (205, 220),
     "turns_do_not_wait_for_their_owner": (74, 78, 251, 309),
     "private_memory_is_lent": (40, 24),
     "private_moves_are_lent": (22, 24),
