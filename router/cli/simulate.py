@@ -31,7 +31,8 @@ def add_simulate(commands: Any) -> None:
     add("--load", action="append", type=_positive, default=[], metavar="SHARE",
         help="of the fleet's capacity; may be repeated (default: 0.75)")  # fmt: skip
     add("--seeds", type=_count, default=_DEFAULT.seeds, help="how many (default: 3)")
-    add("--first-seed", type=int, default=_DEFAULT.first_seed, metavar="N")
+    add("--first-seed", type=int, default=_DEFAULT.first_seed, metavar="N",
+        help="the seeds begin at N (default: 1)")  # fmt: skip
     add("--sessions", type=_count, help="per run (default: by workload)")
     add("--link-mbit", type=_positive, help="of every node, instead of what the fleet says")
     add("--fault", action="append", default=[], metavar="FAULT",

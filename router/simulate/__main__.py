@@ -39,10 +39,10 @@ def main() -> int:
         else:
             _simulate(request)
     except FabricError as error:
-        sys.stderr.write(f"macfabric: {error.message}\n")
+        sys.stderr.write(f"macfabric: {escape_line(error.message)}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"macfabric: {error.filename}: {error.strerror}\n")
+        sys.stderr.write(f"macfabric: {escape_line(str(error.filename))}: {error.strerror}\n")
         return 1
     return 0
 
@@ -123,7 +123,7 @@ def _print_overall(cells: Sequence[Cell]) -> None:
     for cell in cells:
         for each in cell.compared:
             if each.note:
-                sys.stdout.write(f"{cell.plan.name}: {each.note}\n")
+                sys.stdout.write(escape_line(f"{cell.plan.name}: {each.note}") + "\n")
 
 
 class _Progress:

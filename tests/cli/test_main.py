@@ -17,6 +17,7 @@ COMMANDS = {
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain", "ray"),
     *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
     *("rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
+    "simulate",
 }
 MISUSES = {
     "no command": [],

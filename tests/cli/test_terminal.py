@@ -26,6 +26,7 @@ OTHER_PROCESSES = {
     "node/fsck/run.py",
     "router/__main__.py",
     "router/serve.py",
+    "router/simulate/__main__.py",
     "router/stop.py",
     "router/supervise/keeper.py",
 }
