@@ -203,8 +203,7 @@ def test_a_count_that_nobody_waits_for_leaves_no_thread_at_it(service, monkeypat
     prompts = service.node.turns.prompts
     limits, may_end = [], threading.Event()
 
-    def encode(_text, *, special_prefix, limit):
-        del special_prefix
+    def encode(_text, *, limit, **_options):
         limits.append(limit)
         assert may_end.wait(HANG_S)
 
