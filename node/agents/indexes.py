@@ -3,7 +3,7 @@
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from fabric.ids import AgentKey, BlockHash, TenantId
 from fabric.limits import RETAIN_S_MAX
@@ -19,6 +19,8 @@ PROMISED_REUSE: Final = 0.95  # probability that a client returns that announced
 _ContentSlot = tuple[TenantId, str, int]
 _BlockSlot = tuple[TenantId, BlockHash]
 _MESSAGES, _TEXT = "messages", "text"
+
+Slot = TypeVar("Slot")
 
 
 class AnswerIndex:
@@ -113,19 +115,12 @@ class ConversationIndex:
             yield from sorted(self._agents.get((tenant, _MESSAGES, piece), ()))
 
 
-class FormIndex:
-    """Agents by the form of their conversation, for prompts whose earlier texts were rewritten."""
+class _SlotIndex(Generic[Slot]):
+    """Agents by a slot that several may share, the one used last at the end."""
 
     def __init__(self) -> None:
-        self._agents: dict[tuple[TenantId, int], dict[AgentKey, None]] = defaultdict(dict)
-        self._slots: dict[AgentKey, tuple[TenantId, int]] = {}
-
-    def put(self, key: AgentKey, form: ConversationForm | None) -> None:
-        """Index an agent again, as the one used last."""
-        self.remove(key)
-        if form is not None:
-            slot = self._slots[key] = (key[0], form.digest)
-            self._agents[slot][key] = None
+        self._agents: dict[Slot, dict[AgentKey, None]] = defaultdict(dict)
+        self._slots: dict[AgentKey, Slot] = {}
 
     def remove(self, key: AgentKey) -> None:
         slot = self._slots.pop(key, None)
@@ -133,37 +128,41 @@ class FormIndex:
             del self._agents[slot][key]
             if not self._agents[slot]:
                 del self._agents[slot]
+
+    def _put(self, key: AgentKey, slot: Slot | None) -> None:
+        self.remove(key)
+        if slot is not None:
+            self._slots[key] = slot
+            self._agents[slot][key] = None
+
+    def _newest(self, slot: Slot) -> Iterator[AgentKey]:
+        return reversed(self._agents.get(slot, {}))
+
+
+class FormIndex(_SlotIndex[tuple[TenantId, int]]):
+    """Agents by the form of their conversation, for prompts whose earlier texts were rewritten."""
+
+    def put(self, key: AgentKey, form: ConversationForm | None) -> None:
+        """Index an agent again, as the one used last."""
+        self._put(key, (key[0], form.digest) if form is not None else None)
 
     def candidates(self, tenant: TenantId, digests: Iterable[int]) -> Iterator[AgentKey]:
         """Yield the agents with these forms in their order, of each the one used last first."""
         for digest in digests:
-            yield from reversed(self._agents.get((tenant, digest), {}))
+            yield from self._newest((tenant, digest))
 
 
-class FirstBlockIndex:
+class FirstBlockIndex(_SlotIndex[_BlockSlot]):
     """Agents by the first block of their stored records."""
-
-    def __init__(self) -> None:
-        self._agents: dict[_BlockSlot, dict[AgentKey, None]] = defaultdict(dict)
-        self._slots: dict[AgentKey, _BlockSlot] = {}
 
     def put(self, key: AgentKey, saved: Manifest | None) -> None:
         """Index an agent again, as the one used last."""
-        self.remove(key)
-        if saved is not None and saved.pieces:
-            slot = self._slots[key] = (key[0], saved.pieces[0].block.block_hash)
-            self._agents[slot][key] = None
-
-    def remove(self, key: AgentKey) -> None:
-        slot = self._slots.pop(key, None)
-        if slot is not None:
-            del self._agents[slot][key]
-            if not self._agents[slot]:
-                del self._agents[slot]
+        first = saved.pieces[0].block.block_hash if saved is not None and saved.pieces else None
+        self._put(key, (key[0], first) if first is not None else None)
 
     def newest(self, tenant: TenantId, block_hash: BlockHash) -> Iterator[AgentKey]:
         """Yield the agents whose records begin with a block, the one used last first."""
-        yield from reversed(self._agents.get((tenant, block_hash), {}))
+        yield from self._newest((tenant, block_hash))
 
 
 class UseLog:

@@ -2,9 +2,9 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from fabric.errors import RetryLaterError
 from fabric.ids import DEFAULT_TENANT, AgentId, AgentKey, NodeName, OperationId
@@ -265,16 +265,9 @@ class Dispatcher:
             self._observer.ended(sent.attempt.ticket)
 
 
-# Prompts that know where the pieces of their sketch end weigh cached shares by bytes.
-_KNOWS_ENDS: Final = any(field.name == "sketch_ends" for field in fields(Prompt))
-
-
 def _request_of(turn: ClientTurn) -> TurnRequest:
     sketch = turn.sketch()
     ends = turn.prompt.content.ends[: turn.prompt.count]
-    known: dict[str, Any] = {}
-    if _KNOWS_ENDS:
-        known["sketch_ends"] = tuple(end * BYTES_PER_TOKEN for end in ends)
     return TurnRequest(
         operation=_OPERATION,
         tenant=DEFAULT_TENANT,
@@ -285,6 +278,6 @@ def _request_of(turn: ClientTurn) -> TurnRequest:
             sketch=sketch,
             opening=sketch[0],
             bytes_count=turn.prompt.tokens * BYTES_PER_TOKEN,
-            **known,
+            sketch_ends=tuple(end * BYTES_PER_TOKEN for end in ends),
         ),
     )
