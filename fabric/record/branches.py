@@ -39,8 +39,9 @@ def branches_after(
         branches.append(Branch(tuple(found), previous.tokens_count))
     if not branches:
         return None
-    gone = {ref for branch in branches for ref in branch.refs}.intersection(record.refs)
-    gone.update(missing([ref for branch in branches for ref in branch.refs]))
+    refs = [ref for branch in branches for ref in branch.refs]
+    gone = {*record.refs}.intersection(refs)
+    gone.update(missing(refs))
     return without_refs(tuple(branches), gone, most=BRANCHES_MAX)
 
 

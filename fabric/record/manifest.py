@@ -211,9 +211,14 @@ class Manifest:
         return self.pieces.blocks + [place.block for place in placed]
 
     @property
+    def branch_refs(self) -> list[BlockRef]:
+        """Blocks of its branches."""
+        return [ref for branch in self.branches or () for ref in branch.refs]
+
+    @property
     def kept_refs(self) -> list[BlockRef]:
         """All blocks that stay because of the manifest: its own, then those of its branches."""
-        return self.refs + [ref for branch in self.branches or () for ref in branch.refs]
+        return self.refs + self.branch_refs
 
     @property
     def stored_bytes(self) -> int:

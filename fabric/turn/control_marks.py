@@ -13,7 +13,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final, TypeAlias
+from typing import Any, AnyStr, Final, TypeAlias
 
 Place: TypeAlias = tuple[int, int]  # the byte at which a control token's text begins, and its id
 
@@ -38,15 +38,10 @@ class ControlMarks:
 
     def control(self, text: bytes, plain: Container[int], end: int) -> Iterator[Place]:
         """Yield the control tokens in the first `end` bytes of a prompt's text."""
-        at = 0
-        while self._pattern is not None:
-            found = self._pattern.search(text, at, end)
-            if found is None:
-                return
-            is_plain = found.start() in plain
-            at = found.start() + 1 if is_plain else found.end()
-            if not is_plain:
-                yield found.start(), self._by_text[found[0]]
+        if self._pattern is None:
+            return
+        for found in control_matches(self._pattern, text, plain, end):
+            yield found.start(), self._by_text[found[0]]
 
     def of_tokens(
         self, text: bytes, ids: Sequence[int], ends: Sequence[int], count: int
@@ -98,6 +93,18 @@ class ControlMarks:
             if one != other:
                 return min(place[0] for place in (one, other) if place is not None)
         return common
+
+
+def control_matches(
+    pattern: re.Pattern[AnyStr], text: AnyStr, plain: Container[int], end: int | None = None
+) -> Iterator[re.Match[AnyStr]]:
+    """Yield the marks before `end` that do not begin at a `plain` place, nor within one another."""
+    at, end = 0, len(text) if end is None else end
+    while (found := pattern.search(text, at, end)) is not None:
+        is_plain = found.start() in plain
+        at = found.start() + 1 if is_plain else found.end()
+        if not is_plain:
+            yield found
 
 
 def longest_of(texts: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ _CHARS_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:
-    """One tool's result: its length in characters, and its hash."""
+    """Length of a tool's result in characters, and its hash."""
 
     chars: int
     digest: int

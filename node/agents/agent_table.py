@@ -330,9 +330,8 @@ class AgentTable:
         A block that no record refers to yet belongs to a running turn or an incoming move, whose
         agent may be private, so it is not lent.
         """
-        branches = agent.saved.branches if agent.saved is not None else None
-        if branches:
-            leased = {ref for branch in branches for ref in branch.refs}.union(leased)
+        if agent.saved is not None and agent.saved.branches:
+            leased = {*agent.saved.branch_refs}.union(leased)
         count = _in_leases(shared, 0, leased)
         first = shared[0].block_hash if shared else None
         for key in self._first_blocks.newest(agent.key[0], first) if first is not None else ():

@@ -186,7 +186,7 @@ class FolderCheck:
         def intern(refs: set[BlockRef]) -> frozenset[BlockRef]:
             return frozenset(self._interned.setdefault(ref, ref) for ref in refs)
 
-        branches = intern({ref for branch in record.branches or () for ref in branch.refs})
+        branches = intern({*record.branch_refs})
         if self._key is None:
             return _Record(name, None, intern(set(record.refs)), frozenset(), branches)
         salt = tenant_salt(self._key, record.tenant)

@@ -45,11 +45,10 @@ from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.format_trial import CALLS, THOUGHTS, FormatTrial
-from node.mlx.plain_encoder import BRACKETS, PlainEncoder, control_ids
+from node.mlx.plain_encoder import BEFORE, BEHIND, BRACKETS, PlainEncoder, control_ids
 from node.mlx.token_text import TextPieces, char_places, token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
-_BEFORE, _BEHIND = "x\n", "x"  # around a tried token
 _PARSERS: Final = {CALLS: "node.tool_parser", THOUGHTS: "node.reasoning_parser"}
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
@@ -173,7 +172,7 @@ class ChatTokenizer:
         """
         added = self._tokenizer.added_tokens_decoder
         texts = [token.content for token in added.values()]
-        before = self.encode(_BEFORE).ids
+        before = self.encode(BEFORE).ids
         return {
             index: token.content.encode()
             for index, token in added.items()
@@ -183,8 +182,8 @@ class ChatTokenizer:
         }
 
     def _stands_alone(self, index: int, text: str, before: list[int]) -> bool:
-        behind = self.encode(text + _BEHIND).ids
-        whole = self.encode(_BEFORE + text + _BEHIND).ids
+        behind = self.encode(text + BEHIND).ids
+        whole = self.encode(BEFORE + text + BEHIND).ids
         return behind[:1] == [index] and whole == before + behind
 
     @cached_property

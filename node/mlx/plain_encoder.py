@@ -17,19 +17,19 @@ import re
 import secrets
 import threading
 from bisect import bisect_left
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from fabric.turn.control_marks import longest_of
+from fabric.turn.control_marks import control_matches, longest_of
 
 _log = logging.getLogger(__name__)
 BRACKETS: Final = "<[{"  # with which texts that look like marks begin
 _LIKE_A_MARK: Final = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _PRIVATE: Final = 0xE100  # the first of the private characters that names are made of
 _NAME_BYTES: Final = 12
-_BEFORE, _BEHIND = "x\n", "x"  # around a tried mark
+BEFORE, BEHIND = "x\n", "x"  # around a tried mark
 PROBLEM: Final = (
     "control marks in messages cannot be told from the template's own: they stay tokens"
 )
@@ -120,7 +120,8 @@ class NamedMarks:
         parts: list[str] = []
         places: list[int] = []  # ends of the names
         done = 0
-        for at in self._control(text, plain):
+        for found in control_matches(self.pattern, text, plain):
+            at = found.start()
             parts.append(text[done:at])
             places.append(at + len(self.name) * (len(places) + 1))
             done = at
@@ -130,17 +131,9 @@ class NamedMarks:
         ends = [end - size * bisect_left(places, end) for _, end in encoded.offsets]
         return [ids.get(index, index) for index in encoded.ids], ends
 
-    def _control(self, text: str, plain: Container[int]) -> Iterator[int]:
-        found = self.pattern.search(text)
-        while found is not None:
-            is_plain = found.start() in plain
-            if not is_plain:
-                yield found.start()
-            found = self.pattern.search(text, found.start() + 1 if is_plain else found.end())
-
     def is_sound(self, original: Tokenizer) -> bool:
         """Return whether named marks give the original's tokens, and others no control token."""
-        texts = [f"{_BEFORE}{mark}{_BEHIND}" for mark in self.marks] + [*self.marks]
+        texts = [f"{BEFORE}{mark}{BEHIND}" for mark in self.marks] + [*self.marks]
         wanted = original.encode_batch(texts, add_special_tokens=False)
         control = {*self.marks.values()}
         everywhere = range(max(map(len, texts), default=0))

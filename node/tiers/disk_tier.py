@@ -114,8 +114,7 @@ def _branches(
 ) -> Iterator[Candidate]:
     """Yield what agents have superseded, as candidates of their own."""
     for record, agent in met:
-        branches = record.branches if record is not None else None
-        refs = [ref for branch in branches or () for ref in branch.refs]
+        refs = record.branch_refs if record is not None else []
         if refs:
             pieces: dict[Hashable, int] = {ref: sizes.get(ref, 0) for ref in refs}
             yield replace(agent, pieces=pieces, is_pinned=False, is_superseded=True)

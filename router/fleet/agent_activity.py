@@ -5,10 +5,13 @@ remembers this in memory only.
 """
 
 from collections import Counter, OrderedDict
+from typing import TypeVar
 
 from fabric.ids import AgentKey, NodeName
 from fabric.ports import Clock
 from router.limits import AGENT_REST_S, HELD_AGENTS_MAX, RESTING_AGENTS_MAX
+
+T = TypeVar("T")
 
 
 class AgentActivity:
@@ -36,10 +39,7 @@ class AgentActivity:
 
     def hold(self, key: AgentKey, node: NodeName) -> None:
         """Keep an agent on the node that a client has chosen."""
-        self._held.pop(key, None)
-        self._held[key] = node
-        while len(self._held) > HELD_AGENTS_MAX:
-            self._held.popitem(last=False)
+        _put_last(self._held, key, node, HELD_AGENTS_MAX)
 
     def is_held(self, key: AgentKey, node: NodeName) -> bool:
         """Return whether a client has chosen this node for the agent."""
@@ -52,12 +52,17 @@ class AgentActivity:
 
     def note_move(self, key: AgentKey) -> None:
         """Let an agent rest after a move that placement decided."""
-        self._moved_s.pop(key, None)
-        self._moved_s[key] = self._clock.monotonic_s()
-        while len(self._moved_s) > RESTING_AGENTS_MAX:
-            self._moved_s.popitem(last=False)
+        _put_last(self._moved_s, key, self._clock.monotonic_s(), RESTING_AGENTS_MAX)
 
     def moved_lately(self, key: AgentKey) -> bool:
         """Return whether an agent still rests after a move."""
         moved_s = self._moved_s.get(key)
         return moved_s is not None and self._clock.monotonic_s() - moved_s < AGENT_REST_S
+
+
+def _put_last(table: OrderedDict[AgentKey, T], key: AgentKey, value: T, agents_max: int) -> None:
+    """Store a value as the newest one; the oldest goes if there are too many."""
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > agents_max:
+        table.popitem(last=False)

@@ -51,6 +51,11 @@ class Holding:
     group: str | None = None
     view: AgentView | None = None
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether the agent is in the node's memory, as it is before its node lists it."""
+        return self.view is None or "hot" in self.view.tiers
+
     def is_current(self, owner: "Holding") -> bool:
         """Return whether a node's copy has what the owner saved last.
 
@@ -123,16 +128,6 @@ class Directory:
         self.recounted: set[NodeName] = set()  # nodes whose number of agents changed
         self._published: dict[AgentKey, NodeName] = {}  # the owner published last
         self._followers: list[Callable[[AgentKey], None]] = []
-
-    def apply(self, agents: AgentList, requested_s: float) -> set[AgentKey]:
-        """Apply a node's list; return the agents that the node no longer has."""
-        is_first = not self.has_list(agents.node)
-        if not self.begin_list(agents):
-            return set()
-        for item in agents.agents:
-            self.put_listed(agents.node, item.view, requested_s, is_first_list=is_first)
-        listed = {item.view.key for item in agents.agents}
-        return self.end_list(agents, listed, requested_s)
 
     def begin_list(self, agents: AgentList) -> bool:
         """Return whether a list may be applied: no later one was, and none is missing before it."""

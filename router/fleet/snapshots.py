@@ -62,7 +62,7 @@ def of_turn(
     if is_whole or not fleet.nodes.is_large:
         prefixes = _prefixes(fleet, turn)
         key = turn.key or _continued_agent(turn, prefixes)
-        if key is not None:
+        if turn.key is None and key is not None:
             holders = _holders(fleet.directory, key)
         found = FleetSnapshot(fleet.nodes.all(), holders, prefixes, group_nodes)
         return _with_activity(fleet, found, key, may_move=may_move)
@@ -264,8 +264,8 @@ def _prefix_holders(
             prefixes.append(PrefixHolder(node, share, agent))
             continue
         is_replica = held.state is OwnerState.REPLICA
-        is_resident = held.view is None or "hot" in held.view.tiers
-        prefixes.append(PrefixHolder(node, share, agent, held.group, is_replica, is_resident))
+        held_as = held.group, is_replica, held.is_resident
+        prefixes.append(PrefixHolder(node, share, agent, *held_as))
     if turn.key is None and not any(prefix.agent and not prefix.is_replica for prefix in prefixes):
         prefixes = _with_formed(fleet, turn, prefixes)
     return tuple(sorted(prefixes, key=lambda prefix: (prefix.share, prefix.node), reverse=True))
@@ -281,7 +281,6 @@ def _with_formed(
         if owner is None:
             continue
         share = next((prefix.share for prefix in prefixes if prefix.node == owner.node), 0.0)
-        is_resident = owner.view is None or "hot" in owner.view.tiers
-        found = PrefixHolder(owner.node, share, agent, owner.group, is_resident=is_resident)
+        found = PrefixHolder(owner.node, share, agent, owner.group, is_resident=owner.is_resident)
         return [found, *(prefix for prefix in prefixes if prefix.node != owner.node)]
     return prefixes

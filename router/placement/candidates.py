@@ -168,7 +168,7 @@ class Ranking:
 
     def homes(self, seed: str, count: int, is_taken: Callable[[NodeName], bool]) -> list[NodeName]:
         """Return the nodes that a seed gives, the same ones while the nodes stay the same."""
-        start = bisect_left(self._ring, (xxh3_64(_raw(seed)).intdigest(), NodeName("")))
+        start = bisect_left(self._ring, (text_hash(seed), NodeName("")))
         found: dict[NodeName, None] = {}
         for at in range(len(self._ring)):
             name = self._ring[(start + at) % len(self._ring)][1]
@@ -258,8 +258,9 @@ class Ranking:
 
 
 def _points(name: NodeName) -> list[int]:
-    return [xxh3_64(_raw(f"{name}:{point}")).intdigest() for point in range(_RING_POINTS)]
+    return [text_hash(f"{name}:{point}") for point in range(_RING_POINTS)]
 
 
-def _raw(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def text_hash(text: str) -> int:
+    """Return a hash of a text, equal in every process."""
+    return xxh3_64(text.encode("utf-8", "surrogatepass")).intdigest()

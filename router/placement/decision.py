@@ -27,11 +27,21 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class Ship:
+    """Transfer of an agent's cache from its owner to another node."""
+
+    source: NodeName
+    target: NodeName
+    missing_bytes: int  # not on the target yet
+    travel_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MoveAgent:
     """Decision to move an idle agent from its owner, and to serve the turn on the new one."""
 
     agent: AgentId
-    ship: "Ship"
+    ship: Ship
     prefill_s: float
     gain_s: float = 0.0  # estimated, over the turn on the owner
 
@@ -55,13 +65,3 @@ class Recompute:
 
     node: NodeName
     prefill_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ship:
-    """Transfer of an agent's cache from its owner to another node."""
-
-    source: NodeName
-    target: NodeName
-    missing_bytes: int  # not on the target yet
-    travel_s: float

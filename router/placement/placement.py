@@ -12,14 +12,13 @@ import heapq
 import math
 from collections.abc import Container, Sequence
 
-from xxhash import xxh3_64
-
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import BLOCK_TOKENS
 from router.limits import MOVE_TARGETS_MAX
 from router.placement.agent_moves import cheaper_move, move_to, with_memory
+from router.placement.candidates import text_hash
 from router.placement.decision import Load, MoveAgent, Recompute, Stay, TurnFacts
 from router.placement.seconds import (
     Job,
@@ -71,13 +70,8 @@ class Placement:
         """Serve the turn on the agent's node, or on another one once it was moved there."""
         home, owner = fleet.nodes[serving], fleet.owner
         may_move = fleet.is_idle and home.is_alive and owner is not None and owner.node == serving
-        others = [
-            node
-            for node in fleet.nodes.values()
-            if node.is_ready and node.name not in turn.given_up | {serving}
-        ]
-        least_busy = _least_busy(others, fleet.now_s, MOVE_TARGETS_MAX if may_move else 0)
-        candidates = _candidates(turn, fleet, [home, *least_busy])
+        others = _least_busy(turn, fleet, serving) if may_move else []
+        candidates = _candidates(turn, fleet, [home, *others])
         missing_tokens = turn.prompt_tokens - candidates[0].cached_tokens
         stay = Stay(serving, prefill_s(missing_tokens, candidates[0].prefill_tokens_per_s))
         options = with_memory(turn, fleet, candidates) if may_move else []
@@ -178,11 +172,15 @@ def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     return _first_up(turn, fleet, [*known, *fleet.group_nodes]) or _hashed_home(turn, fleet)
 
 
-def _least_busy(nodes: Sequence[NodeSnapshot], now_s: float, count_max: int) -> list[NodeSnapshot]:
-    def order(node: NodeSnapshot) -> tuple[float, int, float, NodeName]:
-        return node.queue_s(now_s), node.turns, -node.view.prefill_tokens_per_s, node.name
+def _least_busy(turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName) -> list[NodeSnapshot]:
+    """Return the other ready nodes, of many those with the least load."""
 
-    return heapq.nsmallest(count_max, nodes, key=order)
+    def order(node: NodeSnapshot) -> tuple[float, int, float, NodeName]:
+        return node.queue_s(fleet.now_s), node.turns, -node.view.prefill_tokens_per_s, node.name
+
+    nodes = (node for node in fleet.nodes.values() if node.is_ready and node.name != serving)
+    eligible = (node for node in nodes if node.name not in turn.given_up)
+    return heapq.nsmallest(MOVE_TARGETS_MAX, eligible, key=order)
 
 
 def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) -> NodeName | None:
@@ -204,11 +202,7 @@ def _hashed_home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
         for node in fleet.nodes.values()
         if node.is_ready and node.view.model == turn.model and node.name not in turn.given_up
     ]
-    return max(names, key=lambda name: _weight(f"{turn.home_seed}:{name}"), default=None)
-
-
-def _weight(text: str) -> int:
-    return xxh3_64(text.encode("utf-8", "surrogatepass")).intdigest()
+    return max(names, key=lambda name: text_hash(f"{turn.home_seed}:{name}"), default=None)
 
 
 def _candidates(

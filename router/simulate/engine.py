@@ -1,4 +1,4 @@
-"""One node's engine: a decode step of the whole batch, a chunk of one prompt, and so on.
+"""Engine of a modelled node: a decode step of the batch, a chunk of a prompt, and so on.
 
     waiting ──slot and memory──▶ loading ──disk──▶ ready ──chunks──▶ decoding ──▶ ended
 

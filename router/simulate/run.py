@@ -1,9 +1,9 @@
-"""One run: a workload on a fleet under one policy, to its last answer."""
+"""Run of a workload on a fleet under one policy, to its last answer."""
 
 import gc
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ Progress = Callable[[int, float], None]  # answered turns, simulated seconds
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run suffers, the same for all policies."""
+    """Faults of a run, the same for all policies."""
 
     faults: tuple[Fault, ...] = ()
     wrong_speeds: tuple[float, float] | None = None
@@ -174,8 +174,3 @@ class SimulatedRun:
 def _times(ttft_s: "array[float]") -> Any:
     """Return the times as an array; one zero if no turn was asked."""
     return np.frombuffer(ttft_s, dtype=np.float64) if ttft_s else np.zeros(1)
-
-
-def renamed(outcome: Outcome, policy: str) -> Outcome:
-    """Return the same figures under another policy's name."""
-    return replace(outcome, policy=policy)

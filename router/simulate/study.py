@@ -1,12 +1,12 @@
 """Studies: every policy on the same seeds of the same workloads, and how they compare."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.simulate.catalog import SHIPPED, TUNED, TUNED_FROM
 from router.simulate.fleet_file import FleetModel
-from router.simulate.run import Conditions, Outcome, SimulatedRun, renamed
+from router.simulate.run import Conditions, Outcome, SimulatedRun
 from router.simulate.sessions import Arrival
 from router.simulate.statistics import Interval, geometric_mean, interval, ratio
 from router.simulate.traces import TraceRow, arrivals_of
@@ -53,7 +53,7 @@ def plan_trace(name: str, rows: Sequence[TraceRow], speedup: float) -> CellPlan:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One policy in one cell."""
+    """Figures of a policy in a cell."""
 
     policy: str
     outcomes: tuple[Outcome, ...]
@@ -127,7 +127,7 @@ class Study:
         notes: dict[str, str] = {}
         if TUNED in wanted:
             best = min(TUNED_FROM, key=lambda name: _mean_of(outcomes[name]))
-            outcomes[TUNED] = tuple(renamed(outcome, TUNED) for outcome in outcomes[best])
+            outcomes[TUNED] = tuple(replace(outcome, policy=TUNED) for outcome in outcomes[best])
             notes[TUNED] = f"{best} is the best scale here"
         reference = SHIPPED if SHIPPED in wanted else wanted[0]
         order = [reference, *(name for name in wanted if name != reference)]

@@ -63,7 +63,7 @@ OPEN_WEBUI = OpenWebUi()
 
 @dataclass
 class Chat:
-    """One chat of one user, as the page that shows it keeps it."""
+    """Chat of a user, as the page that shows it keeps it."""
 
     client: httpx2.Client
     chat: str

@@ -76,7 +76,7 @@ def paste(number: int) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One request of a session's phase: what it reused, and what it could have."""
+    """Request of a session's phase: what it reused, and what it could have reused."""
 
     phase: str
     prompt_tokens: int

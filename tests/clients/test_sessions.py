@@ -1,4 +1,4 @@
-"""One session of each coding agent and of a chat UI: it goes on, and stays warm.
+"""Sessions of each coding agent and of a chat UI, which continue and stay warm.
 
 In its middle it reads a screenshot, offers a web search, is interrupted, finds the fabric
 restarted, and outgrows the context. The programs come from npm's and Python's registries.

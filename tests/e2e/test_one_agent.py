@@ -1,4 +1,4 @@
-"""One conversation is one agent in every dialect, though its client rewrites its own history.
+"""A conversation stays one agent in every dialect while its client rewrites its history.
 
 Clients change a clock in the system prompt, put a reminder into the newest message only, and leave
 out old results of tools; two nodes serve, and the next turn finds the one that has the agent.

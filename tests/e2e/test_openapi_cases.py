@@ -23,8 +23,7 @@ def fabric(tmp_path_factory):
 
 def judge(fabric, count, seed):
     judged = send_cases(fabric, KEY, OPERATOR_KEY, count, seed)
-    for (method, path, status), times in sorted(judged.statuses.items()):
-        print(f"{times:6} {method} {path} {status}")
+    judged.print_statuses()
 
     assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
     assert judged.count >= count * 0.9

@@ -8,7 +8,7 @@ from tests.support.local_fabric import OPERATOR_KEY, local_fabric
 from tests.support.openapi_cases import TURNS, send_turns
 from tests.support.template_shapes import SHAPES, write_shape
 
-KEY = "key-of-whoever-sends-anything"
+KEY = "key-of-a-random-client"
 ACCEPTED_MIN = 0.5  # of the turns in each dialect
 TOKENS_MAX = 24  # of an answer, whatever is asked for: enough for a call and a format
 
@@ -26,8 +26,7 @@ def fabric(tmp_path_factory):
 
 def judge(fabric, count, seed):
     judged = send_turns(fabric, KEY, OPERATOR_KEY, count, seed)
-    for (method, path, status), times in sorted(judged.statuses.items()):
-        print(f"{times:6} {method} {path} {status}")
+    judged.print_statuses()
     for path in TURNS:
         print(f"{judged.accepted(path):6.1%} of {path} accepted")
     print(f"{judged.retried:6} sent again, as no node was ready")

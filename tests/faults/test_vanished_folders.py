@@ -238,7 +238,7 @@ def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path, drive):
 
 @pytest.mark.parametrize("other", ["empty", "another node's", "older than identities"])
 def test_another_drive_at_the_same_path_is_left_alone(model, tmp_path, drive, other):
-    """Its files belong to whoever filled it, and the agents' are elsewhere."""
+    """The folder's files belong to its user, and the agents are elsewhere."""
     with running(drive / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         ask(service, PROMPT[9:], agent="cold", **BRIEF)

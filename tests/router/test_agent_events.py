@@ -8,7 +8,7 @@ from router.events import (
     AgentMoved,
 )
 from router.fleet.directory import Directory
-from tests.router.fleet.test_directory import KEY, REPLICA, SEALED, listing, noted, view
+from tests.router.fleet.test_directory import KEY, REPLICA, SEALED, apply_list, listing, noted, view
 
 
 def directory():
@@ -18,10 +18,10 @@ def directory():
 
 def test_what_a_node_tells_first_was_there_before():
     known, published = directory()
-    known.apply(listing("a", view("a", 3)), 1.0)
-    known.apply(listing("a", view("a", 3), view("a", 1, agent="bob"), changes=2), 2.0)
+    apply_list(known, listing("a", view("a", 3)), 1.0)
+    apply_list(known, listing("a", view("a", 3), view("a", 1, agent="bob"), changes=2), 2.0)
     known.restart("a")
-    known.apply(listing("a", view("a", 3), view("a", 1, agent="bob"), incarnation=2), 3.0)
+    apply_list(known, listing("a", view("a", 3), view("a", 1, agent="bob"), incarnation=2), 3.0)
 
     assert published == [AgentFound(KEY, "a", 3), AgentCreated(("t", "bob"), "a", 1)]
 
@@ -29,17 +29,17 @@ def test_what_a_node_tells_first_was_there_before():
 def test_a_turn_creates_an_agent_and_the_list_behind_it_repeats_nothing():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
-    known.apply(listing("a", view("a", 1)), 2.0)
+    apply_list(known, listing("a", view("a", 1)), 2.0)
     assert published == [AgentCreated(KEY, "a", 1)]
 
 
 def test_a_move_is_one_event_in_whatever_order_its_ends_are_heard_of():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
-    known.apply(listing("a", view("a", 1, SEALED)), 2.0)
+    apply_list(known, listing("a", view("a", 1, SEALED)), 2.0)
     known.note(KEY, noted("b", 2, 3.0))
     known.note(KEY, noted("a", 2, 4.0, REPLICA))
-    known.apply(listing("b", view("b", 2)), 5.0)
+    apply_list(known, listing("b", view("b", 2)), 5.0)
     assert published[1:] == [AgentMoved(KEY, "a", "b", 2)]
 
     known.note(KEY, noted("b", 3, 6.0, REPLICA))  # stepped down, and then taken over
@@ -51,8 +51,8 @@ def test_what_nodes_no_longer_have_was_evicted():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
     known.note(KEY, noted("b", 1, 1.0, REPLICA))
-    known.apply(listing("b"), 2.0)
-    known.apply(listing("a"), 3.0)
+    apply_list(known, listing("b"), 2.0)
+    apply_list(known, listing("a"), 3.0)
     known.note(KEY, noted("a", 2, 4.0))
 
     assert published[1:] == [

@@ -61,6 +61,10 @@ class Judged:
     def count(self) -> int:
         return self.statuses.total()
 
+    def print_statuses(self):
+        for (method, path, status), times in sorted(self.statuses.items()):
+            print(f"{times:6} {method} {path} {status}")
+
     def accepted(self, path: str) -> float:
         """Return the share of a path's cases that were answered 2xx."""
         of_path = [(status, n) for (_, each, status), n in self.statuses.items() if each == path]

@@ -166,7 +166,7 @@ class _ReferenceItem(_Item):
 
 @dataclass(frozen=True, slots=True)
 class _OtherItem:
-    """Item of an unlisted type, such as a hosted tool's call, which is part of an answer."""
+    """Item of an unlisted type in an answer, such as the call of a hosted tool."""
 
     content: OtherContent
     is_call: bool

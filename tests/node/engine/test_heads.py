@@ -60,7 +60,7 @@ def test_prompts_that_begin_alike_wait_without_memory_for_the_first():
     rig.run()
 
 
-def test_those_who_go_on_from_other_beginnings_wait_for_nobody():
+def test_sequences_with_other_beginnings_do_not_wait():
     rig = SchedulerRig()
     one = [add(rig, number, salt=f"tenant {number}")[0] for number in (1, 2)]
     alike = [add(rig, number, shared=200)[0] for number in (3, 4)]  # less than a block
@@ -135,7 +135,7 @@ def test_a_turn_that_is_being_saved_is_awaited_for_what_it_computed():
     rig.run()
 
 
-def test_nobody_waits_for_longer_than_computing_would_take():
+def test_no_sequence_waits_longer_than_computing_would_take():
     rig = SchedulerRig(tokens_per_s=1_000.0)
     first, _ = add(rig, 1)
     second, events = add(rig, 2)

@@ -9,11 +9,13 @@ from mlx_lm.tokenizer_utils import load
 
 from fabric.errors import FabricError, RejectedError
 from fabric.turn.prompt_plan import PromptLimit
-from node.mlx import chat_tokenizer, token_text
+from node.mlx import chat_tokenizer
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.loaded_model import BUNDLED
 from node.mlx.token_text import TextPieces
 from tests.support.tiny_models import SPECIALS, write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 RECALLS = [
     "<|im_start|>",
@@ -38,15 +40,6 @@ def tokenizer(request, tmp_path_factory):
         folder = tmp_path_factory.mktemp("tokenizer")
         write_tokenizer(folder)
     return ChatTokenizer(load(folder, eos_token_ids=[2]))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_pieces():
-    """Cut wherever that is allowed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_text, "PIECE_CHARS", 1)
-        patch.setattr(chat_tokenizer, "_SLICE_CHARS", 8)
-        yield
 
 
 def limit_of(tokens):

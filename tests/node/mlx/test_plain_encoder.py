@@ -10,11 +10,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from fabric.turn.prompt_plan import PromptLimit
 from node.dialect.plain_marks import MarkFinder
-from node.mlx import chat_tokenizer, plain_encoder, token_text
+from node.mlx import plain_encoder
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.loaded_model import BUNDLED
 from node.mlx.plain_encoder import PROBLEM
 from tests.support.tiny_models import write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 START, END, EATS = "<|im_start|>", "<|im_end|>", "<|eats|>"
 NO_LIMIT = PromptLimit(1 << 20, 1 << 20)
@@ -106,15 +108,6 @@ def tokenizer(request, tmp_path_factory):
     return made
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_pieces():
-    """Cut wherever that is allowed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_text, "PIECE_CHARS", 1)
-        patch.setattr(chat_tokenizer, "_SLICE_CHARS", 8)
-        yield
-
-
 def without_marks(tokenizer):
     """Return the tokenizer as if it had never had its control marks."""
     plain, marks = json.loads(tokenizer.definition), set(tokenizer.control_marks.ids)
@@ -197,7 +190,7 @@ def test_added_tokens_for_common_text_are_no_marks(tmp_path):
 
 
 def test_a_tokenizer_that_cannot_do_it_says_so_and_encodes_as_before(tmp_path):
-    """Its normalizer removes private characters, so that no token can be named by them."""
+    """The normalizer removes private characters, so that no token can be named by them."""
     letters = {text: at for at, text in enumerate(pieces())}
     inner = Tokenizer(models.BPE(letters, []))
     inner.normalizer = normalizers.BertNormalizer(lowercase=False)

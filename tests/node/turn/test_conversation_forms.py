@@ -1,4 +1,4 @@
-"""One conversation is one agent though its client rewrites clocks, reminders and old results."""
+"""A conversation stays one agent while its client rewrites clocks, reminders and old results."""
 
 import itertools
 import json

@@ -116,7 +116,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, model):
-    """The answers of nodes that each serve one agent, and nobody else."""
+    """The answers of nodes that each serve one agent only."""
     requests = [request_of(number) for number in range(AGENTS)]
     return alone(tmp_path_factory.mktemp("alone"), model, requests)
 
@@ -153,7 +153,7 @@ def test_agents_whose_memory_begins_otherwise_share_a_new_beginning(tmp_path, mo
 
 
 def test_a_beginning_is_published_before_the_answer_ends(tmp_path, model):
-    """Its own turn goes on for long after those that waited have answered."""
+    """The lead's own turn continues long after those that waited have answered."""
     long = Sampling(max_tokens=20_000, ignore_eos=True)
 
     async def serve(service):
@@ -213,7 +213,9 @@ def test_the_next_goes_on_where_the_first_is_gone(tmp_path, model, counted, calm
 
 
 @pytest.mark.parametrize("kind", ["private", "tenants"])
-def test_nobody_waits_for_what_is_not_lent(tmp_path, model, counted, calm, monkeypatch, kind):
+def test_no_turn_waits_for_blocks_that_are_not_lent(
+    tmp_path, model, counted, calm, monkeypatch, kind
+):
     asked = []
     monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: asked.append(kind))
     if kind == "private":

@@ -13,7 +13,7 @@ from router.fleet.agent_lists import AgentReports, read_list
 from router.fleet.directory import Directory
 from router.limits import LISTED_AT_ONCE
 from router.placement.sketch_index import SketchIndex
-from tests.router.fleet.test_directory import KEY, listing, noted, view
+from tests.router.fleet.test_directory import KEY, apply_list, listing, noted, view
 from tests.router.placement.test_sketch_index import chain
 
 pytestmark = pytest.mark.anyio
@@ -74,8 +74,8 @@ async def test_a_node_that_restarts_between_parts_is_asked_again_later():
 
 async def test_changes_replace_what_they_name_and_nothing_else():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1), view("a", 1, agent="bob"), changes=5), 1.0)
-    gone = directory.apply(part(6, "carol", since=5, gone=("bob", "stranger")), 2.0)
+    apply_list(directory, listing("a", view("a", 1), view("a", 1, agent="bob"), changes=5), 1.0)
+    gone = apply_list(directory, part(6, "carol", since=5, gone=("bob", "stranger")), 2.0)
 
     assert gone == {("t", "bob")}
     assert directory.agents("t") == ["alice", "carol"]
@@ -84,12 +84,12 @@ async def test_changes_replace_what_they_name_and_nothing_else():
 
 async def test_changes_after_a_gap_are_ignored():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1), changes=5), 1.0)
+    apply_list(directory, listing("a", view("a", 1), changes=5), 1.0)
 
-    assert directory.apply(part(9, "carol", since=7, gone=("alice",)), 2.0) == set()
+    assert apply_list(directory, part(9, "carol", since=7, gone=("alice",)), 2.0) == set()
     assert directory.agents("t") == ["alice"]
     assert directory.needs_whole_list("a")
-    directory.apply(listing("a", view("a", 1, agent="carol"), changes=9), 3.0)
+    apply_list(directory, listing("a", view("a", 1, agent="carol"), changes=9), 3.0)
     assert directory.agents("t") == ["carol"]
     assert not directory.needs_whole_list("a")
 
@@ -97,23 +97,23 @@ async def test_changes_after_a_gap_are_ignored():
 async def test_a_noted_agent_that_is_never_listed_is_detected():
     """It started and ended before the last list, and its start was noted late."""
     directory = Directory()
-    directory.apply(listing("a", changes=5), 1.0)
+    apply_list(directory, listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
-    directory.apply(part(6, "bob", since=5), 1.5)
+    apply_list(directory, part(6, "bob", since=5), 1.5)
     assert not directory.needs_whole_list("a"), "it was asked before"
 
-    directory.apply(part(7, "bob", since=6), 3.0)
+    apply_list(directory, part(7, "bob", since=6), 3.0)
     assert directory.needs_whole_list("a")
-    directory.apply(listing("a", view("a", 1, agent="bob"), changes=7), 4.0)
+    apply_list(directory, listing("a", view("a", 1, agent="bob"), changes=7), 4.0)
     assert directory.agents("t") == ["bob"]
     assert not directory.needs_whole_list("a")
 
 
 async def test_a_noted_agent_that_is_listed_raises_no_doubt():
     directory = Directory()
-    directory.apply(listing("a", changes=5), 1.0)
+    apply_list(directory, listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
-    directory.apply(part(6, "alice", since=5), 3.0)
+    apply_list(directory, part(6, "alice", since=5), 3.0)
 
     assert not directory.needs_whole_list("a")
 

@@ -34,6 +34,17 @@ def listing(node, *views, changes=1, incarnation=1):
     return AgentList(node, incarnation, changes, tuple(AgentSketch(v, ()) for v in views))
 
 
+def apply_list(directory, agents, requested_s):
+    """Apply a list as `AgentReports` does; return the agents that the node no longer has."""
+    is_first = not directory.has_list(agents.node)
+    if not directory.begin_list(agents):
+        return set()
+    for item in agents.agents:
+        directory.put_listed(agents.node, item.view, requested_s, is_first_list=is_first)
+    listed = {item.view.key for item in agents.agents}
+    return directory.end_list(agents, listed, requested_s)
+
+
 def noted(node, epoch, now_s, state=OWNED, group=None):
     return Holding(node, epoch, state, now_s, group)
 
@@ -64,7 +75,7 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
     repeated = lists + data.draw(st.lists(st.sampled_from(lists), max_size=6))
     directory = Directory()
     for agents, requested_s in data.draw(st.permutations(repeated)):
-        directory.apply(agents, requested_s)
+        apply_list(directory, agents, requested_s)
 
     last = {node: steps[-1] for node, steps in histories.items()}
     for agent in ("alice", "bob", "carol"):
@@ -87,11 +98,11 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
 def test_a_released_owner_is_known_until_there_is_an_owner():
     directory = Directory()
     a_copy = replace(view("b", 1, REPLICA), node="c")
-    directory.apply(listing("b", a_copy), requested_s=1.0)
+    apply_list(directory, listing("b", a_copy), requested_s=1.0)
     assert directory.released_owner(KEY) is None, "c owned it last"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
     assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
-    directory.apply(listing("a", view("a", 2, REPLICA)), requested_s=3.0)
+    apply_list(directory, listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([KEY], [])
     directory.note(KEY, noted("b", 4, now_s=4.0))
@@ -103,17 +114,17 @@ def test_what_is_noted_outlives_an_older_list_only():
     directory = Directory()
     directory.note(KEY, noted("a", 5, now_s=10.0))
 
-    assert directory.apply(listing("a", changes=1), requested_s=9.0) == set()
+    assert apply_list(directory, listing("a", changes=1), requested_s=9.0) == set()
     assert directory.owner(KEY).epoch == 5
-    directory.apply(listing("a", view("a", 4), changes=2), requested_s=9.5)
+    apply_list(directory, listing("a", view("a", 4), changes=2), requested_s=9.5)
     assert directory.owner(KEY).epoch == 5
-    assert directory.apply(listing("a", changes=3), requested_s=11.0) == {KEY}
+    assert apply_list(directory, listing("a", changes=3), requested_s=11.0) == {KEY}
     assert directory.owner(KEY) is None
 
 
 def test_a_note_without_news_keeps_the_listed_view():
     directory = Directory()
-    directory.apply(listing("a", view("a", 2)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
     directory.note(KEY, noted("a", 2, now_s=2.0))
 
     assert directory.owner(KEY).view is not None
@@ -126,15 +137,15 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
     directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn of before the moves
 
     assert directory.owner(KEY).epoch == 3
-    directory.apply(listing("a", view("a", 2), incarnation=2), 4.0)
+    apply_list(directory, listing("a", view("a", 2), incarnation=2), 4.0)
     assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
 
 
 def test_an_evicted_agent_restarts_above_its_last_epoch():
     """The epoch was reported, not given out by this router."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 2)), requested_s=1.0)
-    assert directory.apply(listing("a", changes=2), requested_s=2.0) == {KEY}
+    apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
+    assert apply_list(directory, listing("a", changes=2), requested_s=2.0) == {KEY}
 
     assert directory.next_epoch(KEY) == 3
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
@@ -143,13 +154,13 @@ def test_an_evicted_agent_restarts_above_its_last_epoch():
 def test_a_newer_reported_claim_fences_the_older_one():
     """An earlier router gave out the epoch, so turns below it are fenced."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
-    directory.apply(listing("b", view("b", 7)), requested_s=2.0)
+    apply_list(directory, listing("b", view("b", 7)), requested_s=2.0)
     assert directory.issued(KEY) == 7
 
     late = Directory()  # the turn was sent before, and its node answers behind the list
-    late.apply(listing("b", view("b", 7)), requested_s=1.0)
+    apply_list(late, listing("b", view("b", 7)), requested_s=1.0)
     late.note(KEY, noted("a", 1, now_s=2.0))
     assert late.issued(KEY) == 7
 
@@ -157,26 +168,26 @@ def test_a_newer_reported_claim_fences_the_older_one():
 def test_a_claim_that_a_move_has_made_fences_no_turn():
     """The move includes all that was acknowledged before it."""
     directory = Directory()
-    directory.apply(listing("a", view("a", 1, SEALED)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 1, SEALED)), requested_s=1.0)
     directory.promise(KEY, 2)
-    directory.apply(listing("b", view("b", 2)), requested_s=2.0)
+    apply_list(directory, listing("b", view("b", 2)), requested_s=2.0)
 
     assert directory.issued(KEY) == 0
-    directory.apply(listing("b", view("b", 3), changes=2), requested_s=3.0)
+    apply_list(directory, listing("b", view("b", 3), changes=2), requested_s=3.0)
     assert directory.issued(KEY) == 3, "that is another claim"
 
 
 def test_a_replica_of_a_newer_claim_fences_no_turn():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
-    directory.apply(listing("b", view("b", 7, REPLICA)), requested_s=2.0)
+    apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
+    apply_list(directory, listing("b", view("b", 7, REPLICA)), requested_s=2.0)
 
     assert directory.issued(KEY) == 0
 
 
 def test_a_turn_below_an_erasure_is_fenced():
     directory = Directory()
-    directory.apply(listing("a", view("a", 1)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
     directory.floor = lambda key: 1_001 if key == KEY else 0  # by a node that is met later
     assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
@@ -184,17 +195,17 @@ def test_a_turn_below_an_erasure_is_fenced():
 
 def test_late_list_of_an_earlier_version_is_ignored():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), changes=7), requested_s=2.0)
-    directory.apply(listing("a", changes=6), requested_s=3.0)
+    apply_list(directory, listing("a", view("a", 3), changes=7), requested_s=2.0)
+    apply_list(directory, listing("a", changes=6), requested_s=3.0)
 
     assert directory.owner(KEY).epoch == 3
 
 
 def test_a_restarted_node_restarts_its_counter():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), changes=70, incarnation=9), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 3), changes=70, incarnation=9), requested_s=1.0)
     directory.restart("a")
-    directory.apply(listing("a", changes=1, incarnation=2), requested_s=2.0)
+    apply_list(directory, listing("a", changes=1, incarnation=2), requested_s=2.0)
 
     assert directory.owner(KEY) is None
 
@@ -202,9 +213,9 @@ def test_a_restarted_node_restarts_its_counter():
 def test_next_epoch():
     directory = Directory()
     assert directory.next_epoch(KEY) == 0, "unknown agents start as the node sees fit"
-    directory.apply(listing("a", view("a", 3)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 3)), requested_s=1.0)
     assert directory.next_epoch(KEY) == 4
-    directory.apply(listing("a", view("a", 3, REPLICA), changes=2), requested_s=2.0)
+    apply_list(directory, listing("a", view("a", 3, REPLICA), changes=2), requested_s=2.0)
     assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
 
 
@@ -212,21 +223,22 @@ def test_the_next_epoch_is_above_those_that_were_erased():
     directory = Directory()
     directory.floor = lambda key: 1_001 if key == KEY else 0
     assert [directory.next_epoch(KEY), directory.next_epoch(("t", "bob"))] == [1_002, 0]
-    directory.apply(listing("a", view("a", 1_002)), requested_s=1.0)
+    apply_list(directory, listing("a", view("a", 1_002)), requested_s=1.0)
     assert directory.next_epoch(KEY) == 1_003
 
 
 def test_groups_follow_their_conversations():
     directory = Directory()
-    directory.apply(
+    apply_list(
+        directory,
         listing("a", view("a", 1, agent="team~2", group="team"), view("a", 1, agent="solo")),
         requested_s=1.0,
     )
-    directory.apply(listing("b", view("b", 1, agent="team", group="team")), requested_s=1.0)
+    apply_list(directory, listing("b", view("b", 1, agent="team", group="team")), requested_s=1.0)
 
     assert [h.node for h in directory.group_owners("t", "team")] == ["b", "a"]
     assert directory.group_owners("other", "team") == []
-    directory.apply(listing("b", changes=2), requested_s=2.0)
+    apply_list(directory, listing("b", changes=2), requested_s=2.0)
     assert [h.node for h in directory.group_owners("t", "team")] == ["a"]
     directory.forget(("t", "team~2"), "a")
     assert directory.group_owners("t", "team") == []
@@ -235,8 +247,8 @@ def test_groups_follow_their_conversations():
 
 def test_tenants_are_isolated():
     directory = Directory()
-    directory.apply(
-        listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), requested_s=1.0
+    apply_list(
+        directory, listing("a", view("a", 1), view("a", 1, tenant="u", agent="x")), requested_s=1.0
     )
 
     assert directory.agents("t") == ["alice"]
@@ -260,7 +272,9 @@ def test_reservation_lasts_as_long_as_its_turns():
 
 def test_epoch_of_a_node():
     directory = Directory()
-    directory.apply(listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), requested_s=1.0)
+    apply_list(
+        directory, listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), requested_s=1.0
+    )
 
     assert directory.epoch_of("a") == 3
     assert directory.epoch_of("b") == 0
@@ -286,9 +300,9 @@ def test_agents_are_counted_where_they_live_or_are_being_started():
     directory.release(KEY, successor)
     assert counts() == [1, 0], "it came to nothing"
 
-    directory.apply(listing("b", view("b", 3), changes=1), 5.0)
+    apply_list(directory, listing("b", view("b", 3), changes=1), 5.0)
     assert counts() == [0, 1]
-    directory.apply(listing("a", view("a", 1, REPLICA), changes=2), 6.0)
+    apply_list(directory, listing("a", view("a", 1, REPLICA), changes=2), 6.0)
     assert counts() == [0, 1], "a copy is no agent"
     directory.forget(KEY, "b")
     directory.forget(KEY, "a")

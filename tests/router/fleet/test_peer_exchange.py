@@ -50,7 +50,7 @@ def test_of_many_the_nearest_are_told():
     assert "n0997" in told["n0000"], "of its machine"
     assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(told["n0000"])
     by_how_many = Counter(peer for peers in told.values() for peer in peers)
-    assert max(by_how_many.values()) <= 2 * PEERS_TOLD_MAX, "nobody is measured by all"
+    assert max(by_how_many.values()) <= 2 * PEERS_TOLD_MAX, "no node is measured by all"
 
 
 def test_from_whom_a_node_fetched_is_told_too():

@@ -15,7 +15,7 @@ TURN = TurnFacts("m", 8_000, 256, "t:7")
 WORK = TurnWork.of(TURN.prompt_tokens, TURN.completion_tokens_max)
 
 
-def nobody(_):
+def no_node(_):
     return False
 
 
@@ -68,7 +68,7 @@ def test_a_decision_among_few_costs_no_more_than_one_among_all(seed):
     having = draw.sample(nodes, draw.choice([3, 50, 190]))
     prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in having]
     cached = [Cached(3_840, {each.name for each in having})]
-    names = set(ranking.cheapest(WORK, 16, nobody, cached))
+    names = set(ranking.cheapest(WORK, 16, no_node, cached))
     few = FleetSnapshot(
         {each.name: each for each in nodes if each.name in names},
         prefixes=[prefix for prefix in prefixes if prefix.node in names],
@@ -89,8 +89,8 @@ def test_what_nodes_have_is_counted_by_the_longest_beginning():
     most = Cached(2_000, {each.name for each in nodes[2:]})
     few = Cached(6_000, {nodes[5].name, nodes[1].name, "gone"})
 
-    assert set(ranking.cheapest(WORK, 2, nobody, [most, few])) == {"n05", "n01"}
-    assert ranking.cheapest(WORK, 40, nobody, [most])[38:] == ["n00", "n01"], "in their order"
+    assert set(ranking.cheapest(WORK, 2, no_node, [most, few])) == {"n05", "n01"}
+    assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in their order"
 
 
 def test_refused_nodes_leave_their_places_to_others():
@@ -115,22 +115,22 @@ def test_rows_of_nodes_that_left_are_gone(seed):
     fresh = ranked(left)
 
     assert len(ranking) == 30
-    assert set(ranking.cheapest(WORK, 99, nobody)) == {each.name for each in left}
+    assert set(ranking.cheapest(WORK, 99, no_node)) == {each.name for each in left}
     assert ranking.totals.agents == sum(each.agents for each in left)
     assert ranking.totals.prefill_mean == pytest.approx(fresh.totals.prefill_mean)
     assert ranking.totals.prefill_median == fresh.totals.prefill_median
     assert ranking.totals.decode_mean == pytest.approx(fresh.totals.decode_mean)
-    assert {ranking.homes(f"s{at}", 1, nobody)[0] for at in range(99)} <= by_name(left).keys()
+    assert {ranking.homes(f"s{at}", 1, no_node)[0] for at in range(99)} <= by_name(left).keys()
 
 
 def test_homes_stay_while_their_nodes_do():
     nodes = [node(f"n{at:03}") for at in range(100)]
     ranking = ranked(nodes)
-    before = {seed: ranking.homes(seed, 2, nobody) for seed in map(str, range(200))}
+    before = {seed: ranking.homes(seed, 2, no_node) for seed in map(str, range(200))}
     ranking.drop("n007")
 
     for seed, homes in before.items():
         assert len(set(homes)) == 2
         if "n007" not in homes:
-            assert ranking.homes(seed, 2, nobody) == homes
+            assert ranking.homes(seed, 2, no_node) == homes
     assert len({homes[0] for homes in before.values()}) > 60, "spread over the nodes"

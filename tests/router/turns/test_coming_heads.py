@@ -35,7 +35,7 @@ def request(number, *, kind=IdentityKind.AGENT, text=SYSTEM, tenant=TENANT):
 def found(made, turn):
     """Return the share of a turn's prompt that each node has, or is about to have."""
     prefixes = snapshots.of_turn(made.fleet, turn).prefixes
-    assert all(prefix.agent is None for prefix in prefixes), "nobody's conversation is continued"
+    assert all(prefix.agent is None for prefix in prefixes), "no conversation is continued"
     return {prefix.node: prefix.share for prefix in prefixes}
 
 
