@@ -174,7 +174,7 @@ def test_nothing_outlives_an_owner_that_is_gone(tmp_path, how):
 
         owner.send_signal(how)
 
-        assert wait_gone(owned, 60.0) == []
+        assert wait_gone(owned, 10.0) == []
     finally:
         owner.kill()
         owner.wait()
