@@ -31,7 +31,6 @@ LOAD = 0.75  # of the fleet's capacity, by default
 
 def main() -> int:
     """Run the study that the first argument asks for as JSON; return the exit status."""
-    logging.getLogger("macfabric").setLevel(logging.ERROR)  # every takeover would be a warning
     request = SimulateRequest.of(json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     try:
         if request.listing:
@@ -167,4 +166,5 @@ class _Progress:
 
 
 if __name__ == "__main__":
+    logging.getLogger("macfabric").setLevel(logging.ERROR)  # every takeover would be a warning
     sys.exit(main())
