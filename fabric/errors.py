@@ -81,6 +81,12 @@ class ConflictError(RejectedError):
     code = "conflict"
 
 
+class OldRouterError(ConflictError):
+    """The router's term is over: another router may change the fabric."""
+
+    code = "old_router"
+
+
 class RetryLaterError(FabricError):
     """The same request may succeed after `retry_after_s` seconds."""
 

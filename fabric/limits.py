@@ -112,6 +112,11 @@ HOT_BYTES_MIN: Final = 256 * MIB  # for agents' caches; with less a node does no
 CONTROL_BYTES_MAX: Final = MANIFEST_BYTES_MAX + 16 * MIB  # one travels with a ticket, also by HTTP
 CONTROL_TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 1.0
+TERM_MAX: Final = 1 << 27  # of routers; each has 2^21 epochs below EPOCH_MAX
+TERM_LEASE_S: Final = 3.0  # without a renewal; then another router may have the next term
+TERM_LEASE_S_MAX: Final = 60.0  # for which a voter promises itself to one router
+ROUTER_NAME_CHARS_MAX: Final = 128  # of one life of a router's process
+URL_CHARS_MAX: Final = 512  # of a router's own address
 
 # Erasures
 TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory and 1.6 MB on their way to a node that was away

@@ -35,6 +35,7 @@ from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.live_turns import LiveTurns
 from node.self_test import Questions, SelfTests
+from node.store.granted_terms import GrantedTerms
 from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.warm_start import WarmStart
@@ -75,7 +76,8 @@ def assemble(resources: NodeResources) -> Node:
     tiers = _tiers(resources, health)
     moves = _moves(resources, health, tiers, links, connections)
     erasing = _erasing(resources, health, tiers, moves.cleanup)
-    turns = _turns(resources, health, tiers, moves.incoming, live_turns)
+    terms = GrantedTerms(identity.config.data_dir, workers, clock)
+    turns = _turns(resources, health, tiers, moves.incoming, live_turns, terms)
     questions = Questions(identity, resources.tokenizer, workers, turns)
     self_tests = SelfTests(clock, tiers.records, questions, live_turns, health)
     drain_flag = DrainFlag(identity.config.data_dir, workers, health)
@@ -94,6 +96,7 @@ def assemble(resources: NodeResources) -> Node:
         resources=resources,
         health=health,
         live_turns=live_turns,
+        terms=terms,
         links=links,
         connections=connections,
         tiers=tiers,
@@ -267,6 +270,7 @@ def _turns(
     tiers: Tiers,
     incoming: IncomingMoves,
     live_turns: LiveTurns,
+    terms: GrantedTerms,
 ) -> TurnServer:
     identity, engine, tokenizer = resources.identity, resources.engine, resources.tokenizer
     table, store, hot = resources.table, resources.store, tiers.hot
@@ -283,6 +287,7 @@ def _turns(
         hot,
         health,
         engine.retry_after_s,
+        terms,
     )
     workers, clock = resources.workers, resources.clock
     edited = EditedPrefixes(store, workers, clock)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
-from fabric.control.calls import CallRoute, decode_call, encode_reply, spec_of
+from fabric.control.calls import CallRoute, decode_with_term, encode_reply, spec_of
 from fabric.control.change_calls import DescribeChanges, ListChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
@@ -29,6 +29,7 @@ from fabric.control.node_calls import (
 )
 from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
 from fabric.control.span_calls import OfferSpans, ReturnSpans, TakeSpan
+from fabric.control.term_calls import GrantTerm
 from fabric.errors import FabricError, OverloadedError, RejectedError
 from fabric.fair_share import FairShare
 from fabric.limits import FLUSH_WAIT_S
@@ -50,6 +51,7 @@ class ControlCalls:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._terms = node.terms
         self._waiting = FairShare[str](WAITING_CALLS_MAX)
         self._views = ViewHistory()
         self._answers: dict[type, Callable[[Any], Awaitable[object]]] = {
@@ -83,6 +85,7 @@ class ControlCalls:
             PeerList: self._set_peers,
             Flush: self._flush,
             Stop: self._stop,
+            GrantTerm: node.terms.grant,
         }
 
     @property
@@ -92,10 +95,12 @@ class ControlCalls:
     async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
         """Decode, execute and answer one call; return errors as data, also for a wrong route."""
         try:
-            _, call = decode_call(raw)
+            call, term = decode_with_term(raw)
             is_waited_for = spec_of(type(call)).route is CallRoute.HTTP
             if came_by is CallRoute.HTTP and not is_waited_for:
                 return encode_reply(error_reply(_ELSEWHERE))
+            if not spec_of(type(call)).is_open:
+                await self._terms.admit(term)
             async with asyncio.timeout(_LIMIT_S):
                 with low_latency() if is_waited_for else nullcontext():
                     return encode_reply(await self._execute(call))

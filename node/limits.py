@@ -27,6 +27,7 @@ QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not 
 QUARANTINE_REASON_CHARS_MAX: Final = 40  # of a file's name there
 DRAIN_FLAG_BYTES_MAX: Final = 64
 INCARNATION_BYTES_MAX: Final = 32
+TERM_FILE_BYTES_MAX: Final = 4 * KIB
 SERVED_FILE_BYTES_MAX: Final = 64 * KIB
 FLUSH_IDLE_S: Final = 15.0  # how long an agent may be in memory only before it is tried again
 FLUSH_RETRY_S: Final = 1.0  # rest for a disk that refused, however much memory is wanted

@@ -38,6 +38,7 @@ from node.runtime.workers import Workers
 from node.self_test import SelfTests
 from node.store.agent_store import AgentStore
 from node.store.data_folders import DataFolders
+from node.store.granted_terms import GrantedTerms
 from node.store.scrubber import Scrubber
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
@@ -160,6 +161,7 @@ class Node:
     resources: NodeResources
     health: Health
     live_turns: LiveTurns
+    terms: GrantedTerms
     links: LinkTable
     connections: Connections
     tiers: Tiers
@@ -228,4 +230,5 @@ class Node:
             sampling=model.sampling or None,
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, has.tokenizer.reach_bytes),
             template_warning=has.tokenizer.warning,
+            router=self.terms.view,
         )

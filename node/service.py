@@ -127,6 +127,7 @@ class NodeService:
         raise_open_files_limit()
         self._thread.start()
         self._node = node = self._build()
+        node.terms.recall()
         self._calls = ControlCalls(node)
         self._on_loop(node.background.upkeep.round()).result()
         self._on_loop(self._listen()).result()
@@ -340,7 +341,9 @@ class NodeService:
         tls = self._config.tls
         node.resources.endpoint.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         control = ControlHttp(node.name, self._config.cluster_key, self._by_http)
-        files = HibernationHttp(self._config.cluster_key, node.moves.exports, node.moves.imports)
+        files = HibernationHttp(
+            self._config.cluster_key, node.moves.exports, node.moves.imports, node.terms
+        )
         prompts, key = node.turns.prompts, self._config.cluster_key
         owned_record = node.turns.claims.owned_record
         appended = AppendedPrompts(node.resources.tokenizer, prompts.threads, owned_record)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar
 
-from fabric.codec import pack, unpack
+from fabric.codec import left_out, pack, unpack
 from fabric.control.change_calls import AgentChanges, DescribeChanges, ListChanges, ViewChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
@@ -38,6 +38,7 @@ from fabric.control.node_calls import (
 )
 from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
 from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
+from fabric.control.term_calls import GrantTerm, TermAnswer
 from fabric.errors import RejectedError
 from fabric.limits import (
     CONTROL_TIMEOUT_S,
@@ -76,21 +77,22 @@ class CallSpec:
     route: CallRoute = CallRoute.ACTOR
     waits: bool = False  # for an agent's turn or memory; its tenant decides how often
     to_lost: bool = False  # also made after the node's lease expired: the node rejoins by it
+    is_open: bool = False  # to routers without a term, too: they cannot disagree about it
 
 
 # For calls that make an agent durable by writing its blocks from memory to disk.
 _SAVE_TIMEOUT_S: Final = 60.0
 _SPECS: Final = (
-    CallSpec("describe", Describe, NodeView, to_lost=True),
-    CallSpec("list_agents", ListAgents, AgentList),
-    CallSpec("describe_changes", DescribeChanges, ViewChanges, to_lost=True),
-    CallSpec("list_changes", ListChanges, AgentChanges),
+    CallSpec("describe", Describe, NodeView, to_lost=True, is_open=True),
+    CallSpec("list_agents", ListAgents, AgentList, is_open=True),
+    CallSpec("describe_changes", DescribeChanges, ViewChanges, to_lost=True, is_open=True),
+    CallSpec("list_changes", ListChanges, AgentChanges, is_open=True),
     CallSpec("erase_agent", EraseAgent, EraseReceipt, to_lost=True),
-    CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True),
+    CallSpec("share_erasures", ShareErasures, KnownErasures, to_lost=True, is_open=True),
     CallSpec("pin_agent", PinAgent, AgentView, waits=True),
     CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("wish_of_agent", ChangeSettings, AgentView, _SAVE_TIMEOUT_S, waits=True),
-    CallSpec("read_memory", ReadMemory, MemoryView),
+    CallSpec("read_memory", ReadMemory, MemoryView, is_open=True),
     CallSpec("cool_agent", DropResident, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("drop_replica", DropReplica, Done),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S, waits=True),
@@ -110,8 +112,10 @@ _SPECS: Final = (
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),
-    CallSpec("flush", Flush, Done, 120.0),  # including FLUSH_WAIT_S for running turns
-    CallSpec("stop", Stop, Done),
+    CallSpec("flush", Flush, Done, 120.0, is_open=True),  # including FLUSH_WAIT_S for running turns
+    CallSpec("stop", Stop, Done, is_open=True),
+    # By HTTP, which needs nothing of Ray's head, and sooner than the lease that it renews.
+    CallSpec("grant_term", GrantTerm, TermAnswer, 1.0, CallRoute.HTTP, to_lost=True, is_open=True),
 )
 CALLS: Final = {spec.name: spec for spec in _SPECS}
 _BY_MESSAGE: Final = {spec.message: spec for spec in _SPECS}
@@ -139,11 +143,12 @@ class NamedMessage:
 
     name: str
     body: bytes = field(repr=False)
+    term: int | None = field(default=None, metadata=left_out())  # of the calling router
 
 
-def encode_call(call: object) -> bytes:
-    """Encode a call of `CALLS`."""
-    return pack(NamedMessage(spec_of(type(call)).name, pack(call)))
+def encode_call(call: object, term: int | None = None) -> bytes:
+    """Encode a call of `CALLS`, with the term of the router that makes it."""
+    return pack(NamedMessage(spec_of(type(call)).name, pack(call), term))
 
 
 def is_call(raw: bytes, kind: type) -> bool:
@@ -155,11 +160,17 @@ def is_call(raw: bytes, kind: type) -> bool:
 
 def decode_call(raw: bytes) -> tuple[str, object]:
     """Return the call's name and message; raise RejectedError if it is not in `CALLS`."""
+    call, _ = decode_with_term(raw)
+    return spec_of(type(call)).name, call
+
+
+def decode_with_term(raw: bytes) -> tuple[object, int | None]:
+    """Return the call's message and its router's term; raise as `decode_call`."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"
         raise RejectedError(message, code=UNKNOWN_CALL)
-    return envelope.name, unpack(CALLS[envelope.name].message, envelope.body)
+    return unpack(CALLS[envelope.name].message, envelope.body), envelope.term
 
 
 def encode_reply(reply: object) -> bytes:

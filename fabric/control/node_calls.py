@@ -9,6 +9,7 @@ from typing import Final
 from fabric.codec import left_out, on_wire
 from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
 from fabric.control.directive_calls import DirectiveView
+from fabric.control.term_calls import TermView
 from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
@@ -131,6 +132,7 @@ class NodeView:
     template_warning: str | None = field(default=None, metadata=left_out())
     # Of requests that leave fields out; None: built in.
     sampling: tuple[SamplingDefault, ...] | None = field(default=None, metadata=left_out())
+    router: TermView | None = field(default=None, metadata=left_out())  # None: it granted no term
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ class GenerateRequest:
     is_private: bool = False  # whether its agent is, if the node knows nothing newer
     # Of a prompt that `extends`: the bytes at which control marks begin that are plain text.
     plain_marks: tuple[int, ...] | None = field(default=None, metadata=left_out())
+    term: int | None = field(default=None, metadata=left_out())  # of the router that places it
 
     @property
     def is_scored(self) -> bool:

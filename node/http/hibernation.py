@@ -23,6 +23,7 @@ from fabric.control.hibernation_calls import (
     Resumed,
     decode_header,
 )
+from fabric.control.term_calls import TERM_HEADER, parse_term
 from fabric.errors import FabricError, OverloadedError, TooLargeError
 from fabric.fair_share import FairShare
 from fabric.hosting.http_server import wait_for_disconnect
@@ -39,6 +40,7 @@ from node.http.routes import authorize, error_response
 from node.limits import HIBERNATIONS_MAX
 from node.migration.hibernation_export import Export, Exports
 from node.migration.hibernation_import import Imports
+from node.store.granted_terms import GrantedTerms
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +48,10 @@ _log = logging.getLogger(__name__)
 class HibernationHttp:
     """Routes of hibernation files, a few files at a time."""
 
-    def __init__(self, cluster_key: bytes, exports: Exports, imports: Imports) -> None:
+    def __init__(
+        self, cluster_key: bytes, exports: Exports, imports: Imports, terms: GrantedTerms
+    ) -> None:
+        self._terms = terms
         self._exports = exports
         self._imports = imports
         self._secret = http_secret(cluster_key)
@@ -78,10 +83,12 @@ class HibernationHttp:
         """Import the request's body as an agent's file."""
         try:
             authorize(request, self._secret)
+            term = parse_term(request.headers.get(TERM_HEADER))
+            await self._terms.admit(term)
             call = decode_header(Resume, request.headers.get(CALL_HEADER, ""))
             self._begin(call.tenant)
             try:
-                resumed = await self._take(call, request)
+                resumed = await self._take(call, request, term)
             finally:
                 self._open.give(call.tenant)
         except FabricError as error:
@@ -98,7 +105,7 @@ class HibernationHttp:
             raise
         return export
 
-    async def _take(self, call: Resume, request: Request) -> Resumed:
+    async def _take(self, call: Resume, request: Request, term: int | None) -> Resumed:
         arriving, budget = self._imports.begin(call), self._imports.budget
         in_worker = self._imports.records.workers.run
         arriving.check_allowed()
@@ -111,6 +118,7 @@ class HibernationHttp:
                     has_room = True
             await in_worker(arriving.finish)
             await budget.make_place(call.tenant)
+            self._terms.check(term)  # the file took its time
             return await arriving.commit()
         finally:  # after a commit there is nothing to abandon
             await asyncio.shield(in_worker(arriving.abandon))

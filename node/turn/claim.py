@@ -12,7 +12,7 @@ from fabric.errors import (
     RetryLaterError,
     StaleEpochError,
 )
-from fabric.ids import AgentKey, MigrationId
+from fabric.ids import SELF_TEST_TENANT, AgentKey, MigrationId
 from fabric.record.answers import Answers
 from fabric.record.directive import Directive, live
 from fabric.record.layout import Layout
@@ -28,6 +28,7 @@ from node.limits import AGENT_TURNS_WAITING_MAX
 from node.migration.incoming import IncomingMoves
 from node.prompt.restored_answers import KnownAnswers
 from node.runtime.health import Health
+from node.store.granted_terms import GrantedTerms
 from node.store.tombstones import TombstoneStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
@@ -48,6 +49,7 @@ class Claims:
     hot: HotTier
     health: Health
     retry_after_s: Callable[[int, int], float]  # given the turns in a queue and its slots
+    terms: GrantedTerms
 
     @contextlib.asynccontextmanager
     async def hold(
@@ -66,6 +68,7 @@ class Claims:
         while True:
             agent = await self._lock(request, text, forms)
             try:
+                await self.admit(request)  # again: the prompt and the lock took their time
                 await self._own(agent, request.epoch, request.erased_epoch)
                 self._keep_private(agent, request)
                 before = agent.paused_answer
@@ -81,6 +84,11 @@ class Claims:
                     self.table.use.retain(agent.key, request.retain_s)
                 self.hot.drop_resident()
             await _await_resumption(agent, before)
+
+    async def admit(self, request: GenerateRequest) -> None:
+        """Raise OldRouterError for a turn of a router whose term is over."""
+        if request.tenant != SELF_TEST_TENANT:  # the node's own
+            await self.terms.admit(request.term)
 
     def _sibling(self, request: GenerateRequest) -> Agent:
         """Return a temporary agent for a turn that is not kept.

@@ -157,6 +157,7 @@ class Turn:
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
+        await parts.claims.admit(request)
         parts.prompts.encoder.check_sampling(request.sampling)
         if not request.was_admitted:
             parts.engine.check_waiting(request.tenant, request.priority)

@@ -222,7 +222,9 @@ class NodeHost:
         return SimDisk(self.platter, self.process, self.kill, root)
 
     def _build_app(self):
-        files = HibernationHttp(CLUSTER_KEY, self.node.moves.exports, self.node.moves.imports)
+        files = HibernationHttp(
+            CLUSTER_KEY, self.node.moves.exports, self.node.moves.imports, self.node.terms
+        )
         control = ControlHttp(self.name, CLUSTER_KEY, self._by_http)
         more = [*files.routes(), *control.routes()]
         return build_app(CLUSTER_KEY, self.node.turns.serve, more)

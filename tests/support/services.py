@@ -115,9 +115,9 @@ def running(
         service.stop()
 
 
-def call(service: NodeService, message: object, kind: type[T]) -> T:
+def call(service: NodeService, message: object, kind: type[T], term: int | None = None) -> T:
     """Make one control call; raise what the node answered."""
-    reply = decode_reply(kind, service.control(encode_call(message)).result(CALL_S))
+    reply = decode_reply(kind, service.control(encode_call(message, term)).result(CALL_S))
     if isinstance(reply, ErrorReply):
         error = FabricError(reply.message, code=reply.code)
         error.status = reply.status
@@ -147,6 +147,7 @@ def ask(
     was_admitted: bool = False,
     retain_s: float = 0.0,
     edits: EditMode | None = None,
+    term: int | None = None,
     **sampling: Any,
 ) -> Reply:
     """Run one turn to its end."""
@@ -163,6 +164,7 @@ def ask(
         was_admitted=was_admitted,
         retain_s=retain_s,
         edits=edits,
+        term=term,
     )
 
     async def drain() -> Reply:

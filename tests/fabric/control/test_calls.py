@@ -12,11 +12,13 @@ from fabric.control.calls import (
     CALLS,
     CallRoute,
     decode_call,
+    decode_with_term,
     encode_call,
     is_call,
     spec_of,
 )
 from fabric.control.node_calls import CommitMigration, Describe, Flush, SealAgent, Stop
+from fabric.control.term_calls import GrantTerm
 from fabric.errors import RejectedError
 
 SPECS = list(CALLS.values())
@@ -44,7 +46,8 @@ def test_every_message_of_the_control_files_is_in_the_table_once():
 
 def test_only_what_a_silent_stream_waits_for_goes_by_http():
     by_http = {spec.message for spec in SPECS if spec.route is CallRoute.HTTP}
-    assert by_http == {SealAgent, CommitMigration}, "each answers alike when it comes twice"
+    expected = {SealAgent, CommitMigration, GrantTerm}
+    assert by_http == expected, "each answers alike when it comes twice"
 
 
 def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
@@ -52,8 +55,31 @@ def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
         "describe",
         "describe_changes",
         "erase_agent",
+        "grant_term",
         "share_erasures",
     }
+
+
+def test_only_what_two_routers_cannot_disagree_about_is_open_to_any():
+    assert {spec.name for spec in SPECS if spec.is_open} == {
+        "describe",
+        "describe_changes",
+        "flush",
+        "grant_term",
+        "list_agents",
+        "list_changes",
+        "read_memory",
+        "share_erasures",
+        "stop",
+    }
+
+
+def test_a_call_carries_its_routers_term():
+    raw = encode_call(Flush(), 7)
+    assert decode_with_term(raw) == (Flush(), 7)
+    assert decode_with_term(encode_call(Flush())) == (Flush(), None)
+    assert encode_call(Flush()) == encode_call(Flush(), None), "as before there were terms"
+    assert b"term" not in encode_call(Flush())
 
 
 def test_every_call_has_a_limit():

@@ -1,5 +1,7 @@
 """The route for calls in haste: for this cluster's router, for this node, and for nothing else."""
 
+from pathlib import Path
+
 import httpx2
 import pytest
 from starlette.applications import Starlette
@@ -19,6 +21,9 @@ from fabric.limits import CONTROL_BYTES_MAX, MANIFEST_BYTES_MAX
 from fabric.turn.generation import CLUSTER_HEADER
 from node.control_calls import ControlCalls
 from node.http.routes import ControlHttp
+from node.runtime.workers import Workers
+from node.store.granted_terms import GrantedTerms
+from tests.support.transfers import StoppedClock
 
 pytestmark = pytest.mark.anyio
 KEY = b"k" * 32
@@ -33,6 +38,7 @@ class Answers:
     def __init__(self):
         self.asked = []
         self.calls = ControlCalls.__new__(ControlCalls)
+        self.calls._terms = GrantedTerms(Path("unused"), Workers(1), StoppedClock())
         self.calls._answers = dict.fromkeys((SealAgent, CommitMigration, Flush), self._refuse)
 
     async def _refuse(self, call):

@@ -1,0 +1,130 @@
+"""Terms of routers: which of several may change the fabric, granted by the nodes themselves.
+
+    GrantTerm(term) ──▶ every voter      granted: no other router gets one for `lease_s`
+    any changing call carries its term   lower than the granted one: 409 old_router
+
+A router that most voters granted a term is the active one until its lease ends. A voter writes a
+new term to disk before it answers. Fabrics with one router grant no term, and calls carry none.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.errors import OldRouterError, RejectedError
+from fabric.limits import (
+    ROUTER_NAME_CHARS_MAX,
+    TERM_LEASE_S,
+    TERM_LEASE_S_MAX,
+    TERM_MAX,
+    URL_CHARS_MAX,
+)
+
+TERM_HEADER: Final = "x-macfabric-term"  # of requests that are no control calls
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTerm:
+    """Request for a term, or for more time in it; a trial changes nothing."""
+
+    term: int
+    router: str  # the life of a router's process, which has its terms for itself
+    lease_s: float  # 0 gives the term up
+    url: str = ""  # at which the router serves clients
+    is_trial: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise RejectedError for values that no router sends."""
+        if not 0 < self.term <= TERM_MAX:
+            message = f"a term must be 1-{TERM_MAX}"
+            raise RejectedError(message, code="invalid_term")
+        if not 0 <= self.lease_s <= TERM_LEASE_S_MAX:
+            message = f"a lease must be 0-{TERM_LEASE_S_MAX:g} seconds"
+            raise RejectedError(message, code="invalid_term")
+        if not 0 < len(self.router) <= ROUTER_NAME_CHARS_MAX or len(self.url) > URL_CHARS_MAX:
+            message = "a router has a name and a URL of bounded lengths"
+            raise RejectedError(message, code="invalid_term")
+
+
+@dataclass(frozen=True, slots=True)
+class TermAnswer:
+    """A voter's answer: whether it grants, and what it granted last."""
+
+    granted: bool
+    term: int
+    router: str
+    url: str
+    left_s: float  # until it may grant another router a higher term
+
+
+@dataclass(frozen=True, slots=True)
+class TermView:
+    """Highest term that a node granted, and its router, as heartbeats carry them."""
+
+    term: int
+    router: str
+    url: str = ""
+
+
+NO_TERM: Final = TermView(0, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One voter's promise: a term, and until when by its own clock no other router gets one."""
+
+    granted: TermView = NO_TERM
+    until_s: float = 0.0
+
+    def is_for(self, call: GrantTerm) -> bool:
+        """Return whether the call's router has the call's term here.
+
+        A term that a changing call proved has no name yet: it is its router's, who alone uses it.
+        """
+        return self.granted.term == call.term and self.granted.router in {"", call.router}
+
+    def after(self, call: GrantTerm, now_s: float) -> "Ballot | None":
+        """Return the ballot after granting `call`; None if it must be refused."""
+        if self.is_for(call):
+            granted = TermView(call.term, call.router, call.url)
+            return Ballot(granted, now_s + call.lease_s)
+        if call.term <= self.granted.term or now_s < self.until_s or call.lease_s <= 0:
+            return None
+        return Ballot(TermView(call.term, call.router, call.url), now_s + call.lease_s)
+
+    def proven(self, term: int, now_s: float) -> "Ballot":
+        """Return the ballot after a changing call of a later term, which most voters granted."""
+        return Ballot(TermView(term, ""), now_s + TERM_LEASE_S)
+
+    def answer(self, now_s: float, *, granted: bool) -> TermAnswer:
+        """Return the answer to a call after which this is the ballot."""
+        view = self.granted
+        left_s = max(0.0, self.until_s - now_s)
+        return TermAnswer(granted, view.term, view.router, view.url, left_s)
+
+    def is_later(self, term: int | None) -> bool:
+        """Return whether a changing call proves a term that this voter has not granted."""
+        return term is not None and term > self.granted.term
+
+    def check(self, term: int | None, now_s: float) -> None:
+        """Raise OldRouterError for a changing call of a router whose term is over here."""
+        granted = self.granted.term
+        if granted and (term or 0) < granted:
+            sent = f"term {term} is over" if term else "the call has no term"
+            message = (
+                f"{sent}: term {granted} was granted to another router; "
+                "a fabric with a standby takes changes from its active router only"
+            )
+            raise OldRouterError(message)
+        if granted and term == granted and now_s >= self.until_s:
+            message = f"the lease of term {granted} has ended here; its router must renew it"
+            raise OldRouterError(message)
+
+
+def parse_term(text: str | None) -> int | None:
+    """Return the term in a request's header; raise RejectedError for anything but a number."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(TERM_MAX)):
+        return int(text)
+    message = f"{TERM_HEADER} must be a number"
+    raise RejectedError(message, code="invalid_term")
