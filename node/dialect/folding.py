@@ -6,11 +6,17 @@ valid.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from fabric.errors import RejectedError
-from node.dialect.template_messages import Messages, alternative_forms
+from node.dialect.template_messages import (
+    Messages,
+    TemplateTraits,
+    alternative_forms,
+    arguments_text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +47,49 @@ class Rendered:
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)  # as they were rendered
 
 
-def fold(messages: Messages) -> Iterator[FoldedMessages]:
-    """Yield alternatives to try: each fold alone, then all of them in sequence."""
+def fold(begun: FoldedMessages) -> Iterator[FoldedMessages]:
+    """Yield alternatives to try: each fold alone, all in sequence, then with calls as text."""
     for step in FOLDS:
-        changed = step.change(messages)
-        if changed != messages:
-            yield FoldedMessages(changed, (step.note,))
-    folded = FoldedMessages(messages, ())
+        changed = step.change(begun.messages)
+        if changed != begun.messages:
+            yield FoldedMessages(changed, (*begun.notes, step.note))
+    yield from islice(_fold_in_sequence(begun), 1, None)
+    textual = TEXT_CALLS.change(begun.messages)
+    if textual != begun.messages:
+        folded = FoldedMessages(textual, (*begun.notes, TEXT_CALLS.note))
+        yield folded
+        yield from _fold_in_sequence(folded)
+
+
+def _fold_in_sequence(folded: FoldedMessages) -> Iterator[FoldedMessages]:
+    """Yield the messages after each fold that changes them, and all those before it."""
     for step in FOLDS:
         changed = step.change(folded.messages)
         if changed != folded.messages:
             folded = FoldedMessages(changed, (*folded.notes, step.note))
-            if len(folded.notes) > 1:
-                yield folded
+            yield folded
 
 
 def render_folded(
     messages: Messages,
     attempt: Callable[[Messages], str],
+    traits: TemplateTraits,
     *,
     is_strict: bool,
-    takes_one_call: bool = False,
 ) -> Rendered:
     """Render by `attempt`, which raises RejectedError for messages that the template refuses.
 
-    System messages that the template silently drops are folded, too, and so are calls if it
-    `takes_one_call` of a message.
+    What the template is known to drop silently is folded, too: system messages and calls.
     """
-    if takes_one_call and not is_strict:
-        single = SINGLE_CALLS.change(messages)
-        if single != messages:
-            rendered = render_folded(single, attempt, is_strict=is_strict)
-            return replace(rendered, notes=(SINGLE_CALLS.note, *rendered.notes))
+    single = SINGLE_CALLS if traits.takes_one_call else None
+    needed = single if traits.takes_calls else TEXT_CALLS
+    changed = messages if needed is None or is_strict else needed.change(messages)
+    folded = FoldedMessages(messages, ())
+    if needed is not None and changed != messages:
+        folded = FoldedMessages(changed, (needed.note,))
     incomplete: Rendered | None = None
     refusal: RejectedError | None = None
-    for candidate in _candidates(messages, is_strict=is_strict):
+    for candidate in _candidates(folded, is_strict=is_strict):
         try:
             text = attempt(candidate.messages)
         except RejectedError as error:
@@ -91,13 +105,13 @@ def render_folded(
     return incomplete
 
 
-def _candidates(messages: Messages, *, is_strict: bool) -> Iterator[FoldedMessages]:
-    yield FoldedMessages(messages, ())
-    yield from (FoldedMessages(form, ()) for form in alternative_forms(messages))
+def _candidates(begun: FoldedMessages, *, is_strict: bool) -> Iterator[FoldedMessages]:
+    yield begun
+    yield from (FoldedMessages(form, begun.notes) for form in alternative_forms(begun.messages))
     if is_strict:
         return
     last = None
-    for last in fold(messages):
+    for last in fold(begun):
         yield last
     if last is not None:
         yield from (FoldedMessages(form, last.notes) for form in alternative_forms(last.messages))
@@ -220,7 +234,31 @@ def _open_by_user(messages: Messages) -> Messages:
     return [*messages[:first], {"role": "user", "content": "Hello."}, *messages[first:]]
 
 
+def _write_calls_as_text(messages: Messages) -> Messages:
+    """Write calls into the assistant's text, and results as messages of the user."""
+    written: Messages = []
+    names: dict[str, str] = {}
+    for message in messages:
+        text, calls = message.get("content") or "", message.get("tool_calls") or []
+        if message["role"] == "tool":
+            name = message.get("name") or names.get(message.get("tool_call_id") or "", "the tool")
+            written.append({"role": "user", "content": f"Result of {name}:\n{text}"})
+            continue
+        if calls:
+            names |= {call.get("id") or "": call["function"]["name"] for call in calls}
+            plain = {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {**plain, "content": _join(text, *map(_call_text, calls))}  # noqa: PLW2901
+        written.append(message)
+    return written
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = call["function"]
+    return f"Called {function['name']} with {arguments_text(function['arguments'])}"
+
+
 SINGLE_CALLS = Fold("gave each tool call a message of its own", _split_calls)
+TEXT_CALLS = Fold("wrote tool calls and their results as text", _write_calls_as_text)
 FOLDS = (
     Fold("merged system messages", _merge("system")),
     Fold("folded later system messages into the user's", _fold_late_systems),

@@ -31,6 +31,7 @@ class TemplateTraits:
     takes_null: bool = False  # as the content beside calls
     text_arguments: bool = False  # it prints objects as Python does, so it expects JSON text
     thought_keys: tuple[str, ...] = ()  # where it also looks for a thought
+    takes_calls: bool = True  # False: it drops calls or their results
     takes_one_call: bool = False  # of a message: it drops the others
 
 
@@ -106,13 +107,15 @@ def _with_object_arguments(messages: Messages) -> Messages:
 
 
 def _with_text_arguments(messages: Messages) -> Messages:
-    def as_text(arguments: Any) -> str:
-        if isinstance(arguments, WrittenArguments):
-            return arguments.text
-        is_text = isinstance(arguments, str)
-        return arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+    return _map_arguments(messages, arguments_text)
 
-    return _map_arguments(messages, as_text)
+
+def arguments_text(arguments: Any) -> str:
+    """Return a call's arguments as the model or the client wrote them, else as JSON."""
+    if isinstance(arguments, WrittenArguments):
+        return arguments.text
+    is_text = isinstance(arguments, str)
+    return arguments if is_text else json.dumps(arguments, ensure_ascii=False)
 
 
 def _with_short_ids(messages: Messages) -> Messages:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from functools import cached_property
+from itertools import product
 from typing import Any, Final
 
 from jinja2 import TemplateError
@@ -20,6 +21,7 @@ _READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
 _USER: Final = {"role": "user", "content": "x"}
 _ANSWER: Final = "zebra"  # a text that no template writes by itself
 _SAID: Final = {"role": "assistant", "content": _ANSWER}
+_CALLED: Final = "firstly"  # likewise, as the name of a function
 _CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
 
 
@@ -196,21 +198,10 @@ class ChatTemplate:
     @cached_property
     def traits(self) -> TemplateTraits:
         """Detect the template's format of calls by rendering one."""
-
-        def tried(content: str | None, arguments: Any) -> str | None:
-            call = {"name": "f", "arguments": arguments}
-            use = {"type": "function", "id": _CALL_ID, "function": call}
-            said = {"role": "assistant", "content": content, "tool_calls": [use]}
-            result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": _CALL_ID}
-            try:
-                return self.render([_USER, said, result], None, {})
-            except RejectedError:
-                return None
-
         as_object, as_text = {"q": "v"}, '{"q": "v"}'
-        empty, null = tried("", as_object), tried(None, as_object)
-        null_text = tried(None, as_text) if null is None else null
-        said = empty or tried("", as_text) or ""
+        empty, null = self._called("", as_object), self._called(None, as_object)
+        null_text = self._called(None, as_text) if null is None else null
+        said = empty or self._called("", as_text) or ""
         takes_null = null_text is not None and null_text.count("None") <= said.count("None")
         best, other = (null, null_text) if takes_null else (empty, said)
         keys = (key for key in _THOUGHT_KEYS if re.search(_READ_KEY % key, self.source))
@@ -218,8 +209,31 @@ class ChatTemplate:
             takes_null=takes_null,
             text_arguments=bool(other) if best is None else "{'q'" in best,
             thought_keys=tuple(keys),
+            takes_calls=not self._drops_calls,
             takes_one_call=self._takes_one_call,
         )
+
+    def _called(
+        self, content: str | None, arguments: Any, tools: list[Any] | None = None
+    ) -> str | None:
+        """Render a call and its result; None if the template refuses them."""
+        call = {"name": _CALLED, "arguments": arguments}
+        use = {"type": "function", "id": _CALL_ID, "function": call}
+        said = {"role": "assistant", "content": content, "tool_calls": [use]}
+        result = {"role": "tool", "content": _ANSWER, "name": "f", "tool_call_id": _CALL_ID}
+        try:
+            return self.render([_USER, said, result], tools, {})
+        except RejectedError:
+            return None
+
+    @property
+    def _drops_calls(self) -> bool:
+        """Return whether the template takes a call and its result, and leaves one of them out."""
+        function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+        shown = None, [{"type": "function", "function": function}]
+        forms = product(("", None), ({"q": "v"}, '{"q": "v"}'), shown)
+        texts = [text for form in forms if (text := self._called(*form)) is not None]
+        return bool(texts) and not any(_CALLED in text and _ANSWER in text for text in texts)
 
     @property
     def _takes_one_call(self) -> bool:

@@ -270,8 +270,9 @@ class ChatTokenizer:
             return cut_at_mark(text) if continues else text
 
         made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
-        one, strict = self.template.traits.takes_one_call, self._told.is_strict
-        rendered = render_folded(made, attempt, is_strict=strict, takes_one_call=one)
+        rendered = render_folded(
+            made, attempt, self.template.traits, is_strict=self._told.is_strict
+        )
         if (opens_answer or continues) and self.template.exists:
             messages, thoughts = list(rendered.messages), self._thought_texts
             start = self.template.answer_start(

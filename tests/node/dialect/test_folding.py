@@ -1,6 +1,6 @@
 """Folding of messages that a template refuses: each fold alone, the least change first."""
 
-from node.dialect.folding import fold
+from node.dialect.folding import FoldedMessages, fold
 
 
 def said(*pairs):
@@ -10,7 +10,7 @@ def said(*pairs):
 def tries(*pairs):
     return {
         each.notes: [(m["role"], m["content"]) for m in each.messages]
-        for each in fold(said(*pairs))
+        for each in fold(FoldedMessages(said(*pairs), ()))
     }
 
 
@@ -53,7 +53,7 @@ def test_parallel_calls_become_one_after_the_other():
     uses = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "xy"]
     results = [{"role": "tool", "content": name, "tool_call_id": name} for name in "yx"]
     messages = [*said(("user", "a")), {"role": "assistant", "content": "Hm", "tool_calls": uses}]
-    (made,) = fold([*messages, *results])
+    made = next(fold(FoldedMessages([*messages, *results], ())))
 
     told = [(m["role"], m["content"], len(m.get("tool_calls", ()))) for m in made.messages]
     assert told == [
@@ -66,15 +66,18 @@ def test_parallel_calls_become_one_after_the_other():
     assert made.notes == ("gave each tool call a message of its own",)
 
 
+CALL = {"id": "x", "function": {"name": "look", "arguments": {}}}
+
+
 def test_roles_alternate_where_the_user_interrupts_calls_and_where_an_answer_is_first():
-    use = {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}
+    use = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     result = {"role": "tool", "content": "x", "tool_call_id": "x"}
     user = {"role": "user", "content": "a"}
     for called in ([use], [use, result]):
-        (made,) = fold([user, *called, user])
+        made = next(fold(FoldedMessages([user, *called, user], ())))
         answer = {"role": "assistant", "content": "OK."}
         assert made.messages == [user, *called, answer, user]
-    (made,) = fold([use, result])
+    made = next(fold(FoldedMessages([use, result], ())))
     assert made.messages == [{"role": "user", "content": "Hello."}, use, result]
 
 

@@ -283,6 +283,54 @@ def test_a_template_without_system_gets_it_with_the_user(tmp_path):
     assert made.notes == ("folded the system message into the user's",)
 
 
+def call_of(id_, name, text=""):
+    use = {"type": "function", "id": id_, "function": {"name": name, "arguments": {"q": 7}}}
+    return {"role": "assistant", "content": text, "tool_calls": [use]}
+
+
+def result_of(id_, text):
+    return {"role": "tool", "tool_call_id": id_, "content": text}
+
+
+def test_a_template_without_calls_gets_them_as_text(tmp_path):
+    gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
+    asked = [*roles(("user", "a")), call_of("c1", "look", "I look."), result_of("c1", "found")]
+    rendered = gemma.rendered(asked, None, {})
+    later = gemma.rendered([*asked, *roles(("assistant", "b"), ("user", "c"))], None, {})
+    interrupted = gemma.rendered([*asked, *roles(("user", "stop"))], None, {})
+
+    assert rendered.text == (
+        "<start_of_turn>user\na<end_of_turn>\n"
+        '<start_of_turn>model\nI look.\n\nCalled look with {"q": 7}<end_of_turn>\n'
+        "<start_of_turn>user\nResult of look:\nfound<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert rendered.notes == ("wrote tool calls and their results as text",)
+    assert later.text.startswith(rendered.text)
+    assert interrupted.text.count("<start_of_turn>user") == 2
+    assert "found" in interrupted.text
+    assert "stop" in interrupted.text
+
+
+@pytest.mark.parametrize("dropped", ["tool_calls", "result", "both"])
+def test_calls_are_not_dropped_without_a_word(tmp_path, dropped):
+    call = "" if dropped != "result" else "{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}"
+    shown = "true" if dropped == "tool_calls" else "m.role != 'tool'"
+    template = (
+        f"{{% for m in messages %}}{{% if {shown} %}}[{{{{ m.role }}}}]{{{{ m.content }}}}{call}"
+        "{% endif %}{% endfor %}"
+    )
+    model = chat_tokenizer(tmp_path, template, ())
+    asked = [*roles(("user", "a")), call_of("c1", "look"), result_of("c1", "found")]
+    rendered = model.rendered(asked, None, {})
+
+    assert rendered.text == (
+        '[user]a[assistant]Called look with {"q": 7}[user]Result of look:\nfound'
+    )
+    assert rendered.notes == ("wrote tool calls and their results as text",)
+    strict = chat_tokenizer(tmp_path, template, (), told=FormatSettings(is_strict=True))
+    assert "Called" not in strict.rendered(asked, None, {}).text
+
+
 def test_a_system_message_is_not_dropped_without_a_word(tmp_path):
     dropping = (
         "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]"
