@@ -46,31 +46,31 @@ def marked_reader(family, tail="", stop=(), tools=TOOLS):
 
 
 def read(reader, pieces, *, is_cut=False):
-    made = Read()
+    result = Read()
     for piece in pieces:
-        add(made, reader.feed(piece))
-    if made.stopped_by is None:
-        add(made, reader.finish(is_cut=is_cut))
-    made.broken = reader.broken_calls
-    assert reader.has_calls == bool(made.calls or made.begun)
-    assert len(made.parts) == len(made.ids), "every call that is streamed comes in whole"
-    return made
+        add(result, reader.feed(piece))
+    if result.stopped_by is None:
+        add(result, reader.finish(is_cut=is_cut))
+    result.broken = reader.broken_calls
+    assert reader.has_calls == bool(result.calls or result.begun)
+    assert len(result.parts) == len(result.ids), "every call that is streamed comes in whole"
+    return result
 
 
-def add(made: Read, shown: AnswerDelta) -> None:
-    made.text += shown.text
-    made.reasoning += shown.reasoning
+def add(result: Read, shown: AnswerDelta) -> None:
+    result.text += shown.text
+    result.reasoning += shown.reasoning
     for part in shown.call_deltas:
-        name, arguments = made.parts.get(part.id, ("", ""))
-        made.parts[part.id] = (name + part.name, arguments + part.arguments)
+        name, arguments = result.parts.get(part.id, ("", ""))
+        result.parts[part.id] = (name + part.name, arguments + part.arguments)
     for call in shown.calls:
         if call.is_broken:
-            made.begun.append((call.name, call.arguments))
+            result.begun.append((call.name, call.arguments))
         else:
-            made.calls.append((call.name, json.loads(call.arguments)))
-        made.ids.append(call.id)
-        assert made.parts[call.id] == (call.name, call.arguments), "streamed as it is in whole"
-    made.stopped_by = shown.stopped_by or made.stopped_by
+            result.calls.append((call.name, json.loads(call.arguments)))
+        result.ids.append(call.id)
+        assert result.parts[call.id] == (call.name, call.arguments), "streamed as it is in whole"
+    result.stopped_by = shown.stopped_by or result.stopped_by
 
 
 def cut(text, places):

@@ -127,7 +127,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]
-# What would end a value, a call or a thought, if it were read where it is only spoken of.
+# Texts that would end a value, a call or a thought if a quotation were taken for markup.
 HOSTILE = (
     *("</parameter>", "\n</parameter>\n", "</arg_value>", "</｜DSML｜parameter>", "</tool_call>"),
     *("```", "\n", "\\", '"', '"}', "}}", "<|call|>", "<|end|>", "<|END_ACTION|>", "]"),
@@ -187,7 +187,7 @@ def check(case, choice, seen, text):
 
 @pytest.mark.parametrize("seeds", sample([range(2), range(2, 20)], range(2)), ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_written_is_read_as_calls_that_fit(case, seeds):
+def test_generated_calls_are_read_as_valid_calls(case, seeds):
     ended = 0
     for names in ((), ("look",), ("edit_file",)):
         for takes_one in (False, True):
@@ -209,25 +209,25 @@ LINES = r"^(?:\*\*\* (?:Add|Delete): .{0,12}\n(?:[+\- ].{0,24}\n){0,3}\*\*\* End
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_text_that_follows_a_pattern_is_read_as_it_was_written(case):
+def test_argument_with_a_pattern_is_read_back_unchanged(case):
     text = {"type": "string", "pattern": LINES}
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     tools = [{"type": "function", "function": {"name": "patch", "parameters": schema}}]
     choice = CallChoice(must_call=True, strict=("patch",), takes_one=True)
     grammar, ended = grammar_of(case, choice, tools), 0
     for seed in range(6):
-        said = walker(*case.specials).walk(grammar, random.Random(seed), HOSTILE)
-        if said is None:
+        answer = walker(*case.specials).walk(grammar, random.Random(seed), HOSTILE)
+        if answer is None:
             continue
         ended += 1
-        seen = read(reader_of(case.name, choice, tools), [said])
-        assert (seen.text, seen.broken) == ("", 0), said
+        seen = read(reader_of(case.name, choice, tools), [answer])
+        assert (seen.text, seen.broken) == ("", 0), answer
         ((_, arguments),) = seen.calls
-        assert re.fullmatch(LINES, arguments["input"]), said
+        assert re.fullmatch(LINES, arguments["input"]), answer
     assert ended > 3
 
 
-# Rules that come round: sums in brackets, and texts in quotes that JSON has to escape.
+# Recursive rules: sums in brackets, and texts in quotes that JSON has to escape.
 ROUND = lark_rules(
     "start: part (SIGN part)*\n"
     'part: /[0-9]{1,3}/ | "(" start ")" | "\\"" /[a-d\\\\]{0,4}/ "\\""\n'
@@ -235,7 +235,7 @@ ROUND = lark_rules(
 )
 
 
-def comes_to_one(text):
+def reduces_to_one(text):
     text, before = re.sub(r'[0-9]{1,3}|"[a-d\\]{0,4}"', "1", text), None
     while before != text:
         before, text = text, re.sub(r"\(1\)|1[+*/-]1", "1", text)
@@ -243,57 +243,57 @@ def comes_to_one(text):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_text_that_follows_rules_is_read_as_it_was_written(case):
-    """Rules that come round to themselves are no expression: they are written as rules."""
+def test_argument_with_recursive_rules_is_read_back_unchanged(case):
+    """Recursive rules have no regular expression: they are written as rules."""
     schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     texts = (ToolText("count", ROUND),)
     choice = CallChoice(must_call=True, strict=("count",), takes_one=True, texts=texts)
     grammar, read_texts = grammar_of(case, choice, tools), []
     for seed in range(24):
-        said = walker(*case.specials).walk(grammar, random.Random(seed), HOSTILE, tokens_max=200)
-        if said is None:
+        answer = walker(*case.specials).walk(grammar, random.Random(seed), HOSTILE, tokens_max=200)
+        if answer is None:
             continue
-        seen = read(reader_of(case.name, choice, tools), [said])
-        assert (seen.text, seen.broken) == ("", 0), said
+        seen = read(reader_of(case.name, choice, tools), [answer])
+        assert (seen.text, seen.broken) == ("", 0), answer
         ((_, arguments),) = seen.calls
-        assert comes_to_one(arguments["input"]), said
+        assert reduces_to_one(arguments["input"]), answer
         read_texts.append(arguments["input"])
     assert len(read_texts) > 3
     assert any(char in text for char in '("' for text in read_texts)
 
 
-def test_channels_call_as_they_must_or_say_a_text():
-    """Of its own accord, where no token by itself begins a call."""
+def test_channels_allow_a_strict_call_or_a_text():
+    """The model decides, as no single token begins a call."""
     case, choice = Case("harmony", MARKED["harmony"]), CallChoice(strict=("look",), names=("look",))
-    grammar, called, told = grammar_of(case, choice), 0, 0
+    grammar, called, texts_only = grammar_of(case, choice), 0, 0
     for seed in range(40):
-        said = walker(*case.specials).walk(grammar, random.Random(seed))
-        if said is None:
+        answer = walker(*case.specials).walk(grammar, random.Random(seed))
+        if answer is None:
             continue
-        seen = read(reader_of(case.name, choice), [said])
-        assert seen.broken == 0, said
+        seen = read(reader_of(case.name, choice), [answer])
+        assert seen.broken == 0, answer
         assert {name for name, _ in seen.calls} <= {"look"}
         for _, arguments in seen.calls:
             jsonschema.validate(arguments, FLAT)
         called += bool(seen.calls)
-        told += not seen.calls
+        texts_only += not seen.calls
     assert called > 2
-    assert told > 2
+    assert texts_only > 2
 
 
-def test_channels_make_several_calls_where_they_may():
-    """Of all messages but the last the end is one that ends no answer."""
+def test_channels_allow_several_calls_unless_one_is_taken():
+    """Every message but the last has an end mark that does not end the answer."""
     case, counts = Case("harmony", MARKED["harmony"]), {False: set(), True: set()}
     for takes_one, seen in counts.items():
         choice = CallChoice(must_call=True, names=("look", "now"), takes_one=takes_one)
         grammar = grammar_of(case, choice)
         for seed in range(30):
-            said = walker(*case.specials).walk(grammar, random.Random(seed))
-            if said is not None:
-                read_calls = read(reader_of(case.name, choice), [said])
-                check(case, choice, read_calls, said)
-                assert said.count("<|call|>") == 1
+            answer = walker(*case.specials).walk(grammar, random.Random(seed))
+            if answer is not None:
+                read_calls = read(reader_of(case.name, choice), [answer])
+                check(case, choice, read_calls, answer)
+                assert answer.count("<|call|>") == 1
                 seen.add(len(read_calls.calls))
     assert counts[True] == {1}
     assert {1, 2} <= counts[False]
@@ -314,7 +314,7 @@ REFUSED = [(odd, name) for odd, names in ODD.items() for name, counts in names.i
 
 
 @pytest.mark.parametrize(("odd", "name"), REFUSED)
-def test_a_name_that_a_format_cannot_spell_is_refused_by_name(odd, name):
+def test_tool_name_that_the_format_cannot_spell_is_refused(odd, name):
     tools = [{"type": "function", "function": {"name": odd}}]
     case = Case(name, MARKED.get(name, ()))
     with pytest.raises(RejectedError, match=f"the tool '{odd}'") as caught:
@@ -323,13 +323,13 @@ def test_a_name_that_a_format_cannot_spell_is_refused_by_name(odd, name):
 
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, [], {"type": ["null"]}])
-def test_parameters_that_are_no_object_are_refused(schema):
+def test_parameters_other_than_an_object_schema_are_refused(schema):
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(RejectedError, match="not the schema of an object"):
         callable_tools(tools, CallChoice(must_call=True))
 
 
-def test_an_object_has_no_names_but_those_that_are_told():
+def test_additional_properties_are_off_unless_strict():
     (tool,) = callable_tools(TOOLS[:1], CallChoice())
     assert tool.parameters["additionalProperties"] is False
     free = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -338,7 +338,7 @@ def test_an_object_has_no_names_but_those_that_are_told():
 
 
 @pytest.mark.parametrize("name", ["json", "qwen3_coder", "mistral", "llama", "gemma"])
-def test_a_call_of_what_is_not_allowed_is_text(name):
+def test_call_of_a_disallowed_tool_is_text(name):
     says = {
         "json": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
         "qwen3_coder": "<tool_call><function=now></function></tool_call>",
@@ -351,14 +351,14 @@ def test_a_call_of_what_is_not_allowed_is_text(name):
         assert (len(seen.calls), seen.text == says) == (count, count == 0)
 
 
-def test_only_the_first_call_is_told_where_one_is_taken():
+def test_only_first_call_is_reported_if_one_is_taken():
     says = '<tool_call>{"name": "now", "arguments": {}}</tool_call>' * 2
     assert len(read(reader_of("json", CallChoice()), [says]).calls) == 2
     seen = read(reader_of("json", CallChoice(takes_one=True)), list(says))
     assert (len(seen.calls), len(seen.parts), seen.text) == (1, 1, "")
 
 
-def test_a_thought_has_no_calls_where_some_must_come():
+def test_calls_inside_a_thought_stay_text_if_a_call_is_forced():
     says = '<think>\n<tool_call>{"name": "now"}</tool_call></think>\n'
     seen = read(reader_of("json", CallChoice(must_call=True)), list(says))
     assert (seen.calls, seen.reasoning) == ([], '<tool_call>{"name": "now"}</tool_call>')

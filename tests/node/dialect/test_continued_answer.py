@@ -16,51 +16,51 @@ SYSTEM = {"role": "system", "content": "You count."}
 USER = {"role": "user", "content": "Count to four."}
 
 
-def begun(text, **more):
+def partial_answer(text, **more):
     return {"role": "assistant", "content": text, **more}
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("text", ["one, two,", "Sure: <b> \u00e9 {\n  1", "x"])
-def test_a_prompt_ends_with_the_answer_that_is_begun(tmp_path, name, text):
+def test_prompt_ends_with_the_partial_answer(tmp_path, name, text):
     write_tokenizer(tmp_path, SHAPES[name], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
-    messages = [USER, begun("One."), USER, begun(text)]
-    made = tokenizer.rendered(messages, None, {}, continues=True).text
+    messages = [USER, partial_answer("One."), USER, partial_answer(text)]
+    rendered = tokenizer.rendered(messages, None, {}, continues=True).text
     theirs = tokenizer.wrapper.apply_chat_template(
         messages, tokenize=False, continue_final_message=True, add_generation_prompt=False
     )
-    assert made == theirs
-    assert made.endswith(text)
+    assert rendered == theirs
+    assert rendered.endswith(text)
     closed = tokenizer.render(messages, None, {}, opens_answer=False)
-    assert closed.startswith(made)
+    assert closed.startswith(rendered)
 
 
-def test_white_space_at_its_end_stays(tmp_path):
+def test_trailing_white_space_of_partial_answer_is_kept(tmp_path):
     write_tokenizer(tmp_path, SHAPES["thought_opened"], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
-    made = tokenizer.rendered([USER, begun("one,\n ")], None, {}, continues=True).text
-    assert made.endswith("one,\n ")
+    rendered = tokenizer.rendered([USER, partial_answer("one,\n ")], None, {}, continues=True).text
+    assert rendered.endswith("one,\n ")
 
 
-def test_a_thought_that_is_begun_is_gone_on_with(tmp_path):
+def test_partial_thought_is_continued(tmp_path):
     write_tokenizer(tmp_path, SHAPES["thought_opened"], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
-    messages = [USER, begun("", reasoning_content="Let me see")]
-    made = tokenizer.rendered(messages, None, {}, continues=True)
-    assert made.begun == "<think>\nLet me see"
-    reader = tokenizer.reader(made.begun, (), None, "")
+    messages = [USER, partial_answer("", reasoning_content="Let me see")]
+    rendered = tokenizer.rendered(messages, None, {}, continues=True)
+    assert rendered.begun == "<think>\nLet me see"
+    reader = tokenizer.reader(rendered.begun, (), None, "")
     assert reader.feed(", one").reasoning == ", one"
     assert reader.feed("</think>\n\nOne.").text == "One."
 
 
-def test_a_template_that_leaves_it_out_is_refused():
+def test_template_dropping_the_partial_answer_is_refused():
     with pytest.raises(RejectedError) as caught:
         cut_at_mark("<|user|>Count.")
     assert caught.value.code == "template_refused"
 
 
-def test_what_follows_is_shown_as_it_is():
+def test_continuation_is_shown_verbatim():
     reader = MarkedReader(marked(thoughts="think"), ("stop",), None, "")
     reader.begin("<think>\n\n</think>\n\nThe capital stop is\n")
     shown = [reader.feed(text) for text in ("\n Paris", " <think> no", " st", "op it")]
@@ -69,7 +69,7 @@ def test_what_follows_is_shown_as_it_is():
     assert shown[-1].stopped_by == "stop"
 
 
-def test_of_the_prompt_nothing_is_shown_nor_looked_through_for_stops():
+def test_partial_answer_is_neither_shown_nor_searched_for_stops():
     reader = HarmonyReader(("two three",), None, "")
     reader.begin("<|channel|>final<|message|>one two")
     shown = reader.feed(" three four")

@@ -18,7 +18,7 @@ from node.dialect.formats import Rank
 from tests.node.dialect.reading import marked
 
 
-def test_settings_know_the_names_of_all_formats():
+def test_settings_list_the_names_of_all_formats():
     assert {*CALL_FORMATS, *CALL_ALIASES} == CALL_NAMES
     assert set(THOUGHT_FORMATS) == THOUGHT_NAMES
     assert {AUTO, NONE, *MESSAGE_FORMATS} == PARSER_MODES
@@ -35,11 +35,11 @@ DSML = "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'SECTION>' }}"
         (" calls", "deepseek_v41"),
     ],
 )
-def test_versions_of_a_format_are_told_apart_by_their_sections(section, name):
+def test_versions_of_a_format_are_distinguished_by_their_sections(section, name):
     assert marked(template=DSML.replace("SECTION", section)).calls.name == name
 
 
-def test_no_family_writes_what_is_another_ones_own():
+def test_distinguishing_marks_belong_to_one_family_only():
     for family, other in permutations(FAMILIES, 2):
         written = [mark for calls in other.calls for mark in (*calls.starts, calls.end)]
         written += [mark for thought in other.thoughts for mark in (thought.start, thought.end)]

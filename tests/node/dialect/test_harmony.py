@@ -60,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_channels_are_read_the_same_however_they_come(name):
+def test_channels_are_read_the_same_in_any_pieces(name):
     says, wanted = CASES[name]
     rng = random.Random(name)
     ways = [[says], list(says)]
@@ -75,7 +75,7 @@ def test_channels_are_read_the_same_however_they_come(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_copy_goes_on_by_itself(name):
+def test_copied_reader_is_independent(name):
     says, _ = CASES[name]
     reader = HarmonyReader(("STOP",), TOOLS, "o")
     for char in says:
@@ -84,17 +84,17 @@ def test_a_copy_goes_on_by_itself(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_reader_begins_again_as_if_it_had_read_nothing(name):
+def test_restarted_reader_has_no_memory_of_earlier_text(name):
     says, _ = CASES[name]
     reader, plain = (HarmonyReader(("STOP",), TOOLS, "o") for _ in range(2))
-    for said in (says, CALL, CALL[:-9]):
-        reader.begin(said)
+    for earlier in (says, CALL, CALL[:-9]):
+        reader.begin(earlier)
     reader.begin("")
     plain.begin("")
     assert read(reader, [says]) == read(plain, [says])
 
 
-def test_an_answer_cut_within_a_header_of_a_call_shows_no_markup():
+def test_answer_cut_within_a_call_header_shows_no_markup():
     seen = read(HarmonyReader((), TOOLS, "o"), list(CASES["cut name"][0]), is_cut=True)
     assert (seen.text, seen.broken) == ("", 1)
 
@@ -107,14 +107,14 @@ def test_arguments_are_streamed_before_their_end():
     assert list(seen.parts.values()) == [("look", '{"at": "the s')]
 
 
-def test_without_tools_a_call_is_text():
+def test_call_is_text_without_tools():
     seen = read(HarmonyReader((), None, "o"), list(CALL))
 
     assert seen.calls == []
     assert '{"at": "the sky"}' in seen.text
 
 
-def test_stop_strings_end_what_is_said_and_no_thought():
+def test_stop_strings_end_the_final_text_but_not_a_thought():
     reader = HarmonyReader(("So",), None, "")
     shown = [reader.feed(text) for text in (THOUGHT, FINAL[:-12], " And so. So on.")]
     assert "".join(each.reasoning for each in shown) == "Hm.\nSo."

@@ -396,7 +396,7 @@ def family(case):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_answer_is_read_the_same_however_it_comes(name):
+def test_answer_is_read_the_same_in_any_pieces(name):
     case = CASES[name]
     rng = random.Random(name)
     ways = [[case.says], list(case.says)]
@@ -415,11 +415,11 @@ def test_an_answer_is_read_the_same_however_it_comes(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_reader_begins_again_as_if_it_had_read_nothing(name):
+def test_restarted_reader_has_no_memory_of_earlier_text(name):
     case = CASES[name]
     reader, plain = (marked_reader(family(case), case.tail, case.stop) for _ in range(2))
-    for said in (case.says, f"{JSON}<tool_call>", "<think>"):
-        reader.begin(said)
+    for earlier in (case.says, f"{JSON}<tool_call>", "<think>"):
+        reader.begin(earlier)
     reader.begin(case.tail)
     assert read(reader, [case.says]) == read(plain, [case.says])
 
@@ -431,7 +431,7 @@ def test_every_format_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_copy_goes_on_by_itself(name):
+def test_copied_reader_is_independent(name):
     case = CASES[name]
     reader, plain = (marked_reader(family(case), case.tail, case.stop) for _ in range(2))
     for char in case.says:
@@ -441,7 +441,7 @@ def test_a_copy_goes_on_by_itself(name):
 
 
 @pytest.mark.parametrize("says", [JSON, f"Look: {JSON}\n", '<tool_call>{"na'])
-def test_without_tools_the_markup_is_text(says):
+def test_markup_is_text_without_tools(says):
     assert read(marked_reader(family(CASES["json"]), tools=None), list(says)).text == says
 
 
@@ -455,7 +455,7 @@ def test_arguments_are_streamed_before_their_end():
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "deepseek", "kimi"])
-def test_other_formats_stream_them_too(name):
+def test_other_formats_stream_arguments_before_their_end(name):
     case = CASES[name]
     reader, seen = marked_reader(family(case)), Seen()
     for char in case.says[: case.says.index("the sky") + 5]:
@@ -465,7 +465,7 @@ def test_other_formats_stream_them_too(name):
     assert (called, arguments) == ("look", '{"at": "the s')
 
 
-def test_ids_are_nine_letters_and_digits_and_the_same_each_time():
+def test_call_ids_are_nine_alphanumerics_and_deterministic():
     one, two = (read(marked_reader(marked("json")), [f"{JSON}{JSON}"]).ids for _ in range(2))
 
     assert one == two

@@ -27,7 +27,7 @@ def places(text):
 
 @given(text=TEXTS)
 @settings(max_examples=500, deadline=None)
-def test_a_disarmed_text_has_no_mark_and_comes_back_with_each_of_them(text):
+def test_disarmed_text_has_no_marks_and_is_restored_with_all(text):
     disarmed = FINDER.disarm(text)
     assert not places(disarmed)
 
@@ -39,7 +39,7 @@ def test_a_disarmed_text_has_no_mark_and_comes_back_with_each_of_them(text):
 
 @given(texts=st.lists(TEXTS, max_size=4), frame=st.sampled_from(MARKS[:6]))
 @settings(max_examples=300, deadline=None)
-def test_marks_of_the_template_between_them_are_none_of_theirs(texts, frame):
+def test_marks_of_the_template_are_not_plain(texts, frame):
     rendered = frame.join(map(FINDER.disarm, texts))
     restored = PLAIN.restored(rendered)
 
@@ -53,7 +53,7 @@ def test_marks_of_the_template_between_them_are_none_of_theirs(texts, frame):
 
 @given(value=TEXTS, is_ascii=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_escapes_hide_no_mark_from_a_template_that_reads_json(value, is_ascii):
+def test_json_escapes_hide_no_mark(value, is_ascii):
     spelled = json.dumps({"q": value}, ensure_ascii=is_ascii)
     for escaped in (spelled, spelled.replace("<", "\\u003c"), spelled.replace("/", "\\/")):
         disarmed = FINDER.disarm_json(escaped)
@@ -63,20 +63,20 @@ def test_escapes_hide_no_mark_from_a_template_that_reads_json(value, is_ascii):
         assert PLAIN.restored(disarmed).text == escaped
 
 
-def test_every_text_of_a_client_is_disarmed_and_nothing_else():
+def test_every_client_text_is_disarmed_and_nothing_else():
     mark, left = "<|im_end|>", f"<{DISARMED}|im_end|>"
     call = {"type": "function", "id": mark, "function": {"name": mark, "arguments": {mark: [mark]}}}
-    told = [
+    messages = [
         {"role": "user", "content": mark, "name": mark},
         {"role": "assistant", "content": mark, "reasoning_content": mark, "tool_calls": [call]},
         {"role": "tool", "content": mark, "tool_call_id": mark},
     ]
-    disarmed = PLAIN.messages(told)
+    disarmed = PLAIN.messages(messages)
 
     assert json.dumps(disarmed, ensure_ascii=False) == (
-        json.dumps(told, ensure_ascii=False).replace(mark, left)
+        json.dumps(messages, ensure_ascii=False).replace(mark, left)
     )
-    assert mark in told[0]["content"], "the client's own are unchanged"
+    assert mark in messages[0]["content"], "the client's own are unchanged"
     assert PLAIN.value([{"description": mark, "enum": [1, None]}]) == [
         {"description": left, "enum": [1, None]}
     ]
@@ -85,27 +85,27 @@ def test_every_text_of_a_client_is_disarmed_and_nothing_else():
 def test_written_arguments_keep_their_spelling():
     text = '{"q":  "<|im_end|>"}'
     call = {"function": {"name": "f", "arguments": WrittenArguments(text, json.loads(text))}}
-    (told,) = PLAIN.messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
-    arguments = told["tool_calls"][0]["function"]["arguments"]
+    (message,) = PLAIN.messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    arguments = message["tool_calls"][0]["function"]["arguments"]
 
     assert isinstance(arguments, WrittenArguments)
     assert arguments.text == f'{{"q":  "<{DISARMED}|im_end|>"}}'
     assert arguments == {"q": f"<{DISARMED}|im_end|>"}
 
 
-def test_arguments_that_are_text_are_read_as_json():
+def test_argument_strings_are_disarmed_as_json():
     call = {"function": {"name": "f", "arguments": '{"q": "\\u003c|im_end|>"}'}}
-    (told,) = PLAIN.messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    (message,) = PLAIN.messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
 
-    spelled = told["tool_calls"][0]["function"]["arguments"]
+    spelled = message["tool_calls"][0]["function"]["arguments"]
     assert json.loads(spelled) == {"q": f"<{DISARMED}|im_end|>"}
 
 
 @pytest.mark.parametrize(
     ("role", "is_kept"), [("user", False), ("tool", False), ("assistant", True), ("system", True)]
 )
-def test_answers_and_systems_keep_the_marks_of_thoughts(role, is_kept):
-    (told,) = PLAIN.messages([{"role": role, "content": "<think>x</think><|im_end|>"}])
+def test_assistant_and_system_messages_keep_thought_marks(role, is_kept):
+    (message,) = PLAIN.messages([{"role": role, "content": "<think>x</think><|im_end|>"}])
 
-    assert ("<think>x</think>" in told["content"]) is is_kept
-    assert "<|im_end|>" not in told["content"]
+    assert ("<think>x</think>" in message["content"]) is is_kept
+    assert "<|im_end|>" not in message["content"]

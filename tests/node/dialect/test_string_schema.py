@@ -52,7 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("schema", "fitting", "others"), CASES, ids=str)
-def test_a_schema_says_what_fits(schema, fitting, others):
+def test_string_schema_accepts_matching_texts_only(schema, fitting, others):
     assert [text for text in fitting if not fits(schema, text)] == []
     assert [text for text in others if fits(schema, text)] == []
 
@@ -69,13 +69,13 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("schema", UNKNOWN, ids=str)
-def test_what_is_not_enforced_is_refused_where_the_tool_is_strict(schema):
+def test_unenforced_keywords_are_refused_for_strict_tools(schema):
     with pytest.raises(RejectedError, match="the tool 'f'"):
         texts(schema)
     assert texts(schema, is_strict=False)[0] in (StringOption(), StringOption(None, ("(?s:.*)",)))
 
 
-def test_a_tools_arguments_are_told_one_by_one():
+def test_tool_arguments_are_listed_with_their_types():
     schema = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/short"}, "no": False, "b": True},
@@ -107,5 +107,5 @@ def test_a_tools_arguments_are_told_one_by_one():
     ],
     ids=lambda value: None if isinstance(value, set) else str(value),
 )
-def test_an_argument_has_the_types_that_its_schema_names(schema, kinds):
+def test_argument_types_follow_the_schema(schema, kinds):
     assert argument_types({"properties": {"a": schema}, **ROOT}, "a") == kinds

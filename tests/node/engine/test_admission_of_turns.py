@@ -31,8 +31,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(model, tmp_path_factory):
-    with running(tmp_path_factory.mktemp("node"), model) as made:
-        yield made
+    with running(tmp_path_factory.mktemp("node"), model) as node_service:
+        yield node_service
 
 
 def agent_of(service, name):
@@ -53,7 +53,7 @@ def refused(service, *arguments, **options):
         ask(service, *arguments, **options)
 
 
-def test_a_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
+def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     """Not that of stored blocks of another conversation, which may be as long."""
     foreign = text_of_tokens(service, "another conversation. " + WORDS * 8, 600)
     ask(service, foreign, agent="bob", **BRIEF)
@@ -80,7 +80,7 @@ def test_a_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     assert ask(service, longer, agent="third", **BRIEF).text == again.text
 
 
-def test_memory_that_is_nowhere_else_outlives_a_refusal(service, monkeypatch):
+def test_unsaved_cache_survives_a_refused_turn(service, monkeypatch):
     """Also where the prompt shares only a part of it."""
     own = WORDS * 6
     first = ask(service, own, agent="unsaved", **BRIEF)
@@ -105,15 +105,15 @@ def _refuse(*_):
     raise OverloadedError(message)
 
 
-def test_a_turn_that_a_node_gave_back_is_never_refused_for_a_full_queue(service, monkeypatch):
-    """Its client was told that it is served, and has heard nothing of it since."""
+def test_already_admitted_turn_is_never_refused_by_a_full_queue(service, monkeypatch):
+    """Its client was already promised an answer, and has received nothing since."""
     monkeypatch.setattr(service.node.resources.engine, "_waiting_max", 0)
     refused(service, WORDS, agent="newcomer", **BRIEF)
 
     assert ask(service, WORDS, agent="given back", was_admitted=True, **BRIEF).text
 
 
-def test_a_client_that_hangs_up_while_it_waits_costs_the_agent_nothing(service):
+def test_hang_up_of_a_waiting_client_keeps_record_and_cache(service):
     """A turn that has not begun leaves record and cache, however little it has in common."""
     own = WORDS * 6
     ask(service, own, agent="waits", **BRIEF)
@@ -151,7 +151,7 @@ def on_loop(service, work):
 
 
 class Caches:
-    """Counts the memory of all resident caches whenever one is made or has grown."""
+    """The memory of all resident caches, measured whenever one is created or grows."""
 
     def __init__(self, service, monkeypatch):
         self.peak_bytes = self.made = 0
@@ -180,7 +180,7 @@ class Caches:
         self.peak_bytes = max(self.peak_bytes, held_bytes)
 
 
-def test_many_agents_that_return_at_once_stay_within_the_memory(model, tmp_path, monkeypatch):
+def test_many_agents_returning_at_once_stay_within_memory(model, tmp_path, monkeypatch):
     """Their caches are read back as memory is granted, not all at once."""
     prompts = {f"agent-{n}": f"{n} talks. {WORDS * 30}" for n in range(16)}
     with running(tmp_path, model) as service:
@@ -208,9 +208,7 @@ def test_many_agents_that_return_at_once_stay_within_the_memory(model, tmp_path,
         assert service.node.resources.engine.budget.reserved_bytes == 0
 
 
-def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
-    model, tmp_path, monkeypatch
-):
+def test_failed_restore_ends_only_its_turn_and_releases_memory(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         reply = ask(service, WORDS * 30, agent="a", **BRIEF)
         call(service, Flush(drop_hot=True), Done)
@@ -231,7 +229,7 @@ def test_a_restore_that_fails_ends_its_turn_only_and_leaves_no_memory_reserved(
         assert again.admitted.cache is CacheTier.DISK
 
 
-def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, monkeypatch):
+def test_hang_up_during_restore_keeps_the_record(model, tmp_path, monkeypatch):
     """What was read until then is less than the agent has: it must not become its memory."""
     with running(tmp_path, model) as service:
         ask(service, WORDS * 60, agent="a", **BRIEF)
@@ -258,7 +256,7 @@ def test_a_hang_up_while_memory_is_read_back_keeps_the_record(model, tmp_path, m
         assert again.admitted.cached_tokens == again.admitted.prompt_tokens - 1
 
 
-def test_a_hang_up_once_anothers_memory_is_read_leaves_the_agent_its_own(service, monkeypatch):
+def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monkeypatch):
     """What was read may be exactly as long as what the agent remembers."""
     foreign = text_of_tokens(service, "one more. " + WORDS * 8, 513)
     ask(service, foreign, agent="bert", **BRIEF)
@@ -286,7 +284,7 @@ def test_a_hang_up_once_anothers_memory_is_read_leaves_the_agent_its_own(service
     assert again.text == ask(service, own + calm.text + " and then", agent="calmer", **BRIEF).text
 
 
-def test_who_hangs_up_before_the_agent_is_free_leaves_the_line(service):
+def test_hang_up_of_a_queued_turn_leaves_the_agent_queue(service):
     async def scenario():
         node = service.node
         ask_first = node.turns.serve(request("line", WORDS, max_tokens=400))
@@ -308,9 +306,9 @@ def test_who_hangs_up_before_the_agent_is_free_leaves_the_line(service):
     on_loop(service, scenario())
 
 
-def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monkeypatch):
+def test_memory_that_cannot_be_freed_is_requested_only_per_poll(service, monkeypatch):
     """Engine and event loop would keep each other busy for as long as a turn waits."""
-    node, asked = service.node, []
+    node, iterations = service.node, []
     call(service, Flush(drop_hot=True), Done)
     ask(service, WORDS * 6, agent="kept", **BRIEF)
     agent, budget = agent_of(service, "kept"), node.resources.engine.budget
@@ -319,7 +317,7 @@ def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monk
     take_in = node.resources.engine._scheduler.iterate
 
     def iterate():
-        asked.append(1)
+        iterations.append(1)
         return take_in()
 
     monkeypatch.setattr(node.resources.engine._scheduler, "iterate", iterate)
@@ -330,7 +328,7 @@ def test_memory_that_nobody_can_free_is_asked_for_at_the_poll_only(service, monk
         waiting = asyncio.ensure_future(anext(node.turns.serve(request("waits too", WORDS * 6))))
         begun_s = time.monotonic()
         await asyncio.sleep(1.0)
-        spent_s, count = time.monotonic() - begun_s, len(asked)
+        spent_s, count = time.monotonic() - begun_s, len(iterations)
         agent.is_durable = True
         others.release()
         node.resources.engine.wake()

@@ -80,10 +80,10 @@ def make(bench, endings):
     return make
 
 
-def run(bench, made):
-    for sequence, _ in made:
+def run(bench, sequences):
+    for sequence, _ in sequences:
         bench.thread.submit(sequence)
-    return [ended(events).answer_ids for _, events in made]
+    return [ended(events).answer_ids for _, events in sequences]
 
 
 def length_of(ids, end_ids):
@@ -93,7 +93,7 @@ def length_of(ids, end_ids):
 
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded", "penalized"])
-def test_a_budget_ends_the_thought_and_changes_nothing_before(bench, make, end_ids, sampling):
+def test_budget_ends_the_thought_and_changes_nothing_before(bench, make, end_ids, sampling):
     (free,) = run(bench, [make(0, sampling, None)])
     assert 4 not in free
     for tokens in (0, 1, 7, LONG - 4, LONG, LONG + 9):
@@ -109,7 +109,7 @@ def test_a_budget_ends_the_thought_and_changes_nothing_before(bench, make, end_i
 
 
 @pytest.mark.usefixtures("order")
-def test_a_batch_of_mixed_budgets_equals_each_alone(bench, make):
+def test_batch_of_mixed_budgets_equals_each_alone(bench, make):
     cases = [
         (number, SAMPLINGS[number % len(SAMPLINGS)], tokens)
         for number, tokens in enumerate([None, 0, 1, 6, 20, None, 3, 200])
@@ -118,31 +118,31 @@ def test_a_batch_of_mixed_budgets_equals_each_alone(bench, make):
     assert run(bench, [make(*case) for case in cases]) == alone
 
 
-def test_the_cache_is_that_of_an_answer_that_said_so_itself(bench, make):
+def test_forced_end_leaves_the_same_cache_as_a_sampled_one(bench, make):
     """Forced tokens are fed as sampled ones: the same text without a budget has the same bytes."""
     sampling = SAMPLINGS[1]
     budgeted, events = make(1, sampling, 5)
     bench.thread.submit(budgeted)
     got = ended(events)
-    said, events = make(1, sampling, None)
+    unbudgeted, events = make(1, sampling, None)
     tokens = chain(got.answer_ids, repeat(0))  # one more is sampled behind the last
-    emit = said.emit
+    emit = unbudgeted.emit
 
     def follow(event):
         if isinstance(event, Started):
-            said.slot.sampler = Told(said.slot.sampler, tokens)
+            unbudgeted.slot.sampler = ForcedSampler(unbudgeted.slot.sampler, tokens)
         emit(event)
 
-    said.emit = follow
-    bench.thread.submit(said)
+    unbudgeted.emit = follow
+    bench.thread.submit(unbudgeted)
     again = ended(events)
     assert again.answer_ids == got.answer_ids
     assert (again.answer_text, again.answer_ends) == (got.answer_text, got.answer_ends)
-    assert bench.bytes_of(said.cache) == bench.bytes_of(budgeted.cache)
+    assert bench.bytes_of(unbudgeted.cache) == bench.bytes_of(budgeted.cache)
 
 
-class Told:
-    """A sampler that takes the tokens that it is told, and computes all the same."""
+class ForcedSampler:
+    """A sampler that computes as usual, then returns the given tokens."""
 
     is_plain_greedy = False
 
@@ -156,7 +156,7 @@ class Told:
         return self._sampler.force(logits, next(self._tokens))
 
 
-def test_forced_tokens_have_the_models_own_probabilities(bench, make, end_ids):
+def test_forced_tokens_report_the_models_own_probabilities(bench, make, end_ids):
     sampling = replace(SAMPLINGS[0], logprobs=3)
     sequence, events = make(2, sampling, 4)
     seen = []
@@ -174,7 +174,7 @@ def test_forced_tokens_have_the_models_own_probabilities(bench, make, end_ids):
         assert event.logprobs[0].logprob == event.logprobs[0].alternatives[0][1]
 
 
-def test_a_paused_thought_keeps_its_count(bench, make):
+def test_paused_thought_keeps_its_token_count(bench, make):
     sampling = SAMPLINGS[1]
     whole = run(bench, [make(3, sampling, 8)])[0]
     for at in (3, 8, 9, 10):
@@ -187,7 +187,7 @@ def test_a_paused_thought_keeps_its_count(bench, make):
 
 
 @pytest.mark.parametrize("at", range(2, 14))
-def test_another_sequence_resumes_a_thought_or_its_end(bench, make, endings, at):
+def test_handed_over_thought_resumes_in_another_sequence(bench, make, endings, at):
     sampling, tokens = SAMPLINGS[2], 6
     (whole,) = run(bench, [make(4, sampling, tokens)])
     first, events = make(4, sampling, tokens)
@@ -219,7 +219,9 @@ def thinking_matcher(bench, threads, grammar=None, calls=None):
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_format_begins_behind_a_forced_end(bench, make, threads, end_ids, tokens, temperature):
+def test_format_starts_after_a_forced_thought_end(
+    bench, make, threads, end_ids, tokens, temperature
+):
     compiler = compiler_of(bench.tokenizer, TOKENS)
     matcher = thinking_matcher(bench, threads, compiler.compile(schema(PLACE)))
     sampling = Sampling(max_tokens=300, temperature=temperature, seed=7)
@@ -234,7 +236,7 @@ def test_a_format_begins_behind_a_forced_end(bench, make, threads, end_ids, toke
     jsonschema.validate(json.loads(answer), PLACE)
 
 
-def test_a_format_outranks_a_budget(bench, make, threads):
+def test_format_takes_precedence_over_budget(bench, make, threads):
     """An answer that must be text all along cannot end a thought: nothing is forced on it."""
     compiler = compiler_of(bench.tokenizer, TOKENS)
     grammar = compiler.compile(schema(PLACE))
@@ -247,7 +249,7 @@ def test_a_format_outranks_a_budget(bench, make, threads):
     jsonschema.validate(json.loads(got.answer_text.removesuffix("<|im_end|>")), PLACE)
 
 
-def test_calls_may_follow_a_forced_end(bench, make, threads, end_ids):
+def test_calls_may_follow_a_forced_thought_end(bench, make, threads, end_ids):
     """Where calls are free until one begins, so is a thought's end."""
     compiler = compiler_of(bench.tokenizer, TOKENS)
     call = bench.tokenizer.added_ids["<tool_call>"]
@@ -257,7 +259,7 @@ def test_calls_may_follow_a_forced_end(bench, make, threads, end_ids):
     assert 3 <= length_of(ids, end_ids) <= 6
 
 
-def test_a_thought_is_not_begun_again(bench, make, end_ids):
+def test_ended_thought_is_not_reopened(bench, make, end_ids):
     """The likeliest token would begin one for ever."""
     start = bench.tokenizer.added_ids["<think>"]
     sampling = replace(SAMPLINGS[0], logit_bias={**NO_MARKS, str(start): 100.0})

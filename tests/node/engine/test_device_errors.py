@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 
 class Node:
-    """A node whose device fails when it is told to."""
+    """A node whose device fails on demand."""
 
     def __init__(self, service, faults):
         self.service, self.faults = service, faults
@@ -62,7 +62,9 @@ class Node:
                 continue
             if failed_s is not None:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - failed_s)
-            assert all(reply.text.startswith(text) for text in begun), "what was told was right"
+            assert all(reply.text.startswith(text) for text in begun), (
+                "every delivered text was right"
+            )
             return reply.text
         return pytest.fail(f"{ATTEMPTS_MAX} attempts failed")
 
@@ -111,7 +113,7 @@ def talk_all(node):
 @pytest.mark.parametrize(
     "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
 )
-def test_random_errors_change_no_answer_and_no_stored_byte(
+def test_random_device_errors_change_no_answer_and_no_stored_byte(
     tmp_path, model, undisturbed, launch_waits, count
 ):
     rng, (answers, blocks) = random.Random(count), undisturbed
@@ -131,71 +133,74 @@ def test_random_errors_change_no_answer_and_no_stored_byte(
 def thread():
     """An engine's thread on a clock that stands still, and how often its process was to end."""
     ends, clock = [], FakeClock()
-    made = EngineThread(
+    engine_thread = EngineThread(
         clock,
         active_max=4,
         waiting_max=4,
         exact_chunks=False,
         end_process=lambda: ends.append(clock.now_s),
     )
-    made.start(lambda: (FakeEngine(clock), None))
-    yield made, clock, ends
-    made.stop()
+    engine_thread.start(lambda: (FakeEngine(clock), None))
+    yield engine_thread, clock, ends
+    engine_thread.stop()
 
 
-def fail(made):
+def fail(engine_thread):
     def work():
         raise RuntimeError(MESSAGE)
 
     with pytest.raises(EngineFailedError):
-        made.call(work).result()
+        engine_thread.call(work).result()
 
 
-def test_what_was_computed_before_an_error_is_not_kept_after_it(thread):
+def test_results_computed_before_an_error_are_discarded(thread):
     """Also of a turn that had ended when another one met the error."""
-    made, _, _ = thread
-    begun = made.failures_count
-    fail(made)
+    engine_thread, _, _ = thread
+    begun = engine_thread.failures_count
+    fail(engine_thread)
 
     with pytest.raises(EngineFailedError):
-        asyncio.run(made.computed(lambda: "saved", begun))
-    assert asyncio.run(made.computed(lambda: "saved", made.failures_count)) == "saved"
+        asyncio.run(engine_thread.computed(lambda: "saved", begun))
+    assert (
+        asyncio.run(engine_thread.computed(lambda: "saved", engine_thread.failures_count))
+        == "saved"
+    )
 
 
-def test_errors_of_other_kinds_are_their_callers(thread):
-    made, _, ends = thread
+def test_other_errors_are_raised_to_their_callers(thread):
+    engine_thread, _, ends = thread
     for _ in range(DEVICE_FAILURES_MAX):
         with pytest.raises(ZeroDivisionError):
-            made.call(lambda: 1 // 0).result()
+            engine_thread.call(lambda: 1 // 0).result()
 
-    assert (made.failures_count, ends) == (0, [])
+    assert (engine_thread.failures_count, ends) == (0, [])
 
 
-def test_several_errors_within_a_minute_end_the_process(thread):
-    made, clock, ends = thread
+def test_repeated_errors_within_a_minute_end_the_process(thread):
+    engine_thread, clock, ends = thread
     for _ in range(2 * DEVICE_FAILURES_MAX):
         clock.now_s += DEVICE_FAILURES_WITHIN_S
-        fail(made)
+        fail(engine_thread)
     assert ends == []
 
     for _ in range(DEVICE_FAILURES_MAX):
-        fail(made)
+        fail(engine_thread)
     assert ends[0] == clock.now_s
 
 
-def test_a_device_that_does_not_recover_ends_the_process_at_once(thread):
-    made, _, ends = thread
+def test_unrecoverable_device_ends_the_process_at_once(thread):
+    engine_thread, _, ends = thread
 
     def fails():
         raise DeviceError(MESSAGE)
 
-    made.engine.recover = fails
-    fail(made)
+    engine_thread.engine.recover = fails
+    fail(engine_thread)
 
     assert len(ends) == 1
 
 
-def test_a_token_that_no_model_has_is_an_error_of_the_device(model):
+def test_sampled_token_outside_the_vocabulary_is_a_device_error(model):
     engine = load_model(model).engine
     slot = engine.start(engine.new_cache(8), [1], Sampling(max_tokens=1), 0)
     engine.launch(engine.prepare([slot]))
@@ -206,7 +211,7 @@ def test_a_token_that_no_model_has_is_an_error_of_the_device(model):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma4_text", "deepseek_v2"])
-def test_a_prompt_of_which_a_layer_computes_nan_is_an_error_of_the_device(tmp_path, name):
+def test_nan_during_prefill_is_a_device_error(tmp_path, name):
     """Found before anything of it is saved: its turn may be cancelled before its first token."""
     folder = write_model(tmp_path / "model", ARCHITECTURES[name])
     engine = load_model(str(folder)).engine

@@ -27,15 +27,15 @@ def nodes(tmp_path_factory):
         yield a, b
 
 
-def test_an_edited_agents_answer_goes_on_hot_elsewhere(nodes):
+def test_edited_agents_answer_continues_hot_on_another_node(nodes):
     a, b = nodes
     calm, name = "calm", "moving"
-    asked = {"messages": said(start(a, calm)), "edits": EditMode.AMORTIZE}
-    stayed = Stream(a, calm, asked=asked)
+    prompt_options = {"messages": said(start(a, calm)), "edits": EditMode.AMORTIZE}
+    stayed = Stream(a, calm, prompt_options=prompt_options)
     assert stayed.end()[0].amortized_tokens
 
     start(a, name)
-    stream = copied_stream(a, b, name, ANSWER_TOKENS - 40, asked=asked)
+    stream = copied_stream(a, b, name, ANSWER_TOKENS - 40, prompt_options=prompt_options)
     assert b.node.moves.warm_up.size_bytes > 0
     sealed = call(a, move_call(SealAgent, b, name), Offer)
     call(b, CommitMigration(move_of(name), a.node.name, sealed, 2), Committed)
@@ -46,6 +46,6 @@ def test_an_edited_agents_answer_goes_on_hot_elsewhere(nodes):
 
     handed = stream.end()[-1]
     assert isinstance(handed, HandedOver)
-    on = Stream(b, name, handed.resume, epoch=2, asked=asked)
+    on = Stream(b, name, handed.resume, epoch=2, prompt_options=prompt_options)
     assert on.end()[0].cache is CacheTier.HOT
     assert stream.text + on.text == stayed.text

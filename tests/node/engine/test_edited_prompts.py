@@ -17,9 +17,9 @@ EDITED = [*OLD[:300], *NEW, *OLD[400:], *prompt_of(40, 3)]
 
 @pytest.fixture(params=[False, True], ids=["any chunks", "exact chunks"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(write_model(tmp_path / "llama", ONE_LAYER), exact_chunks=request.param)
-    yield made
-    made.thread.stop()
+    rig = Bench(write_model(tmp_path / "llama", ONE_LAYER), exact_chunks=request.param)
+    yield rig
+    rig.thread.stop()
 
 
 def computed(bench: Bench, prompt: list[int]) -> ResidentCache:
@@ -29,7 +29,7 @@ def computed(bench: Bench, prompt: list[int]) -> ResidentCache:
     return sequence.cache
 
 
-def test_an_edited_cache_is_computed_between_others_and_answers_as_one_made_by_hand(
+def test_batched_edited_cache_equals_one_computed_by_hand(
     bench: Bench,
 ) -> None:
     """Its hole in a chunk of its own, then what the prompt has behind it, in a batch."""

@@ -24,12 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bench(folder: Path) -> Iterator[Bench]:
     """Run one engine thread for the module."""
-    made = Bench(folder)
-    yield made
-    made.thread.stop()
+    rig = Bench(folder)
+    yield rig
+    rig.thread.stop()
 
 
-def test_same_tokens_as_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
+def test_tokens_equal_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
     """One sequence decodes what mlx-lm decodes over the same 4-bit cache."""
     prompt = prompt_of(200, 1)
 
@@ -69,7 +69,7 @@ def test_batched_equals_alone(bench: Bench, sampling: Sampling) -> None:
     assert alone == [ended(events).answer_ids for events in together]
 
 
-def test_cache_holds_prompt_and_answer(bench: Bench) -> None:
+def test_cache_holds_prompt_and_answer_after_the_end(bench: Bench) -> None:
     """After the end every emitted token is in the cache."""
     sequence, events = bench.submit(prompt_of(30, 2), GREEDY)
     end = ended(events)
@@ -78,7 +78,7 @@ def test_cache_holds_prompt_and_answer(bench: Bench) -> None:
     assert sequence.cache.tokens_count == 30 + 12
 
 
-def test_restored_bytes_decode_bit_equal(bench: Bench) -> None:
+def test_cache_restored_from_bytes_decodes_bit_equal(bench: Bench) -> None:
     """A cache rebuilt from its bytes continues with identical log probabilities."""
     sampling = Sampling(max_tokens=8, logprobs=5, ignore_eos=True)
     sequence, events = bench.submit(prompt_of(300, 3), GREEDY)
@@ -130,7 +130,7 @@ COMPANY = [
 ]
 
 
-def test_one_seed_gives_one_answer_in_any_company(bench: Bench) -> None:
+def test_seeded_answer_is_independent_of_the_batch(bench: Bench) -> None:
     """Five ways of sampling in one batch draw what each draws alone."""
     prompts = [prompt_of(count, count) for count in (120, 5, 60, 33, 2)]
     alone = [bench.answer(*one) for one in zip(prompts, COMPANY, strict=True)]
@@ -142,7 +142,7 @@ def test_one_seed_gives_one_answer_in_any_company(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("what", ["cache", "sampler"])
-def test_one_failure_ends_only_itself(bench: Bench, what: str) -> None:
+def test_failing_sequence_does_not_affect_the_batch(bench: Bench, what: str) -> None:
     """Who fails in the middle of a batch neither ends nor changes the others."""
     prompts = [prompt_of(40, 6), prompt_of(50, 7), prompt_of(60, 8)]
     chosen = [replace(COMPANY[at], max_tokens=30) for at in (0, 4, 1)]

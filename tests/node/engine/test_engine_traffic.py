@@ -59,7 +59,7 @@ class Door:
         return sequence, seen, events
 
 
-def test_the_queue_is_bounded_and_background_fills_half_of_it():
+def test_queue_is_bounded_and_background_fills_at_most_half():
     with Door(waiting_max=6) as door:
         door.hold()
         waiting = [door.add(5, seed=n, priority=Priority.BACKGROUND) for n in range(3)]
@@ -77,7 +77,7 @@ def test_the_queue_is_bounded_and_background_fills_half_of_it():
         door.add(5)[2].get(timeout=60)
 
 
-def test_a_refusal_says_when_to_come_again_by_the_line_and_its_pace():
+def test_retry_after_follows_queue_length_and_turn_speed():
     with Door(waiting_max=6) as door:
         door.add(5)[2].get(timeout=60)
         speed = door.thread._scheduler.turn_speed
@@ -95,7 +95,7 @@ def test_a_refusal_says_when_to_come_again_by_the_line_and_its_pace():
                 done.get(timeout=60)
 
 
-def test_calls_are_bounded(monkeypatch):
+def test_pending_engine_calls_are_bounded(monkeypatch):
     monkeypatch.setattr("node.engine.engine_thread.ENGINE_CALLS_MAX", 3)
     with Door() as door:
         door.hold()
@@ -110,12 +110,12 @@ def test_calls_are_bounded(monkeypatch):
     assert ENGINE_CALLS_MAX > ACTIVE_SEQUENCES_MAX
 
 
-def test_what_can_never_fit_is_refused_at_the_door():
+def test_request_larger_than_memory_is_refused_at_submission():
     with Door(total_bytes=1_000) as door, pytest.raises(RejectedError, match="shorten"):
         door.add(5, reserve_bytes=1_001)
 
 
-def test_a_storm_from_many_threads():
+def test_submissions_and_cancels_from_many_threads():
     def client(number):
         rng = random.Random(number)
         ended = []
@@ -146,7 +146,7 @@ def test_a_storm_from_many_threads():
     assert door.thread.budget.reserved_bytes == 0
 
 
-def test_what_was_blocked_runs_without_being_woken():
+def test_blocked_sequence_is_polled_until_it_can_run():
     looks = []
 
     def is_blocked():
@@ -159,7 +159,7 @@ def test_what_was_blocked_runs_without_being_woken():
         assert is_undisturbed(sequence, seen)
 
 
-def test_an_iteration_that_fails_ends_its_sequences_and_not_the_thread(monkeypatch):
+def test_failed_iteration_ends_its_sequences_but_not_the_thread(monkeypatch):
     with Door() as door:
         with monkeypatch.context() as broken:
             broken.setattr("node.engine.scheduler.next_move", lambda *_: 1 // 0)
@@ -171,7 +171,7 @@ def test_an_iteration_that_fails_ends_its_sequences_and_not_the_thread(monkeypat
         assert is_undisturbed(sequence, seen)
 
 
-def test_stopping_ends_everyone_and_refuses_newcomers():
+def test_stop_ends_all_sequences_and_refuses_new_ones():
     door = Door()
     door.hold()
     waiting = [door.add(5, 10_000, seed=n) for n in range(6)]

@@ -21,7 +21,7 @@ from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
 SEEDS, SEEDS_NIGHTLY = 54, 200
 BATCH = 20
 LONG = 60
-STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # not over before everybody else's answer is
+STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # not over before all the other answers are
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def matcher_of(bench, threads):
     return lambda output: AnswerMatcher(compiler.compile(output), threads)
 
 
-def together(bench, made):
+def together(bench, sequences):
     """Submit sequences so that every run forms the same batches; return their events."""
     gate = threading.Event()
     bench.thread.call(gate.wait)
-    for sequence, _ in made:
+    for sequence, _ in sequences:
         bench.thread.submit(sequence)
     gate.set()
-    return [wait(events) for _, events in made]
+    return [wait(events) for _, events in sequences]
 
 
 def watched(sequence):
@@ -79,20 +79,25 @@ FREE = [
 
 
 @pytest.mark.usefixtures("order")
-def test_free_answers_do_not_notice_their_neighbours_formats(bench, matcher_of):
+def test_free_answers_are_unaffected_by_formatted_neighbours(bench, matcher_of):
     def run(neighbours):
-        made = [bench.make(prompt_of(30 + n, n), s) for n, s in enumerate(FREE)]
+        sequences = [bench.make(prompt_of(30 + n, n), s) for n, s in enumerate(FREE)]
         beside = [
             bench.make(prompt_of(40 + n, 9 + n), Sampling(max_tokens=2 * LONG, **more), **hooks)
             for n, (more, hooks) in enumerate(neighbours)
         ]
         # All of the same lengths, so that batches are the same and only what is sampled differs.
-        seen = [watched(sequence) for sequence, _ in made]
-        out = together(bench, [*made, *beside])
-        caches = [bench.bytes_of(sequence.cache) for sequence, _ in made]
+        seen = [watched(sequence) for sequence, _ in sequences]
+        out = together(bench, [*sequences, *beside])
+        caches = [bench.bytes_of(sequence.cache) for sequence, _ in sequences]
         tops = [logprobs_of(events) for events in seen]
         assert any(tops)
-        return [one.answer_ids for one in out[: len(made)]], caches, tops, out[len(made) :]
+        return (
+            [one.answer_ids for one in out[: len(sequences)]],
+            caches,
+            tops,
+            out[len(sequences) :],
+        )
 
     plain = run([({"ignore_eos": True}, {}), ({"ignore_eos": True}, {})])
     formatted = run(
@@ -124,19 +129,19 @@ def sampling_of(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", sample([SEEDS, SEEDS_NIGHTLY], SEEDS))
-def test_every_answer_that_ends_fits_its_schema(bench, matcher_of, count):
+def test_every_finished_answer_fits_its_schema(bench, matcher_of, count):
     schemas = [random_schema(random.Random(seed)) for seed in range(count)]
     stopped = 0
     for first in range(0, count, BATCH - 2):
         batch = range(first, min(count, first + BATCH - 2))
-        made = [
+        sequences = [
             bench.make(
                 prompt_of(12, seed), sampling_of(seed), matcher=matcher_of(schema(schemas[seed]))
             )
             for seed in batch
         ]
         free = [bench.make(prompt_of(12, seed), Sampling(max_tokens=40)) for seed in (1, 2)]
-        for seed, end in zip(batch, together(bench, [*made, *free]), strict=False):
+        for seed, end in zip(batch, together(bench, [*sequences, *free]), strict=False):
             assert isinstance(end, Ended)
             if end.reason is not FinishReason.STOP:
                 continue
@@ -147,7 +152,7 @@ def test_every_answer_that_ends_fits_its_schema(bench, matcher_of, count):
     assert stopped > 0.9 * count
 
 
-def test_an_answer_that_is_cut_is_as_long_as_it_may_be(bench, matcher_of):
+def test_cut_answer_has_max_tokens(bench, matcher_of):
     sequence, events = bench.make(
         prompt_of(12, 3),
         Sampling(max_tokens=5),
@@ -159,7 +164,7 @@ def test_an_answer_that_is_cut_is_as_long_as_it_may_be(bench, matcher_of):
     assert '"the cat sat"'.startswith(end.answer_text)
 
 
-def test_log_probabilities_are_the_models_own(bench, matcher_of):
+def test_log_probabilities_ignore_the_format(bench, matcher_of):
     """What the format rules out is listed as probable as it is; what it picks may be improbable."""
     sampling = Sampling(max_tokens=1, logprobs=3)
     free, free_events = bench.make(prompt_of(12, 5), sampling)
@@ -172,7 +177,7 @@ def test_log_probabilities_are_the_models_own(bench, matcher_of):
     assert LOGPROB_MIN < picked.logprob < own.logprob
 
 
-def test_a_format_that_becomes_too_much_ends_only_its_own_answer(bench, matcher_of):
+def test_format_growing_too_complex_ends_only_its_own_answer(bench, matcher_of):
     alone = bench.answer(prompt_of(20, 1), Sampling(max_tokens=LONG, ignore_eos=True))
     free = bench.make(prompt_of(20, 1), Sampling(max_tokens=LONG, ignore_eos=True))
     steady = bench.make(prompt_of(20, 2), Sampling(max_tokens=LONG), matcher=matcher_of(STEADY))

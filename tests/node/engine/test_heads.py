@@ -1,4 +1,4 @@
-"""Who waits for a head that another sequence computes, how long, and how urgently."""
+"""Shared prompt heads: which sequence leads, which follow, how long and how urgently."""
 
 import pytest
 
@@ -26,8 +26,8 @@ def head(number, *, shared=SHARED, salt="tenant", **options):
 
 def add(rig, number, *, tokens=PROMPT, priority=Priority.INTERACTIVE, **options):
     """Submit a prompt with such a head."""
-    given = {"seed": number, "priority": priority, "reserve_bytes": TOKEN_BYTES * tokens}
-    return rig.add(tokens, 4, head=head(number, **options), **given)
+    request = {"seed": number, "priority": priority, "reserve_bytes": TOKEN_BYTES * tokens}
+    return rig.add(tokens, 4, head=head(number, **options), **request)
 
 
 def publish(sequence, tokens):
@@ -39,15 +39,15 @@ def has_begun(events):
     return any(isinstance(event, Started) for event in events)
 
 
-def test_prompts_that_begin_alike_wait_without_memory_for_the_first():
+def test_followers_of_a_shared_head_wait_without_reserving_memory():
     rig = SchedulerRig(tokens_per_s=1_000.0)
-    first, told = add(rig, 1)
+    first, lead_events = add(rig, 1)
     others = [add(rig, number)[0] for number in (2, 3)]
     rig.run(3)
     assert rig.queue.running == [first]
     assert rig.budget.reserved_bytes == TOKEN_BYTES * PROMPT
     assert first.head.awaited_tokens == SHARED
-    assert sum(isinstance(event, Awaited) for event in told) == 1
+    assert sum(isinstance(event, Awaited) for event in lead_events) == 1
     assert [other.queued_tokens for other in others] == [PROMPT - 1 - SHARED] * 2
 
     publish(first, SHARED - 300)
@@ -60,7 +60,7 @@ def test_prompts_that_begin_alike_wait_without_memory_for_the_first():
     rig.run()
 
 
-def test_sequences_with_other_beginnings_do_not_wait():
+def test_sequences_with_different_heads_do_not_wait():
     rig = SchedulerRig()
     one = [add(rig, number, salt=f"tenant {number}")[0] for number in (1, 2)]
     alike = [add(rig, number, shared=200)[0] for number in (3, 4)]  # less than a block
@@ -71,7 +71,7 @@ def test_sequences_with_other_beginnings_do_not_wait():
 
 
 @pytest.mark.parametrize("refuses", ["leads", "waits"])
-def test_who_publishes_nothing_is_not_awaited_and_who_must_not_wait_does_not(refuses):
+def test_sequences_opting_out_neither_lead_nor_follow(refuses):
     rig = SchedulerRig()
     add(rig, 1, **({"leads": False} if refuses == "leads" else {}))
     other, _ = add(rig, 2, **({"waits": False} if refuses == "waits" else {}))
@@ -81,7 +81,7 @@ def test_who_publishes_nothing_is_not_awaited_and_who_must_not_wait_does_not(ref
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_the_next_leads_where_the_first_does_not_go_on(end):
+def test_follower_takes_the_lead_when_the_lead_ends(end):
     rig = SchedulerRig(active_max=2, tokens_per_s=1_000.0)
     first, _ = add(rig, 1, priority=Priority.BACKGROUND)
     others = [add(rig, number, priority=Priority.BACKGROUND) for number in (2, 3)]
@@ -106,7 +106,7 @@ def test_the_next_leads_where_the_first_does_not_go_on(end):
     assert all(is_undisturbed(sequence, events) for sequence, events in others)
 
 
-def test_a_paused_lead_is_not_awaited_beyond_what_it_published():
+def test_paused_lead_is_awaited_only_for_its_published_tokens():
     rig = SchedulerRig(active_max=1, tokens_per_s=1_000.0)
     first, _ = add(rig, 1, priority=Priority.BACKGROUND)
     second, _ = add(rig, 2, priority=Priority.BACKGROUND)
@@ -120,7 +120,7 @@ def test_a_paused_lead_is_not_awaited_beyond_what_it_published():
     rig.run()
 
 
-def test_a_turn_that_is_being_saved_is_awaited_for_what_it_computed():
+def test_cancelled_lead_being_saved_is_awaited_for_its_computed_tokens():
     rig = SchedulerRig(tokens_per_s=1_000.0)
     first, _ = add(rig, 1)
     second, _ = add(rig, 2)
@@ -135,7 +135,7 @@ def test_a_turn_that_is_being_saved_is_awaited_for_what_it_computed():
     rig.run()
 
 
-def test_no_sequence_waits_longer_than_computing_would_take():
+def test_wait_for_a_lead_is_bounded_by_own_prefill_time():
     rig = SchedulerRig(tokens_per_s=1_000.0)
     first, _ = add(rig, 1)
     second, events = add(rig, 2)
@@ -152,7 +152,7 @@ def test_no_sequence_waits_longer_than_computing_would_take():
     assert is_undisturbed(second, events)
 
 
-def test_who_is_awaited_by_somebody_urgent_is_as_urgent():
+def test_lead_inherits_urgency_of_its_followers():
     rig = SchedulerRig(active_max=2, tokens_per_s=1_000.0)
     slow, _ = add(rig, 1, priority=Priority.BACKGROUND)
     rig.run(1)
@@ -172,7 +172,7 @@ def test_who_is_awaited_by_somebody_urgent_is_as_urgent():
     rig.run()
 
 
-def test_a_lead_with_recurrent_layers_stops_where_it_is_awaited():
+def test_recurrent_lead_stops_at_the_end_of_the_shared_head():
     rig = SchedulerRig(tokens_per_s=1_000.0)
     states = {"has_states": True, "shares_parts": False}
     first, _ = add(rig, 1, **states)
@@ -191,7 +191,7 @@ def test_a_lead_with_recurrent_layers_stops_where_it_is_awaited():
     rig.run()
 
 
-def test_a_few_tokens_are_not_waited_for():
+def test_short_shared_heads_are_not_awaited():
     rig = SchedulerRig()
     add(rig, 1)
     other, _ = add(rig, 2, stored_tokens=SHARED - 100)

@@ -64,13 +64,15 @@ def calm(nodes):
 class Stream:
     """A turn that is read as it goes, on the node's own loop."""
 
-    def __init__(self, service, agent, resume=None, epoch=1, after=None, output=None, asked=None):
-        is_endless = output is None and (asked is None or "edits" in asked)
-        tokens = ANSWER_TOKENS if asked is None or is_endless else 10 * ANSWER_TOKENS
+    def __init__(
+        self, service, agent, resume=None, epoch=1, after=None, output=None, prompt_options=None
+    ):
+        is_endless = output is None and (prompt_options is None or "edits" in prompt_options)
+        tokens = ANSWER_TOKENS if prompt_options is None or is_endless else 10 * ANSWER_TOKENS
         sampling = Sampling(max_tokens=tokens, ignore_eos=is_endless, output=output)
         self._request = GenerateRequest(
             OperationId(f"turn-{agent}-{epoch}"), TENANT, identity_of(agent), sampling,
-            **(asked or {"prompt": PROMPT}), epoch=epoch, resume=resume,
+            **(prompt_options or {"prompt": PROMPT}), epoch=epoch, resume=resume,
             was_admitted=resume is not None, after=after,
         )  # fmt: skip
         self.events, self._service, self._seen = [], service, asyncio.Condition()
@@ -132,7 +134,7 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
-def wait_for_a_turn_sent_ahead(service):
+def wait_for_early_turn(service):
     wait_until(lambda: service.node.moves.incoming.waiting_count)
 
 
@@ -140,7 +142,7 @@ def held(service, agent):
     return service.node.resources.table.get((TENANT, AgentId(agent)))
 
 
-def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
+def test_running_turn_is_copied_incrementally_and_continues_hot(nodes, calm):
     a, b = nodes
     stream = Stream(a, "growing")
     stream.wait_for_token(1)
@@ -177,7 +179,7 @@ def test_a_turn_is_copied_as_it_grows_and_goes_on_hot(nodes, calm):
 
 
 @pytest.mark.parametrize("tokens", sample([1, 33], 33))
-def test_an_answer_moves_in_the_middle_of_an_object_and_fits_its_schema(nodes, tokens):
+def test_answer_moved_inside_an_object_still_fits_its_schema(nodes, tokens):
     a, b = nodes
     output, agent = schema(PLACES), f"places-{tokens}"
     whole = ask(a, PROMPT, agent="calm places", max_tokens=ANSWER_TOKENS, output=output)
@@ -196,7 +198,7 @@ def test_an_answer_moves_in_the_middle_of_an_object_and_fits_its_schema(nodes, t
 
 @pytest.mark.nightly
 @one_class
-def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, calm):
+def test_aborted_move_frees_target_memory_and_source_continues(nodes, calm):
     a, b = nodes
     stream = copied_stream(a, b, "staying")
     assert b.node.moves.warm_up.size_bytes > 0
@@ -213,7 +215,7 @@ def test_an_aborted_move_leaves_no_memory_behind_and_the_source_goes_on(nodes, c
 
 
 @one_class
-def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes):
+def test_turn_waiting_for_memory_is_admitted_before_handover(nodes):
     a, b = nodes
     ask(a, PROMPT, agent="waiting", max_tokens=4)
     call(a, Flush(drop_hot=True), Done)
@@ -233,7 +235,7 @@ def test_a_turn_that_waits_for_memory_is_admitted_before_it_is_handed_over(nodes
 
 @pytest.mark.nightly
 @one_class
-def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
+def test_abort_overtaking_the_seal_keeps_the_turn(nodes, calm):
     a, b = nodes
     stream = Stream(a, "kept")
     stream.wait_for_token(1)
@@ -254,7 +256,7 @@ def test_an_abort_that_overtakes_the_seal_keeps_the_turn(nodes, calm):
 
 
 @one_class
-def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm):
+def test_memory_pressure_drops_prewarmed_cache_but_not_the_move(nodes, calm):
     a, b = nodes
     stream = copied_stream(a, b, "squeezed")
 
@@ -271,7 +273,7 @@ def test_memory_that_is_wanted_takes_arrivals_first_but_not_the_move(nodes, calm
 
 
 @one_class
-def test_an_owner_that_lost_a_block_still_steps_down(nodes):
+def test_owner_with_a_lost_block_still_steps_down(nodes):
     a, b = nodes
     ask(a, PROMPT, agent="hurt", max_tokens=4)
     record, node = held(a, "hurt").saved, a.node
@@ -289,13 +291,13 @@ def test_an_owner_that_lost_a_block_still_steps_down(nodes):
 
 
 @one_class
-def test_a_turn_sent_ahead_of_its_move_goes_on_once_it_is_committed(nodes, calm):
+def test_turn_sent_before_commit_continues_after_commit(nodes, calm):
     a, b = nodes
     stream = copied_stream(a, b, "ahead", tokens=5)
     sealed = call(a, move_call(SealAgent, b, "ahead"), Offer)
     handed = stream.end()[-1]
     on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
-    wait_for_a_turn_sent_ahead(b)
+    wait_for_early_turn(b)
     assert held(b, "ahead") is None, "it is not taken for a new agent"
 
     call(b, CommitMigration(move_of("ahead"), a.node.name, sealed, 2), Committed)
@@ -307,14 +309,14 @@ def test_a_turn_sent_ahead_of_its_move_goes_on_once_it_is_committed(nodes, calm)
 
 
 @one_class
-def test_a_turn_sent_ahead_of_a_move_that_comes_to_nothing_is_sent_back(nodes):
+def test_turn_sent_before_an_aborted_move_is_refused_as_retry_elsewhere(nodes):
     a, b = nodes
     stream = Stream(a, "returned")
     stream.wait_for_token(1)
     call(a, move_call(SealAgent, b, "returned"), Offer)
     resume, move = stream.end()[-1].resume, move_of("returned")
     ahead = Stream(b, "returned", resume, epoch=2, after=move)
-    wait_for_a_turn_sent_ahead(b)
+    wait_for_early_turn(b)
     for service in (b, a):
         call(service, AbortMigration(TENANT, AgentId("returned"), move), Done)
     with pytest.raises(RetryElsewhereError, match="move to this node failed"):
@@ -341,14 +343,14 @@ def full_threads(*services):
 
 
 @one_class
-def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monkeypatch):
+def test_handover_does_not_wait_for_busy_worker_threads(nodes, calm, monkeypatch):
     a, b = nodes
-    stream, heard = copied_stream(a, b, "hasty", tokens=5), []
+    stream, calls = copied_stream(a, b, "hasty", tokens=5), []
     for service in nodes:
         moving = service.node.resources.engine.moving
         for name in ("begin_pause", "end_pause"):
-            tell = partial(heard_of, heard, service, name, getattr(moving, name))
-            monkeypatch.setattr(moving, name, tell)
+            recorder = partial(record_call, calls, service, name, getattr(moving, name))
+            monkeypatch.setattr(moving, name, recorder)
     assert b.node.resources.engine.moving.are_coming
     with full_threads(a, b):
         sealed = call(a, move_call(SealAgent, b, "hasty"), Offer)
@@ -359,12 +361,12 @@ def test_a_silent_stream_waits_for_no_thread_that_others_fill(nodes, calm, monke
         assert not b.node.resources.engine.moving.are_coming
     assert on.end()[0].cache is CacheTier.HOT
     assert stream.text + on.text == calm
-    assert heard[:2] == [(a, "begin_pause"), (a, "end_pause")]
-    assert next(name for service, name in heard if service is b) == "begin_pause"
-    assert heard[-1] == (b, "end_pause"), [(s is b, n) for s, n in heard]
+    assert calls[:2] == [(a, "begin_pause"), (a, "end_pause")]
+    assert next(name for service, name in calls if service is b) == "begin_pause"
+    assert calls[-1] == (b, "end_pause"), [(s is b, n) for s, n in calls]
 
 
-def heard_of(heard, service, name, tell, move):
+def record_call(calls, service, name, tell, move):
     if move == move_of("hasty"):
-        heard.append((service, name))
+        calls.append((service, name))
     tell(move)

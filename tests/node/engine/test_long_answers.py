@@ -58,7 +58,7 @@ def add(rig, answer_tokens, **options):
 
 
 def resume(rig, sequence, ended):
-    """Ask again for what was handed over, as the router does."""
+    """Resume an answer that was handed over, as the router does."""
     left = sequence.input.sampling.max_tokens - len(ended.answer_ids)
     known = sequence.input.prompt + ended.answer_ids
     room_tokens = -(-(len(known) + 2) // BLOCK_TOKENS) * BLOCK_TOKENS
@@ -68,13 +68,13 @@ def resume(rig, sequence, ended):
     return again, events
 
 
-def run_within_budget(rig, asked):
-    """Run to the end; return what was answered, and how often an answer was handed over."""
-    handed, going = 0, dict(enumerate(asked))
-    said = dict.fromkeys(going, ())
+def run_within_budget(rig, turns):
+    """Run to the end; return the answers, and how often one was handed over."""
+    handed, going = 0, dict(enumerate(turns))
+    answers = dict.fromkeys(going, ())
     for _ in range(50_000):
         if not any(rig.queue):
-            return said, handed
+            return answers, handed
         rig.scheduler.iterate()
         held = sum(sequence.cache.size_bytes for sequence in rig.queue)
         assert held <= rig.budget.reserved_bytes <= rig.budget.total_bytes
@@ -82,7 +82,7 @@ def run_within_budget(rig, asked):
             if not (events and isinstance(events[-1], Ended | Broke)):
                 continue
             ended = last_of(events)
-            said[number] += tuple(ended.answer_ids)
+            answers[number] += tuple(ended.answer_ids)
             del going[number]
             if ended.is_handover:
                 handed += 1
@@ -93,52 +93,52 @@ def run_within_budget(rig, asked):
     pytest.fail("something never ended")
 
 
-def wanted(asked):
+def wanted(turns):
     return {
         number: tuple(expected(s.input.prompt, s.input.seed, s.input.sampling.max_tokens))
-        for number, (s, _) in enumerate(asked)
+        for number, (s, _) in enumerate(turns)
     }
 
 
 @pytest.mark.parametrize("launch_waits", [False, True])
-def test_the_later_of_two_long_answers_gives_its_memory_to_the_first(launch_waits):
+def test_later_of_two_long_answers_yields_its_memory_to_the_first(launch_waits):
     rig = SchedulerRig(total_bytes=5 * ROOM_BYTES, launch_waits=launch_waits)
-    asked = [add(rig, 900, seed=seed) for seed in (1, 2)]
-    said, handed = run_within_budget(rig, asked)
+    turns = [add(rig, 900, seed=seed) for seed in (1, 2)]
+    answers, handed = run_within_budget(rig, turns)
 
     assert handed == 1
-    assert is_undisturbed(*asked[0])
-    assert said == wanted(asked)
+    assert is_undisturbed(*turns[0])
+    assert answers == wanted(turns)
     assert rig.budget.reserved_bytes == 0
 
 
-def test_many_long_answers_come_to_their_ends():
+def test_many_long_answers_complete():
     rig = SchedulerRig(total_bytes=5 * ROOM_BYTES)
-    asked = [
+    turns = [
         add(
             rig, 300 + 70 * seed, seed=seed, priority=list(Priority)[seed % 2], tenant=str(seed % 3)
         )
         for seed in range(9)
     ]
-    said, handed = run_within_budget(rig, asked)
+    answers, handed = run_within_budget(rig, turns)
 
-    assert said == wanted(asked)
+    assert answers == wanted(turns)
     assert handed
 
 
-def test_an_answer_that_cannot_be_taken_up_again_keeps_its_memory():
+def test_answer_that_cannot_be_preempted_keeps_its_memory():
     rig = SchedulerRig(total_bytes=5 * ROOM_BYTES)
-    asked = [add(rig, 900, seed=seed) for seed in (1, 2)]
-    kept = asked[1][0]
+    turns = [add(rig, 900, seed=seed) for seed in (1, 2)]
+    kept = turns[1][0]
     kept.input = replace(kept.input, is_preemptible=lambda: False)
-    said, handed = run_within_budget(rig, asked)
+    answers, handed = run_within_budget(rig, turns)
 
     assert handed == 1
-    assert is_undisturbed(*asked[1])
-    assert said == wanted(asked)
+    assert is_undisturbed(*turns[1])
+    assert answers == wanted(turns)
 
 
-def test_who_has_most_answers_gives_memory_back():
+def test_tenant_with_most_answers_yields_memory():
     """Not the tenant whose one answer has come last."""
     rig = SchedulerRig(total_bytes=6 * ROOM_BYTES)
     greedy = [add(rig, 700, seed=seed, tenant="greedy") for seed in (1, 2, 3)]
@@ -150,7 +150,7 @@ def test_who_has_most_answers_gives_memory_back():
     assert is_undisturbed(*greedy[0])
 
 
-def test_an_answer_that_alone_outgrows_the_budget_ends_there():
+def test_sole_answer_outgrowing_the_budget_ends_with_length():
     rig = SchedulerRig(total_bytes=3 * ROOM_BYTES)
     sequence, events = add(rig, 5_000)
 
@@ -162,20 +162,20 @@ def test_an_answer_that_alone_outgrows_the_budget_ends_there():
     assert sequence.cache.tokens == sequence.input.prompt + ended.answer_ids
 
 
-def test_idle_caches_make_room_before_an_answer_has_to_wait():
-    asked = []
-    rig = SchedulerRig(total_bytes=3 * ROOM_BYTES, make_room=asked.append)
+def test_idle_caches_are_evicted_before_an_answer_waits():
+    room_requests = []
+    rig = SchedulerRig(total_bytes=3 * ROOM_BYTES, make_room=room_requests.append)
     rig.budget.set_idle(2 * ROOM_BYTES)
     sequence, events = add(rig, 400)
     for _ in range(2_000):
-        if asked:
+        if room_requests:
             rig.budget.set_idle(0)
         rig.scheduler.iterate()
         assert not rig.queue.paused
         if any(isinstance(event, Ended) for event in events):
             break
 
-    assert asked == [ROOM_BYTES]
+    assert room_requests == [ROOM_BYTES]
     assert is_undisturbed(sequence, events)
 
 
@@ -209,7 +209,7 @@ def small_service(model, small_bytes, tmp_path):
 
 
 @pytest.mark.nightly
-def test_long_answers_of_a_node_stay_within_its_memory(small_service, small_bytes, alone):
+def test_long_answers_of_a_node_stay_within_its_memory_budget(small_service, small_bytes, alone):
     engine, over = small_service.node.resources.engine.engine, []
     queue, launch = small_service.node.resources.engine._queue, engine.launch
 
@@ -225,7 +225,7 @@ def test_long_answers_of_a_node_stay_within_its_memory(small_service, small_byte
 
 
 def both(service, between=lambda _: None):
-    """Let two agents talk at once to their ends; `between` is called at each hand-over."""
+    """Run two agents' answers at once to their ends; call `between` at each hand-over."""
     handed = []
 
     def on_handed(name):
@@ -237,9 +237,9 @@ def both(service, between=lambda _: None):
             name: threads.submit(lambda n=name: "".join(follow(service, n, on_handed)))
             for name in ("ann", "bob")
         }
-        told = {name: turn.result(240) for name, turn in turns.items()}
+        texts = {name: turn.result(240) for name, turn in turns.items()}
     assert handed
-    return told
+    return texts
 
 
 def begin(service, name, prompt, max_tokens, resume=None):
@@ -264,7 +264,7 @@ def until(holds):
 
 
 @pytest.mark.nightly
-def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service, alone):
+def test_turn_arriving_between_handovers_waits_for_the_answer(small_service, alone):
     """It waits for that answer's end, as it would have without the want of memory."""
     service, came = small_service, []
 
@@ -274,14 +274,14 @@ def test_a_turn_that_comes_in_between_lets_the_begun_answer_go_on(small_service,
             came.append(begin(service, name, "and then", 8))
             until(lambda: agent.waiting_count or came[0].done())
 
-    told = both(service, come_in_between)
+    texts = both(service, come_in_between)
     assert came
-    assert told == alone
+    assert texts == alone
     assert isinstance(came[0].result(240)[-1], Finished)
 
 
 @pytest.mark.nightly
-def test_an_answer_that_nobody_takes_up_holds_no_other_turn_up_for_ever(small_service, monkeypatch):
+def test_abandoned_handover_does_not_block_later_turns(small_service, monkeypatch):
     monkeypatch.setattr(claim, "RESUME_WAIT_S", 0.2)
     left = []
 
@@ -299,7 +299,7 @@ def test_an_answer_that_nobody_takes_up_holds_no_other_turn_up_for_ever(small_se
 
 
 @pytest.mark.nightly
-def test_full_lines_refuse_no_answer_that_was_begun(small_service, alone):
+def test_full_queues_do_not_refuse_resumed_answers(small_service, alone):
     node = small_service.node
 
     def fill_lines(name):

@@ -8,7 +8,7 @@ from fabric.errors import RejectedError
 from node.engine.memory_budget import MemoryBudget, Reservation
 
 
-def test_what_can_never_fit_is_refused_with_advice():
+def test_request_larger_than_the_budget_is_refused_with_advice():
     budget = MemoryBudget(100)
     budget.check(100)
 
@@ -17,11 +17,11 @@ def test_what_can_never_fit_is_refused_with_advice():
     assert caught.value.code == "exceeds_memory"
 
 
-def test_idle_caches_answer_at_once():
-    asked = []
+def test_idle_caches_dropped_immediately_make_room():
+    requests = []
 
     def drop(size_bytes):
-        asked.append(size_bytes)
+        requests.append(size_bytes)
         budget.set_idle(budget.idle_bytes - size_bytes)
 
     budget = MemoryBudget(100, drop)
@@ -29,7 +29,7 @@ def test_idle_caches_answer_at_once():
     one = Reservation(budget)
 
     assert one.grow(50)
-    assert asked == [30]
+    assert requests == [30]
     assert (budget.reserved_bytes, budget.idle_bytes) == (50, 50)
     assert one.grow(40)  # it has them
     assert not Reservation(budget).grow(101)
@@ -38,15 +38,15 @@ def test_idle_caches_answer_at_once():
     assert budget.reserved_bytes == 0
 
 
-def test_idle_caches_answer_later_from_another_thread():
-    asked = []
-    budget = MemoryBudget(100, asked.append)
+def test_idle_caches_dropped_later_by_another_thread_make_room():
+    requests = []
+    budget = MemoryBudget(100, requests.append)
     budget.set_idle(80)
     one = Reservation(budget)
 
     assert not one.grow(50)
     assert not one.grow(50)  # one question at a time
-    assert asked == [30]
+    assert requests == [30]
     owner = threading.Thread(target=budget.set_idle, args=(50,))
     owner.start()
     owner.join()
@@ -54,11 +54,11 @@ def test_idle_caches_answer_later_from_another_thread():
 
 
 @pytest.mark.parametrize("answers_at_once", [True, False])
-def test_force_goes_beside_idle_caches_that_cannot_be_dropped_but_asks_first(answers_at_once):
-    asked = []
+def test_forced_growth_exceeds_idle_caches_after_one_request(answers_at_once):
+    requests = []
 
     def refuse(size_bytes):
-        asked.append(size_bytes)
+        requests.append(size_bytes)
         if answers_at_once:
             budget.set_idle(80)
 
@@ -71,12 +71,12 @@ def test_force_goes_beside_idle_caches_that_cannot_be_dropped_but_asks_first(ans
     else:
         assert not one.grow(50, force=True)
         budget.set_idle(80)
-        assert asked == [30]
+        assert requests == [30]
     assert one.grow(50, force=True)
-    assert asked
+    assert requests
 
 
-def test_memory_that_exists_is_counted_whether_it_fits_or_not():
+def test_counted_memory_may_exceed_the_budget():
     budget = MemoryBudget(100)
     one, two = Reservation(budget), Reservation(budget)
     one.count(90)
@@ -100,7 +100,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_what_is_granted_never_exceeds_the_total(steps):
+def test_grants_never_exceed_the_total(steps):
     budget = MemoryBudget(100, lambda size_bytes: None)
     held = [Reservation(budget) for _ in range(4)]
     for what, which, size_bytes in steps:
@@ -120,8 +120,8 @@ def test_what_is_granted_never_exceeds_the_total(steps):
         assert budget.reserved_bytes == sum(each.size_bytes for each in held)
 
 
-def test_a_claim_takes_what_is_free_and_asks_nobody():
-    budget = MemoryBudget(100, lambda size_bytes: pytest.fail("nobody is asked"))
+def test_claim_takes_free_memory_only_and_requests_no_room():
+    budget = MemoryBudget(100, lambda size_bytes: pytest.fail("no room was requested"))
     budget.set_idle(30)
     one, other = Reservation(budget), Reservation(budget)
     assert one.claim(50)

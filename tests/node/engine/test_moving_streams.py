@@ -1,4 +1,4 @@
-"""While a stream is silent because its agent moves, others' prompts wait: a little, never long."""
+"""While a stream is silent because its agent moves, other prompts wait for a bounded time."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def chunks(rig, cache=None):
     return [entry[2] for entry in log if cache is None or entry[1] is cache]
 
 
-def test_no_chunk_is_computed_between_a_streams_last_step_and_its_save(rig):
+def test_prefill_is_held_between_last_step_of_moving_stream_and_its_save(rig):
     stream, events = rig.add(3, answer_tokens=60)
     rig.run(3)
     rig.add(16_000)
@@ -40,7 +40,7 @@ def test_no_chunk_is_computed_between_a_streams_last_step_and_its_save(rig):
     assert len(chunks(rig)) == began + 1
 
 
-def test_a_prompt_is_held_for_one_move_no_longer_than_its_limit(rig):
+def test_prefill_hold_for_a_move_is_bounded(rig):
     rig.add(16_000)
     rig.run(1)
     rig.moving.begin_pause(MOVE)
@@ -52,7 +52,7 @@ def test_a_prompt_is_held_for_one_move_no_longer_than_its_limit(rig):
     assert rig.scheduler.iterate()
 
 
-def test_who_gives_its_place_up_for_nobody_keeps_the_engine_idle():
+def test_preemption_that_admits_no_sequence_leaves_the_engine_idle():
     """Idle caches are in the way of who waits, and their owner has not answered yet."""
     rig = SchedulerRig(active_max=2, total_bytes=100, make_room=lambda size_bytes: None)
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_who_gives_its_place_up_for_nobody_keeps_the_engine_idle():
     assert len(rig.queue.running) == 2
 
 
-def test_prompts_go_on_however_many_agents_move(rig):
+def test_prefill_progresses_despite_endless_moves(rig):
     """Moves without end hold a prompt for their limit, then let a short chunk of it pass."""
     prompt, events = rig.add(16_000, answer_tokens=2)
     rig.run(2)
@@ -85,7 +85,7 @@ def test_prompts_go_on_however_many_agents_move(rig):
     assert is_undisturbed(prompt, events)
 
 
-def test_an_answer_that_goes_on_here_is_not_held_and_gets_its_place_first():
+def test_arriving_stream_is_not_held_and_gets_a_slot_first():
     rig = SchedulerRig(active_max=2)
     rig.add(16_000)
     rig.add(5, answer_tokens=4)
@@ -105,7 +105,7 @@ def test_an_answer_that_goes_on_here_is_not_held_and_gets_its_place_first():
 
 
 @pytest.mark.parametrize("is_coming", [False, True], ids=["alone", "a stream is coming"])
-def test_chunks_are_short_where_a_stream_is_on_its_way(is_coming):
+def test_prefill_chunks_are_short_while_a_stream_is_arriving(is_coming):
     rig = SchedulerRig(tokens_per_s=TOKENS_PER_S)
     rig.moving.are_coming = is_coming
     rig.add(16_000)

@@ -21,9 +21,9 @@ SEEDED = Sampling(
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run an engine thread that has one place; exact chunks, so that bytes can be compared."""
     folder = write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER)
-    made = Bench(folder, exact_chunks=True, active_max=1)
-    yield made
-    made.thread.stop()
+    rig = Bench(folder, exact_chunks=True, active_max=1)
+    yield rig
+    rig.thread.stop()
 
 
 def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
@@ -38,7 +38,7 @@ def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
 
 @pytest.mark.parametrize("at", ["prefill", "decode"])
 @pytest.mark.parametrize("sampling", sample([GREEDY, SEEDED], SEEDED), ids=["greedy", "seeded"])
-def test_a_paused_sequence_is_bit_equal_to_an_undisturbed_one(
+def test_preempted_sequence_is_bit_equal_to_an_undisturbed_one(
     narrow: Bench, at: str, sampling: Sampling
 ) -> None:
     """Tokens and cache bytes are the same, and the other one really went first."""
@@ -61,7 +61,9 @@ def test_a_paused_sequence_is_bit_equal_to_an_undisturbed_one(
 @pytest.mark.parametrize(
     "name", sample(["gemma3_text", "qwen3_next", "deepseek_v3"], "gemma3_text", "qwen3_next")
 )
-def test_pausing_within_batches_of_every_kind_of_cache(tmp_path: Path, name: str) -> None:
+def test_preemption_in_batches_changes_no_answer_for_any_cache_kind(
+    tmp_path: Path, name: str
+) -> None:
     """Windows, recurrent states and latents leave a batch and join another one unharmed."""
     bench = Bench(write_model(tmp_path / name, ARCHITECTURES[name]), active_max=2)
     prompts = [prompt_of(count, count) for count in (70, 40, 50, 20)]

@@ -44,7 +44,7 @@ def holder(size_bytes):
     return Item(is_urgent=False, reserve_bytes=size_bytes)
 
 
-def test_interactive_goes_first_then_paused_then_by_arrival():
+def test_start_order_is_interactive_then_paused_then_arrival():
     later, sooner = background(), background()
     later.order, sooner.order = sooner.order, later.order
     held, urgent = background(), interactive()
@@ -58,7 +58,7 @@ def test_interactive_goes_first_then_paused_then_by_arrival():
     assert started == [urgent, held, sooner, later]
 
 
-def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
+def test_latest_background_is_preempted_for_interactive_only():
     running = [background(), background(), interactive()]
     full = Capacity(slots=0, paused=1, memory_bytes=0)
 
@@ -68,7 +68,7 @@ def test_without_a_seat_the_latest_background_gives_way_to_interactive_only():
     assert next_move([interactive()], [], running, Capacity(0, 0, 0)) is None
 
 
-def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
+def test_small_request_overtakes_one_waiting_for_memory_a_few_times():
     big, small, warm = interactive(200), interactive(50), interactive(0)
     room = Capacity(slots=8, paused=8, memory_bytes=100)
 
@@ -79,13 +79,13 @@ def test_a_small_one_may_overtake_one_that_waits_for_memory_a_few_times():
     assert next_move([big, small], [paused := background()], [], room) == Start(paused)
 
 
-def test_pausing_frees_no_memory():
+def test_preemption_frees_no_memory():
     waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
 
     assert next_move(waiting, [], running, Capacity(slots=8, paused=8, memory_bytes=60)) is None
 
 
-def test_warm_prompts_first_but_long_ones_not_never():
+def test_warm_prompts_go_first_without_starving_long_ones():
     warm, warmer = interactive(prefill_left=500), interactive(prefill_left=3)
     long = interactive(prefill_left=PREFILL_WARM_TOKENS + 1, served_order=7)
     other = interactive(prefill_left=90_000, served_order=6)
@@ -98,7 +98,7 @@ def test_warm_prompts_first_but_long_ones_not_never():
     assert next_prompt([], 0) is None
 
 
-def test_who_waited_longest_is_promoted_when_that_was_too_long():
+def test_longest_starved_background_is_promoted():
     now_s = 100.0
     items = [background(served_s=now_s - BACKGROUND_PATIENCE_S + ago) for ago in (0.1, -1, -2)]
 
@@ -125,7 +125,7 @@ def needing(items):
     return items
 
 
-def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
+def test_tenants_with_fewer_running_start_first_and_paused_before_new():
     older, newer = interactive(tenant="bob"), interactive(tenant="alice")
     assert next_move([older, newer], [], [], AMPLE) == Start(older)
     assert next_move([older, newer], [], [], AMPLE, {"bob": 1}) == Start(newer)
@@ -140,7 +140,9 @@ def test_tenants_that_run_as_much_start_in_turns_and_paused_ones_first():
     slots=st.integers(0, 3),
     memory_bytes=st.integers(-50, 200),
 )
-def test_moves_come_to_an_end_and_keep_every_bound(waiting, paused, running, slots, memory_bytes):
+def test_scheduling_moves_terminate_within_all_bounds(
+    waiting, paused, running, slots, memory_bytes
+):
     waiting, paused, running = list(waiting), list(paused), list(running)
     paused_max, moves = len(paused) + 2, 0
     while True:
@@ -174,5 +176,5 @@ def test_moves_come_to_an_end_and_keep_every_bound(waiting, paused, running, slo
 
 
 @pytest.mark.parametrize("room", [AMPLE, Capacity(0, 0, 0)])
-def test_nothing_to_do(room):
+def test_no_move_without_waiting_or_paused_sequences(room):
     assert next_move([], [], [interactive(), background()], room) is None

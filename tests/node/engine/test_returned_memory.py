@@ -19,7 +19,7 @@ PLAN = plan_memory(MachineMemory(16 * GIB, 11 * GIB, 499_000), weights_bytes("re
 
 
 class Calls(list):
-    """What MLX was asked for, in order."""
+    """The calls of MLX, in order."""
 
     def note(self, name):
         return lambda *arguments, **_: self.append((name, *arguments))
@@ -40,9 +40,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("here", [backend.CPU, backend.METAL, backend.CUDA])
-def test_memory_of_a_gpu_and_its_pool_are_bounded_before_a_model_is_loaded(
-    calls, monkeypatch, here
-):
+def test_gpu_memory_and_pool_limits_are_set_before_loading(calls, monkeypatch, here):
     monkeypatch.setattr(backend, "current", lambda: here)
     monkeypatch.setattr("node.mlx.loaded_model.load", calls.note("load"))
     with pytest.raises(FatalError):  # nothing was loaded
@@ -54,13 +52,13 @@ def test_memory_of_a_gpu_and_its_pool_are_bounded_before_a_model_is_loaded(
     assert calls[-1][0] == "load"
 
 
-def test_work_under_way_ends_before_memory_is_returned(calls):
+def test_pending_work_is_synchronized_before_memory_is_returned(calls):
     device.return_unused()
 
     assert [name for name, *_ in calls] == ["synchronize", "clear_cache"]
 
 
-def test_long_chunks_return_it():
+def test_memory_is_returned_after_long_prefill():
     rig = SchedulerRig()
     for count, returned_count in (
         (DEVICE_POOL_PREFILL_TOKENS, 0),
@@ -71,7 +69,7 @@ def test_long_chunks_return_it():
         assert rig.engine.returned_count == returned_count
 
 
-def test_long_answers_return_it():
+def test_memory_is_returned_during_long_answers():
     rig = SchedulerRig()
     rig.add(2, answer_tokens=2 * DEVICE_POOL_STEPS + 10)
     rig.run()
@@ -79,11 +77,11 @@ def test_long_answers_return_it():
     assert rig.engine.returned_count == 2
 
 
-def test_an_idle_engine_returns_it_once(monkeypatch):
+def test_idle_engine_returns_memory_once(monkeypatch):
     monkeypatch.setattr(engine_thread, "DEVICE_POOL_IDLE_S", 0.01)
     engine = FakeEngine()
-    made = EngineThread(FakeClock(), active_max=4, waiting_max=4, exact_chunks=False)
-    made.start(lambda: (engine, None))
+    thread = EngineThread(FakeClock(), active_max=4, waiting_max=4, exact_chunks=False)
+    thread.start(lambda: (engine, None))
     try:
         for count in (1, 2):
             deadline_s = time.monotonic() + 60
@@ -91,9 +89,9 @@ def test_an_idle_engine_returns_it_once(monkeypatch):
                 time.sleep(0.01)
             time.sleep(0.05)
             assert engine.returned_count == count
-            made.call(lambda: None).result()
+            thread.call(lambda: None).result()
     finally:
-        made.stop()
+        thread.stop()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_an_idle_engine_returns_it_once(monkeypatch):
     ],
     ids=["Metal", "CUDA", "neither"],
 )
-def test_what_a_gpu_can_hold(monkeypatch, info, memory):
+def test_gpu_memory_is_read_from_device_info(monkeypatch, info, memory):
     monkeypatch.setattr(mx, "device_info", lambda: info)
 
     assert device.gpu_memory() is None, "no model runs on a GPU here"

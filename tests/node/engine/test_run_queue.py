@@ -1,4 +1,4 @@
-"""Waiting places: no tenant fills them, and a lone tenant gets most."""
+"""Shares of the waiting queue: no tenant fills it, and a lone tenant gets most of it."""
 
 from dataclasses import dataclass
 
@@ -18,42 +18,42 @@ class Waiting:
     priority: Priority = Priority.INTERACTIVE
 
 
-def flood(queued, tenant, priority=Priority.INTERACTIVE, places=PLACES, tries=1_000):
-    """Let a tenant ask so often; return how often it was let in."""
+def flood(queued, tenant, priority=Priority.INTERACTIVE, places=PLACES, attempts_count=1_000):
+    """Submit that many turns of a tenant; return how many were accepted."""
     before = len(queued)
-    for _ in range(tries):
+    for _ in range(attempts_count):
         if refusal(queued, tenant, priority, places) is None:
             queued.append(Waiting(tenant, priority))
     return len(queued) - before
 
 
-def test_one_tenant_alone_gets_most_places():
+def test_sole_tenant_gets_most_of_the_queue():
     assert flood([], "bob") == 192
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 4, 7, 256])
-def test_the_places_are_never_exceeded_and_one_may_always_wait(places):
+def test_queue_limit_holds_and_one_turn_may_always_wait(places):
     queued = []
     for tenant in ("a", "b", "c", "d"):
         assert flood(queued, tenant, places=places) >= (tenant == "a")
     assert len(queued) <= places
 
 
-def test_behind_a_flood_others_still_find_places():
+def test_other_tenants_are_admitted_during_a_flood():
     queued = []
     flood(queued, "bob")
     assert [flood(queued, name) for name in ("alice", "carol", "dave")] == [48, 12, 3]
     assert refusal(queued, "erin", Priority.INTERACTIVE, PLACES) is None
 
 
-def test_the_one_over_its_part_is_told_so_and_not_the_other():
+def test_only_the_tenant_over_its_share_is_refused():
     queued = []
     flood(queued, "bob")
     assert "yours" in refusal(queued, "bob", Priority.INTERACTIVE, PLACES)
     assert refusal(queued, "alice", Priority.INTERACTIVE, PLACES) is None
 
 
-def test_background_keeps_to_its_part_and_tenants_share_that():
+def test_background_share_is_bounded_and_split_between_tenants():
     queued = []
     assert flood(queued, "bob", Priority.BACKGROUND) == 96
     assert flood(queued, "alice", Priority.BACKGROUND) == 24
@@ -68,7 +68,7 @@ def flooded(long_prompts=40, slots=4):
     return rig, bobs
 
 
-def test_a_tenant_gets_its_answer_beside_a_flood_of_long_turns():
+def test_tenant_is_answered_during_a_flood_of_long_turns():
     rig, bobs = flooded()
     alice, events = rig.add(600, 5, seed=99, tenant="alice")
     before_s = rig.clock.now_s
@@ -82,7 +82,7 @@ def test_a_tenant_gets_its_answer_beside_a_flood_of_long_turns():
     assert all(is_undisturbed(*bob) for bob in bobs[:4])
 
 
-def test_tenants_share_the_running_places_evenly_and_then_stand_still():
+def test_tenants_share_slots_evenly_without_thrashing():
     rig, _ = flooded(slots=6)
     for n in range(10):
         rig.add(3_000, 400, seed=200 + n, tenant="alice")
@@ -91,10 +91,10 @@ def test_tenants_share_the_running_places_evenly_and_then_stand_still():
         rig.run(1)
         active.append({id(sequence) for sequence in rig.queue.running})
     assert sorted(s.tenant for s in rig.queue.running) == ["alice"] * 3 + ["bob"] * 3
-    assert len({frozenset(ids) for ids in active[-10:]}) == 1  # nobody is paused to and fro
+    assert len({frozenset(ids) for ids in active[-10:]}) == 1  # no sequence is paused to and fro
 
 
-def test_with_one_place_tenants_take_turns_however_many_wait():
+def test_tenants_alternate_on_a_single_slot():
     """Without that, who comes later waits for all that was there before."""
     rig = SchedulerRig(active_max=1)
     bobs = [rig.add(100, 20, seed=n, tenant="bob") for n in range(12)]
@@ -116,7 +116,7 @@ def last_or_none(events):
     return events[-1] if events else None
 
 
-def test_paused_for_another_tenant_a_turn_goes_on_as_if_undisturbed():
+def test_turn_preempted_for_another_tenant_resumes_undisturbed():
     rig, bobs = flooded(long_prompts=4)
     alices = [rig.add(2_000, 30, seed=300 + n, tenant="alice") for n in range(2)]
     rig.run(1)
@@ -125,7 +125,7 @@ def test_paused_for_another_tenant_a_turn_goes_on_as_if_undisturbed():
     assert all(is_undisturbed(*one) for one in [*bobs, *alices])
 
 
-def test_prompts_of_tenants_are_computed_in_turns():
+def test_prefill_alternates_between_tenants():
     rig = SchedulerRig(active_max=8, tokens_per_s=1_000)
     for n in range(3):
         rig.add(20_000, 400, seed=n, tenant="bob")
@@ -137,7 +137,7 @@ def test_prompts_of_tenants_are_computed_in_turns():
     assert 5 <= sum(cache is alice.cache for cache in chunks) <= 7
 
 
-def test_background_is_not_given_the_place_of_who_somebody_waits_for():
+def test_background_does_not_preempt_interactive_of_another_tenant():
     rig, _ = flooded(long_prompts=4)
     rig.add(100, 5, seed=5, tenant="alice", priority=Priority.BACKGROUND)
     rig.run(5)

@@ -17,11 +17,11 @@ from tests.node.fake_engine import (
 
 BACKGROUND = {"priority": Priority.BACKGROUND}
 BOTH_ORDERS = pytest.mark.parametrize(
-    "launch_waits", [False, True], ids=["launched first", "told first"]
+    "launch_waits", [False, True], ids=["launched first", "emitted first"]
 )
 
 
-def test_streams_get_a_step_before_every_chunk_and_chunks_follow_the_measured_speed():
+def test_decode_step_precedes_every_chunk_and_chunk_size_follows_speed():
     rig = SchedulerRig(tokens_per_s=2_500.0)
     stream, stream_events = rig.add(3, answer_tokens=60)
     rig.run(3)
@@ -43,7 +43,7 @@ def test_streams_get_a_step_before_every_chunk_and_chunks_follow_the_measured_sp
     )
 
 
-def test_a_warm_request_gets_its_first_token_within_two_iterations():
+def test_warm_request_gets_its_first_token_within_two_iterations():
     rig = SchedulerRig()
     rig.add(16_000)
     rig.run(2)
@@ -53,7 +53,7 @@ def test_a_warm_request_gets_its_first_token_within_two_iterations():
     assert any(isinstance(event, Produced) for event in events)
 
 
-def test_a_flood_of_warm_requests_does_not_stop_a_long_prompt():
+def test_warm_requests_do_not_starve_a_long_prompt():
     rig = SchedulerRig(active_max=32)
     rig.add(2, answer_tokens=10_000)
     long, _ = rig.add(20_000)
@@ -75,7 +75,7 @@ def test_long_prompts_take_turns():
 
 
 @pytest.mark.parametrize("iterations", range(9))
-def test_background_is_paused_for_interactive_and_resumes_where_it_was(iterations):
+def test_background_is_preempted_for_interactive_and_resumes(iterations):
     rig = SchedulerRig(active_max=1)
     paused, paused_events = rig.add(9_000, **BACKGROUND)
     rig.run(iterations)
@@ -90,7 +90,7 @@ def test_background_is_paused_for_interactive_and_resumes_where_it_was(iteration
     assert is_undisturbed(urgent, urgent_events)
 
 
-def test_background_waits_behind_interactive_everywhere_but_not_for_ever():
+def test_background_waits_for_interactive_up_to_its_patience():
     rig = SchedulerRig(active_max=2)
     patient, events = rig.add(50, **BACKGROUND)
     other, other_events = rig.add(50, seed=2, **BACKGROUND)
@@ -121,7 +121,7 @@ def test_interactive_prompts_are_computed_before_background_ones():
     assert slow.cache.tokens_count == 0
 
 
-def test_a_blocked_prompt_is_passed_over_and_nothing_runnable_is_said():
+def test_blocked_prompt_is_skipped_and_idle_iteration_is_reported():
     rig = SchedulerRig()
     blocked = [True]
     held, held_events = rig.add(5, is_blocked=lambda: blocked[0])
@@ -137,7 +137,7 @@ def test_a_blocked_prompt_is_passed_over_and_nothing_runnable_is_said():
     assert is_undisturbed(held, held_events)
 
 
-def test_a_prompt_that_is_whole_when_its_beginning_was_read_beside_a_stream_begins():
+def test_restored_prompt_starts_once_its_last_block_is_read():
     rig = SchedulerRig()
     stream, stream_events = rig.add(3, answer_tokens=60)
     rig.run(3)
@@ -156,7 +156,7 @@ def test_a_prompt_that_is_whole_when_its_beginning_was_read_beside_a_stream_begi
     assert is_undisturbed(stream, stream_events)
 
 
-def test_chunks_end_at_the_stops_and_say_how_far_they_reached():
+def test_chunks_end_at_stops_and_report_progress():
     rig = SchedulerRig()
     rig.scheduler.prefill_speed.add(1_000, 1e-3)
     reached = []
@@ -166,7 +166,7 @@ def test_chunks_end_at_the_stops_and_say_how_far_they_reached():
     assert reached == [100, 1_000, 2_999]
 
 
-def test_what_is_in_place_behind_holes_is_neither_computed_nor_counted():
+def test_rows_in_place_after_holes_are_neither_computed_nor_counted():
     """A chunk ends where the hole does, whatever else is left; then comes the next hole."""
     rig = SchedulerRig()
     rig.scheduler.prefill_speed.add(1_000, 1e-3)
@@ -188,7 +188,7 @@ def test_what_is_in_place_behind_holes_is_neither_computed_nor_counted():
     assert left == [799, 99, 0]
 
 
-def test_decoding_begins_where_the_last_hole_is_filled():
+def test_decoding_starts_once_the_last_hole_is_filled():
     rig = SchedulerRig()
     edited, events = rig.add(500, cached=100)
     edited.cache.put_ahead(101, edited.input.prompt[101:499])
@@ -217,7 +217,7 @@ FAILURES = {
 
 @BOTH_ORDERS
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_one_failure_ends_only_itself(failure, launch_waits):
+def test_failing_sequence_does_not_affect_others(failure, launch_waits):
     rig = SchedulerRig(launch_waits=launch_waits)
     good = [rig.add(40, seed=seed) for seed in (1, 2)]
     bad, bad_events = rig.add(40, seed=3, reserve_bytes=100)
@@ -230,7 +230,7 @@ def test_one_failure_ends_only_itself(failure, launch_waits):
     assert rig.budget.reserved_bytes == 0
 
 
-def test_a_sampler_that_cannot_be_made_and_a_listener_that_is_gone():
+def test_failing_sampler_or_listener_ends_only_its_sequence():
     rig = SchedulerRig()
     good, events = rig.add(40)
     _, no_sampler = rig.add(40, seed=2, top_k=666)
@@ -244,7 +244,7 @@ def test_a_sampler_that_cannot_be_made_and_a_listener_that_is_gone():
 
 @BOTH_ORDERS
 @pytest.mark.parametrize("seed", range(10))
-def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed, launch_waits):
+def test_cancelled_sequences_end_once_and_others_are_unchanged(seed, launch_waits):
     rng = random.Random(seed)
     rig = SchedulerRig(active_max=3, total_bytes=3_000, launch_waits=launch_waits)
     added = []
@@ -285,7 +285,7 @@ def test_a_storm_of_cancellations_ends_each_once_and_changes_nobody(seed, launch
 
 
 @BOTH_ORDERS
-def test_the_batch_is_the_same_whoever_else_is_in_it(launch_waits):
+def test_sequence_is_independent_of_the_batch(launch_waits):
     """The fake depends on history only, so this checks order and slots, not numerics."""
     rig = SchedulerRig(active_max=5, launch_waits=launch_waits)
     added = [rig.add(10 * seed, answer_tokens=seed, seed=seed) for seed in range(1, 9)]
@@ -295,7 +295,7 @@ def test_the_batch_is_the_same_whoever_else_is_in_it(launch_waits):
     assert isinstance(added[0][0].cache, FakeCache)
 
 
-def test_what_is_drawn_is_shown_before_a_launch_that_blocks():
+def test_sampled_token_is_emitted_before_a_blocking_launch():
     """The last token comes a step before the end, which waits until the cache holds it."""
     rig = SchedulerRig(launch_waits=True)
     log = rig.engine.log

@@ -29,16 +29,16 @@ def found(*texts, always=True, has_calls=False, behind=0):
         (("\n",), 0),
     ],
 )
-def test_it_is_in_front_of_the_last_white_space(texts, at):
+def test_trimmed_end_precedes_trailing_white_space(texts, at):
     assert found(*texts) == at
 
 
-def test_of_texts_that_come_back_as_they_are_calls_alone_get_one():
+def test_without_trimming_templates_only_calls_get_a_trimmed_end():
     """Every template writes the end of a call in its own way."""
     assert found("x", "\n", always=False) is None
     assert found("x", "\n", always=False, has_calls=True) == 1
 
 
-def test_none_is_kept_near_another():
+def test_trimmed_end_close_to_another_is_dropped():
     assert found("x", "\n", behind=101) is None
     assert found("x", "\n", behind=100) == 1

@@ -25,9 +25,12 @@ def test_its_thought_and_its_call_are_those_of_both_parts(tmp_path):
         tokens = a.node.resources.tokenizer.encode(answer).ids
         (script.end,) = a.node.resources.tokenizer.encode(shape.end).ids
         script.tokens.extend(tokens)
-        asked = {"messages": said([{"role": "user", "content": words(1, 600)}]), "tools": TOOLS}
+        prompt_options = {
+            "messages": said([{"role": "user", "content": words(1, 600)}]),
+            "tools": TOOLS,
+        }
 
-        stream = copied_stream(a, b, "mira", 20, asked=asked)
+        stream = copied_stream(a, b, "mira", 20, prompt_options=prompt_options)
         sealed = call(a, move_call(SealAgent, b, "mira"), Offer)
         call(b, CommitMigration(move_of("mira"), a.node.name, sealed, 2), Committed)
         handed = stream.end()[-1]
@@ -35,7 +38,8 @@ def test_its_thought_and_its_call_are_those_of_both_parts(tmp_path):
         assert 20 <= len(handed.resume.answer_ids) < len(tokens)
 
         assert isinstance(
-            Stream(b, "mira", handed.resume, epoch=2, asked=asked).end()[-1], Finished
+            Stream(b, "mira", handed.resume, epoch=2, prompt_options=prompt_options).end()[-1],
+            Finished,
         )
         (answered,) = decode_answers(held(b, "mira").manifest.provenance.answers).values()
     assert answered.reasoning == THOUGHT
