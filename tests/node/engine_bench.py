@@ -52,7 +52,7 @@ class Bench:
         """Return a sequence that is not queued yet, with its events."""
         events: Events = queue.Queue()
         names = {field.name for field in fields(SequenceInput)} & hooks.keys()
-        given = {name: hooks.pop(name) for name in names}
+        inputs = {name: hooks.pop(name) for name in names}
         request = SequenceInput(
             prompt,
             sampling,
@@ -60,7 +60,7 @@ class Bench:
             self.tokenizer.eos_ids,
             self.tokenizer.token_text,
             priority=priority,
-            **given,
+            **inputs,
         )
         sequence = Sequence(
             request,

@@ -20,7 +20,7 @@ END = 0  # never drawn
 
 
 class BrokenError(RuntimeError):
-    """What a test asked for."""
+    """The failure that a test provokes."""
 
 
 class FakeClock:
@@ -91,7 +91,7 @@ class FakePrepared:
 
 
 class FakeEngine:
-    """Computes `tokens_per_s` on the given clock; a slot or cache may be told to fail."""
+    """Computes `tokens_per_s` on the given clock; a slot or cache may be set to fail."""
 
     def __init__(self, clock=None, tokens_per_s=1e9, *, launch_waits=False):
         self.launch_waits = launch_waits
@@ -185,10 +185,10 @@ def make_sequence(prompt_tokens, answer_tokens=8, *, cached=0, seed=1, top_k=0, 
     cache = FakeCache()
     cache.tokens = prompt[:cached]
     names = {option.name for option in fields(SequenceInput)} & options.keys()
-    given = {name: options.pop(name) for name in names}
+    inputs = {name: options.pop(name) for name in names}
     sampling = Sampling(max_tokens=answer_tokens, top_k=top_k)
     sequence = Sequence(
-        SequenceInput(prompt, sampling, seed, frozenset({END}), str, **given),
+        SequenceInput(prompt, sampling, seed, frozenset({END}), str, **inputs),
         cache=cache,
         answer=FakeAnswer(),
         emit=options.pop("emit", events.append),
@@ -244,7 +244,7 @@ class SchedulerRig:
         return sequence, events
 
     def run(self, iterations=10_000):
-        """Iterate until nothing is left, or as often as told."""
+        """Iterate until nothing is left, or `iterations` times."""
         for _ in range(iterations):
             if not any(self.queue):
                 return

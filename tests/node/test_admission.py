@@ -12,7 +12,7 @@ BACKGROUND = {"priority": Priority.BACKGROUND}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_memory_is_never_exceeded_and_everyone_gets_through(seed):
+def test_memory_budget_is_never_exceeded_and_every_request_completes(seed):
     rng = random.Random(seed)
     total_bytes = 2_000 * TOKEN_BYTES
     rig = SchedulerRig(active_max=4, total_bytes=total_bytes)
@@ -37,7 +37,7 @@ def test_memory_is_never_exceeded_and_everyone_gets_through(seed):
     assert rig.budget.reserved_bytes == 0
 
 
-def test_a_big_request_is_overtaken_a_few_times_only():
+def test_large_request_is_overtaken_a_bounded_number_of_times():
     rig = SchedulerRig(total_bytes=1_000)
     rig.add(2, answer_tokens=40, reserve_bytes=500)
     rig.run(1)
@@ -53,21 +53,21 @@ def test_a_big_request_is_overtaken_a_few_times_only():
     assert all(is_undisturbed(*one) for one in small)
 
 
-def test_idle_caches_make_room_later_and_stubborn_ones_do_not_stop_the_only_request():
-    asked = []
-    rig = SchedulerRig(total_bytes=1_000, make_room=asked.append)
+def test_sole_request_runs_even_if_idle_caches_cannot_all_be_dropped():
+    room_requests = []
+    rig = SchedulerRig(total_bytes=1_000, make_room=room_requests.append)
     rig.budget.set_idle(900)
     one, events = rig.add(2, reserve_bytes=400)
     rig.run(3)
 
-    assert asked == [300]
+    assert room_requests == [300]
     assert rig.queue.waiting == [one]
     rig.budget.set_idle(850)  # all that could be dropped
     rig.run()
     assert is_undisturbed(one, events)
 
 
-def test_memory_of_a_turn_being_saved_is_waited_for():
+def test_request_waits_for_reservation_of_turn_being_saved():
     rig = SchedulerRig(total_bytes=1_000)
     saved, _ = rig.add(2, 2, reserve_bytes=700, owns_reservation=True)
     rig.run()
@@ -80,7 +80,7 @@ def test_memory_of_a_turn_being_saved_is_waited_for():
     assert is_undisturbed(late, events)
 
 
-def test_what_a_waiting_cache_holds_already_counts():
+def test_memory_held_by_waiting_cache_is_reserved():
     rig = SchedulerRig(active_max=1, total_bytes=1_000)
     rig.add(3)
     rig.add(90, seed=2, cached=80, reserve_bytes=950)
@@ -88,7 +88,7 @@ def test_what_a_waiting_cache_holds_already_counts():
     assert rig.budget.reserved_bytes == 80 * TOKEN_BYTES
 
 
-def test_only_one_goes_beside_a_budget_that_waiting_caches_fill():
+def test_one_turn_runs_over_budget_filled_by_waiting_caches():
     rig = SchedulerRig(total_bytes=1_000)
     hot = [
         rig.add(60, 2, seed=number, cached=50, reserve_bytes=900, is_preemptible=lambda: True)
@@ -98,13 +98,13 @@ def test_only_one_goes_beside_a_budget_that_waiting_caches_fill():
     rig.run()
 
     assert is_undisturbed(first, events)
-    *kept, (_, gave_back) = others  # the last one, as the first two fit beside it
+    *kept, (_, evicted) = others  # the last one, as the first two fit beside it
     assert all(is_undisturbed(*one) for one in kept)
-    assert last_of(gave_back).is_handover
+    assert last_of(evicted).is_handover
     assert rig.budget.reserved_bytes == 0
 
 
-def test_waiting_caches_that_fit_beside_the_first_are_kept():
+def test_waiting_caches_that_fit_beside_the_first_are_kept_in_memory():
     rig = SchedulerRig(total_bytes=1_000)
     hot = [
         rig.add(60, 2, seed=number, cached=50, reserve_bytes=900, is_preemptible=lambda: True)

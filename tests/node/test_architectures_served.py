@@ -48,7 +48,7 @@ def converse(
     return [logprobs_of(reply) for reply in replies], replies
 
 
-def test_restarts_and_moves_change_no_bit(model, tmp_path):
+def test_restarts_and_migrations_change_no_bit(model, tmp_path):
     """Log probabilities of all turns: undisturbed, restarted between turns, moved between turns."""
     with running(tmp_path, model, "calm") as calm:
         assert calm.node.background.self_tests.found.passed, (
@@ -87,10 +87,10 @@ def test_restarts_and_moves_change_no_bit(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", sample(["qwen3_5", "kimi_linear", "gemma4_text"], "qwen3_5"))
-def test_another_text_of_the_answer_costs_that_answer_only(name, tmp_path):
-    """What clients strip of an answer: the state behind the prompt is still in memory.
+def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
+    """A client strips part of an answer: the state behind the prompt is still in memory.
 
-    And it is that which a restart would read from disk.
+    The same state is read from disk after a restart.
     """
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
 
@@ -120,8 +120,8 @@ def test_another_text_of_the_answer_costs_that_answer_only(name, tmp_path):
     assert logprobs_of(hot) == logprobs_of(cold)
 
 
-def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
-    """Right answers, nothing stored, and everybody is told."""
+def test_model_with_unknown_caches_is_served_without_reuse(tmp_path):
+    """Answers are right, nothing is stored, and reply and view say why."""
     folder = str(write_model(tmp_path / "opaque", OPAQUE))
     with running(tmp_path, folder) as service:
         messages = [SYSTEM, {"role": "user", "content": "alpha"}]
@@ -138,7 +138,7 @@ def test_a_model_of_unknown_caches_is_served_without_reuse(tmp_path):
     assert view.agents == view.tokens == 0
 
 
-def test_a_model_that_fails_its_self_test_is_served_without_reuse(tmp_path, monkeypatch):
+def test_model_failing_its_self_test_is_served_without_reuse(tmp_path, monkeypatch):
     """Memory that does not come back as it went is not used, and the node says so."""
     folder = str(write_model(tmp_path / "llama", ARCHITECTURES["llama"]))
     monkeypatch.setattr(SelfTests, "_compare", _differs)
@@ -158,7 +158,7 @@ async def _differs(_node) -> tuple[bool, str]:
 
 
 @pytest.mark.nightly
-def test_long_prompts_of_window_models_keep_every_block(tmp_path: Path):
+def test_long_prompts_of_window_models_store_every_block(tmp_path: Path):
     """Blocks that slid out of the window while the prompt was computed are stored, too."""
     folder = str(write_model(tmp_path / "gpt", ARCHITECTURES["gpt_oss"]))
     prompt = "the cat sat on the mat. " * 160

@@ -12,7 +12,7 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 
 
 class Steps:
-    """Steps that wait as long as told; where told an exception, they raise it."""
+    """Steps that return the given waits, and raise the given exceptions."""
 
     def __init__(self, *outcomes):
         self.outcomes = list(outcomes)
@@ -41,9 +41,7 @@ def run(*outcomes, during=None):
 
     async def go():
         steps = Steps(*outcomes)
-        loop = BackgroundLoop(
-            "what the test asked for", steps.step, steps.note_failure, hurry=steps.hurry
-        )
+        loop = BackgroundLoop("failing step", steps.step, steps.note_failure, hurry=steps.hurry)
         loop.start()
         if during is not None:
             await during(loop, steps)
@@ -55,28 +53,26 @@ def run(*outcomes, during=None):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), TypeError("x"), OSError(5)])
-def test_a_step_that_fails_in_any_way_is_logged_counted_and_tried_again(error, monkeypatch, caplog):
+def test_failed_step_is_logged_counted_and_retried(error, monkeypatch, caplog):
     monkeypatch.setattr(background_loop, "LOOP_RETRY_S", 0.0)
     steps = run(0.0, error, error, 0.0, 60.0)
 
     assert steps.begun == 5
     assert steps.failures == 2
-    assert [r.message for r in caplog.records] == [
-        "what the test asked for failed and will be retried"
-    ] * 2
+    assert [r.message for r in caplog.records] == ["failing step failed and will be retried"] * 2
 
 
-def test_a_failed_step_rests_and_hurry_and_stop_do_not_wait():
+def test_hurry_and_stop_cut_the_wait_after_a_failed_step():
     async def during(loop, steps):
         await steps.first.wait()
         await asyncio.sleep(0.05)
-        assert steps.begun == 1  # it rests
+        assert steps.begun == 1  # it waits to retry
         steps.hurry.set()
 
     assert run(RuntimeError("x"), 60.0, during=during).begun == 2
 
 
-def test_stop_lets_a_step_under_way_finish():
+def test_stop_waits_for_running_step():
     async def go():
         begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
 
@@ -99,8 +95,8 @@ def test_stop_lets_a_step_under_way_finish():
     asyncio.run(go())
 
 
-def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monkeypatch):
-    """Each of a node's loops survives what nobody thought of, and the node's view counts it."""
+def test_node_loops_continue_after_unexpected_failures(tmp_path, monkeypatch):
+    """Each of a node's loops survives any exception, and the node's view counts it."""
     monkeypatch.setattr(background_loop, "LOOP_RETRY_S", 0.01)
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.01)
     monkeypatch.setattr("node.upkeep.RECLAIM_EVERY_S", 0.01)
@@ -128,7 +124,7 @@ def test_a_node_whose_rounds_fail_unexpectedly_goes_on_with_them(tmp_path, monke
         assert ask(service, "the cat sat", agent="a", max_tokens=2).finished.durable
 
 
-def test_saving_ahead_that_fails_unexpectedly_costs_the_turn_nothing(tmp_path, monkeypatch):
+def test_failed_save_ahead_does_not_affect_the_turn(tmp_path, monkeypatch):
     model = str(write_model(tmp_path / "llama", ONE_LAYER))
     with running(tmp_path, model) as service:
         monkeypatch.setattr(RecordWriter, "stored_all", _fails_once(RecordWriter.stored_all))

@@ -13,7 +13,7 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 
 @pytest.fixture
 def tmutil(tmp_path, monkeypatch):
-    """Stand in for tmutil: note the arguments, then do as the test wrote."""
+    """Stand in for tmutil: note the arguments, then run the test's script."""
     program, log = tmp_path / "tmutil", tmp_path / "log"
 
     def does(script="exit 0"):
@@ -25,7 +25,7 @@ def tmutil(tmp_path, monkeypatch):
     return does
 
 
-def test_the_folder_is_excluded(tmp_path, tmutil, caplog):
+def test_data_folder_is_excluded(tmp_path, tmutil, caplog):
     log = tmutil()
     exclude_from_backups(tmp_path / "a node", "darwin")
     assert log.read_text() == f"addexclusion {tmp_path}/a node\n"
@@ -36,31 +36,29 @@ def test_the_folder_is_excluded(tmp_path, tmutil, caplog):
     ("script", "reason"),
     [("echo 'Error -43' >&2; exit 1", "Error -43"), ("exit 2", "status 2")],
 )
-def test_a_refusal_is_told(tmp_path, tmutil, caplog, script, reason):
+def test_refusal_of_tmutil_is_logged(tmp_path, tmutil, caplog, script, reason):
     tmutil(script)
     exclude_from_backups(tmp_path, "darwin")
     (record,) = caplog.records
     assert reason in record.getMessage()
 
 
-def test_a_missing_or_silent_program_keeps_no_node_from_starting(
-    tmp_path, tmutil, caplog, monkeypatch
-):
+def test_missing_or_hanging_tmutil_does_not_block_start(tmp_path, tmutil, caplog, monkeypatch):
     exclude_from_backups(tmp_path, "darwin")
     monkeypatch.setattr(mac_services, "TIMEOUT_S", 0.1)
     tmutil("exec sleep 60")
     exclude_from_backups(tmp_path, "darwin")
-    told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
-    assert told == ["FileNotFoundError", "TimeoutExpired"]
+    reasons = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert reasons == ["FileNotFoundError", "TimeoutExpired"]
 
 
-def test_other_systems_have_none(tmp_path, tmutil):
+def test_other_systems_do_not_run_tmutil(tmp_path, tmutil):
     log = tmutil()
     exclude_from_backups(tmp_path, "linux")
     assert not log.exists()
 
 
-def test_a_node_excludes_its_folder_as_it_starts(tmp_path, tmutil, monkeypatch):
+def test_node_excludes_its_folder_on_start(tmp_path, tmutil, monkeypatch):
     log, disk = tmutil(), tmp_path / "disk"
     on_macos = partial(exclude_from_backups, platform="darwin")
     monkeypatch.setattr(service_module, "exclude_from_backups", on_macos)

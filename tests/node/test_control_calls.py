@@ -11,14 +11,14 @@ from tests.support.tiny_models import LLAMA, write_model
 NAME, OTHER = AgentId("a"), TenantId("other")
 
 
-def test_a_node_answers_every_call_and_nothing_else(tmp_path):
+def test_node_answers_every_control_call_and_no_others(tmp_path):
     with running(tmp_path / "a", write_model(tmp_path / "model", LLAMA)) as service:
         answered = ControlCalls(service.node).answered
 
     assert answered == {spec.message for spec in CALLS.values()}
 
 
-def test_one_tenants_calls_that_wait_leave_places_to_heartbeats_and_others(tmp_path):
+def test_waiting_calls_of_one_tenant_leave_slots_for_heartbeats_and_others(tmp_path):
     """Ray carries so many at a time: a heartbeat that waits for a place ends a lease."""
 
     async def scenario(node):
@@ -29,19 +29,21 @@ def test_one_tenants_calls_that_wait_leave_places_to_heartbeats_and_others(tmp_p
             return decode_reply(AgentView, answer)
 
         async with node.resources.table.get((TENANT, NAME)).turn_lock:
-            asked = [asyncio.ensure_future(pinned(TENANT)) for _ in range(CONTROL_CALLS_MAX)]
+            calls_in_flight = [
+                asyncio.ensure_future(pinned(TENANT)) for _ in range(CONTROL_CALLS_MAX)
+            ]
             another = await pinned(OTHER)
-            refused = {each.result().status for each in asked if each.done()}
-            waiting = [each for each in asked if not each.done()]
+            refused = {each.result().status for each in calls_in_flight if each.done()}
+            waiting = [each for each in calls_in_flight if not each.done()]
         return another, refused, len(waiting), await asyncio.gather(*waiting)
 
     with running(tmp_path / "a", write_model(tmp_path / "model", LLAMA)) as service:
         for tenant in (TENANT, OTHER):
             ask(service, "the cat sat", agent=NAME, tenant=tenant, max_tokens=1)
         work = asyncio.run_coroutine_threadsafe(scenario(service.node), service._loop)
-        another, refused, count, told = work.result(60)
+        another, refused, count, views = work.result(60)
 
     assert another.pinned
     assert refused == {429}
     assert count == WAITING_CALLS_MAX // 2
-    assert all(view.pinned for view in told)
+    assert all(view.pinned for view in views)

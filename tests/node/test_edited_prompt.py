@@ -28,14 +28,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer(load(folder, eos_token_ids=[2]))
 
 
-def _said(number: int, words: int = 40) -> str:
+def _message(number: int, words: int = 40) -> str:
     return " ".join(WORDS[(number * 5 + i * (number + 1)) % len(WORDS)] for i in range(words))
 
 
 def _text(messages: list[str]) -> str:
     roles = ("system", "user", "assistant")
-    said = [f"{START}{roles[min(i, 1 + i % 2)]}\n{m}{END}" for i, m in enumerate(messages)]
-    return "".join(said)
+    turns = [f"{START}{roles[min(i, 1 + i % 2)]}\n{m}{END}" for i, m in enumerate(messages)]
+    return "".join(turns)
 
 
 def _stored(tokenizer: ChatTokenizer, text: str) -> Transcript:
@@ -43,7 +43,7 @@ def _stored(tokenizer: ChatTokenizer, text: str) -> Transcript:
     return Transcript(text.encode(), list(encoded.ids), list(encoded.ends), len(encoded.ids))
 
 
-MESSAGES = [_said(n) for n in range(9)]
+MESSAGES = [_message(n) for n in range(9)]
 
 
 def _planned(
@@ -53,8 +53,8 @@ def _planned(
     recomputed: int = 0,
     edits: Sequence[Edit] = (),
 ) -> PromptPlan | None:
-    made = plan_prompt(tokenizer, text, stored, raw=False)
-    return plan_edited_prompt(made, stored, tokenizer.cut_texts, recomputed, edits)
+    plain = plan_prompt(tokenizer, text, stored, raw=False)
+    return plan_edited_prompt(plain, stored, tokenizer.cut_texts, recomputed, edits)
 
 
 def _check(
@@ -86,45 +86,48 @@ def _check(
     return sum(move.end - move.start for move in others)
 
 
-def test_a_message_that_is_cleared_moves_what_follows(tokenizer: ChatTokenizer) -> None:
+def test_clearing_a_message_moves_the_messages_behind_it(tokenizer: ChatTokenizer) -> None:
     """All of it, and the message's own frame."""
     stored = _stored(tokenizer, _text(MESSAGES))
-    edited = [*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _said(30)]
+    edited = [*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _message(30)]
     moved = _check(tokenizer, stored, _text(edited))
     behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
     assert moved >= behind
 
 
-def test_what_begins_as_what_was_taken_out_stays(tokenizer: ChatTokenizer) -> None:
+def test_common_beginning_with_removed_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
     """Of two messages that begin alike the earlier goes: their beginning is in its own place."""
-    alike = [f"{_said(40)} {_said(41)}", f"{_said(40)} {_said(42)}"]
-    told = [*MESSAGES[:4], alike[0], MESSAGES[4], alike[1], *MESSAGES[5:]]
-    stored = _stored(tokenizer, _text(told))
-    text = _text([*told[:4], *told[6:], _said(30)])
+    alike = [f"{_message(40)} {_message(41)}", f"{_message(40)} {_message(42)}"]
+    before = [*MESSAGES[:4], alike[0], MESSAGES[4], alike[1], *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(before))
+    text = _text([*before[:4], *before[6:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     assert plan.kept_tokens == common_prefix(plan.ids, stored.ids)
-    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _said(40)])).ids) - 10
+    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _message(40)])).ids) - 10
     _check(tokenizer, stored, text)
 
 
-def test_what_begins_as_what_is_put_in_before_it_stays(tokenizer: ChatTokenizer) -> None:
+def test_common_beginning_with_inserted_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
     """Of two messages that begin alike the later was there: its beginning is in its own place."""
-    there, put_in = f"{_said(40)} {_said(41)}", f"{_said(40)} {_said(42)} {_said(43)}"
-    told = [*MESSAGES[:4], there, *MESSAGES[4:]]
-    stored = _stored(tokenizer, _text(told))
-    text = _text([*told[:4], put_in, MESSAGES[8], *told[4:], _said(30)])
+    there, put_in = (
+        f"{_message(40)} {_message(41)}",
+        f"{_message(40)} {_message(42)} {_message(43)}",
+    )
+    before = [*MESSAGES[:4], there, *MESSAGES[4:]]
+    stored = _stored(tokenizer, _text(before))
+    text = _text([*before[:4], put_in, MESSAGES[8], *before[4:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     assert plan.kept_tokens == common_prefix(plan.ids, stored.ids)
-    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _said(40)])).ids) - 10
+    assert plan.kept_tokens > len(tokenizer.encode(_text([*MESSAGES[:4], _message(40)])).ids) - 10
     assert _check(tokenizer, stored, text) > 0
 
 
-def test_a_pair_of_messages_taken_out_moves_what_follows(tokenizer: ChatTokenizer) -> None:
+def test_removing_two_messages_moves_the_rest_without_a_hole(tokenizer: ChatTokenizer) -> None:
     """With nothing in its place there is no hole."""
     stored = _stored(tokenizer, _text(MESSAGES))
-    text = _text([*MESSAGES[:3], *MESSAGES[5:], _said(30)])
+    text = _text([*MESSAGES[:3], *MESSAGES[5:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     first, second = plan.moves
@@ -132,12 +135,12 @@ def test_a_pair_of_messages_taken_out_moves_what_follows(tokenizer: ChatTokenize
     _check(tokenizer, stored, text)
 
 
-def test_an_edit_within_a_message_costs_that_part_of_it(tokenizer: ChatTokenizer) -> None:
+def test_edit_within_a_message_recomputes_only_that_part(tokenizer: ChatTokenizer) -> None:
     """The words around it stay."""
     stored = _stored(tokenizer, _text(MESSAGES))
     words = MESSAGES[4].split()
     edited = " ".join([*words[:20], "[cut]", *words[25:]])
-    text = _text([*MESSAGES[:4], edited, *MESSAGES[5:], _said(30)])
+    text = _text([*MESSAGES[:4], edited, *MESSAGES[5:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     _, second = plan.moves
@@ -145,13 +148,15 @@ def test_an_edit_within_a_message_costs_that_part_of_it(tokenizer: ChatTokenizer
     _check(tokenizer, stored, text)
 
 
-def test_what_lies_between_two_edits_of_one_message_stays(tokenizer: ChatTokenizer) -> None:
+def test_text_between_two_edits_of_a_message_is_kept(tokenizer: ChatTokenizer) -> None:
     """A listing of which a line at its beginning and one at its end were changed."""
     lines = [f"{number} {number * 7919} {number * 104_729}" for number in range(100)]
     edited = [*lines[:3], "[cut]", *lines[4:96], "[cut too]", *lines[97:]]
-    told = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
-    stored = _stored(tokenizer, _text(told))
-    moved = _check(tokenizer, stored, _text([*told[:4], "\n".join(edited), *told[5:], _said(30)]))
+    before = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(before))
+    moved = _check(
+        tokenizer, stored, _text([*before[:4], "\n".join(edited), *before[5:], _message(30)])
+    )
     between = len(tokenizer.encode("\n".join(lines[4:96])).ids)
     behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
     assert between > 500
@@ -159,7 +164,7 @@ def test_what_lies_between_two_edits_of_one_message_stays(tokenizer: ChatTokeniz
 
 
 @pytest.mark.parametrize("wrong_bytes", [0, 7])
-def test_what_lies_between_known_edits_of_repeated_lines_stays(
+def test_repeated_lines_between_known_edits_are_kept(
     tokenizer: ChatTokenizer, wrong_bytes: int
 ) -> None:
     """No run of them is there once; from places that are not true only equal tokens are kept."""
@@ -167,7 +172,7 @@ def test_what_lies_between_known_edits_of_repeated_lines_stays(
     edited = [*lines[:3], "[cut]", *lines[4:100], "[cut]", *lines[101:150], "cut", *lines[151:]]
     whole, parts = "\n".join(lines), [*MESSAGES[:4], *MESSAGES[5:]]
     stored = _stored(tokenizer, _text([*parts[:4], whole, *parts[4:]]))
-    text = _text([*parts[:4], "\n".join(edited), *parts[4:], _said(30)])
+    text = _text([*parts[:4], "\n".join(edited), *parts[4:], _message(30)])
     begins = stored.text.index(whole.encode()) + wrong_bytes
     size = len(lines[0].encode())
     edits = [
@@ -180,21 +185,21 @@ def test_what_lies_between_known_edits_of_repeated_lines_stays(
     assert moved - lost > 0.95 * between or wrong_bytes
 
 
-def test_words_of_another_message_are_not_taken_for_it(tokenizer: ChatTokenizer) -> None:
+def test_quotation_in_another_message_is_not_matched(tokenizer: ChatTokenizer) -> None:
     """A question that quotes a result which is gone is another message."""
-    quoted = _said(20, 60)
+    quoted = _message(20, 60)
     stored = _stored(tokenizer, _text([*MESSAGES[:3], quoted]))
     text = _text([*MESSAGES[:3], "[cleared]", MESSAGES[5], f"Why {quoted}?"])
     assert _check(tokenizer, stored, text) == 0
 
 
-def test_of_many_pieces_the_longest_move(tokenizer: ChatTokenizer) -> None:
+def test_longest_pieces_move_when_there_are_too_many(tokenizer: ChatTokenizer) -> None:
     """Each costs every later token something."""
     lines = [f"{number} {number * 7919} {number * 104_729} {number}" for number in range(600)]
-    told = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
-    stored = _stored(tokenizer, _text(told))
+    before = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
+    stored = _stored(tokenizer, _text(before))
     cut = "\n".join(line if number % 2 else "x" for number, line in enumerate(lines))
-    text = _text([*told[:4], cut, *told[5:], _said(30)])
+    text = _text([*before[:4], cut, *before[5:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     assert len(plan.moves) == EDIT_MOVES_MAX
@@ -204,14 +209,16 @@ def test_of_many_pieces_the_longest_move(tokenizer: ChatTokenizer) -> None:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_edit(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
+def test_any_edit_feeds_a_fresh_encoding(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
     """Messages taken out, changed, put in, swapped, repeated: the plan feeds a fresh encoding."""
     stored = _stored(tokenizer, _text(MESSAGES))
     picked = data.draw(st.lists(st.integers(0, 14), max_size=14))
-    said = [MESSAGES[n] if n < len(MESSAGES) else _said(n, n) for n in picked]
-    said = [_changed(data, message) if data.draw(st.booleans()) else message for message in said]
+    edited = [MESSAGES[n] if n < len(MESSAGES) else _message(n, n) for n in picked]
+    edited = [
+        _changed(data, message) if data.draw(st.booleans()) else message for message in edited
+    ]
     recomputed = data.draw(st.sampled_from([0, 0, 7]))
-    _check(tokenizer, stored, _text([MESSAGES[0], *said]), recomputed)
+    _check(tokenizer, stored, _text([MESSAGES[0], *edited]), recomputed)
 
 
 def _changed(data: st.DataObject, message: str) -> str:
@@ -222,22 +229,22 @@ def _changed(data: st.DataObject, message: str) -> str:
     return " ".join(words)
 
 
-def test_recomputed_tokens_are_not_kept(tokenizer: ChatTokenizer) -> None:
+def test_tokens_to_recompute_are_not_kept(tokenizer: ChatTokenizer) -> None:
     """The first ones behind each edit."""
     stored = _stored(tokenizer, _text(MESSAGES))
-    text = _text([*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _said(30)])
+    text = _text([*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _message(30)])
     plain, some = _check(tokenizer, stored, text), _check(tokenizer, stored, text, 32)
     assert plain - some == 32
 
 
-def test_edits_at_the_very_start_keep_nothing(tokenizer: ChatTokenizer) -> None:
+def test_edit_at_the_very_start_keeps_nothing(tokenizer: ChatTokenizer) -> None:
     """What all tokens attend to most is not taken from under them."""
     stored = _stored(tokenizer, _text(MESSAGES))
     assert _check(tokenizer, stored, _text(["other", *MESSAGES[1:]])) == 0
 
 
-def test_too_little_is_not_moved(tokenizer: ChatTokenizer) -> None:
+def test_pieces_below_the_minimum_are_not_moved(tokenizer: ChatTokenizer) -> None:
     """Fewer tokens than are worth it."""
     stored = _stored(tokenizer, _text([*MESSAGES[:4], "yes"]))
     assert len(tokenizer.encode("yes").ids) < EDIT_KEPT_TOKENS_MIN
-    assert _check(tokenizer, stored, _text([*MESSAGES[:3], "yes", _said(30)])) == 0
+    assert _check(tokenizer, stored, _text([*MESSAGES[:3], "yes", _message(30)])) == 0

@@ -75,7 +75,7 @@ def talks(model, tmp_path):
             talk.end()
 
 
-def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(talks):
+def test_stop_during_traffic_completes_and_refuses_turns_as_stopping(talks):
     service, agents = talks
     assert "durable" in call(service, Stop(), Done).detail
     for talk in agents:
@@ -84,14 +84,14 @@ def test_a_stop_comes_to_an_end_while_agents_talk_and_tells_them_to_come_again(t
     assert not service.node.live_turns
 
 
-def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_path, monkeypatch):
+def test_turn_planning_its_prompt_during_stop_is_refused_as_stopping(model, tmp_path, monkeypatch):
     plan, is_planning = PromptEncoder.plan, threading.Event()
 
-    def plan_once_unwanted(self, asked, agent, text, limit):
+    def plan_once_unwanted(self, encoding, agent, text, limit):
         is_planning.set()
         while not limit.is_unwanted():
             time.sleep(0.01)
-        return plan(self, asked, agent, text, limit)
+        return plan(self, encoding, agent, text, limit)
 
     monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", 0.2)
     with running(tmp_path, model) as service:
@@ -110,7 +110,7 @@ def test_a_turn_whose_prompt_a_stop_cuts_off_is_told_to_come_again(model, tmp_pa
         assert on_loop(service, scenario()) == "stopping"
 
 
-def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
+def test_flush_during_traffic_completes_and_ends_no_turn(talks):
     service, agents = talks
     for _ in range(3):
         assert call(service, Flush(), Done).detail
@@ -121,7 +121,7 @@ def test_a_flush_comes_to_an_end_while_agents_talk_and_ends_nobodys_turn(talks):
     assert all(talk.answers >= count for talk, count in zip(agents, counts, strict=True))
 
 
-def test_a_flush_waits_for_no_turn_that_begins_behind_it(model, tmp_path):
+def test_flush_does_not_wait_for_later_turns(model, tmp_path):
     with running(tmp_path, model) as service:
 
         async def scenario():
@@ -129,7 +129,7 @@ def test_a_flush_waits_for_no_turn_that_begins_behind_it(model, tmp_path):
             before = node.turns.serve(request("before", 40))
             await anext(before)
             flushing = asyncio.ensure_future(node.live_turns.quiesce(60.0))
-            await asyncio.sleep(0)  # it looks who runs
+            await asyncio.sleep(0)  # it collects the running turns
             behind = node.turns.serve(request("behind", 2_000))
             await anext(behind)
             assert [event async for event in before][-1].event == "finished"
@@ -141,7 +141,7 @@ def test_a_flush_waits_for_no_turn_that_begins_behind_it(model, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path, monkeypatch):
+def test_flush_wait_for_a_long_turn_is_bounded_and_reported(model, tmp_path, monkeypatch):
     monkeypatch.setattr(control_calls, "FLUSH_WAIT_S", 0.05)
     with running(tmp_path, model) as service:
 
@@ -149,8 +149,8 @@ def test_a_flush_waits_for_a_long_turn_only_so_long_and_says_so(model, tmp_path,
             events = service.node.turns.serve(request("long", 2_000))
             assert isinstance(await anext(events), Admitted)
             (running_turn,) = service.node.live_turns
-            said = await asyncio.wrap_future(service.control(encode_call(Flush())))
-            assert b"1 turns still run" in said
+            reply = await asyncio.wrap_future(service.control(encode_call(Flush())))
+            assert b"1 turns still run" in reply
             assert not running_turn.task.done()
             seen = [event async for event in events]
             assert isinstance(seen[-1], Finished)
@@ -169,8 +169,8 @@ def on_loop(service, work):
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(240)
 
 
-async def let_go(alive):
-    """Say whether it is gone; threads let go of it when they are through with their step."""
+async def is_released(alive):
+    """Say whether `alive` refers to nothing; threads drop it at the end of their step."""
     for _ in range(100):
         if alive() is None:
             return True
@@ -178,7 +178,7 @@ async def let_go(alive):
     return False
 
 
-def test_a_reader_that_has_not_come_to_the_end_keeps_no_memory(model, tmp_path):
+def test_unread_stream_of_finished_turn_holds_no_cache(model, tmp_path):
     """What the turn computed on is the agent's then, and may be cooled."""
     with running(tmp_path, model) as service:
 
@@ -192,14 +192,14 @@ def test_a_reader_that_has_not_come_to_the_end_keeps_no_memory(model, tmp_path):
             cache = weakref.ref(agent.cache)
             node.tiers.hot.make_room(agent.hot_bytes)
             assert agent.cache is None
-            is_gone = await let_go(cache)
+            is_gone = await is_released(cache)
             assert isinstance([event async for event in events][-1], Finished)
             return is_gone
 
         assert on_loop(service, scenario())
 
 
-def test_a_turn_that_fails_is_gone_once_its_error_is_read(model, tmp_path):
+def test_failed_turn_is_freed_once_its_error_is_read(model, tmp_path):
     """Not only after a collection: its error's traceback knows all that it had."""
     with running(tmp_path, model) as service:
 
@@ -213,7 +213,7 @@ def test_a_turn_that_fails_is_gone_once_its_error_is_read(model, tmp_path):
             with suppress(FabricError):
                 await first
             del first, events
-            return await let_go(alive)
+            return await is_released(alive)
 
         gc.disable()
         try:
@@ -223,7 +223,7 @@ def test_a_turn_that_fails_is_gone_once_its_error_is_read(model, tmp_path):
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_a_turn_that_fails_keeps_no_memory_while_nobody_reads_why(model, tmp_path, hangs_up):
+def test_failed_turn_holds_no_cache_while_its_stream_is_unread(model, tmp_path, hangs_up):
     with running(tmp_path, model) as service:
 
         async def scenario():
@@ -241,7 +241,7 @@ def test_a_turn_that_fails_keeps_no_memory_while_nobody_reads_why(model, tmp_pat
             )
             await node.moves.source.release(release)
             await asyncio.wait_for(asyncio.wait([task]), 60)
-            is_gone = await let_go(cache)
+            is_gone = await is_released(cache)
             assert hangs_up or isinstance([event async for event in events][-1], Failed)
             return is_gone, node.live_turns.fenced_count
 
@@ -252,7 +252,7 @@ def test_a_turn_that_fails_keeps_no_memory_while_nobody_reads_why(model, tmp_pat
             gc.enable()
 
 
-def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_path, monkeypatch):
+def test_slow_reader_sees_no_gap_and_no_success(model, tmp_path, monkeypatch):
     monkeypatch.setattr(turn, "STREAM_EVENTS_MAX", 8)
     with running(tmp_path, model) as service:
         whole = ask(service, WORDS, agent="calm", max_tokens=8, ignore_eos=True)
@@ -280,7 +280,9 @@ def test_a_reader_that_falls_behind_reads_no_hole_and_no_good_end(model, tmp_pat
 
 
 @pytest.mark.parametrize(("wait_s", "ends_whole"), [(60.0, True), (0.2, False)])
-def test_a_stop_lets_turns_end_for_a_while(model, tmp_path, monkeypatch, wait_s, ends_whole):
+def test_stop_waits_a_bounded_time_for_running_turns(
+    model, tmp_path, monkeypatch, wait_s, ends_whole
+):
     monkeypatch.setattr(control_calls, "NODE_STOP_WAIT_S", wait_s)
     with running(tmp_path, model) as service:
 

@@ -38,7 +38,7 @@ async def streamed(node, epoch, admitted):
     return events
 
 
-def test_a_turn_in_progress_is_never_acknowledged(tmp_path, model):
+def test_running_turn_of_lost_agent_is_never_acknowledged(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
 

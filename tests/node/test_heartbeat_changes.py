@@ -101,7 +101,7 @@ def like(link):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_routers_have_the_view_whatever_answers_are_lost(seed):
+def test_routers_follow_the_view_despite_lost_answers(seed):
     node, routers = Node(seed), [Router(), Router(), Router()]
     for _ in range(60):
         for _ in range(node.draw.choice([1, 1, VIEWS_KEPT_MAX])):
@@ -116,7 +116,7 @@ def test_routers_have_the_view_whatever_answers_are_lost(seed):
                 assert [like(x) for x in router.view.links] == [like(x) for x in node.links.views()]
 
 
-def test_an_unchanged_view_stays_the_same_object():
+def test_unchanged_view_stays_the_same_object():
     node, router = Node(peers=16), Router()
     router.take(node.answer(router.call()), None)
     before = router.view
@@ -127,7 +127,7 @@ def test_an_unchanged_view_stays_the_same_object():
     assert len(before.links) == 32
 
 
-def test_an_unchanged_node_sends_300_bytes_whatever_its_peers():
+def test_unchanged_node_sends_at_most_300_bytes_with_any_peers():
     for peers in (0, 3, 64):
         node, router = Node(peers=peers), Router()
         node.view = replace(node.view, scrubbed_bytes=10**12)
@@ -176,12 +176,12 @@ def agent_view(**changes):
         {"settings": AgentSettings(), "tiers": ()},
     ],
 )
-def test_rows_say_what_maps_do(changes):
+def test_agent_rows_round_trip(changes):
     row = unpack(AgentRow, pack(AgentRow.of(AgentSketch(agent_view(**changes), (1, 2), 7, (3, 4)))))
     assert row.listed() == AgentSketch(agent_view(**changes), (1, 2), 7, (3, 4))
 
 
-def test_other_rows_are_refused():
+def test_malformed_rows_are_refused():
     raw = to_row(agent_view())
     assert from_row(AgentView, raw) == agent_view()
     assert len(raw) < len(AgentView.__slots__), "without what has its default"
@@ -223,7 +223,7 @@ def chained(draw, pieces=(), more=3):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lists_of_changes_have_every_sketch(seed):
+def test_change_lists_reproduce_every_sketch(seed):
     draw, listed, real = random.Random(seed), Listed(), {}
     for _ in range(120):
         agent = f"agent-{draw.randrange(4)}"
@@ -240,7 +240,7 @@ def test_lists_of_changes_have_every_sketch(seed):
 
 
 @pytest.mark.parametrize("pieces_count", [10, 1_000, 8_000])
-def test_a_turn_adds_400_bytes_however_long_the_conversation(pieces_count):
+def test_turn_adds_at_most_400_bytes_at_any_conversation_length(pieces_count):
     draw, listed = random.Random(1), Listed()
     sketch = chained(draw, more=pieces_count)
     listed.sketch(KEY[1], sketch)
@@ -270,7 +270,7 @@ def test_a_turn_adds_400_bytes_however_long_the_conversation(pieces_count):
     assert beat + len(encode_reply(reply)) <= 400
 
 
-def test_other_columns_are_refused_by_their_code():
+def test_unknown_columns_are_refused_with_their_own_code():
     listed = Listed()
     with pytest.raises(RejectedError) as caught:
         list_changes(NODE, 1, listed.table, ListChanges(1, 0, COLUMNS + 1))

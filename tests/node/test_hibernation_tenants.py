@@ -18,7 +18,7 @@ HELLO = [{"role": "user", "content": "the cat sat on the mat. " * 60}]
 
 
 @pytest.mark.nightly
-def test_one_tenants_dripping_files_leave_places_to_others(tmp_path, monkeypatch):
+def test_slow_uploads_of_one_tenant_leave_slots_for_others(tmp_path, monkeypatch):
     model = str(write_model(tmp_path / "llama", LLAMA))
     with running(tmp_path, model) as service:
         ask(service, HELLO, agent="alice", max_tokens=4)
@@ -27,7 +27,7 @@ def test_one_tenants_dripping_files_leave_places_to_others(tmp_path, monkeypatch
 
     assert len(slow) == HIBERNATIONS_MAX // 2
     assert {*refused, mine} == {(429, "overloaded")}
-    assert theirs[0] == 409, "it got its turn: the file is another tenant's"
+    assert theirs[0] == 409, "it was admitted: the file is another tenant's"
     assert slow == [(408, "upload_stalled")] * len(slow)
 
 
@@ -62,7 +62,7 @@ def _flood(service, file, monkeypatch):
     return asyncio.run(asyncio.wait_for(flood(), 60))
 
 
-def test_no_tenant_sees_what_another_resumed(tmp_path):
+def test_resumed_agent_is_visible_to_its_own_tenant_only(tmp_path):
     model = str(write_model(tmp_path / "llama", LLAMA))
     stranger = TenantId("stranger")
     with running(tmp_path, model) as service:

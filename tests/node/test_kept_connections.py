@@ -76,7 +76,7 @@ def has_ended(sock):
         return True
 
 
-async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch):
+async def test_strangers_do_not_displace_kept_connections(tmp_path, monkeypatch):
     monkeypatch.setattr("node.http.routes.SLOTS", FEW)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.2)
@@ -96,7 +96,7 @@ async def test_no_stranger_takes_a_kept_connections_place(tmp_path, monkeypatch)
         assert linked.opened == first
 
 
-async def test_a_node_that_stops_ends_them_and_its_successor_is_reached(tmp_path):
+async def test_stopping_node_closes_kept_connections_and_successor_is_reached(tmp_path):
     async with Linked(tmp_path) as linked:
         async with linked.node() as service:
             linked.link.http_url = service.node.resources.endpoint.url

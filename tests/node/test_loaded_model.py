@@ -30,7 +30,7 @@ SPEC = fit_engine(build_model(LLAMA), KvBits()).spec
         (backend, "current", lambda: backend.METAL),
     ],
 )
-def test_other_code_makes_other_caches(
+def test_fingerprint_depends_on_code_versions(
     owner: object, name: str, value: object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same files under other code get a folder of their own."""
@@ -41,7 +41,7 @@ def test_other_code_makes_other_caches(
     assert fingerprint(folder, SPEC) != before
 
 
-def test_other_files_make_other_caches(folder: Path) -> None:
+def test_fingerprint_depends_on_model_files(folder: Path) -> None:
     """Weights, tokenizer and config each count."""
     before = fingerprint(folder, SPEC)
     seen = {before}

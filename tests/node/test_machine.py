@@ -25,7 +25,7 @@ from node.machine import (
         (4, Pressure.CRITICAL),
     ],
 )
-def test_levels_of_macos(level, pressure):
+def test_macos_pressure_levels_are_mapped(level, pressure):
     assert pressure_of_level(level) is pressure
 
 
@@ -38,7 +38,7 @@ def test_levels_of_macos(level, pressure):
         (95.5, 40.12, Pressure.CRITICAL),
     ],
 )
-def test_stalls_of_linux(some, full, pressure):
+def test_linux_stalls_are_mapped_to_pressure(some, full, pressure):
     text = (
         f"some avg10={some:.2f} avg60=99.00 avg300=99.00 total=123\n"
         f"full avg10={full:.2f} avg60=99.00 avg300=99.00 total=123\n"
@@ -47,12 +47,12 @@ def test_stalls_of_linux(some, full, pressure):
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "some avg10=", "some avg60=99.0"])
-def test_what_cannot_be_read_is_no_pressure(text):
+def test_unreadable_stalls_mean_normal_pressure(text):
     assert pressure_of_stalls(text) is Pressure.NORMAL
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="reads a file of Linux")
-def test_a_system_that_counts_no_stalls_has_no_pressure(tmp_path, monkeypatch):
+def test_system_without_stall_file_has_normal_pressure(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "STALLS", tmp_path / "none")
     assert memory_pressure() is Pressure.NORMAL
 
@@ -62,11 +62,11 @@ def test_a_system_that_counts_no_stalls_has_no_pressure(tmp_path, monkeypatch):
 
 @pytest.mark.mac
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: sysctlbyname")
-def test_macos_says_a_level():
+def test_macos_reports_a_pressure_level():
     assert machine._read_level() in {1, 2, 4}
 
 
-def test_a_machine_that_does_not_say_how_hot_it_is_counts_as_cool():
+def test_machine_without_thermal_state_counts_as_nominal():
     assert machine.thermal_state("linux") == "nominal"
 
 
@@ -81,7 +81,7 @@ def test_a_machine_that_does_not_say_how_hot_it_is_counts_as_cool():
         (9, "critical"),
     ],
 )
-def test_thermal_states_of_macos(monkeypatch, number, state):
+def test_macos_thermal_states_are_mapped(monkeypatch, number, state):
     monkeypatch.setattr(machine, "_read_thermal_state", lambda: number)
 
     assert machine.thermal_state("darwin") == state
@@ -89,7 +89,7 @@ def test_thermal_states_of_macos(monkeypatch, number, state):
 
 @pytest.mark.mac
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: NSProcessInfo, QoS classes")
-def test_macos_says_how_hot_it_is_and_takes_a_qos_class():
+def test_macos_reports_thermal_state_and_accepts_qos_class():
     assert machine.thermal_state() in machine.THERMAL_STATES
     assert machine.ask_for_fast_cores()
 
@@ -98,7 +98,7 @@ def test_other_systems_have_no_qos_class():
     assert not machine.ask_for_fast_cores("linux")
 
 
-def test_a_containers_limit_counts_as_ram(tmp_path):
+def test_container_limit_caps_ram(tmp_path):
     installed_bytes = ram_bytes(tmp_path / "none")
     limit = tmp_path / "memory.max"
 

@@ -1,4 +1,4 @@
-"""What a model's own files say reaches the turns of a node, and the state that it reports."""
+"""Defaults in a model's own files reach the turns of a node, and its reported state."""
 
 import json
 
@@ -27,7 +27,7 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def test_a_node_reports_the_defaults_and_ends_where_the_template_does(tmp_path, model):
+def test_node_reports_sampling_defaults_and_stops_at_template_end(tmp_path, model):
     own = SamplingSettings(top_k=5, min_p=0.1)
     with running(tmp_path, model, sampling=own) as service:
         view = call(service, Describe(), NodeView)
@@ -44,6 +44,6 @@ def test_a_node_reports_the_defaults_and_ends_where_the_template_does(tmp_path, 
     assert free.finished.reason is FinishReason.LENGTH
 
 
-def test_a_node_without_defaults_says_what_earlier_versions_said(tmp_path):
+def test_node_without_defaults_reports_no_sampling(tmp_path):
     with running(tmp_path, str(write_model(tmp_path / "plain", ONE_LAYER))) as service:
         assert call(service, Describe(), NodeView).sampling is None

@@ -40,23 +40,23 @@ async def post(service, keys, context, name=MEMBER_NAME):
     headers = {CLUSTER_HEADER: secret, "x-macfabric-node": "another"}
     async with NodeHttp(context) as http:
         try:
-            asked = await http.post(
+            response = await http.post(
                 service.node.resources.endpoint.url, CONTROL_PATH, b"", headers, name
             )
-            asked.close()
-            return asked.status
+            response.close()
+            return response.status
         finally:
             await asyncio.sleep(0.1)  # asyncio closes a connection that TLS ended a little later
 
 
 @pytest.mark.anyio
-async def test_a_member_is_served(service, keys):
+async def test_member_is_served(service, keys):
     assert service.node.resources.endpoint.url.startswith("https://")
     assert await post(service, keys, read_router_keys(keys).node_facing()) == 421  # another node
 
 
-def test_no_answer_waits_for_an_acknowledgement(service, keys):
-    """Nagle's delay behind a handshake's last words cost a call in haste 40 ms."""
+def test_tls_sends_without_nagle_or_session_tickets(service, keys):
+    """Nagle's delay behind the end of a handshake cost a control call 40 ms."""
     (listener,) = [s for server in service._server.servers for s in server.sockets]
 
     assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -65,7 +65,7 @@ def test_no_answer_waits_for_an_acknowledgement(service, keys):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("shows", ["nothing", "another authority's"])
-async def test_a_stranger_is_refused_even_with_the_secret(service, keys, tmp_path, shows):
+async def test_stranger_with_the_secret_is_refused(service, keys, tmp_path, shows):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(keys / "ca.pem")
     if shows != "nothing":
@@ -77,7 +77,7 @@ async def test_a_stranger_is_refused_even_with_the_secret(service, keys, tmp_pat
 
 
 @pytest.mark.anyio
-async def test_clear_text_is_refused(service, keys):
+async def test_clear_text_request_is_refused(service, keys):
     url = service.node.resources.endpoint.url.replace("https://", "http://")
     async with NodeHttp() as http:
         answer = await http.post(url, CONTROL_PATH, b"", {})
@@ -87,13 +87,13 @@ async def test_clear_text_is_refused(service, keys):
 
 
 @pytest.mark.anyio
-async def test_a_node_of_another_fabric_is_refused(service, keys, tmp_path):
+async def test_node_of_another_fabric_is_refused(service, keys, tmp_path):
     other = make_keys(tmp_path).path
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await post(service, keys, read_router_keys(other).node_facing())
 
 
-def test_copies_of_one_folder_have_one_digest_and_others_another(keys, tmp_path):
+def test_key_digest_identifies_the_fabric(keys, tmp_path):
     other = make_keys(tmp_path).path
 
     assert read_keys(keys).digest == read_keys(keys).digest
@@ -102,7 +102,7 @@ def test_copies_of_one_folder_have_one_digest_and_others_another(keys, tmp_path)
 
 
 @pytest.mark.parametrize("name", [CLUSTER_KEY, MEMBER_KEY])
-def test_keys_that_others_may_read_are_refused(tmp_path, name):
+def test_keys_readable_by_others_are_refused(tmp_path, name):
     keys = make_keys(tmp_path).path
     (keys / name).chmod(0o640)
 
@@ -110,6 +110,6 @@ def test_keys_that_others_may_read_are_refused(tmp_path, name):
         read_keys(keys)
 
 
-def test_missing_keys_say_what_makes_them(tmp_path):
+def test_error_for_missing_keys_names_the_create_command(tmp_path):
     with pytest.raises(FatalError, match="certs create"):
         read_keys(tmp_path)

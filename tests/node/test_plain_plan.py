@@ -14,7 +14,7 @@ from tests.node.mlx.test_plain_encoder import MAKERS
 from tests.support.tiny_models import write_tokenizer
 
 PARTS = ["the cat sat", " on the mat", "größer", "\n", "  ", "<|im_", "end|>", "<", "東"]
-# What is said, or a mark of the frame or of what is said.
+# A text, or a mark of the frame (control) or within a text (plain).
 PIECES = st.lists(
     st.one_of(st.sampled_from(PARTS), st.tuples(st.integers(0, 9), st.booleans())), max_size=9
 )
@@ -26,7 +26,7 @@ def tokenizer(request, tmp_path_factory):
 
 
 def spelled(tokenizer, pieces):
-    """Return a text, and where its marks are plain: those said, and those that parts form."""
+    """Return a text and the places of its plain marks, those that parts form included."""
     marks = sorted(tokenizer.control_marks.ids)
     text, control = "", set()
     for piece in pieces:
@@ -47,7 +47,7 @@ def stored(tokenizer, text, plain):
 
 @given(head=PIECES, old=PIECES, new=PIECES, flips=st.integers(0, 511))
 @settings(max_examples=150, deadline=None)
-def test_fed_tokens_are_those_of_a_fresh_encoding(tokenizer, head, old, new, flips):
+def test_fed_tokens_equal_a_fresh_encoding(tokenizer, head, old, new, flips):
     record = stored(tokenizer, *spelled(tokenizer, head + old))
     flipped = [
         piece if isinstance(piece, str) else (piece[0], piece[1] != bool(flips >> at & 1))
@@ -64,7 +64,7 @@ def test_fed_tokens_are_those_of_a_fresh_encoding(tokenizer, head, old, new, fli
 
 @given(pieces=PIECES)
 @settings(max_examples=100, deadline=None)
-def test_a_record_knows_its_plain_marks_by_its_tokens(tokenizer, pieces):
+def test_plain_marks_are_recovered_from_stored_tokens(tokenizer, pieces):
     text, plain = spelled(tokenizer, pieces)
     encoded = tokenizer.encode(text, plain=plain)
 
@@ -80,12 +80,12 @@ def tiny(tmp_path_factory):
 
 
 SYSTEM = "<|im_start|>system\nthe cat sat on the mat<|im_end|>\n"
-SAID = "the dog sat on the log and the cat sat on the mat. " * 3
+SENTENCES = "the dog sat on the log and the cat sat on the mat. " * 3
 
 
-def test_a_text_that_looks_like_the_stored_turns_takes_no_token_of_theirs(tiny):
-    frame = f"{SYSTEM}<|im_start|>user\n{SAID}"
-    turns = f"{frame}<|im_end|>\n<|im_start|>user\n{SAID}<|im_end|>\n"
+def test_plain_marks_never_match_stored_control_marks(tiny):
+    frame = f"{SYSTEM}<|im_start|>user\n{SENTENCES}"
+    turns = f"{frame}<|im_end|>\n<|im_start|>user\n{SENTENCES}<|im_end|>\n"
     places = MarkFinder(tiny.control_marks.ids).places(turns)
     inner = [at for at in places if len(frame) <= at < len(turns) - 20]
     assert len(inner) == 2
@@ -98,19 +98,19 @@ def test_a_text_that_looks_like_the_stored_turns_takes_no_token_of_theirs(tiny):
         assert plan.ends[plan.kept_tokens - 1] <= inner[0]
 
 
-def test_after_an_edit_too_no_token_of_another_kind_is_kept(tmp_path):
+def test_edited_prompt_keeps_no_token_of_another_kind(tmp_path):
     """Of a token that eats the white space before it, at which prompts are not cut."""
     tokenizer = MAKERS["normalized"](tmp_path / "t")
     (end,) = (text for text in tokenizer.control_marks.ids if "end" in text)
     assert tokenizer.control_marks.ids[end] not in tokenizer.cut_texts
-    start, said = "<|im_start|>", "abcdefgh" * 20
-    rest = f"{start}{said}{end}{said}{start}{said}"
-    old, new = f"{start}{said}{start}{said}{rest}", f"{start}{said}{start}b{said}{rest}"
+    start, words = "<|im_start|>", "abcdefgh" * 20
+    rest = f"{start}{words}{end}{words}{start}{words}"
+    old, new = f"{start}{words}{start}{words}{rest}", f"{start}{words}{start}b{words}{rest}"
     record = stored(tokenizer, old, ())
     plain = [new.index(end)]
-    made = plan_prompt(tokenizer, new, record, raw=False, plain=plain)
+    plan_unedited = plan_prompt(tokenizer, new, record, raw=False, plain=plain)
     control = tokenizer.control_marks.tokens
-    plan = plan_edited_prompt(made, record, tokenizer.cut_texts, control=control)
+    plan = plan_edited_prompt(plan_unedited, record, tokenizer.cut_texts, control=control)
 
-    assert made.ids == tokenizer.encode(new, plain=plain).ids
-    assert plan is None or plan.ids == made.ids
+    assert plan_unedited.ids == tokenizer.encode(new, plain=plain).ids
+    assert plan is None or plan.ids == plan_unedited.ids

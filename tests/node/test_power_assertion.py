@@ -61,16 +61,16 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path, monkeypatch):
-    made = Bench(tmp_path, monkeypatch)
-    yield made
-    made.power._release()
+    rig = Bench(tmp_path, monkeypatch)
+    yield rig
+    rig.power._release()
 
 
-def test_the_display_may_go_dark():
+def test_assertion_lets_the_display_sleep():
     assert caffeinate_command(42) == ["/usr/bin/caffeinate", "-i", "-s", "-m", "-w", "42"]
 
 
-async def test_it_is_held_while_there_is_work_and_some_seconds_longer(bench):
+async def test_assertion_is_held_during_work_and_some_seconds_longer(bench):
     await bench.step()
     assert not bench.power.is_held
     bench.is_busy = True
@@ -89,7 +89,7 @@ async def test_it_is_held_while_there_is_work_and_some_seconds_longer(bench):
     assert bench.power.is_held, "at once, whenever it was given back"
 
 
-async def test_one_that_ends_by_itself_is_started_again_but_not_all_the_time(bench):
+async def test_crashed_program_is_restarted_after_a_delay(bench):
     bench.is_busy = True
     await bench.step()
     bench.power._process.kill()
@@ -100,7 +100,7 @@ async def test_one_that_ends_by_itself_is_started_again_but_not_all_the_time(ben
     assert bench.power.is_held
 
 
-async def test_a_mac_without_the_program_is_told_in_the_log_and_serves_on(bench, caplog):
+async def test_missing_program_is_logged_once_and_node_keeps_serving(bench, caplog):
     bench.program.unlink()
     bench.is_busy = True
     for _ in range(5):
@@ -110,7 +110,7 @@ async def test_a_mac_without_the_program_is_told_in_the_log_and_serves_on(bench,
     assert "No such file" in message
 
 
-async def test_its_loop_gives_it_back_at_the_end(bench):
+async def test_stop_releases_the_assertion(bench):
     bench.is_busy = True
     bench.power.start()
     await bench.until_started()
@@ -120,7 +120,7 @@ async def test_its_loop_gives_it_back_at_the_end(bench):
     assert not bench.power.is_held
 
 
-def test_a_node_holds_it_from_a_turn_on_until_it_stops(tmp_path, monkeypatch):
+def test_node_holds_assertion_from_first_turn_until_stop(tmp_path, monkeypatch):
     bench = Bench(tmp_path, monkeypatch)
     on_macos = partial(PowerAssertion, platform="darwin")
     monkeypatch.setattr(service_module, "PowerAssertion", on_macos)
@@ -135,7 +135,7 @@ def test_a_node_holds_it_from_a_turn_on_until_it_stops(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the program")
-async def test_other_systems_start_nothing(bench):
+async def test_other_systems_start_no_program(bench):
     other = PowerAssertion(lambda: True, lambda: 0.0, bench._note_failed_round)
     other.start()
     await asyncio.sleep(0.05)

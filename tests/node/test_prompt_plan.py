@@ -40,7 +40,7 @@ def plan(tokenizer: ChatTokenizer, text: str, record: Transcript) -> PromptPlan:
 TURN = "<|im_start|>user\nthe cat sat on the mat, größer 東京<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_nothing_stored(tokenizer: ChatTokenizer) -> None:
+def test_empty_record_keeps_nothing(tokenizer: ChatTokenizer) -> None:
     """A first prompt keeps nothing and feeds its own encoding."""
     got = plan(tokenizer, TURN, EMPTY_TRANSCRIPT)
 
@@ -49,7 +49,7 @@ def test_nothing_stored(tokenizer: ChatTokenizer) -> None:
     assert got.ids == tokenizer.encode(TURN).ids
 
 
-def test_exact_keeps_everything(tokenizer: ChatTokenizer) -> None:
+def test_exact_repeat_keeps_every_token(tokenizer: ChatTokenizer) -> None:
     """The same prompt again keeps all its tokens and drops the old answer."""
     got = plan(tokenizer, TURN, stored(tokenizer, TURN, "the dog<|im_end|>"))
 
@@ -57,7 +57,7 @@ def test_exact_keeps_everything(tokenizer: ChatTokenizer) -> None:
     assert got.kept_tokens == len(tokenizer.encode(TURN).ids)
 
 
-def test_extend_keeps_the_answers_own_tokens(tokenizer: ChatTokenizer) -> None:
+def test_extension_keeps_the_tokens_the_answer_was_sampled_with(tokenizer: ChatTokenizer) -> None:
     """An answer keeps the tokens it was generated with, canonical or not."""
     answer_ids = [
         *tokenizer.encode("the").ids,
@@ -94,7 +94,7 @@ def test_answer_cut_by_a_limit_extends(tokenizer: ChatTokenizer) -> None:
     assert got.kept_tokens == len(record.ids)
 
 
-def test_no_cut_inside_an_answer_that_goes_on(tokenizer: ChatTokenizer) -> None:
+def test_continued_answer_is_not_cut_inside_a_word(tokenizer: ChatTokenizer) -> None:
     """Text that continues an answer mid-word is re-encoded as a whole word."""
     record = stored(tokenizer, TURN, "the cat sa")
     longer = TURN + "the cat sat on the mat<|im_end|>\n"
@@ -124,7 +124,7 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 @given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 200))
 @settings(max_examples=300, deadline=None)
-def test_fed_tokens_are_those_of_a_cold_run(
+def test_fed_tokens_equal_those_of_a_cold_run(
     tokenizer: ChatTokenizer, head: str, old: str, new: str, cut: int
 ) -> None:
     """Any prompt against any record, cut anywhere, feeds a fresh encoding's tokens."""

@@ -49,8 +49,10 @@ def keys(tmp_path_factory):
 def start(tmp_path, keys):
     def started(model):
         folder = str(tmp_path / "node-a")
-        given = str(keys.folder), keys.digest
-        return NodeActor(pack(NodeStart("node-a", folder, model, "127.0.0.1", *given, SETTINGS)))
+        key_arguments = str(keys.folder), keys.digest
+        return NodeActor(
+            pack(NodeStart("node-a", folder, model, "127.0.0.1", *key_arguments, SETTINGS))
+        )
 
     return started
 
@@ -74,9 +76,7 @@ def engines():
 
 
 @pytest.mark.parametrize("trouble", ["locked by the one before", "full"])
-def test_a_start_that_fails_for_a_passing_reason_is_tried_again(
-    model, tmp_path, monkeypatch, start, trouble
-):
+def test_start_failing_temporarily_is_retried(model, tmp_path, monkeypatch, start, trouble):
     with running(tmp_path, model):
         pass
     before = len(engines())
@@ -98,18 +98,18 @@ def test_a_start_that_fails_for_a_passing_reason_is_tried_again(
     ask(actor, Stop(), Done)
 
 
-def test_a_start_that_was_told_wrongly_is_tried_again_ever_later_until_it_is_mended(
+def test_start_with_bad_settings_is_retried_with_backoff_until_mended(
     model, tmp_path, start, caplog
 ):
     before = len(engines())
     later = tmp_path / "later"
     actor = start(str(later))
-    until(actor, lambda _: len(waits_told(caplog)) > 1)
+    until(actor, lambda _: len(logged_waits(caplog)) > 1)
     failed = until(actor, lambda reply: reply.code == "start_failed")
     assert isinstance(failed, ErrorReply)
     assert str(later) in failed.message
-    assert waits_told(caplog)[:2] == ["0.3 s", "0.6 s"]
-    assert 0.0 <= failed.retry_after_s <= float(waits_told(caplog)[-1].removesuffix(" s"))
+    assert logged_waits(caplog)[:2] == ["0.3 s", "0.6 s"]
+    assert 0.0 <= failed.retry_after_s <= float(logged_waits(caplog)[-1].removesuffix(" s"))
     later.symlink_to(model)
     view = until(actor, lambda reply: isinstance(reply, NodeView))
     assert view.self_test.passed
@@ -117,17 +117,17 @@ def test_a_start_that_was_told_wrongly_is_tried_again_ever_later_until_it_is_men
     ask(actor, Stop(), Done)
 
 
-def waits_told(caplog):
-    told = [each.getMessage() for each in caplog.records]
-    return [text.rpartition("again in ")[2] for text in told if "did not start" in text]
+def logged_waits(caplog):
+    messages = [each.getMessage() for each in caplog.records]
+    return [text.rpartition("again in ")[2] for text in messages if "did not start" in text]
 
 
-def test_waits_double_up_to_a_limit():
+def test_retry_waits_double_up_to_a_limit():
     waits = BackOff(first_s=5.0, longest_s=30.0)
     assert [waits.next_s() for _ in range(5)] == [5.0, 10.0, 20.0, 30.0, 30.0]
 
 
-def test_starts_on_a_full_drive_are_counted_all_the_same(tmp_path, monkeypatch):
+def test_incarnations_stay_unique_on_a_full_drive(tmp_path, monkeypatch):
     folder = tmp_path / "node-a"
     first = next_incarnation(folder)
     assert next_incarnation(folder) == first + 1

@@ -15,13 +15,13 @@ def address():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_join_that_ray_gives_up_is_tried_again(address, monkeypatch):
+def test_join_is_retried_when_ray_times_out(address, monkeypatch):
     monkeypatch.setattr(ray_connection, "JOIN_POLL_S", 0.0)
-    tries, reports = [], []
+    attempts, reports = [], []
 
     def init(**options):
-        tries.append(options["address"])
-        if len(tries) < 3:
+        attempts.append(options["address"])
+        if len(attempts) < 3:
             message = "The current node timed out during startup.\nmore"
             raise Exception(message)  # noqa: TRY002 - what Ray raises
 
@@ -29,12 +29,12 @@ def test_a_join_that_ray_gives_up_is_tried_again(address, monkeypatch):
 
     ray_connection.connect(address, time.monotonic() + 60.0, reports.append)
 
-    assert tries == [address] * 3
+    assert attempts == [address] * 3
     assert len(reports) == 1, "one report of one wait"
     assert "timed out during startup" in reports[0]
 
 
-def test_a_join_that_fails_until_the_deadline_gives_the_reason(address, monkeypatch):
+def test_join_failing_until_deadline_reports_the_reason(address, monkeypatch):
     def init(**_options):
         message = "no tables"
         raise RuntimeError(message)
@@ -45,7 +45,7 @@ def test_a_join_that_fails_until_the_deadline_gives_the_reason(address, monkeypa
         ray_connection.connect(address, time.monotonic())
 
 
-def test_a_port_where_nothing_listens_is_named():
+def test_port_without_listener_is_named():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     reports = []

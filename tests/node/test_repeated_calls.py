@@ -36,13 +36,13 @@ def nodes(tmp_path):
 def twice(service, message, kind):
     """Both answers to a call that comes again at once."""
     raw = encode_call(message)
-    asked = [service.control(raw), service.control(raw)]
-    answers = [decode_reply(kind, each.result(CALL_S)) for each in asked]
+    pending = [service.control(raw), service.control(raw)]
+    answers = [decode_reply(kind, each.result(CALL_S)) for each in pending]
     assert not [each for each in answers if isinstance(each, ErrorReply)]
     return answers
 
 
-def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
+def test_concurrent_duplicate_calls_get_the_same_answer(nodes):
     source, target = nodes
     epoch = ask(source, MESSAGES, agent="kim").admitted.epoch
     offer = call(source, OfferMigration(TENANT, KIM, epoch, MOVE, B), Offer)
@@ -59,7 +59,7 @@ def test_calls_that_arrive_twice_at_once_are_answered_alike(nodes):
     assert ask(target, more, agent="kim", epoch=epoch + 1).admitted.epoch == epoch + 1
 
 
-def test_a_move_undone_twice_at_once_lets_go_of_lost_blocks_once(nodes, tmp_path):
+def test_concurrent_duplicate_aborts_release_lost_blocks_once(nodes, tmp_path):
     source, _ = nodes
     epoch = ask(source, MESSAGES, agent="kim").admitted.epoch
     call(source, OfferMigration(TENANT, KIM, epoch, MOVE, B), Offer)

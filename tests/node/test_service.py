@@ -34,11 +34,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeService]:
     """Run one node for the module."""
-    with running(tmp_path_factory.mktemp("node"), model, tries_everything=True) as made:
-        yield made
+    with running(tmp_path_factory.mktemp("node"), model, tries_everything=True) as node_service:
+        yield node_service
 
 
-def test_self_test_brought_an_agent_back(service: NodeService) -> None:
+def test_self_test_restores_an_agent_and_cleans_up(service: NodeService) -> None:
     """The node proved its own restore path when it started, and cleaned up after it."""
     assert service.node.background.self_tests.found.passed, (
         service.node.background.self_tests.found.detail
@@ -46,7 +46,7 @@ def test_self_test_brought_an_agent_back(service: NodeService) -> None:
     assert not [a for a in service.node.resources.table if a.manifest.tenant == "_selftest"]
 
 
-def test_its_speed_is_known_before_anybody_asks(model: str, tmp_path: Path) -> None:
+def test_prefill_speed_is_measured_before_the_first_turn(model: str, tmp_path: Path) -> None:
     """Turns are placed by it; a node of unknown speed would get none, or all."""
     with running(tmp_path, model, tries_everything=True) as service:
         view = service.node.view()
@@ -56,7 +56,7 @@ def test_its_speed_is_known_before_anybody_asks(model: str, tmp_path: Path) -> N
     assert view.bytes.hot == 0
 
 
-def test_next_turn_extends_the_answer(service: NodeService) -> None:
+def test_next_turn_reuses_prompt_and_answer(service: NodeService) -> None:
     """A second turn reuses everything, the generated answer included."""
     messages = [SYSTEM, user("größer 東京?")]
     first = ask(service, messages, agent="extends")
@@ -71,7 +71,7 @@ def test_next_turn_extends_the_answer(service: NodeService) -> None:
     )
 
 
-def test_exact_repeat_and_diverge_answer_as_cold(service: NodeService) -> None:
+def test_exact_repeat_and_divergence_answer_like_a_cold_agent(service: NodeService) -> None:
     """Repeating or cutting a prompt gives the answer of a fresh agent."""
     base = [SYSTEM, user("the cat sat on the mat and the naïve café")]
     cut = [SYSTEM, user("the cat sat on the mat and the naï")]
@@ -109,8 +109,8 @@ def test_two_agents_without_ids_share_a_prompt_and_stay_warm(model: str, tmp_pat
         first_b = turn(service, "b")
         assert first_b.match is MatchKind.DIVERGE
         assert first_b.cached_tokens >= 256 * (first_b.prompt_tokens // 256 - 1)
-        told = f"begins with {first_b.cached_tokens} tokens of other conversations"
-        assert first_b.match_reason == told
+        reason = f"begins with {first_b.cached_tokens} tokens of other conversations"
+        assert first_b.match_reason == reason
         for name in "aba":
             again = turn(service, name)
             assert again.match is MatchKind.EXTEND
@@ -177,7 +177,7 @@ def want(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return conversation(lambda: calm, "agent", lambda: None)
 
 
-def test_eviction_and_restart_change_nothing(model: str, want: list[str], tmp_path: Path) -> None:
+def test_eviction_and_restart_change_no_answer(model: str, want: list[str], tmp_path: Path) -> None:
     """Answers after eviction and restart equal those of an undisturbed conversation."""
     with running(tmp_path, model, "evicted") as evicted:
         got = conversation(
@@ -196,7 +196,7 @@ def test_eviction_and_restart_change_nothing(model: str, want: list[str], tmp_pa
     services[-1].__exit__(None, None, None)
 
 
-def test_migration_changes_nothing_and_ships_only_what_is_missing(
+def test_migration_changes_no_answer_and_ships_only_missing_blocks(
     model: str, want: list[str], tmp_path: Path
 ) -> None:
     """Back and forth between two nodes: same answers, one owner, second way nearly free."""
@@ -218,7 +218,7 @@ def test_migration_changes_nothing_and_ships_only_what_is_missing(
 
 
 @pytest.mark.nightly
-def test_first_turn_after_migration_is_from_peer(model: str, tmp_path: Path) -> None:
+def test_first_turn_after_migration_reports_peer_cache(model: str, tmp_path: Path) -> None:
     """The first turn on the new owner says that its memory came from a peer."""
     messages = [SYSTEM, user("alpha")]
     with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
@@ -259,7 +259,7 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
     assert before == service.node.resources.store.blocks.total_bytes
 
 
-def test_prompt_over_the_context_is_refused_and_harmless(model: str, tmp_path: Path) -> None:
+def test_prompt_over_the_context_is_refused_and_keeps_the_agent(model: str, tmp_path: Path) -> None:
     """Too long a prompt is the client's error; the agent keeps what it had."""
     with running(tmp_path, model, context_tokens_max=600) as small:
         first = ask(small, [user("alpha")], agent="agent")

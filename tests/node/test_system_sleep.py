@@ -47,7 +47,7 @@ class Machine:
             await self.is_flushing.wait()
 
 
-def test_the_machine_sleeps_once_a_heartbeat_has_reported_it():
+def test_machine_sleeps_after_a_heartbeat_reports_asleep():
     async def scenario():
         machine = Machine()
         notice = asyncio.create_task(asyncio.to_thread(machine.notices.on_sleep))
@@ -68,7 +68,7 @@ def test_the_machine_sleeps_once_a_heartbeat_has_reported_it():
     assert machine.health.stopping is None
 
 
-def test_without_a_router_it_sleeps_after_a_short_wait(monkeypatch):
+def test_machine_without_router_sleeps_after_a_short_wait(monkeypatch):
     monkeypatch.setattr(system_sleep, "SLEEP_REPORT_S", 0.05)
 
     async def scenario():
@@ -79,7 +79,7 @@ def test_without_a_router_it_sleeps_after_a_short_wait(monkeypatch):
     assert asyncio.run(scenario()) == ASLEEP
 
 
-def test_a_disk_that_hangs_does_not_hold_the_machine_awake(monkeypatch, caplog):
+def test_hanging_disk_does_not_delay_sleep(monkeypatch, caplog):
     monkeypatch.setattr(system_sleep, "SLEEP_NOTICE_S", 0.1)
 
     async def scenario():
@@ -126,25 +126,25 @@ class Mac(MacSleepNotices):
         return [arguments for each, arguments in self.calls if each == name]
 
 
-def test_each_notice_of_macos_is_answered_once_it_was_handled():
-    mac, heard = Mac(), []
+def test_macos_notices_are_answered_after_handling():
+    mac, handled = Mac(), []
 
     def on_sleep():
-        heard.append(("sleep", len(mac.named("IOAllowPowerChange"))))
+        handled.append(("sleep", len(mac.named("IOAllowPowerChange"))))
 
-    mac.start(on_sleep, lambda: heard.append("wake"))
+    mac.start(on_sleep, lambda: handled.append("wake"))
     assert mac._is_ready.wait(60)
     for message, argument in ((CAN_SLEEP, 21), (WILL_SLEEP, 22), (HAS_POWERED_ON, None)):
         mac._callback(None, 0, message, argument)
     mac.stop()
 
     assert mac.named("IOAllowPowerChange") == [(7, 21), (7, 22)]
-    assert heard == [("sleep", 1), "wake"]
+    assert handled == [("sleep", 1), "wake"]
     assert mac.named("CFRunLoopStop") == [(11,)]
     assert mac.named("IODeregisterForSystemPower")
 
 
-def test_a_mac_that_gives_no_notice_serves_as_before(caplog):
+def test_failed_registration_is_logged_and_harmless(caplog):
     mac = Mac(root=0)
     mac.start(lambda: None, lambda: None)
     mac.stop()
@@ -155,7 +155,7 @@ def test_a_mac_that_gives_no_notice_serves_as_before(caplog):
 
 @pytest.mark.mac
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS")
-def test_iokit_accepts_the_registration():
+def test_iokit_accepts_registration():
     notices = MacSleepNotices()
     notices.start(lambda: None, lambda: None)
 

@@ -41,7 +41,7 @@ def hello(**changes):
 # --- keys, names, versions -------------------------------------------------------------------
 
 
-def test_a_wrong_key_is_refused_on_both_sides(shelf, server, port):
+def test_wrong_cluster_key_is_refused_by_both_ends(shelf, server, port):
     ref = shelf.add(1_000)
     ticket = offer(server, [ref])
 
@@ -58,7 +58,7 @@ def test_a_wrong_key_is_refused_on_both_sides(shelf, server, port):
     assert shelf.opened == 0
 
 
-def test_a_proof_cannot_be_reflected(shelf, server, port):
+def test_reflected_proof_is_refused(shelf, server, port):
     with dialled(port) as (channel, _):
         channel.send(hello())
         challenge = channel.receive(Challenge)
@@ -67,7 +67,7 @@ def test_a_proof_cannot_be_reflected(shelf, server, port):
         assert channel.receive(Refusal).code == "bad_key"
 
 
-def test_a_recorded_session_cannot_be_replayed_to_the_server(shelf, server, port, monkeypatch):
+def test_session_replayed_to_the_server_is_refused(shelf, server, port, monkeypatch):
     monkeypatch.setattr("node.net.channel.LINGER_S", 60.0)  # a busy machine reads refusals late
     ref = shelf.add(5_000)
     with FaultProxy(("127.0.0.1", port)) as proxy:
@@ -84,7 +84,7 @@ def test_a_recorded_session_cannot_be_replayed_to_the_server(shelf, server, port
     assert shelf.opened == opened
 
 
-def test_a_recorded_session_cannot_be_replayed_to_a_client(shelf, server, port):
+def test_session_replayed_to_a_client_is_refused(shelf, server, port):
     ref = shelf.add(5_000)
     ticket = offer(server, [ref])
     with FaultProxy(("127.0.0.1", port)) as proxy:
@@ -96,23 +96,23 @@ def test_a_recorded_session_cannot_be_replayed_to_a_client(shelf, server, port):
         fetch([address], ticket, [ref])
 
 
-def test_an_impostor_learns_no_ticket(shelf, server):
+def test_impostor_learns_no_ticket(shelf, server):
     ref = shelf.add(5_000)
     ticket = offer(server, [ref])
-    heard = []
+    bytes_received = []
 
     def listen(channel, sock):
         channel.receive(Hello)
         channel.send(Challenge(b"n" * 32, b"p" * 32))
-        heard.append(answer_of(sock))
+        bytes_received.append(answer_of(sock))
 
     with impostor(listen) as address, pytest.raises(UnauthorizedError):
         fetch([address], ticket, [ref])
 
-    assert heard == [b""]
+    assert bytes_received == [b""]
 
 
-def test_another_model_is_refused_and_says_so(shelf, server, port):
+def test_fetch_for_another_model_is_refused_with_reason(shelf, server, port):
     ref = shelf.add(1_000)
 
     with pytest.raises(ConflictError, match="different models") as caught:
@@ -121,7 +121,7 @@ def test_another_model_is_refused_and_says_so(shelf, server, port):
     assert caught.value.code == "fingerprint_mismatch"
 
 
-def test_another_node_at_a_known_address_is_passed_over(shelf, server, port, tmp_path):
+def test_address_taken_by_another_node_is_skipped(shelf, server, port, tmp_path):
     ref = shelf.add(1_000)
     ticket = offer(server, [ref])
     other = serve(Shelf(tmp_path), SystemClock(), name=STRANGER)
@@ -136,7 +136,7 @@ def test_another_node_at_a_known_address_is_passed_over(shelf, server, port, tmp
     assert caught.value.code == "wrong_node"
 
 
-def test_another_protocol_version_is_refused_by_both_ends(shelf, server, port):
+def test_other_protocol_version_is_refused_by_both_ends(shelf, server, port):
     ref = shelf.add(1_000)
     newer = bytearray(encode_frame(hello()))
     newer[2] = PROTOCOL_VERSION + 1
@@ -174,7 +174,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("field", FORGED)
-def test_a_ticket_changed_in_any_field_is_refused_even_if_signed_anew(shelf, server, port, field):
+def test_ticket_changed_in_any_field_is_refused_even_if_resigned(shelf, server, port, field):
     ref = shelf.add(1_000)
     ticket = open_ticket(KEY, offer(server, [ref]))
     assert {f.name for f in fields(ticket)} == set(FORGED)
@@ -184,7 +184,7 @@ def test_a_ticket_changed_in_any_field_is_refused_even_if_signed_anew(shelf, ser
     assert shelf.opened == 0
 
 
-def test_a_ticket_damaged_or_signed_with_another_key_is_refused(shelf, server, port):
+def test_damaged_or_foreign_signed_ticket_is_refused(shelf, server, port):
     ref = shelf.add(1_000)
     raw = offer(server, [ref])
     flipped = [raw[:i] + bytes([raw[i] ^ 1]) + raw[i + 1 :] for i in range(0, len(raw), 23)]
@@ -194,13 +194,13 @@ def test_a_ticket_damaged_or_signed_with_another_key_is_refused(shelf, server, p
     assert shelf.opened == 0
 
 
-def test_only_the_named_target_may_use_a_ticket(shelf, server, port):
+def test_ticket_is_valid_for_its_named_target_only(shelf, server, port):
     ref = shelf.add(1_000)
 
     assert refused(port, offer(server, [ref]), [ref], name=STRANGER) == "bad_ticket"
 
 
-def test_a_ticket_ends_with_its_time_its_withdrawal_and_its_server(shelf):
+def test_ticket_ends_on_expiry_withdrawal_or_server_stop(shelf):
     clock = StoppedClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
@@ -219,7 +219,7 @@ def test_a_ticket_ends_with_its_time_its_withdrawal_and_its_server(shelf):
     restarted.stop()
 
 
-def test_a_long_copy_renews_its_ticket_but_not_for_ever(shelf):
+def test_long_copy_renews_its_ticket_up_to_a_limit(shelf):
     clock = StoppedClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
@@ -236,7 +236,7 @@ def test_a_long_copy_renews_its_ticket_but_not_for_ever(shelf):
     server.stop()
 
 
-def test_offering_the_same_again_renews_and_the_final_offer_stands_beside_it(shelf):
+def test_repeated_offer_renews_ticket_and_coexists_with_final_offer(shelf):
     clock = StoppedClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
@@ -253,7 +253,7 @@ def test_offering_the_same_again_renews_and_the_final_offer_stands_beside_it(she
     server.stop()
 
 
-def test_a_ticket_covers_its_own_blocks_only(shelf, server, port):
+def test_ticket_covers_its_own_blocks_only(shelf, server, port):
     mine, other = shelf.add(1_000), shelf.add(2_000)
     ticket = offer(server, [mine])
     offer(server, [other], MigrationId("migration-2"))

@@ -76,7 +76,7 @@ PAYLOAD_TRICKS = {
 
 
 @pytest.mark.parametrize("trick", PAYLOAD_TRICKS)
-def test_payload_meddled_with_never_counts(shelf, server, port, trick):
+def test_tampered_payload_is_never_accepted(shelf, server, port, trick):
     refs = [shelf.add(6 * MIB), shelf.add(6 * MIB, 1)]
     ticket = offer(server, refs)
     connections = Connections()
@@ -93,7 +93,7 @@ def test_payload_meddled_with_never_counts(shelf, server, port, trick):
     assert counts["broken" if trick == "hang up in a slice" else "tampered"] == 2
 
 
-def test_a_man_in_the_middle_who_never_rests_ends_the_fetch(shelf, server, port):
+def test_persistent_tampering_ends_the_fetch(shelf, server, port):
     refs = [shelf.add(SIZE)]
     catch = Catch()
     meddlers = [lambda unit: unit.frame + flipped(unit.payload, 5) if unit.payload else unit.raw]
@@ -106,7 +106,7 @@ def test_a_man_in_the_middle_who_never_rests_ends_the_fetch(shelf, server, port)
     assert catch.blocks == {}
 
 
-def test_a_slice_of_another_connection_does_not_fit(shelf, server, port):
+def test_slice_replayed_from_another_connection_is_refused(shelf, server, port):
     ref = shelf.add(SIZE)
     ticket = offer(server, [ref])
     recorded = []
@@ -140,7 +140,7 @@ REQUEST_TRICKS = {
 
 
 @pytest.mark.parametrize("trick", REQUEST_TRICKS)
-def test_a_request_meddled_with_is_refused_and_counted(shelf, server, port, trick):
+def test_tampered_request_is_refused_and_counted(shelf, server, port, trick):
     ref = shelf.add(SIZE)
     meddlers = [Meddler(REQUEST_TRICKS[trick])]
 

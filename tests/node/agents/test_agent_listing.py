@@ -14,7 +14,7 @@ TENANT = TenantId("t")
 
 
 class Listing:
-    """A node's table, and the list that its router made of what it was told."""
+    """A node's agent table, and the list that a router builds from its parts."""
 
     def __init__(self, count=0):
         self.table = AgentTable(NodeName("a"), Fingerprint(b"f" * 32), SystemClock())
@@ -38,23 +38,23 @@ class Listing:
 
     def ask(self):
         """Ask for one part and apply it."""
-        told = agent_listing.list_agents(
+        part = agent_listing.list_agents(
             NodeName("a"), self.incarnation, self.table, ListAgents(*self.at)
         )
-        if not told.since:
+        if not part.since:
             self.known.clear()
-        for name in told.gone:
+        for name in part.gone:
             self.known.pop(name.agent, None)
-        for item in told.agents:
+        for item in part.agents:
             self.known[item.view.agent] = item.view.epoch
-        self.at = (told.incarnation, told.changes)
-        return told
+        self.at = (part.incarnation, part.changes)
+        return part
 
     def is_right(self):
         return set(self.known) == {a.manifest.agent for a in self.table}
 
 
-def test_only_what_changed_is_told():
+def test_listing_contains_only_changed_agents():
     listing = Listing(count=50)
     assert len(listing.ask().agents) == 50
     assert listing.is_right()
@@ -62,33 +62,33 @@ def test_only_what_changed_is_told():
     listing.change(3)
     listing.add(50)
     listing.remove(4)
-    told = listing.ask()
+    part = listing.ask()
 
-    assert [item.view.agent for item in told.agents] == ["agent-3", "agent-50"]
-    assert told.gone == (AgentName(TENANT, AgentId("agent-4")),)
+    assert [item.view.agent for item in part.agents] == ["agent-3", "agent-50"]
+    assert part.gone == (AgentName(TENANT, AgentId("agent-4")),)
     assert listing.is_right()
     assert listing.ask().agents == ()
 
 
-def test_what_came_back_is_not_gone():
+def test_recreated_agent_is_not_listed_as_gone():
     listing = Listing(count=2)
     listing.ask()
     listing.remove(0)
     listing.add(0)
-    told = listing.ask()
+    part = listing.ask()
 
-    assert told.gone == ()
+    assert part.gone == ()
     assert listing.is_right()
 
 
-def test_another_life_or_a_forgotten_removal_is_told_in_whole(monkeypatch):
+def test_restart_or_lost_removal_causes_full_listing(monkeypatch):
     monkeypatch.setattr(agent_table, "GONE_AGENTS_MAX", 4)
     listing = Listing(count=20)
     listing.ask()
     for index in range(5):
         listing.remove(index)
-    told = listing.ask()
-    assert told.since == 0
+    part = listing.ask()
+    assert part.since == 0
     assert listing.is_right()
 
     listing.remove(5)
@@ -102,14 +102,14 @@ def test_another_life_or_a_forgotten_removal_is_told_in_whole(monkeypatch):
     assert listing.is_right()
 
 
-def test_a_long_list_comes_in_parts_and_changes_meanwhile_come_later(monkeypatch):
+def test_long_listing_is_paged_and_includes_concurrent_changes(monkeypatch):
     monkeypatch.setattr(agent_listing, "LIST_BYTES_MAX", 10 * 512)
     listing = Listing(count=35)
     first = listing.ask()
     assert len(first.agents) == 10
     assert first.more
 
-    listing.change(2)  # told already
+    listing.change(2)  # listed already
     listing.change(30)  # not yet
     listing.remove(1)
     listing.remove(31)
@@ -123,7 +123,7 @@ def test_a_long_list_comes_in_parts_and_changes_meanwhile_come_later(monkeypatch
 
 
 @pytest.mark.parametrize("pieces", [60, 8_192])
-def test_a_turn_costs_its_own_agent_whatever_lives_beside_it(pieces, monkeypatch):
+def test_listing_after_turn_contains_only_the_agent_that_ran(pieces, monkeypatch):
     """10,000 agents of 60 pieces were 9 MB at every beat."""
     count = 10_000 if pieces == 60 else 40
     listing = Listing(count=count)
@@ -133,18 +133,18 @@ def test_a_turn_costs_its_own_agent_whatever_lives_beside_it(pieces, monkeypatch
     whole_bytes = part_bytes = 0
     more = True
     while more:
-        told = listing.ask()
-        part_bytes = max(part_bytes, len(pack(told)))
-        whole_bytes += len(pack(told))
-        more = told.more
+        part = listing.ask()
+        part_bytes = max(part_bytes, len(pack(part)))
+        whole_bytes += len(pack(part))
+        more = part.more
     listing.change(17)
-    told = listing.ask()
+    part = listing.ask()
     print(
         f"\n{count} agents: {whole_bytes:,} bytes in all, a part {part_bytes:,}, "
-        f"after one turn {len(pack(told)):,}"
+        f"after one turn {len(pack(part)):,}"
     )
 
     assert listing.is_right()
     assert part_bytes < 6 << 20
-    assert len(told.agents) == 1
-    assert len(pack(told)) < 1_024 + 10 * pieces
+    assert len(part.agents) == 1
+    assert len(pack(part)) < 1_024 + 10 * pieces

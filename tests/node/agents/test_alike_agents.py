@@ -33,7 +33,7 @@ def names(table, agent, blocks):
     return [record.agent for record in table.alike(agent, blocks)]
 
 
-def test_those_with_all_of_the_blocks_are_found_and_the_newest_comes_first(table):
+def test_agents_with_all_blocks_are_found_newest_first(table):
     own = add(table, "own", [A, B])
     for name, blocks in (("x", [A, B]), ("y", [A, C]), ("z", [A, B, C]), ("none", [])):
         add(table, name, blocks)
@@ -46,7 +46,7 @@ def test_those_with_all_of_the_blocks_are_found_and_the_newest_comes_first(table
     assert names(table, own, [A, B]) == ["x", "z"]
 
 
-def test_who_is_gone_or_begins_otherwise_by_now_is_not_found(table):
+def test_removed_and_changed_agents_are_not_found(table):
     own, gone, changed = (add(table, name, [A]) for name in ("own", "gone", "changed"))
     table.remove(gone.key)
     changed.saved = replace(changed.manifest, pieces=PieceTable().append([B]))
@@ -56,7 +56,7 @@ def test_who_is_gone_or_begins_otherwise_by_now_is_not_found(table):
     assert names(table, own, [B]) == ["changed"]
 
 
-def test_few_are_compared(table):
+def test_number_of_compared_agents_is_bounded(table):
     own = add(table, "own", [A])
     for number in range(ALIKE_AGENTS_MAX + 5):
         add(table, f"agent-{number}", [A])

@@ -29,7 +29,7 @@ def rank(use, record):
     return by_benefit(Candidate(record.key, {"block": 100}, idle_s, probability, saves_s=1.0))
 
 
-def test_a_promise_holds_for_its_time(use, clock):
+def test_retained_agent_ranks_as_just_used_until_its_deadline(use, clock):
     record = record_of()
     use.note(record)
     learned = use.reuse_probability(record)
@@ -41,7 +41,7 @@ def test_a_promise_holds_for_its_time(use, clock):
     assert (use.idle_s(record), use.reuse_probability(record)) == (10.0, learned)
 
 
-def test_whom_a_client_wants_back_outranks_whoever_was_used_since(use, clock):
+def test_retained_agent_outranks_agents_used_since(use, clock):
     kept, other = record_of("kept"), record_of("other")
     use.note(kept)
     use.retain(kept.key, 300.0)
@@ -54,7 +54,7 @@ def test_whom_a_client_wants_back_outranks_whoever_was_used_since(use, clock):
     assert rank(use, kept) == rank(use, other) * (1 + 340.0) / (1 + 100.0)
 
 
-def test_who_was_idle_before_this_machine_began_stays_so(use, clock):
+def test_idle_time_from_before_restart_is_kept(use, clock):
     record = record_of()
     use.recover(record, 3600.0)
     clock.now_s = 5.0
@@ -62,7 +62,7 @@ def test_who_was_idle_before_this_machine_began_stays_so(use, clock):
     assert use.idle_s(record) == 3605.0
 
 
-def test_the_last_turn_says_for_how_long(use, clock):
+def test_last_turn_sets_retention_within_limit(use, clock):
     record = record_of()
     use.note(record)
     use.retain(record.key, 3600.0)

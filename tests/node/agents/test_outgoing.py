@@ -23,7 +23,7 @@ def is_decided(move):
     return True
 
 
-def test_a_turn_that_is_asked_ends_with_the_seal():
+def test_requested_move_ends_turn_with_seal():
     move = OutgoingMove()
     move.ask(SEAL)
     assert move.state is OutgoingState.ASKED
@@ -36,7 +36,7 @@ def test_a_turn_that_is_asked_ends_with_the_seal():
 
 
 @pytest.mark.parametrize("is_saving", [False, True])
-def test_a_turn_that_was_not_sealed_leaves_the_agent_here(is_saving):
+def test_turn_ending_without_seal_keeps_agent_here(is_saving):
     move = OutgoingMove()
     move.ask(SEAL)
     if is_saving:
@@ -49,7 +49,7 @@ def test_a_turn_that_was_not_sealed_leaves_the_agent_here(is_saving):
     )
 
 
-def test_turns_wait_exactly_while_it_is_sealed():
+def test_turns_wait_only_while_move_is_sealed():
     assert not is_decided(OutgoingMove(OutgoingState.SEALED)), "as a restart finds it"
     for end in (OutgoingMove.note_owned_here, lambda move: move.note_owned_elsewhere(2)):
         move = OutgoingMove()
@@ -60,7 +60,7 @@ def test_turns_wait_exactly_while_it_is_sealed():
         assert is_decided(move)
 
 
-def test_a_fence_is_never_lowered():
+def test_fence_is_never_lowered():
     move = OutgoingMove()
     move.note_owned_elsewhere(5)
     move.note_owned_elsewhere(3)
@@ -68,7 +68,7 @@ def test_a_fence_is_never_lowered():
     assert (move.state, move.fence) == (OutgoingState.HERE, 5)
 
 
-def test_who_was_told_last_follows_until_the_agent_is_erased():
+def test_successor_of_highest_epoch_is_kept_until_erasure():
     move, latest = OutgoingMove(), Successor(NodeName("c"), 5)
     move.note_successor(latest)
     move.note_successor(Successor(NodeName("b"), 3))
@@ -77,7 +77,7 @@ def test_who_was_told_last_follows_until_the_agent_is_erased():
     assert (move.fence, move.successor) == (9, None)
 
 
-def test_an_agent_that_left_is_not_asked_for():
+def test_move_request_for_departed_agent_is_ignored():
     move = OutgoingMove()
     move.note_owned_elsewhere(2)
     move.ask(SEAL)

@@ -57,7 +57,7 @@ ENDS = {
 
 ABSENT, REPLICA, STALE = (404, "agent_not_found"), (409, "not_owner"), (421, "stale_epoch")
 MOVING, ERASED, DONE = (503, "agent_moving"), (421, "erased"), "done"
-# What is said at the epoch the agent has there, and one below and above it.
+# The outcome at the agent's epoch there, and at one below and above it.
 REFUSALS = {
     "absent": {0: ABSENT, -1: ABSENT, 1: ABSENT},
     "owned": {0: DONE, -1: STALE, 1: STALE},
@@ -104,7 +104,7 @@ def being_erased(case, name):
 
 
 def lost(case, name):
-    """The disk refuses to say so."""
+    """The disk refuses to record it."""
     owned(case, name)
     with case.monkeypatch.context() as patched:
         Refusal(patched, "publish")
@@ -127,8 +127,8 @@ STATES = {
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     model = str(write_model(folder / "small", SMALL))
-    with running(folder, model) as made:
-        yield made
+    with running(folder, model) as node_service:
+        yield node_service
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def case(service, monkeypatch):
     return SimpleNamespace(service=service, monkeypatch=monkeypatch)
 
 
-async def said(work):
+async def outcome_of(work):
     try:
         await work
     except FabricError as error:
@@ -154,45 +154,45 @@ def named(*words):
 
 @pytest.mark.parametrize("verb", OWNERS)
 @pytest.mark.parametrize("state", STATES)
-def test_only_its_owner_gives_an_agent_and_at_its_epoch_only(case, state, verb):
+def test_verbs_succeed_only_at_owner_and_current_epoch(case, state, verb):
     node, name = case.service.node, named(verb, state)
     epoch = STATES[state](case, name)
     agent = node.resources.table.get((TENANT, name))
     before, offered = agent and agent.view(), node.resources.transfers.offers.agents()
     for more in (-1, 1, 0):
-        got = run(case.service, said(OWNERS[verb](node, name, epoch + more)))
-        assert got == expected(verb, state, more), more
-        if got != DONE:
+        outcome = run(case.service, outcome_of(OWNERS[verb](node, name, epoch + more)))
+        assert outcome == expected(verb, state, more), more
+        if outcome != DONE:
             assert (agent and agent.view()) == before, "and nothing has come of it"
             assert node.resources.transfers.offers.agents() == offered
 
 
 @pytest.mark.parametrize("verb", ENDS)
 @pytest.mark.parametrize("state", STATES)
-def test_what_ends_a_move_is_refused_nowhere(case, state, verb):
+def test_release_and_abort_are_accepted_in_every_state(case, state, verb):
     node, name = case.service.node, named(verb, state)
     epoch = STATES[state](case, name)
-    assert run(case.service, said(ENDS[verb](node, name, epoch))) == DONE
+    assert run(case.service, outcome_of(ENDS[verb](node, name, epoch))) == DONE
     agent = node.resources.table.get((TENANT, name))
     assert agent is None or agent.manifest.epoch == epoch
 
 
 @pytest.mark.parametrize("verb", ["seal", "pin", "hibernate"])
-def test_an_agent_that_is_erased_while_a_verb_waits_for_its_turn_is_not_given(case, verb):
+def test_verb_waiting_for_turn_lock_fails_if_agent_is_erased(case, verb):
     node, name = case.service.node, named("waits", verb)
     owned(case, name)
 
     async def erased_meanwhile():
         agent = node.resources.table.get((TENANT, name))
         async with agent.turn_lock:
-            asked = asyncio.create_task(said(OWNERS[verb](node, name, EPOCH)))
+            waiting = asyncio.create_task(outcome_of(OWNERS[verb](node, name, EPOCH)))
             await asyncio.sleep(0)  # it waits for the turn that has the lock
             erasing = asyncio.create_task(asyncio.to_thread(erase, case.service, name))
             async with asyncio.timeout(60):
                 while not node.resources.erased.floor(TENANT, name):  # noqa: ASYNC110 - on another thread
                     await asyncio.sleep(0.01)
-        got = await asked
-        return got, (await erasing).existed
+        outcome = await waiting
+        return outcome, (await erasing).existed
 
     assert run(case.service, erased_meanwhile()) == (ERASED, True)
     assert node.resources.table.get((TENANT, name)) is None

@@ -8,7 +8,7 @@ from node.limits import SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 
 @dataclass(eq=False)
 class Record:
-    """What the index asks of one."""
+    """What the index reads of a record."""
 
     name: str
     tokens_count: int = 100
@@ -29,7 +29,7 @@ def known(index, name, *digests):
     return record
 
 
-def test_records_are_read_once_and_those_of_the_last_turns_first():
+def test_records_are_read_once_newest_first():
     index = SpanIndex()
     records = [Record(str(number)) for number in range(3)]
     for record in records:
@@ -42,7 +42,7 @@ def test_records_are_read_once_and_those_of_the_last_turns_first():
     assert index.unread() == [long]
 
 
-def test_a_record_that_changed_meanwhile_is_read_again():
+def test_changed_record_is_read_again():
     index = SpanIndex()
     old, new = Record("a"), Record("a")
     index.note(old.key, old)
@@ -54,7 +54,7 @@ def test_a_record_that_changed_meanwhile_is_read_again():
     assert index.places(b"a") == ((new.key, 20),)
 
 
-def test_what_is_gone_is_forgotten():
+def test_removed_record_leaves_the_index():
     index = SpanIndex()
     record = known(index, "a", b"a", b"a", b"b")
     index.remove(record.key)
@@ -67,7 +67,7 @@ def test_what_is_gone_is_forgotten():
     assert index.unread() == []
 
 
-def test_few_places_of_a_chunk_are_known_the_newest_first():
+def test_places_of_a_chunk_are_bounded_and_newest_first():
     index = SpanIndex()
     names = [str(number) for number in range(SPAN_PLACES_MAX + 2)]
     for name in names:
@@ -79,7 +79,7 @@ def test_few_places_of_a_chunk_are_known_the_newest_first():
     assert not index._places
 
 
-def test_the_oldest_records_are_forgotten_beyond_the_limit():
+def test_oldest_records_are_dropped_beyond_chunk_limit():
     index = SpanIndex(chunks_max=3)
     known(index, "a", b"a", b"b")
     known(index, "b", b"c")

@@ -10,7 +10,7 @@ from node.agents.agent import TurnLock
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_is_not_free_while_somebody_is_about_to_get_it():
+async def test_lock_is_not_free_while_a_waiter_is_about_to_get_it():
     lock = TurnLock()
     await lock.acquire()
     waiting = asyncio.create_task(lock.acquire())
@@ -22,7 +22,7 @@ async def test_it_is_not_free_while_somebody_is_about_to_get_it():
     assert not lock.locked()
 
 
-async def test_who_gives_up_waiting_leaves_it_free():
+async def test_waiter_timeout_leaves_lock_free():
     lock = TurnLock()
     async with lock:
         with pytest.raises(TimeoutError):
@@ -31,7 +31,7 @@ async def test_who_gives_up_waiting_leaves_it_free():
     assert not lock.locked()
 
 
-async def test_who_finds_it_free_holds_it_at_once():
+async def test_free_lock_is_acquired_without_yielding():
     lock, others = TurnLock(), []
     asyncio.get_running_loop().call_soon(others.append, "came between")
     async with lock.held(1.0):
@@ -41,19 +41,19 @@ async def test_who_finds_it_free_holds_it_at_once():
     assert not lock.locked()
 
 
-async def test_who_waits_too_long_for_it_is_told_to_come_again():
+async def test_waiting_too_long_raises_retry_later():
     lock = TurnLock()
     async with lock:
-        with pytest.raises(RetryLaterError, match="it is at work") as told:
+        with pytest.raises(RetryLaterError, match="it is at work") as caught:
             async with lock.held(0.001, "it is at work"):
-                pytest.fail("somebody else has it")
-        assert told.value.code == "agent_busy"
+                pytest.fail("another holder has it")
+        assert caught.value.code == "agent_busy"
         assert lock.locked()
     assert not lock.locked()
 
 
 @pytest.mark.parametrize("failure", [ValueError, TimeoutError, asyncio.CancelledError])
-async def test_it_is_let_go_of_whatever_its_holder_raises(failure):
+async def test_lock_is_released_when_holder_raises(failure):
     lock = TurnLock()
     with pytest.raises(failure):
         async with lock.held(1.0):
@@ -61,7 +61,7 @@ async def test_it_is_let_go_of_whatever_its_holder_raises(failure):
     assert not lock.locked()
 
 
-async def test_who_is_cancelled_as_it_comes_to_them_leaves_it_to_the_next():
+async def test_waiter_cancelled_during_handover_passes_lock_to_next():
     lock, held = TurnLock(), []
 
     async def hold(name):
