@@ -22,11 +22,11 @@ class CountingNode(FakeNode):
         if self.breaks:
             request.transport.abort()
             return web.Response()
-        asked = from_plain(GenerateRequest, parse_json(await request.read()), "request")
-        self.counted.append(asked)
-        if asked.messages is None:
-            return web.json_response({"tokens": len(asked.prompt or asked.prompt_ids)})
-        return web.json_response({"tokens": sum(map(chars_of, asked.messages))})
+        prompt = from_plain(GenerateRequest, parse_json(await request.read()), "request")
+        self.counted.append(prompt)
+        if prompt.messages is None:
+            return web.json_response({"tokens": len(prompt.prompt or prompt.prompt_ids)})
+        return web.json_response({"tokens": sum(map(chars_of, prompt.messages))})
 
 
 def chars_of(message):

@@ -31,12 +31,12 @@ pytestmark = pytest.mark.anyio
 SIGNING_KEY = "ab" * 32
 
 
-class Keeper(FakeNode):
+class HibernationNode(FakeNode):
     """A fake node that answers with a file, or takes one as it comes."""
 
     def __init__(self, name, **options):
         super().__init__(name, **options)
-        self.asked = []
+        self.node_calls = []
         self.received = 0
         self.refuses_after = None
         self.during = None
@@ -45,7 +45,7 @@ class Keeper(FakeNode):
 
     async def _hibernate(self, request):
         call = decode_header(Hibernate, request.headers[CALL_HEADER])
-        self.asked.append(call)
+        self.node_calls.append(call)
         memory = self.memory[call.tenant, call.agent]
         if memory.epoch != call.epoch:
             return _error(421, "stale_epoch")
@@ -53,7 +53,7 @@ class Keeper(FakeNode):
 
     async def _resume(self, request):
         call = decode_header(Resume, request.headers[CALL_HEADER])
-        self.asked.append(call)
+        self.node_calls.append(call)
         async for part in request.content.iter_any():
             self.received += len(part)
             if self.refuses_after is not None and self.received >= self.refuses_after:
@@ -73,8 +73,8 @@ def _error(status, code):
     return web.json_response({"error": body}, status=status)
 
 
-def keepers(*names, **options):
-    return [Keeper(name, **options) for name in names]
+def hibernation_nodes(*names, **options):
+    return [HibernationNode(name, **options) for name in names]
 
 
 def file_of(agent="alice", epoch=3, fingerprint=b"\xff" * 32, blocks=(b"b" * 100,)):
@@ -97,38 +97,40 @@ def file_of(agent="alice", epoch=3, fingerprint=b"\xff" * 32, blocks=(b"b" * 100
     return b"".join(encode_file(header, b"record", map(memoryview, blocks), b"k" * 32))
 
 
-async def test_hibernate_asks_the_owner_and_passes_its_file_on():
-    async with rig(nodes=keepers("node-a", "node-b")) as made:
-        http = made.http()
-        owner = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
+async def test_hibernate_streams_file_from_owner():
+    async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
+        http = fabric.http()
+        owner = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
         headers = {"x-macfabric-signing-key": SIGNING_KEY, "x-macfabric-signing-salt": "0102"}
-        got = await http.post("/v1/agents/alice/hibernate", headers=headers)
+        response = await http.post("/v1/agents/alice/hibernate", headers=headers)
         missing = await http.post("/v1/agents/bob/hibernate")
-        call = made[owner].asked[0]
-        told = [e.event for e in made.fleet.events._kept if isinstance(e.event, AgentHibernated)]
+        call = fabric[owner].node_calls[0]
+        events = [
+            e.event for e in fabric.fleet.events._kept if isinstance(e.event, AgentHibernated)
+        ]
 
-    assert told == [AgentHibernated(("default", "alice"), owner)]
-    assert (got.status_code, got.content) == (200, b"the file")
-    assert got.headers["content-length"] == "8"
-    assert got.headers["x-macfabric-epoch"] == "1"
-    assert got.headers["x-macfabric-node"] == owner
+    assert events == [AgentHibernated(("default", "alice"), owner)]
+    assert (response.status_code, response.content) == (200, b"the file")
+    assert response.headers["content-length"] == "8"
+    assert response.headers["x-macfabric-epoch"] == "1"
+    assert response.headers["x-macfabric-node"] == owner
     assert call == Hibernate("default", "alice", 1, bytes.fromhex(SIGNING_KEY), b"\1\2")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "unknown_agent"
 
 
-async def test_hibernate_learns_a_later_epoch():
-    async with rig(nodes=keepers("node-a"), tended=False) as made:
-        await made.chat("hello", agent="alice")
-        made["node-a"].memory["default", "alice"].epoch = 5
-        got = await made.http().post("/v1/agents/alice/hibernate")
+async def test_hibernate_adopts_later_epoch_of_node():
+    async with rig(nodes=hibernation_nodes("node-a"), tended=False) as fabric:
+        await fabric.chat("hello", agent="alice")
+        fabric["node-a"].memory["default", "alice"].epoch = 5
+        response = await fabric.http().post("/v1/agents/alice/hibernate")
 
-    assert got.headers["x-macfabric-epoch"] == "5"
+    assert response.headers["x-macfabric-epoch"] == "5"
 
 
-async def test_resume_takes_an_epoch_above_all_known():
-    async with rig(nodes=keepers("node-a", "node-b")) as made:
-        http = made.http()
+async def test_resume_uses_epoch_above_all_known_ones():
+    async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
+        http = fabric.http()
         first = await http.post("/v1/agents/alice/resume", content=file_of(epoch=3))
         again = await http.post("/v1/agents/alice/resume", content=file_of(epoch=3))
         over = await http.post("/v1/agents/alice/resume?replace=true", content=file_of(epoch=1))
@@ -147,34 +149,34 @@ async def test_resume_takes_an_epoch_above_all_known():
     assert (shown["owner"], shown["epoch"]) == ("node-a", 5)
 
 
-async def test_a_replaced_owner_elsewhere_steps_down():
-    async with rig(nodes=keepers("node-a", "node-b")) as made:
-        owner = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
+async def test_resume_with_replace_demotes_previous_owner_to_replica():
+    async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
+        owner = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if owner == "node-a" else "node-a"
         path = f"/v1/agents/alice/resume?node={target}&replace=1"
-        got = await made.http().post(path, content=file_of(epoch=1))
-        old = made[owner].memory["default", "alice"]
-        next_turn = await made.chat("hello", "x", "more", agent="alice")
+        response = await fabric.http().post(path, content=file_of(epoch=1))
+        old = fabric[owner].memory["default", "alice"]
+        next_turn = await fabric.chat("hello", "x", "more", agent="alice")
 
-    assert (got.json()["node"], got.json()["epoch"]) == (target, 2)
+    assert (response.json()["node"], response.json()["epoch"]) == (target, 2)
     assert (old.state, old.epoch) == (OwnerState.REPLICA, 2)
     assert next_turn.headers["x-macfabric-node"] == target
 
 
-async def test_an_undecided_replacement_leaves_the_agent_where_it_was():
-    """Her turn finds her there; a file replaces her only if told to, as if she were owned."""
-    async with rig(nodes=keepers("node-a", "node-b"), tended=False) as made:
-        http = made.http()
-        said = "hello " * 200
-        owner = (await made.chat(said, agent="alice")).headers["x-macfabric-node"]
+async def test_undecided_replacement_keeps_agent_on_its_node():
+    """The next turn goes there; only `replace` lets a file replace the agent, as if it were owned."""
+    async with rig(nodes=hibernation_nodes("node-a", "node-b"), tended=False) as fabric:
+        http = fabric.http()
+        prompt = "hello " * 200
+        owner = (await fabric.chat(prompt, agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if owner == "node-a" else "node-a"
-        made[target].is_undecided = True
+        fabric[target].is_undecided = True
         path = f"/v1/agents/alice/resume?node={target}"
         failed = await http.post(f"{path}&replace=1", content=file_of(epoch=1))
-        assert made[owner].memory["default", "alice"].state is OwnerState.REPLICA
-        made[target].is_undecided = False
+        assert fabric[owner].memory["default", "alice"].state is OwnerState.REPLICA
+        fabric[target].is_undecided = False
         again = await http.post(path, content=file_of(epoch=1))
-        found = await made.chat(said, "x", "more", agent="alice")
+        found = await fabric.chat(prompt, "x", "more", agent="alice")
         replaced = await http.post(f"{path}&replace=1", content=file_of(epoch=1))
 
     assert failed.json()["error"]["code"] == UNDECIDED
@@ -184,34 +186,34 @@ async def test_an_undecided_replacement_leaves_the_agent_where_it_was():
     assert replaced.status_code == 200
 
 
-async def test_a_file_that_may_have_been_taken_leaves_nobody_below_it():
-    """Also where the owner is not reached: a restart of the other node may find that it owns it."""
-    async with rig(nodes=keepers("node-a", "node-b")) as made:
-        owner = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
+async def test_undecided_resume_raises_epoch_of_surviving_owner():
+    """Even if the owner is unreachable: after a restart the other node may own the agent."""
+    async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
+        owner = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if owner == "node-a" else "node-a"
-        made[target].is_undecided = True
-        made[owner].does.fail["release_agent"] = FabricError("the disk refused")
+        fabric[target].is_undecided = True
+        fabric[owner].does.fail["release_agent"] = FabricError("the disk refused")
         path = f"/v1/agents/alice/resume?node={target}&replace=1"
-        got = await made.http().post(path, content=file_of(epoch=3))
-        after = await made.chat("hello", "x", "more", agent="alice")
+        response = await fabric.http().post(path, content=file_of(epoch=3))
+        after = await fabric.chat("hello", "x", "more", agent="alice")
 
-    assert (got.status_code, got.json()["error"]["code"]) == (507, UNDECIDED)
-    assert made[target].asked[0].epoch == 4
+    assert (response.status_code, response.json()["error"]["code"]) == (507, UNDECIDED)
+    assert fabric[target].node_calls[0].epoch == 4
     assert after.headers["x-macfabric-node"] == owner
     assert int(after.headers["x-macfabric-epoch"]) > 4
 
 
-async def test_a_turn_during_an_upload_goes_where_the_agent_will_be():
-    async with rig(nodes=keepers("node-a", "node-b")) as made:
+async def test_turn_during_upload_is_routed_to_resume_target():
+    async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
         answers = []
 
         async def speak():
-            answers.append(await made.chat("hello", agent="alice"))
+            answers.append(await fabric.chat("hello", agent="alice"))
 
-        for node in made.nodes.values():
+        for node in fabric.nodes.values():
             node.during = speak
-        await made.http().post("/v1/agents/alice/resume?node=node-b", content=file_of())
-        reservation = made.fleet.directory.reservation(("default", "alice"))
+        await fabric.http().post("/v1/agents/alice/resume?node=node-b", content=file_of())
+        reservation = fabric.fleet.directory.reservation(("default", "alice"))
 
     assert answers[0].headers["x-macfabric-node"] == "node-b"
     assert answers[0].headers["x-macfabric-epoch"] == "4"
@@ -234,26 +236,28 @@ async def test_a_turn_during_an_upload_goes_where_the_agent_will_be():
         ("alice/hibernate", b"", {"x-macfabric-signing-salt": "no"}, 400, "invalid_signing_key"),
     ],
 )  # fmt: skip
-async def test_refused_before_any_node_is_asked(path, body, headers, status, code):
-    async with rig(nodes=keepers("node-a"), tended=False) as made:
-        got = await made.http().post(f"/v1/agents/{path}", content=body, headers=headers)
-        asked = made["node-a"].asked
+async def test_invalid_request_is_rejected_before_reaching_a_node(
+    path, body, headers, status, code
+):
+    async with rig(nodes=hibernation_nodes("node-a"), tended=False) as fabric:
+        response = await fabric.http().post(f"/v1/agents/{path}", content=body, headers=headers)
+        calls = fabric["node-a"].node_calls
 
-    error = got.json()["error"]
-    assert (got.status_code, error["code"]) == (status, code)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
     assert error["type"] == "invalid_request_error"
-    assert asked == []
+    assert calls == []
 
 
-async def test_files_pass_the_body_limit_and_an_early_refusal_stops_them():
+async def test_resume_file_may_exceed_body_limit_and_early_refusal_stops_upload():
     size = BODY_BYTES_MAX + (1 << 20)
     big = file_of(blocks=(bytes(size),))
-    async with rig(nodes=keepers("node-a"), tended=False) as made:
-        http = made.http()
+    async with rig(nodes=hibernation_nodes("node-a"), tended=False) as fabric:
+        http = fabric.http()
         whole = await http.post("/v1/agents/alice/resume", content=big)
-        made["node-a"].received, made["node-a"].refuses_after = 0, 100_000
+        fabric["node-a"].received, fabric["node-a"].refuses_after = 0, 100_000
         refused = await http.post("/v1/agents/bob/resume", content=big)
-        received = made["node-a"].received
+        received = fabric["node-a"].received
         elsewhere = await http.post("/v1/agents/bob/migrate", content=big)
 
     assert whole.json()["bytes_received"] == len(big)
@@ -262,31 +266,31 @@ async def test_files_pass_the_body_limit_and_an_early_refusal_stops_them():
     assert elsewhere.status_code == 413
 
 
-async def test_a_client_that_goes_away_leaves_nothing_reserved():
+async def test_disconnected_upload_releases_reservation():
     async def part():
         yield file_of()[:300]
         await asyncio.sleep(30)
 
-    async with rig(nodes=keepers("node-a"), tended=False) as made:
-        sending = asyncio.create_task(made.http().post("/v1/agents/alice/resume", content=part()))
-        await until(lambda: made["node-a"].received > 0)
-        assert made.fleet.directory.reservation(("default", "alice")) is not None
+    async with rig(nodes=hibernation_nodes("node-a"), tended=False) as fabric:
+        sending = asyncio.create_task(fabric.http().post("/v1/agents/alice/resume", content=part()))
+        await until(lambda: fabric["node-a"].received > 0)
+        assert fabric.fleet.directory.reservation(("default", "alice")) is not None
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await until(lambda: made.fleet.directory.reservation(("default", "alice")) is None)
-        listed = (await made.http().get("/v1/agents")).json()["data"]
+        await until(lambda: fabric.fleet.directory.reservation(("default", "alice")) is None)
+        listed = (await fabric.http().get("/v1/agents")).json()["data"]
 
     assert listed == []
 
 
-async def test_tenants_have_names_of_their_own():
+async def test_agent_names_are_scoped_by_tenant():
     settings = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, takeover_after_s=0.3)
-    async with rig(nodes=keepers("node-a"), settings=settings, tended=False) as made:
-        one, two = made.http(KEY), made.http(OTHER_KEY)
-        await made.chat("hello", agent="alice", http=one)
+    async with rig(nodes=hibernation_nodes("node-a"), settings=settings, tended=False) as fabric:
+        one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
+        await fabric.chat("hello", agent="alice", http=one)
         theirs = await two.post("/v1/agents/alice/hibernate")
-        came = await two.post("/v1/agents/alice/resume", content=file_of())
-        call = made["node-a"].asked[-1]
+        resumed = await two.post("/v1/agents/alice/resume", content=file_of())
+        call = fabric["node-a"].node_calls[-1]
 
     assert theirs.status_code == 404
-    assert (came.status_code, call.tenant) == (200, "two")
+    assert (resumed.status_code, call.tenant) == (200, "two")

@@ -17,22 +17,22 @@ RESULT = "r" * 1000
 
 
 def use(n, name="read"):
-    asked = [
+    uses = [
         {"type": "thinking", "thinking": f"thought {n}", "signature": ""},
         {"type": "tool_use", "id": f"c{n}", "name": name, "input": {"path": f"file {n}"}},
     ]
-    told = [{"type": "tool_result", "tool_use_id": f"c{n}", "content": RESULT}]
-    return [{"role": "assistant", "content": asked}, {"role": "user", "content": told}]
+    results = [{"type": "tool_result", "tool_use_id": f"c{n}", "content": RESULT}]
+    return [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
 
 
 def loop(*names):
-    said = [{"role": "user", "content": "go"}]
+    messages = [{"role": "user", "content": "go"}]
     for n, name in enumerate(names):
-        said += use(n, name)
-    return said
+        messages += use(n, name)
+    return messages
 
 
-def asked(*edits, messages=None, **more):
+def request_body(*edits, messages=None, **more):
     return {
         "model": MODEL,
         "messages": messages or loop(*["read"] * 6),
@@ -51,11 +51,11 @@ def edit(**more):
     return {"type": USES, "trigger": {"type": "tool_uses", "value": 1}, **more}
 
 
-async def test_old_results_are_cleared_and_the_answer_says_so():
+async def test_old_tool_results_are_cleared_and_reported():
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        client = made.anthropic()
-        body = asked(edit(), max_tokens=9)
+    async with rig(nodes=[node]) as fabric:
+        client = fabric.anthropic()
+        body = request_body(edit(), max_tokens=9)
         raw = await client.beta.messages.with_raw_response.create(**body)
         whole = await raw.parse()
         async with client.beta.messages.stream(**body) as stream:
@@ -93,15 +93,15 @@ async def test_old_results_are_cleared_and_the_answer_says_so():
         ({"clear_at_least": {"type": "input_tokens", "value": 3_000}}, "rrrrrr"),
     ],
 )
-async def test_what_is_cleared_and_when(more, kept):
+async def test_clear_tool_uses_honors_trigger_keep_and_exclude(more, kept):
     names = ["bash" if at == 1 else "read" for at in range(6)]
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        body = asked(edit(**more), messages=loop(*names), max_tokens=9)
-        done = await made.anthropic().beta.messages.create(**body)
+    async with rig(nodes=[node]) as fabric:
+        body = request_body(edit(**more), messages=loop(*names), max_tokens=9)
+        done = await fabric.anthropic().beta.messages.create(**body)
 
-    told = results(node.requests[0])
-    assert "".join(" " if text == CLEARED else "x" for text in told) == "".join(
+    texts = results(node.requests[0])
+    assert "".join(" " if text == CLEARED else "x" for text in texts) == "".join(
         " " if each == " " else "x" for each in kept
     )
     count = kept.count(" ")
@@ -117,21 +117,21 @@ async def test_what_is_cleared_and_when(more, kept):
         (False, [f"file {n}" for n in range(6)]),
     ],
 )
-async def test_inputs_are_cleared_where_that_is_asked(inputs, left):
+async def test_clear_tool_inputs_option_clears_inputs(inputs, left):
     names = ["bash" if at == 1 else "read" for at in range(6)]
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        body = asked(edit(clear_tool_inputs=inputs), messages=loop(*names), max_tokens=9)
-        await made.anthropic().beta.messages.create(**body)
+    async with rig(nodes=[node]) as fabric:
+        body = request_body(edit(clear_tool_inputs=inputs), messages=loop(*names), max_tokens=9)
+        await fabric.anthropic().beta.messages.create(**body)
 
     uses = [use for message in node.requests[0].messages for use in message.uses]
     assert [use.arguments.get("path", "") for use in uses] == left
 
 
-async def test_a_short_prompt_is_not_even_counted():
+async def test_short_prompt_is_not_counted():
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        await made.anthropic().beta.messages.create(**asked({"type": USES}, max_tokens=9))
+    async with rig(nodes=[node]) as fabric:
+        await fabric.anthropic().beta.messages.create(**request_body({"type": USES}, max_tokens=9))
     assert node.counted == []
 
 
@@ -144,31 +144,31 @@ async def test_a_short_prompt_is_not_even_counted():
         ({"type": "all"}, 0, ["thought 0", "thought 1", "thought 2"]),
     ],
 )
-async def test_thoughts_of_old_turns_are_cleared(keep, cleared, left):
-    said = []
+async def test_clear_thinking_removes_thoughts_of_old_turns(keep, cleared, left):
+    messages = []
     for n in range(3):
-        said += [{"role": "user", "content": f"question {n}"}, *use(n)]
+        messages += [{"role": "user", "content": f"question {n}"}, *use(n)]
     clearing = {"type": THINKING, **({"keep": keep} if keep else {})}
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        body = asked(clearing, messages=said, max_tokens=9)
-        done = await made.anthropic().beta.messages.create(**body)
+    async with rig(nodes=[node]) as fabric:
+        body = request_body(clearing, messages=messages, max_tokens=9)
+        done = await fabric.anthropic().beta.messages.create(**body)
 
     answers = [m for m in node.requests[0].messages if m.role == "assistant"]
     assert [m.reasoning for m in answers] == left
     assert [m.is_stripped for m in answers] == [each is None for each in left]
-    told = [
+    edits = [
         (each.type, each.cleared_thinking_turns, each.cleared_input_tokens)
         for each in done.context_management.applied_edits
     ]
-    assert told == ([(THINKING, cleared, cleared * len("thought 0"))] if cleared else [])
+    assert edits == ([(THINKING, cleared, cleared * len("thought 0"))] if cleared else [])
 
 
-async def test_a_count_is_of_what_would_be_left():
+async def test_count_tokens_counts_prompt_after_clearing():
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        client = made.anthropic()
-        counted = await client.beta.messages.count_tokens(**asked(edit()))
+    async with rig(nodes=[node]) as fabric:
+        client = fabric.anthropic()
+        counted = await client.beta.messages.count_tokens(**request_body(edit()))
         plain = await client.beta.messages.count_tokens(model=MODEL, messages=loop("read"))
 
     original = counted.context_management.original_input_tokens
@@ -177,12 +177,12 @@ async def test_a_count_is_of_what_would_be_left():
     assert node.requests == []
 
 
-async def test_edits_that_are_not_known_are_ignored_and_told():
+async def test_unknown_edits_are_listed_as_ignored():
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
+    async with rig(nodes=[node]) as fabric:
         edits = [{"type": "compact_20260112"}, edit()]
-        raw = await made.anthropic().beta.messages.with_raw_response.create(
-            **asked(*edits, max_tokens=9)
+        raw = await fabric.anthropic().beta.messages.with_raw_response.create(
+            **request_body(*edits, max_tokens=9)
         )
         done = await raw.parse()
 
@@ -190,9 +190,9 @@ async def test_edits_that_are_not_known_are_ignored_and_told():
     assert len(done.context_management.applied_edits) == 1
 
 
-async def test_nothing_is_said_of_edits_where_none_were_asked_for():
-    async with rig("a") as made:
-        done = await made.anthropic().beta.messages.create(
+async def test_response_omits_context_management_without_edits():
+    async with rig("a") as fabric:
+        done = await fabric.anthropic().beta.messages.create(
             model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "hi"}]
         )
     assert done.context_management is None
@@ -219,14 +219,14 @@ async def test_nothing_is_said_of_edits_where_none_were_asked_for():
         ({"edits": [{"type": THINKING, "keep": {"type": "thinking_turns", "value": 0}}]}, "keep"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(management, param):
-    async with rig("a") as made:
-        client = made.anthropic()
-        body = asked(max_tokens=9) | {"context_management": management}
-        with pytest.raises(anthropic.BadRequestError) as told:
+async def test_invalid_edit_is_rejected_with_its_parameter(management, param):
+    async with rig("a") as fabric:
+        client = fabric.anthropic()
+        body = request_body(max_tokens=9) | {"context_management": management}
+        with pytest.raises(anthropic.BadRequestError) as caught:
             await client.beta.messages.create(**body)
         body.pop("max_tokens")
         with pytest.raises(anthropic.BadRequestError):
             await client.beta.messages.count_tokens(**body)
-    assert param in told.value.message
-    assert told.value.body["error"]["type"] == "invalid_request_error"
+    assert param in caught.value.message
+    assert caught.value.body["error"]["type"] == "invalid_request_error"

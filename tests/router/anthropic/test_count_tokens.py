@@ -10,10 +10,10 @@ USER = [{"role": "user", "content": "say one two three"}]
 TOOL = {"name": "look", "input_schema": {"type": "object"}}
 
 
-async def test_a_node_counts_what_would_be_sent():
+async def test_node_counts_tokens_of_prompt():
     node = CountingNode("node-a")
-    async with rig(nodes=[node]) as made:
-        counted = await made.anthropic().messages.count_tokens(
+    async with rig(nodes=[node]) as fabric:
+        counted = await fabric.anthropic().messages.count_tokens(
             model=MODEL, messages=USER, system="be brief", tools=[TOOL]
         )
 
@@ -22,22 +22,22 @@ async def test_a_node_counts_what_would_be_sent():
     assert node.requests == []
 
 
-async def test_another_node_counts_where_one_breaks():
+async def test_count_falls_back_to_another_node():
     nodes = [CountingNode("node-a"), CountingNode("node-b")]
     nodes[0].breaks = True
-    async with rig(nodes=nodes) as made:
-        counted = await made.anthropic().messages.count_tokens(model=MODEL, messages=USER)
+    async with rig(nodes=nodes) as fabric:
+        counted = await fabric.anthropic().messages.count_tokens(model=MODEL, messages=USER)
         nodes[1].breaks = True
-        with pytest.raises(anthropic.APIStatusError) as told:
-            await made.anthropic().messages.count_tokens(model=MODEL, messages=USER)
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await fabric.anthropic().messages.count_tokens(model=MODEL, messages=USER)
 
     assert counted.input_tokens == len("say one two three")
-    assert told.value.status_code == 529
+    assert caught.value.status_code == 529
 
 
-async def test_what_cannot_be_counted_is_refused():
-    async with rig(nodes=[CountingNode("node-a")]) as made:
-        client = made.anthropic()
+async def test_count_rejects_unknown_model_and_empty_messages():
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
+        client = fabric.anthropic()
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.count_tokens(model="gpt", messages=USER)
         with pytest.raises(anthropic.BadRequestError, match="messages"):

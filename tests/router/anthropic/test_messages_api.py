@@ -44,9 +44,9 @@ def events_of(answer):
     return found
 
 
-async def test_answers_whole():
-    async with rig("a") as made:
-        done = await made.anthropic().messages.create(**BODY)
+async def test_unstreamed_message_has_all_fields():
+    async with rig("a") as fabric:
+        done = await fabric.anthropic().messages.create(**BODY)
 
     assert (done.type, done.role, done.model) == ("message", "assistant", MODEL)
     assert done.id.startswith("msg_")
@@ -61,11 +61,11 @@ async def test_answers_whole():
     assert done._request_id.startswith("req_")
 
 
-async def test_the_events_of_a_stream_come_in_their_order():
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
+async def test_stream_events_arrive_in_api_order():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
         body = {**BODY, "stream": True, "thinking": THINKING, "tools": TOOLS}
-        answer = await made.http().post(PATH, json=body)
+        answer = await fabric.http().post(PATH, json=body)
 
     events = events_of(answer)
     assert all(name == data["type"] for name, data in events)
@@ -92,17 +92,17 @@ async def test_the_events_of_a_stream_come_in_their_order():
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_the_sdk_reads_the_same_whole_and_streamed(thinks):
+async def test_sdk_reads_same_message_streamed_and_unstreamed(thinks):
     options = {"thinking": THINKING} if thinks else {}
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client = made.anthropic()
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
+        client = fabric.anthropic()
         whole = await client.messages.create(**BODY, tools=TOOLS, **options)
         async with client.messages.stream(**BODY, tools=TOOLS, **options) as stream:
             streamed = await stream.get_final_message()
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
-    assert asked.template_options["enable_thinking"] is thinks
+    assert request.template_options["enable_thinking"] is thinks
     for done in (whole, streamed):
         kinds = [block.type for block in done.content]
         assert kinds == [*(["thinking"] if thinks else []), "text", "tool_use", "tool_use"]
@@ -131,23 +131,23 @@ PARTS = [
 ]
 
 
-async def test_calls_are_streamed_while_they_are_written():
-    async with rig("a") as made:
-        made["node-a"].does.events = PARTS
+async def test_tool_calls_stream_as_they_are_generated():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = PARTS
         body = {**BODY, "stream": True, "tools": TOOLS}
-        events = events_of(await made.http().post(PATH, json=body))
+        events = events_of(await fabric.http().post(PATH, json=body))
 
     deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
-    told = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
+    parts = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
     starts = [data["content_block"] for name, data in events if name == "content_block_start"]
     stops = [data["index"] for name, data in events if name == "content_block_stop"]
     ids = [block.get("id") for block in starts]
-    assert told == ['{"at": ', '"sky"}', "{}", "{}", "{}"]
+    assert parts == ['{"at": ', '"sky"}', "{}", "{}", "{}"]
     assert ids[:3] == [None, "first", "second"]
     assert stops == [0, 1, 2, 3, 4]
 
 
-async def test_a_cut_call_is_shown_once_and_alike():
+async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
     arguments = '{"at": "sky", "days": [1, 2], "why": "the'
     cut = [
         *PARTS[:2],
@@ -155,13 +155,13 @@ async def test_a_cut_call_is_shown_once_and_alike():
         ToolCalls((ToolCall("look", arguments, "first", is_broken=True),)),
         Finished(FinishReason.LENGTH, 99, broken_calls=1),
     ]
-    async with rig("a") as made:
-        made["node-a"].does.events = cut
-        client, body = made.anthropic(), {**BODY, "stream": True, "tools": TOOLS}
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = cut
+        client, body = fabric.anthropic(), {**BODY, "stream": True, "tools": TOOLS}
         whole = await client.messages.create(**BODY, tools=TOOLS)
         async with client.messages.stream(**BODY, tools=TOOLS) as stream:
             streamed = await stream.get_final_message()
-        events = events_of(await made.http().post(PATH, json=body))
+        events = events_of(await fabric.http().post(PATH, json=body))
 
     for done in (whole, streamed):
         assert [block.type for block in done.content] == ["text", "tool_use"]
@@ -172,10 +172,10 @@ async def test_a_cut_call_is_shown_once_and_alike():
     assert kinds == {(0, "text_delta"), (1, "input_json_delta")}
 
 
-async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "\n\n"), *THOUGHT[5:]]
-        client = made.anthropic()
+async def test_blank_text_before_tool_calls_has_no_block():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "\n\n"), *THOUGHT[5:]]
+        client = fabric.anthropic()
         whole = await client.messages.create(**BODY, tools=TOOLS)
         async with client.messages.stream(**BODY, tools=TOOLS) as stream:
             streamed = await stream.get_final_message()
@@ -193,10 +193,10 @@ async def test_an_answer_of_blanks_beside_calls_has_no_block_of_them():
         (Finished(FinishReason.LENGTH, 8), 9, ("model_context_window_exceeded", None)),
     ],
 )
-async def test_why_it_ended(finished, max_tokens, reason):
-    async with rig("a") as made:
-        made["node-a"].does.events = [finished]
-        client = made.anthropic()
+async def test_stop_reason_follows_finish_reason(finished, max_tokens, reason):
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [finished]
+        client = fabric.anthropic()
         body = {**BODY, "max_tokens": max_tokens, "stop_sequences": ["END"]}
         whole = await client.messages.create(**body)
         async with client.messages.stream(**body) as stream:
@@ -207,10 +207,10 @@ async def test_why_it_ended(finished, max_tokens, reason):
         assert [(block.type, block.text) for block in done.content] == [("text", "")]
 
 
-async def test_counts_add_up_and_breakpoints_count_what_is_computed_as_written():
+async def test_usage_splits_input_into_cached_and_newly_written_tokens():
     marked = [{"type": "text", "text": "say", "cache_control": {"type": "ephemeral"}}]
-    async with rig("a") as made:
-        client = made.anthropic()
+    async with rig("a") as fabric:
+        client = fabric.anthropic()
         first = await client.messages.create(**BODY)
         grown = [*USER, {"role": "assistant", "content": "x"}, {"role": "user", "content": marked}]
         raw = await client.messages.with_raw_response.create(**{**BODY, "messages": grown})
@@ -224,16 +224,16 @@ async def test_counts_add_up_and_breakpoints_count_what_is_computed_as_written()
     assert second.usage.input_tokens == 0
 
 
-async def test_no_tokens_at_all_warms_the_cache_for_later():
-    async with rig("a") as made:
-        client = made.anthropic()
+async def test_max_tokens_zero_warms_prefix_cache():
+    async with rig("a") as fabric:
+        client = fabric.anthropic()
         warmed = await client.messages.create(**{**BODY, "max_tokens": 0})
         done = await client.messages.create(**BODY)
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
     assert (warmed.content, warmed.stop_reason) == ([], "max_tokens")
     assert warmed.usage.output_tokens == 0
-    assert asked.sampling.max_tokens == 1
+    assert request.sampling.max_tokens == 1
     assert done.usage.cache_read_input_tokens == warmed.usage.input_tokens - 1
 
 
@@ -245,22 +245,22 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=str)
-async def test_a_nodes_refusal_has_its_type_and_status(error, status, kind):
-    async with rig("a") as made:
-        made["node-a"].does.refuse = error
-        with pytest.raises(anthropic.APIStatusError) as told:
-            await made.anthropic().messages.create(**BODY)
+async def test_node_error_maps_to_anthropic_type_and_status(error, status, kind):
+    async with rig("a") as fabric:
+        fabric["node-a"].does.refuse = error
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await fabric.anthropic().messages.create(**BODY)
 
-    assert told.value.status_code == status
-    assert told.value.body == {"type": "error", "error": {"type": kind, "message": "no"}}
+    assert caught.value.status_code == status
+    assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "no"}}
     if status != 400:
-        assert int(told.value.response.headers["retry-after"]) >= 3
+        assert int(caught.value.response.headers["retry-after"]) >= 3
 
 
-async def test_the_routers_own_refusals_have_the_shape():
+async def test_router_errors_have_anthropic_shape():
     settings = RouterSettings(api_keys={"one": KEY}, loopback_without_key=False)
-    async with rig("a", settings=settings, tended=False) as made:
-        http, keyless = made.http(KEY), made.http(operates=False)
+    async with rig("a", settings=settings, tended=False) as fabric:
+        http, keyless = fabric.http(KEY), fabric.http(operates=False)
         answers = [
             await keyless.post(PATH, json=BODY),
             await keyless.post(PATH, json=BODY, headers={"x-api-key": "wrong"}),
@@ -286,53 +286,55 @@ async def test_the_routers_own_refusals_have_the_shape():
     assert good.status_code == 200
 
 
-async def test_a_prompt_that_is_too_long_is_told_in_the_words_clients_look_for():
-    async with rig("a") as made:
+async def test_context_overflow_error_has_wording_that_clients_match():
+    async with rig("a") as fabric:
         refusal = RejectedError("it has 9 tokens", code="context_length_exceeded")
-        made["node-a"].does.refuse = refusal
+        fabric["node-a"].does.refuse = refusal
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
-            await made.anthropic().messages.create(**BODY)
+            await fabric.anthropic().messages.create(**BODY)
 
 
-async def test_a_tool_runner_that_wants_a_thread_held_here_sends_the_whole_conversation():
+async def test_tool_runner_resends_whole_conversation():
     async def weather(city: str) -> str:
         """Tell the weather."""
         return f"sunny in {city}"
 
-    async with rig("a") as made:
+    async with rig("a") as fabric:
         call = ToolCall("weather", '{"city": "Paris"}')
-        made["node-a"].does.events = [ToolCalls((call,)), Finished(FinishReason.TOOL_CALLS, 1)]
+        fabric["node-a"].does.events = [ToolCalls((call,)), Finished(FinishReason.TOOL_CALLS, 1)]
         tool = anthropic.beta_async_tool(weather)
-        runner = made.anthropic().beta.messages.tool_runner(**BODY, tools=[tool], max_iterations=2)
+        runner = fabric.anthropic().beta.messages.tool_runner(
+            **BODY, tools=[tool], max_iterations=2
+        )
         await runner.until_done()
-        asked = made["node-a"].requests
+        requests = fabric["node-a"].requests
 
-    assert [m.role.value for m in asked[-1].messages] == ["user", "assistant", "tool"]
-    assert asked[-1].tools
+    assert [m.role.value for m in requests[-1].messages] == ["user", "assistant", "tool"]
+    assert requests[-1].tools
 
 
-async def test_an_error_in_mid_stream_is_an_event_that_the_sdk_raises():
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+async def test_mid_stream_error_event_is_raised_by_sdk():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
         with pytest.raises(anthropic.APIStatusError, match="it broke"):
-            async with made.anthropic().messages.stream(**BODY) as stream:
+            async with fabric.anthropic().messages.stream(**BODY) as stream:
                 await stream.get_final_message()
 
 
-async def test_a_client_that_leaves_stops_its_node():
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_disconnected_client_cancels_turn():
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.events = [Delta(i, "word ") for i in range(500)]
         node.does.delay_s = 0.01
-        async with made.anthropic().messages.stream(**BODY) as stream:
+        async with fabric.anthropic().messages.stream(**BODY) as stream:
             async for _ in stream:
                 break
         await until(lambda: node.cancelled == 1)
         await asyncio.sleep(0)
 
 
-async def test_head_of_nothing_is_answered():
-    async with rig("a") as made:
-        answer = await made.http().head("/")
+async def test_head_of_root_returns_200():
+    async with rig("a") as fabric:
+        answer = await fabric.http().head("/")
 
     assert (answer.status_code, answer.content) == (200, b"")

@@ -20,8 +20,8 @@ def parse(headers=None, **fields):
     return parse_request(headers or {}, {**SMALLEST, **fields})
 
 
-def messages(*given_messages, **fields):
-    return as_templates_get_it(parse(messages=list(given_messages), **fields).prompt)
+def messages(*conversation, **fields):
+    return as_templates_get_it(parse(messages=list(conversation), **fields).prompt)
 
 
 def user(*blocks):
@@ -32,25 +32,29 @@ def assistant(*blocks):
     return {"role": "assistant", "content": list(blocks)}
 
 
-def text(said, **more):
-    return {"type": "text", "text": said, **more}
+def text(content, **more):
+    return {"type": "text", "text": content, **more}
 
 
-def test_smallest_request():
-    asked = parse()
+def test_smallest_request_gets_defaults():
+    request = parse()
 
-    assert (asked.model, asked.sampling.max_tokens) == ("m", 9)
-    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, 0)
-    assert asked.identity == Identity(IdentityKind.CONTENT)
-    assert not asked.stream
-    assert not asked.shows_thoughts
-    assert asked.prompt.tools is None
-    assert asked.prompt.template_options == {"enable_thinking": False, "thinking": False}
-    assert asked.ignored == ()
+    assert (request.model, request.sampling.max_tokens) == ("m", 9)
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (
+        1,
+        1,
+        0,
+    )
+    assert request.identity == Identity(IdentityKind.CONTENT)
+    assert not request.stream
+    assert not request.shows_thoughts
+    assert request.prompt.tools is None
+    assert request.prompt.template_options == {"enable_thinking": False, "thinking": False}
+    assert request.ignored == ()
 
 
-def test_all_known_fields():
-    asked = parse(
+def test_all_known_fields_are_read():
+    request = parse(
         system=[text("be brief", cache_control={"type": "ephemeral", "ttl": "1h"})],
         temperature=0.5,
         top_p=0.9,
@@ -68,32 +72,32 @@ def test_all_known_fields():
         some_beta_field={"x": [1]},
     )
 
-    sampling = asked.sampling
+    sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 4)
     assert sampling.stop == ("a", "b")
-    assert asked.stream
-    assert asked.prompt.calls == CallChoice(takes_one=True)
-    assert asked.shows_thoughts
-    assert asked.retain_s == 3600.0  # the longest of both
-    assert asked.identity == Identity(IdentityKind.GROUP, "ada")
-    assert asked.prompt.template_options == {
+    assert request.stream
+    assert request.prompt.calls == CallChoice(takes_one=True)
+    assert request.shows_thoughts
+    assert request.retain_s == 3600.0  # the longest of both
+    assert request.identity == Identity(IdentityKind.GROUP, "ada")
+    assert request.prompt.template_options == {
         "a": 1,
         "enable_thinking": True,
         "reasoning_effort": "high",
         "thinking": True,
         "thinking_budget": 2000,
     }
-    assert asked.prompt.tools == [
+    assert request.prompt.tools == [
         {
             "type": "function",
             "function": {"name": "look", "description": "see", "parameters": {"type": "object"}},
         }
     ]
     assert sampling.thoughts == ThoughtLimit(2000, "max")
-    assert asked.ignored == ()
+    assert request.ignored == ()
 
 
-def test_a_tool_round_becomes_calls_and_results():
+def test_tool_round_becomes_calls_and_results():
     found = messages(
         user(text("go")),
         assistant(
@@ -131,7 +135,7 @@ def test_a_tool_round_becomes_calls_and_results():
 
 
 @pytest.mark.parametrize("beta", [True, False])
-def test_an_answers_schema_is_strict_by_either_name(beta):
+def test_output_schema_is_read_from_both_fields(beta):
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {}}}}
     asked = parse(output_format=form) if beta else parse(output_config={"format": form})
     source = '{"type":"object","properties":{"a":{}}}'
@@ -140,7 +144,7 @@ def test_an_answers_schema_is_strict_by_either_name(beta):
     assert parse().sampling.output is None
 
 
-def test_neighbours_of_one_role_are_one_message_and_results_are_not():
+def test_adjacent_messages_of_one_role_merge_but_tool_results_do_not():
     found = messages(
         user(text("a"), text("b")),
         {"role": "user", "content": "c"},
@@ -157,22 +161,24 @@ def test_neighbours_of_one_role_are_one_message_and_results_are_not():
     ]
 
 
-def test_the_billing_line_is_dropped_and_told_and_nothing_else_is():
+def test_billing_header_line_is_dropped_and_listed_as_ignored():
     billing = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli"
-    asked = parse(system=[text(billing), text("You help."), text("Really.")])
+    beginning = parse(system=[text(billing), text("You help."), text("Really.")])
     beside = parse(system=f"{billing}\nYou help.")
     alone = parse(system=billing)
-    said = parse(system="", messages=[{"role": "user", "content": f"{billing}\nwhat is it?"}])
+    in_message = parse(system="", messages=[{"role": "user", "content": f"{billing}\nwhat is it?"}])
 
-    assert as_templates_get_it(asked.prompt)[0]["content"] == "You help.\nReally."
+    assert as_templates_get_it(beginning.prompt)[0]["content"] == "You help.\nReally."
     assert as_templates_get_it(beside.prompt)[0]["content"] == "You help."
     assert [m["role"] for m in as_templates_get_it(alone.prompt)] == ["user"]
-    assert asked.ignored == alone.ignored == ("x-anthropic-billing-header",)
-    assert as_templates_get_it(said.prompt)[0]["content"].startswith("x-anthropic-billing-header")
-    assert said.ignored == ()
+    assert beginning.ignored == alone.ignored == ("x-anthropic-billing-header",)
+    assert as_templates_get_it(in_message.prompt)[0]["content"].startswith(
+        "x-anthropic-billing-header"
+    )
+    assert in_message.ignored == ()
 
 
-def test_a_system_message_in_mid_conversation_stays_where_it_is():
+def test_mid_conversation_system_message_keeps_its_position():
     found = messages(user(text("a")), {"role": "system", "content": "b"}, system="s")
 
     assert [m["role"] for m in found] == ["system", "user", "system"]
@@ -187,17 +193,17 @@ def test_a_system_message_in_mid_conversation_stays_where_it_is():
         ({"user_id": ""}, None),
     ],
 )
-def test_who_speaks(metadata, agent):
+def test_identity_is_read_from_metadata(metadata, agent):
     kind = IdentityKind.CONTENT if agent is None else IdentityKind.GROUP
     assert parse(metadata=metadata).identity == Identity(kind, agent)
 
 
-def test_a_users_id_that_only_looks_like_json_names_a_group():
+def test_malformed_json_user_id_names_a_group():
     for odd in ("{", '{"session_id": 5}', '{"session_id": ""}'):
         assert parse(metadata={"user_id": odd}).identity.kind is IdentityKind.GROUP
 
 
-def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
+def test_tool_choice_none_keeps_tools_in_prompt_but_parses_no_calls():
     none = parse(tools=[TOOL], tool_choice={"type": "none"}).prompt
     auto = parse(tools=[TOOL], tool_choice={"type": "auto"}).prompt
 
@@ -219,7 +225,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("choice", "expected"), CHOICES, ids=str)
-def test_a_choice_says_what_is_called(choice, expected):
+def test_tool_choice_sets_required_and_strict_calls(choice, expected):
     tools = [{**TOOL, "name": "a"}, {**TOOL, "name": "b", "strict": True}]
     prompt = parse(tools=tools, tool_choice=choice).prompt
     assert prompt.calls == expected
@@ -318,7 +324,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda x: str(x)[:50])
-def test_what_is_wrong_is_refused_by_name(fields, param):
+def test_invalid_field_is_rejected_with_its_parameter(fields, param):
     with pytest.raises(RejectedError) as refused:
         parse(**fields)
 
@@ -335,6 +341,6 @@ NAMES = [
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4))
-def test_whatever_comes_is_read_or_refused(fields):
+def test_arbitrary_fields_are_parsed_or_rejected(fields):
     with suppress(RejectedError):  # and nothing else
         parse(**fields)

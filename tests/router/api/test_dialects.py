@@ -59,10 +59,10 @@ class Tales(ApiAdapter[ApiRequest]):
             prefetch=(),
         )
 
-    def whole(self, asked, admitted, answer):
+    def whole(self, request, admitted, answer):
         return {"tale": answer.text, "stopped_at": answer.finished.stop_string}
 
-    async def frames(self, asked, admitted, events):
+    async def frames(self, request, admitted, events):
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Delta):
@@ -80,13 +80,13 @@ def _tales(monkeypatch):
     monkeypatch.setattr(router.app, "adapters_of", lambda *parts: [*known(*parts), Tales()])
 
 
-async def test_a_dialect_answers_in_its_own_words():
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_dialect_formats_its_own_responses():
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.events = STOPPED
-        whole = await made.http().post(PATH, json=TALE)
-        streamed = await made.http().post(PATH, json={**TALE, "stream": True})
-        asked = node.requests[0]
+        whole = await fabric.http().post(PATH, json=TALE)
+        streamed = await fabric.http().post(PATH, json={**TALE, "stream": True})
+        request = node.requests[0]
 
     assert whole.json() == {"tale": "once", "stopped_at": " upon"}
     assert whole.headers["x-macfabric-node"] == "node-a"
@@ -95,15 +95,15 @@ async def test_a_dialect_answers_in_its_own_words():
         'event: tale_part\ndata: {"part":"ce"}\n\n'
         'event: tale_end\ndata: {"stopped_at":" upon"}\n\n'
     )
-    assert (asked.prompt, asked.priority) == ("once upon", Priority.BACKGROUND)
+    assert (request.prompt, request.priority) == ("once upon", Priority.BACKGROUND)
 
 
-async def test_every_error_of_its_path_is_its_own():
+async def test_dialect_formats_every_error_below_its_path():
     settings = RouterSettings(api_keys={"one": KEY}, loopback_without_key=False)
-    async with rig("a", settings=settings, tended=False) as made:
-        http = made.http(KEY)
+    async with rig("a", settings=settings, tended=False) as fabric:
+        http = fabric.http(KEY)
         answers = [
-            await made.http(operates=False).post(PATH, json=TALE),
+            await fabric.http(operates=False).post(PATH, json=TALE),
             await http.get(PATH),
             await http.get(f"{PATH}/of/old"),
             await http.post(PATH, content=b" " * (BODY_BYTES_MAX + 1)),
@@ -125,10 +125,10 @@ async def test_every_error_of_its_path_is_its_own():
     assert other.json()["error"]["code"] == "unknown_url"
 
 
-async def test_an_error_in_mid_stream_is_its_last_event():
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
-        streamed = await made.http().post(PATH, json={**TALE, "stream": True})
+async def test_mid_stream_error_is_the_last_event():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        streamed = await fabric.http().post(PATH, json={**TALE, "stream": True})
 
     assert streamed.text.split("\n\n") == [
         'event: tale_part\ndata: {"part":"on"}',
@@ -137,14 +137,14 @@ async def test_an_error_in_mid_stream_is_its_last_event():
     ]
 
 
-async def test_a_bug_in_a_dialect_is_told_in_its_words_and_frees_the_node(monkeypatch):
+async def test_dialect_exception_becomes_its_own_500_and_frees_node(monkeypatch):
     def broken(*_args):
         message = "secret"
         raise KeyError(message)
 
     monkeypatch.setattr(Tales, "whole", broken)
-    async with rig("a") as made:
-        answer = await made.http().post(PATH, json=TALE)
-        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+    async with rig("a") as fabric:
+        answer = await fabric.http().post(PATH, json=TALE)
+        await until(lambda: fabric.fleet.ledger.turns("node-a") == 0)
 
     assert (answer.status_code, answer.json()) == (500, {"alas": "internal_error"})

@@ -20,7 +20,7 @@ BODIES = {
     "/v1/agents/mira/generate": {"model": MODEL, "messages": USER},
 }
 HEADER = "X-Macfabric-Edits"
-SAYINGS = [
+HEADERS_AND_FIELDS = [
     (None, None),
     ("Amortize", None),
     (None, {"edits": "amortize"}),
@@ -29,43 +29,43 @@ SAYINGS = [
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_header_or_a_field_says_what_becomes_of_edited_memory(path):
-    async with rig("a") as made:
-        http = made.http()
-        for agent, (header, own) in enumerate(SAYINGS):
+async def test_edit_mode_is_read_from_header_or_field(path):
+    async with rig("a") as fabric:
+        http = fabric.http()
+        for agent, (header, own) in enumerate(HEADERS_AND_FIELDS):
             body = {**BODIES[path], **({"macfabric": own} if own else {})}
             to = path.replace("mira", f"mira-{agent}")
             answer = await http.post(to, json=body, headers={HEADER: header} if header else {})
             assert answer.status_code == 200, answer.text
-        asked = [request.edits for request in made["node-a"].requests]
+        edit_modes = [request.edits for request in fabric["node-a"].requests]
 
-    assert asked == [None, EditMode.AMORTIZE, EditMode.AMORTIZE, EditMode.FORGET]
+    assert edit_modes == [None, EditMode.AMORTIZE, EditMode.AMORTIZE, EditMode.FORGET]
 
 
-async def test_an_operator_chooses_for_those_who_say_nothing():
-    async with rig("a", settings=RouterSettings(edits="amortize")) as made:
-        await made.chat("hello")
-        await made.chat("hello", macfabric={"edits": "exact"})
-        asked = [request.edits for request in made["node-a"].requests]
+async def test_operator_setting_is_the_default_edit_mode():
+    async with rig("a", settings=RouterSettings(edits="amortize")) as fabric:
+        await fabric.chat("hello")
+        await fabric.chat("hello", macfabric={"edits": "exact"})
+        edit_modes = [request.edits for request in fabric["node-a"].requests]
 
-    assert asked == [EditMode.AMORTIZE, EditMode.FORGET]
+    assert edit_modes == [EditMode.AMORTIZE, EditMode.FORGET]
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_is_unknown_is_refused_in_each_dialects_words(path):
-    wrongs = [
+async def test_unknown_edit_mode_is_rejected_in_each_dialect(path):
+    cases = [
         ({HEADER: "splice"}, {}, "x-macfabric-edits"),
         ({}, {"macfabric": {"edits": "forget"}}, "macfabric.edits"),
         ({}, {"macfabric": {"edits": 1}}, "macfabric.edits"),
         ({}, {"macfabric": "amortize"}, "macfabric"),
     ]
-    async with rig("a") as made:
-        http = made.http()
+    async with rig("a") as fabric:
+        http = fabric.http()
         answers = [
             (await http.post(path, json={**BODIES[path], **more}, headers=headers), param)
-            for headers, more, param in wrongs
+            for headers, more, param in cases
         ]
-        assert made["node-a"].requests == []
+        assert fabric["node-a"].requests == []
 
     for answer, param in answers:
         error = answer.json()["error"]
@@ -74,16 +74,16 @@ async def test_what_is_unknown_is_refused_in_each_dialects_words(path):
         assert f"Invalid '{param}'" in error["message"]
 
 
-def test_a_request_of_an_older_router_says_nothing():
+def test_request_of_older_router_has_no_edit_mode():
     identity = Identity(IdentityKind.CONTENT)
-    made = GenerateRequest("op", "default", identity, Sampling(), prompt="x")
-    told = parse_json(dump_json(made))
-    assert told.pop("edits") is None
+    request = GenerateRequest("op", "default", identity, Sampling(), prompt="x")
+    plain = parse_json(dump_json(request))
+    assert plain.pop("edits") is None
 
-    assert from_plain(GenerateRequest, told).edits is None
+    assert from_plain(GenerateRequest, plain).edits is None
 
 
-def test_settings_know_both_ways():
+def test_settings_accept_both_edit_modes():
     assert parse_settings({}).router.edits == "exact"
     assert parse_settings({"router": {"edits": "amortize"}}).router.edits == "amortize"
     with pytest.raises(RejectedError, match=r"router\.edits: is exact\|amortize"):

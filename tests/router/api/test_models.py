@@ -16,9 +16,9 @@ ALIASED = RouterSettings(model_aliases={"gpt-4o": MODEL, "claude-*": MODEL, "cla
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-async def test_both_sdks_list_what_there_is():
-    async with rig(nodes=[FakeNode("node-a"), FakeNode("node-b", model="org/b")]) as made:
-        theirs, ours = made.openai(), made.anthropic()
+async def test_both_sdks_list_served_models():
+    async with rig(nodes=[FakeNode("node-a"), FakeNode("node-b", model="org/b")]) as fabric:
+        theirs, ours = fabric.openai(), fabric.anthropic()
         listed = [model async for model in theirs.models.list()]
         paged = [model async for model in ours.models.list()]
         one, same = await theirs.models.retrieve("org/b"), await ours.models.retrieve(MODEL)
@@ -34,33 +34,33 @@ async def test_both_sdks_list_what_there_is():
     assert missing.value.body["error"]["type"] == "not_found_error"
 
 
-async def test_a_page_tells_its_ends_also_where_it_is_empty():
-    async with rig("a") as made:
-        full = (await made.http().get("/v1/models", headers=VERSION)).json()
-        made.fleet.models = list
-        empty = (await made.http().get("/v1/models", headers=VERSION)).json()
+async def test_model_page_has_first_and_last_ids_even_if_empty():
+    async with rig("a") as fabric:
+        full = (await fabric.http().get("/v1/models", headers=VERSION)).json()
+        fabric.fleet.models = list
+        empty = (await fabric.http().get("/v1/models", headers=VERSION)).json()
 
     assert (full["first_id"], full["last_id"], full["has_more"]) == (MODEL, MODEL, False)
     assert empty == {"data": [], "has_more": False, "first_id": None, "last_id": None}
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "claude-opus-9"])
-async def test_an_alias_is_served_under_its_own_name(name):
-    async with rig("a", settings=ALIASED) as made:
-        chat = await made.openai().chat.completions.create(model=name, messages=USER)
-        said = await made.anthropic().messages.create(model=name, messages=USER, max_tokens=9)
-        listed = (await made.http().get("/v1/models")).json()["data"]
-        shown = await made.http().get(f"/v1/models/{name}")
+async def test_alias_is_served_under_its_own_name(name):
+    async with rig("a", settings=ALIASED) as fabric:
+        chat = await fabric.openai().chat.completions.create(model=name, messages=USER)
+        message = await fabric.anthropic().messages.create(model=name, messages=USER, max_tokens=9)
+        listed = (await fabric.http().get("/v1/models")).json()["data"]
+        shown = await fabric.http().get(f"/v1/models/{name}")
 
-    assert (chat.model, said.model) == (name, name)
+    assert (chat.model, message.model) == (name, name)
     assert [model["id"] for model in listed] == [MODEL, "gpt-4o"]
     assert shown.json()["id"] == name
 
 
-async def test_the_longer_beginning_decides_and_a_served_name_goes_before_it():
+async def test_longest_alias_prefix_wins_but_served_name_comes_first():
     nodes = [FakeNode("node-a"), FakeNode("node-b", model="claude-b")]
-    async with rig(nodes=nodes, settings=ALIASED) as made:
-        http = made.http()
+    async with rig(nodes=nodes, settings=ALIASED) as fabric:
+        http = fabric.http()
         wrong = await http.post(
             "/v1/chat/completions", json={"model": "claude-x1", "messages": USER}
         )
@@ -70,16 +70,16 @@ async def test_the_longer_beginning_decides_and_a_served_name_goes_before_it():
     assert own.headers["x-macfabric-node"] == "node-b"
 
 
-async def test_an_answer_is_as_long_as_asked_for_within_the_cap():
-    async with rig("a", settings=RouterSettings(completion_tokens_max=5_000)) as made:
+async def test_max_tokens_is_capped_by_settings():
+    async with rig("a", settings=RouterSettings(completion_tokens_max=5_000)) as fabric:
         for limits in ({}, {"max_tokens": 4_000}, {"max_tokens": 90_000}):
-            await made.chat("hi", **limits)
-        asked = [request.sampling.max_tokens for request in made["node-a"].requests]
-    async with rig("a") as made:
-        await made.chat("hi")
-        free = made["node-a"].requests[0].sampling.max_tokens
+            await fabric.chat("hi", **limits)
+        limits_sent = [request.sampling.max_tokens for request in fabric["node-a"].requests]
+    async with rig("a") as fabric:
+        await fabric.chat("hi")
+        free = fabric["node-a"].requests[0].sampling.max_tokens
 
-    assert asked == [5_000, 4_000, 5_000]
+    assert limits_sent == [5_000, 4_000, 5_000]
     assert free == COMPLETION_TOKENS_MAX
 
 
@@ -95,7 +95,7 @@ async def test_an_answer_is_as_long_as_asked_for_within_the_cap():
     ],
     ids=lambda router: str(router)[:40],
 )
-def test_wrong_settings_are_named(router):
+def test_invalid_model_settings_are_named(router):
     with pytest.raises(RejectedError, match=next(iter(router))):
         parse_settings({"router": router})
 
@@ -105,16 +105,16 @@ LIMITED = RouterSettings(
 )
 
 
-async def test_every_dialect_names_the_smallest_context_and_the_answers_cap():
+async def test_models_list_smallest_context_and_completion_cap():
     nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c", model="org/b")]
     nodes[1].view_changes = {"context_tokens_max": 32_768}
     nodes[2].view_changes = {"context_tokens_max": 4_096}
-    async with rig(nodes=nodes, settings=LIMITED) as made:
-        http = made.http()
+    async with rig(nodes=nodes, settings=LIMITED) as fabric:
+        http = fabric.http()
         rows = {row["id"]: row for row in (await http.get("/v1/models")).json()["data"]}
         shown = [(await http.get(f"/v1/models/{name}")).json() for name in rows if name != "old"]
-        theirs = {model.id: model async for model in made.anthropic().models.list()}
-        one = await made.anthropic().models.retrieve("gpt-4o")
+        theirs = {model.id: model async for model in fabric.anthropic().models.list()}
+        one = await fabric.anthropic().models.retrieve("gpt-4o")
 
     for name, context, answer in ((MODEL, 32_768, 5_000), ("gpt-4o", 32_768, 5_000),
                                   ("org/b", 4_096, 4_096)):  # fmt: skip
@@ -131,15 +131,15 @@ async def test_every_dialect_names_the_smallest_context_and_the_answers_cap():
     assert theirs["old"].max_input_tokens is None
 
 
-async def test_codex_reads_a_catalog_with_the_context():
-    async with rig("a", settings=LIMITED) as made:
-        http = made.http()
+async def test_codex_catalog_has_context_window():
+    async with rig("a", settings=LIMITED) as fabric:
+        http = fabric.http()
         plain = (await http.get("/v1/models")).json()
-        asked = (await http.get("/v1/models?client_version=0.169.0")).json()
+        catalog = (await http.get("/v1/models?client_version=0.169.0")).json()
 
     assert "models" not in plain
-    assert asked["data"] == plain["data"]
-    entries = {entry["slug"]: entry for entry in asked["models"]}
+    assert catalog["data"] == plain["data"]
+    entries = {entry["slug"]: entry for entry in catalog["models"]}
     assert (entries[MODEL]["context_window"], entries[MODEL]["visibility"]) == (100_000, "list")
     assert "context_window" not in entries["old"]
     # Codex refuses a catalog in which one of these is missing.
@@ -154,11 +154,11 @@ async def test_codex_reads_a_catalog_with_the_context():
     )
 
 
-async def test_health_goes_by_both_names_and_embeddings_are_none():
-    async with rig("a") as made:
-        http = made.http()
+async def test_health_has_two_paths_and_embeddings_are_404():
+    async with rig("a") as fabric:
+        http = fabric.http()
         health = [(await http.get(path)).status_code for path in ("/health", "/healthz")]
         with pytest.raises(openai.NotFoundError, match="no embeddings"):
-            await made.openai().embeddings.create(model=MODEL, input="x")
+            await fabric.openai().embeddings.create(model=MODEL, input="x")
 
     assert health == [200, 200]

@@ -26,22 +26,22 @@ def schemas(value) -> Iterator[dict]:
 
 
 @pytest.mark.anyio
-async def test_it_is_served_and_says_every_route():
-    async with rig("a") as made:
-        served = await made.http().get("/openapi.json")
+async def test_document_is_served_and_covers_every_route():
+    async with rig("a") as fabric:
+        served = await fabric.http().get("/openapi.json")
         routes = {
             (method, template(route))
-            for route in made.app.routes
+            for route in fabric.app.routes
             for method in route.methods
             if method != "HEAD" or "GET" not in route.methods
         }
-    told = {(m.upper(), path) for path, each in DOCUMENT["paths"].items() for m in each}
+    documented = {(m.upper(), path) for path, each in DOCUMENT["paths"].items() for m in each}
 
     assert served.json() == DOCUMENT
-    assert told == routes
+    assert documented == routes
 
 
-def test_its_schemas_are_some():
+def test_schemas_are_valid_and_all_used():
     components = DOCUMENT["components"]["schemas"]
     for schema in [*schemas(DOCUMENT["paths"]), *components.values()]:
         Draft202012Validator.check_schema(schema)
@@ -51,7 +51,7 @@ def test_its_schemas_are_some():
     assert set(components) <= named, "each is used"
 
 
-def test_every_operation_has_a_name_of_its_own_and_its_path_parameters():
+def test_operations_have_unique_ids_and_path_parameters():
     operations = [(p, o) for p, each in DOCUMENT["paths"].items() for o in each.values()]
     names = [operation["operationId"] for _, operation in operations]
 
@@ -70,14 +70,14 @@ def test_every_operation_has_a_name_of_its_own_and_its_path_parameters():
         ("/v1/scenarios/x", {"stream"}),
     ],
 )
-async def test_it_names_every_query(path, read):
+async def test_document_names_every_query_parameter(path, read):
     found = [p for p in DOCUMENT["paths"] if re.fullmatch(re.sub(r"\{\w+\}", r"\\w+", p), path)]
     operation = next(iter(DOCUMENT["paths"][found[0]].values()))
 
     assert {p["name"] for p in operation["parameters"] if p["in"] == "query"} == read
 
 
-def test_what_is_not_documented_is_found():
+def test_undocumented_response_is_detected():
     models, chats = "/v1/models", "/v1/chat/completions"
     error = b'{"error": {"message": "m", "type": "server_error", "param": null, "code": "c"}}'
     cases = [

@@ -201,7 +201,7 @@ DIALECTS = (chat, generate, responses, messages, count_tokens)
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda each: each.__name__)
-def test_every_part_becomes_text_in_every_dialect_and_position(dialect, place):
+def test_unsupported_part_becomes_text_in_every_dialect_and_position(dialect, place):
     for part, text in PARTS:
         content, ignored = dialect(part, place)
 
@@ -210,7 +210,7 @@ def test_every_part_becomes_text_in_every_dialect_and_position(dialect, place):
         assert dialect(part, place) == (content, ignored), "the same in every turn"
 
 
-def test_text_after_a_placeholder_begins_on_a_line_of_its_own():
+def test_text_after_placeholder_starts_on_new_line():
     picture, [image, _] = {"type": "image"}, PARTS[0]
     answer = [{"type": "text", "text": "I look."}, PARTS[20][0], picture,
               {"type": "text", "text": "It"}, {"type": "text", "text": " costs 9."}]  # fmt: skip
@@ -225,15 +225,15 @@ def test_text_after_a_placeholder_begins_on_a_line_of_its_own():
 
 
 @pytest.mark.parametrize(("item", "text"), ITEMS, ids=lambda x: str(x)[:40])
-def test_every_item_of_a_hosted_tool_becomes_text(item, text):
-    said = {"type": "message", "role": "assistant"}
+def test_hosted_tool_items_become_text(item, text):
+    assistant = {"type": "message", "role": "assistant"}
     user = {"role": "user", "content": "hi"}
     items = [
         user,
-        {**said, "content": [{"type": "output_text", "text": "I look."}]},
+        {**assistant, "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "reasoning", "summary": []},
         item,
-        {**said, "content": [{"type": "output_text", "text": "It costs 9."}]},
+        {**assistant, "content": [{"type": "output_text", "text": "It costs 9."}]},
         user,
     ]
     read = parse_responses({}, {"model": "m", "input": items})
@@ -251,20 +251,20 @@ def test_every_item_of_a_hosted_tool_becomes_text(item, text):
     assert read.ignored == (item["type"],)
 
 
-def test_an_item_alone_is_a_conversation():
+def test_single_hosted_tool_item_is_a_valid_conversation():
     for item, text in ITEMS:
         read = parse_responses({}, {"model": "m", "input": [item]})
         [message] = as_templates_get_it(read.prompt)
         assert message["content"].strip() == text.strip()
 
 
-def test_a_thought_among_the_parts_of_an_answer_is_left_out():
+def test_thinking_part_of_assistant_message_is_dropped():
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     content, ignored = chat(thought, "assistant")
     assert (content, ignored) == ("See:", ("thinking",))
 
 
-def test_placeholders_are_short_whatever_names_and_inputs_are():
+def test_placeholders_are_bounded_for_long_names_and_inputs():
     long = "word " * 5_000
     blocks = [
         {"type": "document", "title": f"{long}\n{long}", "source": PDF},
@@ -281,7 +281,7 @@ def test_placeholders_are_short_whatever_names_and_inputs_are():
         assert all(len(name) <= 64 for name in ignored)
 
 
-def test_blocks_that_belong_elsewhere_are_still_refused():
+def test_misplaced_blocks_are_rejected():
     for place, kind in itertools.product(("user", "tool"), ("tool_use", "thinking")):
         with pytest.raises(RejectedError) as refused:
             messages({"type": kind}, place)
@@ -329,13 +329,13 @@ def read_tools(dialect, hosted):
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages", "generate"])
-def test_a_hosted_tool_is_left_out_and_listed_beside_functions(dialect):
+def test_hosted_tools_are_dropped_and_listed_as_ignored(dialect):
     for tool in SEARCH:
         assert read_tools(dialect, [tool]) == (["look"], (tool["type"],))
     assert read_tools(dialect, SEARCH) == (["look"], tuple(tool["type"] for tool in SEARCH))
 
 
-def test_allowed_tools_keep_their_functions_beside_hosted_ones():
+def test_allowed_tools_keep_functions_beside_hosted_tools():
     named = [{"type": "web_search"}, {"type": "function", "name": "look"}]
     read = parse_responses({}, {
         "model": "m", "input": "hi",
@@ -346,7 +346,7 @@ def test_allowed_tools_keep_their_functions_beside_hosted_ones():
 
 
 @pytest.mark.anyio
-async def test_the_answer_lists_what_the_model_did_not_see_streamed_and_whole():
+async def test_response_lists_ignored_content_streamed_and_unstreamed():
     picture = {"role": "user", "content": [PARTS[0][0]]}
     search, look = SEARCH[0], {"name": "look", "input_schema": SCHEMA}
     image = {"role": "user", "content": [PARTS[4][0]]}
@@ -361,23 +361,23 @@ async def test_the_answer_lists_what_the_model_did_not_see_streamed_and_whole():
         "/v1/messages/count_tokens": (claude, "image, web_search_20250305"),
         "/v1/responses": (items, "web_search_preview, input_image"),
     }
-    async with rig(nodes=[CountingNode("node-a")]) as made:
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
         for path, (body, listed) in bodies.items():
             for stream in (False, True):
                 sent = {"model": MODEL, **body} | ({"stream": True} if stream else {})
-                answer = await made.http().post(path.format(f"mira-{stream}"), json=sent)
+                answer = await fabric.http().post(path.format(f"mira-{stream}"), json=sent)
                 assert answer.status_code == 200, (path, answer.text)
                 assert answer.headers["x-macfabric-ignored"] == listed, path
-        node = made["node-a"]
-        asked = [*node.requests, *node.counted]
-    assert {request.messages[-1].role for request in asked if request.messages} == {
+        node = fabric["node-a"]
+        requests = [*node.requests, *node.counted]
+    assert {request.messages[-1].role for request in requests if request.messages} == {
         MessageRole.USER
     }
-    assert {request.messages[-1].texts for request in asked if request.messages} == {(IMAGE,)}
-    assert PIXELS not in json.dumps([str(request) for request in asked])
+    assert {request.messages[-1].texts for request in requests if request.messages} == {(IMAGE,)}
+    assert PIXELS not in json.dumps([str(request) for request in requests])
 
 
-def test_the_header_is_bounded_and_counts_what_it_leaves_out():
+def test_ignored_header_is_bounded_and_counts_omitted_names():
     [text] = ignored_header(f"type_{index}" for index in range(1_000)).values()
     shown, _, rest = text.rpartition(", and ")
     assert len(text) <= IGNORED_HEADER_CHARS_MAX + 20

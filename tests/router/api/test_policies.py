@@ -28,33 +28,33 @@ SETTINGS = RouterSettings(
 
 
 def chat(steps=4):
-    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
-    said += [{"role": "assistant", "content": "1", "reasoning_content": "hm"}]
-    said += [{"role": "user", "content": "go"}]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
+    messages += [{"role": "assistant", "content": "1", "reasoning_content": "hm"}]
+    messages += [{"role": "user", "content": "go"}]
     for n in range(steps):
         call = {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        said += [
+        messages += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"c{n}", "content": LONG},
         ]
-    return said
+    return messages
 
 
 def anthropic_chat(steps=4):
-    said = [{"role": "user", "content": "go"}]
+    messages = [{"role": "user", "content": "go"}]
     for n in range(steps):
         use = {"type": "tool_use", "id": f"c{n}", "name": "look", "input": {}}
-        told = {"type": "tool_result", "tool_use_id": f"c{n}", "content": LONG}
-        said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
-    return said
+        result = {"type": "tool_result", "tool_use_id": f"c{n}", "content": LONG}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return messages
 
 
 def items(steps=4):
-    said = [{"role": "user", "content": "go"}]
+    messages = [{"role": "user", "content": "go"}]
     for n in range(steps):
         call = {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": "{}"}
-        said += [call, {"type": "function_call_output", "call_id": f"c{n}", "output": LONG}]
-    return said
+        messages += [call, {"type": "function_call_output", "call_id": f"c{n}", "output": LONG}]
+    return messages
 
 
 BODIES = {
@@ -69,12 +69,12 @@ def lengths(request):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_operators_policies_edit_every_dialects_conversations(path):
-    async with rig("a", settings=SETTINGS) as made:
-        http = made.http()
+async def test_operator_policies_edit_conversations_in_every_dialect(path):
+    async with rig("a", settings=SETTINGS) as fabric:
+        http = fabric.http()
         answer = await http.post(path, json=BODIES[path])
         streamed = await http.post(path, json={**BODIES[path], "stream": True})
-        requests = made["node-a"].requests
+        requests = fabric["node-a"].requests
 
     strips = 1 if path == "/v1/chat/completions" else 0
     for each in (answer, streamed):
@@ -84,8 +84,8 @@ async def test_an_operators_policies_edit_every_dialects_conversations(path):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_request_chooses_its_own(path):
-    asked = [
+async def test_request_overrides_operator_policies(path):
+    cases = [
         ({HEADER: "keep_all"}, {}, "keep_all=0", [900] * 4),
         ({HEADER: ""}, {}, None, [900] * 4),
         ({}, {"policies": []}, None, [900] * 4),
@@ -93,24 +93,24 @@ async def test_a_request_chooses_its_own(path):
         ({}, {"policies": ["keep_all", "cut"]}, "keep_all=0; cut=2", [100, 100, 900, 900]),
         ({HEADER: "cut, keep_all"}, {"policies": [CUT]}, "cut=2; keep_all=0", [100, 100, 900, 900]),
     ]
-    async with rig("a", settings=SETTINGS) as made:
-        http = made.http()
+    async with rig("a", settings=SETTINGS) as fabric:
+        http = fabric.http()
         answers = [
             await http.post(path, json={**BODIES[path], "macfabric": own}, headers=headers)
-            for headers, own, *_ in asked
+            for headers, own, *_ in cases
         ]
-        requests = made["node-a"].requests
+        requests = fabric["node-a"].requests
 
-    assert [answer.headers.get(HEADER) for answer in answers] == [told for *_, told, _ in asked]
-    assert [lengths(request) for request in requests] == [left for *_, left in asked]
+    assert [answer.headers.get(HEADER) for answer in answers] == [report for *_, report, _ in cases]
+    assert [lengths(request) for request in requests] == [left for *_, left in cases]
 
 
-async def test_by_the_sdk_with_extra_body_and_several_answers():
-    async with rig("a", settings=SETTINGS) as made:
-        done = await made.openai().chat.completions.create(
+async def test_sdk_extra_body_policies_apply_to_every_choice():
+    async with rig("a", settings=SETTINGS) as fabric:
+        done = await fabric.openai().chat.completions.create(
             model=MODEL, messages=chat(), n=2, extra_body={"macfabric": {"policies": [CUT]}}
         )
-        requests = made["node-a"].requests
+        requests = fabric["node-a"].requests
 
     assert len(done.choices) == 2
     assert {tuple(lengths(request)) for request in requests} == {(100, 100, 100, 900)}
@@ -133,11 +133,11 @@ async def test_by_the_sdk_with_extra_body_and_several_answers():
         ({}, {"policies": [f"{OWN}:Shouting"]}, "macfabric.policies[0]"),
     ],
 )
-async def test_what_is_not_there_is_refused_in_each_dialects_words(path, headers, own, param):
-    async with rig("a", settings=SETTINGS) as made:
+async def test_unknown_policy_is_rejected_in_each_dialect(path, headers, own, param):
+    async with rig("a", settings=SETTINGS) as fabric:
         body = {**BODIES[path], "macfabric": own}
-        answer = await made.http().post(path, json=body, headers=headers)
-        assert made["node-a"].requests == []
+        answer = await fabric.http().post(path, json=body, headers=headers)
+        assert fabric["node-a"].requests == []
 
     error = answer.json()["error"]
     assert answer.status_code == 400
@@ -153,10 +153,10 @@ async def test_what_is_not_there_is_refused_in_each_dialects_words(path, headers
         ("/v1/agents/ivan/generate", {"model": MODEL, "messages": chat()[:2]}),
     ],
 )
-async def test_where_no_whole_conversation_comes_no_policy_is_asked_and_none_can_be(path, body):
-    async with rig("a", settings=SETTINGS) as made:
-        answer = await made.http().post(path, json=body)
-        refused = await made.http().post(path, json=body, headers={HEADER: "cut"})
+async def test_policies_are_rejected_without_a_whole_conversation(path, body):
+    async with rig("a", settings=SETTINGS) as fabric:
+        answer = await fabric.http().post(path, json=body)
+        refused = await fabric.http().post(path, json=body, headers={HEADER: "cut"})
 
     assert answer.status_code == 200
     assert HEADER not in answer.headers
@@ -164,69 +164,69 @@ async def test_where_no_whole_conversation_comes_no_policy_is_asked_and_none_can
     assert HEADER in refused.json()["error"]["message"]
 
 
-async def test_a_failure_that_anthropics_clients_mark_as_one_is_known_by_the_mark():
+async def test_is_error_tool_result_counts_as_failed_call():
     said = anthropic_chat(2)
     said[2]["content"][0] |= {"content": "all is quiet", "is_error": True}
     body = {**BODIES["/v1/messages"], "messages": said}
-    async with rig("a") as made:
+    async with rig("a") as fabric:
         headers = {HEADER: "drop_failed_tool_calls"}
-        answer = await made.http().post("/v1/messages", json=body, headers=headers)
-        request = made["node-a"].requests[0]
+        answer = await fabric.http().post("/v1/messages", json=body, headers=headers)
+        request = fabric["node-a"].requests[0]
 
     assert answer.headers[HEADER] == "drop_failed_tool_calls=2"
     assert [use.id for message in request.messages for use in message.uses] == ["c1"]
 
 
-async def test_one_that_fails_leaves_the_turn_unedited_and_the_answer_says_so():
+async def test_failing_policy_leaves_turn_unedited_and_is_reported():
     settings = RouterSettings(policies=(PolicySettings(f"{OWN}:Failing"),))
-    async with rig("a", settings=settings) as made:
-        answer = await made.chat("the secret is otter")
-        request = made["node-a"].requests[0]
+    async with rig("a", settings=settings) as fabric:
+        answer = await fabric.chat("the secret is otter")
+        request = fabric["node-a"].requests[0]
 
     assert answer.status_code == 200
     assert answer.headers[HEADER] == "Failing=failed (raised KeyError)"
     assert request.messages[0].texts == ("the secret is otter",)
 
 
-async def test_an_errors_name_fits_a_header_whatever_it_is():
+async def test_policy_error_name_is_made_safe_for_header():
     settings = RouterSettings(policies=(PolicySettings(f"{OWN}:Grumbling"),))
-    async with rig("a", settings=settings) as made:
-        answer = await made.chat("hello")
+    async with rig("a", settings=settings) as fabric:
+        answer = await fabric.chat("hello")
 
     assert answer.status_code == 200
     assert answer.headers[HEADER].startswith("Grumbling=failed (raised ???")
     assert len(answer.headers[HEADER]) < 150
 
 
-async def test_the_place_of_an_edited_conversation_is_that_of_what_is_read():
-    """The sketch, by which the router finds warm nodes, is of what the node was sent."""
-    async with rig("a", settings=SETTINGS) as made:
-        http, path = made.http(), "/v1/chat/completions"
+async def test_sketch_is_computed_from_edited_conversation():
+    """The router finds warm nodes by the sketch, so it must match what the node received."""
+    async with rig("a", settings=SETTINGS) as fabric:
+        http, path = fabric.http(), "/v1/chat/completions"
         await http.post(path, json=BODIES[path])
-        edited = made["node-a"].requests[0]
+        edited = fabric["node-a"].requests[0]
         plain = [json.loads(json.dumps(each)) for each in chat()]
         plain[2].pop("reasoning_content")
         for at, message in enumerate(edited.messages):
             plain[at]["content"] = "".join(message.texts) if message.texts else None
         await http.post(path, json={"model": MODEL, "messages": plain}, headers={HEADER: ""})
-        same = made["node-a"].requests[1]
+        same = fabric["node-a"].requests[1]
 
     assert edited.sketch == same.sketch
 
 
-async def test_a_count_is_of_what_policies_leave():
+async def test_count_tokens_counts_prompt_after_policies():
     node = CountingNode("node-a")
-    async with rig(nodes=[node], settings=SETTINGS) as made:
+    async with rig(nodes=[node], settings=SETTINGS) as fabric:
         path, body = "/v1/messages/count_tokens", {"model": MODEL, "messages": anthropic_chat()}
-        counted = await made.http().post(path, json=body)
-        whole = await made.http().post(path, json=body, headers={HEADER: "keep_all"})
+        counted = await fabric.http().post(path, json=body)
+        whole = await fabric.http().post(path, json=body, headers={HEADER: "keep_all"})
 
     assert counted.headers[HEADER] == "cut=2; strip_thinking=0"
     assert whole.json()["input_tokens"] - counted.json()["input_tokens"] == 2 * 800
 
 
-async def test_a_router_does_not_start_with_a_policy_that_it_cannot_load():
+async def test_router_refuses_to_start_with_unloadable_policy():
     settings = RouterSettings(policies=(PolicySettings("no.such:Policy"),))
-    async with rig("a") as made:
+    async with rig("a") as fabric:
         with pytest.raises(RejectedError, match=r"router\.policies\[0\]\.use: cannot import"):
-            build_app(settings, made.services)
+            build_app(settings, fabric.services)

@@ -65,12 +65,12 @@ WITHOUT_V1 = [("POST", "/chat/completions"), ("GET", "/models"), ("POST", "/mess
 @pytest.fixture
 async def http():
     settings = RouterSettings(model_aliases={"org/name-4bit": MODEL}, takeover_after_s=20.0)
-    async with rig("a", settings=settings) as made:
-        yield made.http(operates=False)
+    async with rig("a", settings=settings) as fabric:
+        yield fabric.http(operates=False)
 
 
 @pytest.mark.anyio
-async def test_what_is_here(http):
+async def test_known_paths_answer_200(http):
     for method, path in HERE:
         async with asyncio.timeout(30):
             answer = await http.request(method, path)
@@ -79,23 +79,31 @@ async def test_what_is_here(http):
 
 
 @pytest.mark.anyio
-async def test_what_is_not_is_told_in_openais_shape_or_anthropics(http):
+async def test_absent_paths_get_404_in_openai_or_anthropic_shape(http):
     for method, path in ABSENT:
         body = {"json": {"model": MODEL}} if method == "POST" else {}
         answer = await http.request(method, path, **body)
-        told = await http.request(method, path, headers={"anthropic-version": "1"}, **body)
+        anthropic_answer = await http.request(
+            method, path, headers={"anthropic-version": "1"}, **body
+        )
         expected = 405 if path == "/" else 404
-        assert (answer.status_code, told.status_code) == (expected, expected), (method, path)
+        assert (answer.status_code, anthropic_answer.status_code) == (expected, expected), (
+            method,
+            path,
+        )
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error", path
         assert error["message"], path
         if not path.startswith("/v1/chat/completions"):  # which is OpenAI's, whoever asks
-            assert told.json()["type"] == "error"
-            assert told.json()["error"]["type"] in ("not_found_error", "invalid_request_error")
+            assert anthropic_answer.json()["type"] == "error"
+            assert anthropic_answer.json()["error"]["type"] in (
+                "not_found_error",
+                "invalid_request_error",
+            )
 
 
 @pytest.mark.anyio
-async def test_clients_of_ollama_read_its_errors(http):
+async def test_ollama_paths_get_404_in_ollama_shape(http):
     for method, path in OLLAMA:
         answer = await http.request(method, path)
         assert answer.status_code == 404
@@ -103,7 +111,7 @@ async def test_clients_of_ollama_read_its_errors(http):
 
 
 @pytest.mark.anyio
-async def test_a_base_url_without_its_version_is_told_so(http):
+async def test_base_url_without_v1_gets_hint(http):
     for method, path in WITHOUT_V1:
         answer = await http.request(method, path)
         assert answer.status_code == 404

@@ -19,8 +19,8 @@ MESSAGE = {"model": "m", "messages": USER, "max_tokens": 99}
 
 def read(parse, body):
     """Return the limit, and the template's options."""
-    asked = parse({}, body)
-    return asked.sampling.thoughts, asked.prompt.template_options
+    request = parse({}, body)
+    return request.sampling.thoughts, request.prompt.template_options
 
 
 def chat(**more):
@@ -45,7 +45,7 @@ EVERY = (*OPENAI, message, generate)
 
 
 @pytest.mark.parametrize("ask", EVERY)
-def test_a_request_that_says_nothing_has_no_limit_of_its_own(ask):
+def test_request_without_fields_has_no_thinking_limit(ask):
     assert ask()[0] is None
 
 
@@ -60,27 +60,27 @@ def test_a_request_that_says_nothing_has_no_limit_of_its_own(ask):
     ],
 )
 @pytest.mark.parametrize(("value", "tokens"), [(0, 0), (64, 64), ("64", 64), (64.0, 64)])
-def test_budgets_of_other_servers_are_read(ask, name, value, tokens):
+def test_budget_fields_of_other_servers_are_read(ask, name, value, tokens):
     limit, options = ask(**{name: value})
     assert limit == ThoughtLimit(tokens)
     assert options["thinking_budget"] == tokens  # for templates that state it
 
 
 @pytest.mark.parametrize("ask", [*OPENAI, generate])
-def test_minus_one_is_no_limit(ask):
+def test_budget_of_minus_one_means_unlimited(ask):
     limit, options = ask(thinking_budget=-1)
     assert limit == ThoughtLimit(COMPLETION_TOKENS_MAX)
     assert "thinking_budget" not in options
 
 
 @pytest.mark.parametrize("ask", OPENAI)
-def test_budgets_in_the_form_of_openrouter_are_read(ask):
+def test_openrouter_reasoning_budget_is_read(ask):
     assert ask(reasoning={"max_tokens": 7})[0] == ThoughtLimit(7)
     assert ask(reasoning={"max_tokens": 7, "effort": "low"})[0] == ThoughtLimit(7, "low")
     assert ask(reasoning={"max_tokens": 7}, thinking_budget=9)[0] == ThoughtLimit(9)
 
 
-def test_reasoning_of_a_chat_is_turned_off_or_has_an_effort():
+def test_chat_reasoning_object_disables_or_sets_effort():
     limit, options = chat(reasoning={"enabled": False})
     assert limit == ThoughtLimit(effort="none")
     assert options["enable_thinking"] is False
@@ -89,7 +89,7 @@ def test_reasoning_of_a_chat_is_turned_off_or_has_an_effort():
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
-def test_efforts_reach_the_node_as_they_were_sent(effort):
+def test_effort_reaches_node_unchanged(effort):
     """The node knows how many tokens each allows; the template gets the nearest that it knows."""
     for limit, options in (
         chat(reasoning_effort=effort),
@@ -101,24 +101,24 @@ def test_efforts_reach_the_node_as_they_were_sent(effort):
         assert "thinking_budget" not in options
 
 
-def test_messages_have_a_budget_an_effort_or_no_thoughts():
+def test_messages_api_reads_budget_effort_and_disabled():
     limit, options = message(thinking={"type": "enabled", "budget_tokens": 2_000})
     assert (limit, options["thinking_budget"]) == (ThoughtLimit(2_000), 2_000)
     assert message(thinking={"type": "disabled"})[0] == ThoughtLimit(0)
     assert message(thinking={"type": "adaptive"})[0] is None
     low = {"effort": "low"}
     assert message(thinking={"type": "adaptive"}, output_config=low)[0] == ThoughtLimit(None, "low")
-    asked = parse_request({}, MESSAGE | {"thinking": {"type": "enabled", "budget_tokens": 5}})
-    assert not asked.ignored
+    request = parse_request({}, MESSAGE | {"thinking": {"type": "enabled", "budget_tokens": 5}})
+    assert not request.ignored
 
 
-def test_a_templates_own_option_stays():
+def test_explicit_template_option_wins_over_budget():
     _, options = chat(chat_template_kwargs={"thinking_budget": 5}, thinking_budget=9)
     assert options["thinking_budget"] == 5
 
 
 @pytest.mark.parametrize("value", [-2, "many", [1], True, 1.5, {}])
-def test_an_invalid_budget_is_refused_by_its_name(value):
+def test_invalid_budget_is_rejected_with_its_parameter(value):
     for ask in (chat, response, generate):
         with pytest.raises(RejectedError) as caught:
             ask(thinking_budget=value)
@@ -128,7 +128,7 @@ def test_an_invalid_budget_is_refused_by_its_name(value):
     assert caught.value.param == "thinking.budget_tokens"
 
 
-def test_nodes_of_older_versions_read_requests_without_a_limit():
+def test_unlimited_request_is_readable_by_older_nodes():
     assert "thoughts" not in parse_json(dump_json(Sampling()))
     sampling = Sampling(thoughts=ThoughtLimit(5, "low"))
     assert from_plain(Sampling, parse_json(dump_json(sampling))) == sampling

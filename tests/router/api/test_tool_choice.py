@@ -44,13 +44,13 @@ READ = [
 
 
 @pytest.mark.parametrize(("choice", "expected"), READ, ids=str)
-def test_a_choice_is_read(choice, expected):
+def test_tool_choice_is_read_in_both_spellings(choice, expected):
     reads_calls, calls = read(choice)
     assert (reads_calls, calls) == (choice != "none", expected)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", allowed("auto", "now")])
-def test_one_call_is_taken_where_they_are_not_to_be_parallel(choice):
+def test_parallel_tool_calls_false_limits_to_one_call(choice):
     for parallel, takes_one in ((True, False), (False, True)):
         _, calls = read(choice, parallel=parallel, strict=("now",))
         assert (calls.takes_one, calls.strict) == (takes_one, ("now",))
@@ -77,12 +77,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("choice", "param"), REFUSED, ids=str)
-def test_what_is_wrong_is_refused_by_name(choice, param):
+def test_invalid_tool_choice_is_rejected_with_its_parameter(choice, param):
     with pytest.raises(RejectedError) as caught:
         read(choice)
     assert (int(caught.value.status), caught.value.param) == (400, param)
 
 
-def test_a_call_needs_tools():
+def test_required_call_needs_tools():
     with pytest.raises(RejectedError, match="only allowed with tools"):
         read("required", ())

@@ -19,12 +19,12 @@ WAYS = {"header": ({HEADER: "AUTO"}, {}), "field": ({}, AUTO)}
 
 
 def node():
-    made = CountingNode("node-a")
-    made.view_changes["context_tokens_max"] = CONTEXT
-    return made
+    fake = CountingNode("node-a")
+    fake.view_changes["context_tokens_max"] = CONTEXT
+    return fake
 
 
-def said(turns):
+def turn_messages(turns):
     items = []
     for n in range(turns):
         items += [
@@ -35,15 +35,23 @@ def said(turns):
 
 
 def chat(turns):
-    return {"model": MODEL, "messages": [{"role": "system", "content": "be brief"}, *said(turns)]}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "system", "content": "be brief"}, *turn_messages(turns)],
+    }
 
 
 def messages(turns):
-    return {"model": MODEL, "max_tokens": 100, "system": "be brief", "messages": said(turns)}
+    return {
+        "model": MODEL,
+        "max_tokens": 100,
+        "system": "be brief",
+        "messages": turn_messages(turns),
+    }
 
 
 def responses(turns):
-    return {"model": MODEL, "instructions": "be brief", "input": said(turns)}
+    return {"model": MODEL, "instructions": "be brief", "input": turn_messages(turns)}
 
 
 DIALECTS = {
@@ -55,12 +63,12 @@ DIALECTS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_each_dialect_drops_the_oldest_turns_by_option(path, way):
+async def test_truncation_auto_drops_oldest_turns_in_each_dialect(path, way):
     a, (headers, fields) = node(), WAYS[way]
-    async with rig(nodes=[a]) as made:
+    async with rig(nodes=[a]) as fabric:
         body = {**DIALECTS[path](50), **fields}
-        answer = await made.http().post(path, json=body, headers=headers)
-        streamed = await made.http().post(path, json={**body, "stream": True}, headers=headers)
+        answer = await fabric.http().post(path, json=body, headers=headers)
+        streamed = await fabric.http().post(path, json={**body, "stream": True}, headers=headers)
     assert answer.status_code == 200, answer.text
     first, second = (request.messages for request in a.requests)
     assert first == second
@@ -74,22 +82,22 @@ async def test_each_dialect_drops_the_oldest_turns_by_option(path, way):
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_without_the_option_nothing_is_dropped_or_counted(path):
+async def test_truncation_is_off_by_default(path):
     a = node()
-    async with rig(nodes=[a]) as made:
-        answer = await made.http().post(path, json=DIALECTS[path](50))
+    async with rig(nodes=[a]) as fabric:
+        answer = await fabric.http().post(path, json=DIALECTS[path](50))
     assert len(a.requests[0].messages) == 102
     assert not a.counted
     assert REPORT not in answer.headers
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_the_fabrics_default_holds_unless_a_request_chooses(path):
+async def test_request_overrides_default_truncation(path):
     a = node()
-    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as made:
-        answer = await made.http().post(path, json=DIALECTS[path](50))
+    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as fabric:
+        answer = await fabric.http().post(path, json=DIALECTS[path](50))
         off = {**DIALECTS[path](50), "macfabric": {"truncation": "disabled"}}
-        await made.http().post(path, json=off)
+        await fabric.http().post(path, json=off)
     assert answer.headers[REPORT].startswith("truncation=")
     assert len(a.requests[0].messages) < 102
     assert len(a.requests[1].messages) == 102
@@ -97,21 +105,21 @@ async def test_the_fabrics_default_holds_unless_a_request_chooses(path):
         assert answer.json()["truncation"] == "auto"
 
 
-async def test_the_header_outranks_the_field_and_the_dialects_own():
+async def test_truncation_header_outranks_body_fields():
     a = node()
-    async with rig(nodes=[a]) as made:
+    async with rig(nodes=[a]) as fabric:
         body = {**responses(50), "truncation": "auto", **AUTO}
-        await made.http().post("/v1/responses", json=body, headers={HEADER: "disabled"})
-        await made.http().post("/v1/responses", json={**responses(50), "truncation": "auto"})
+        await fabric.http().post("/v1/responses", json=body, headers={HEADER: "disabled"})
+        await fabric.http().post("/v1/responses", json={**responses(50), "truncation": "auto"})
     assert len(a.requests[0].messages) == 102
     assert len(a.requests[1].messages) < 102
 
 
-async def test_messages_report_what_was_dropped_beside_what_was_cleared():
+async def test_messages_api_reports_truncation_among_applied_edits():
     a = node()
     managed = {"context_management": {"edits": []}, **AUTO}
-    async with rig(nodes=[a]) as made:
-        answer = await made.http().post("/v1/messages", json={**messages(50), **managed})
+    async with rig(nodes=[a]) as fabric:
+        answer = await fabric.http().post("/v1/messages", json={**messages(50), **managed})
     dropped = 102 - len(a.requests[0].messages)
     (applied,) = answer.json()["context_management"]["applied_edits"]
     assert applied["type"] == "truncation"
@@ -119,12 +127,12 @@ async def test_messages_report_what_was_dropped_beside_what_was_cleared():
     assert applied["cleared_input_tokens"] == dropped * 100
 
 
-async def test_count_tokens_counts_all_and_input_tokens_what_a_response_would_read():
-    async with rig(nodes=[node()], settings=RouterSettings(truncation="auto")) as made:
+async def test_count_tokens_ignores_truncation_but_input_tokens_applies_it():
+    async with rig(nodes=[node()], settings=RouterSettings(truncation="auto")) as fabric:
         paths = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses")
         bodies = ({**messages(50), **AUTO}, responses(50), responses(50))
         whole, read, response = [
-            await made.http().post(path, json=body)
+            await fabric.http().post(path, json=body)
             for path, body in zip(paths, bodies, strict=True)
         ]
     assert whole.json()["input_tokens"] > CONTEXT
@@ -134,12 +142,12 @@ async def test_count_tokens_counts_all_and_input_tokens_what_a_response_would_re
 
 
 @pytest.mark.parametrize("default", ["auto", "disabled"])
-async def test_generate_refuses_the_option_and_is_never_truncated(default):
+async def test_generate_rejects_truncation_and_is_never_truncated(default):
     a = node()
-    async with rig(nodes=[a], settings=RouterSettings(truncation=default)) as made:
+    async with rig(nodes=[a], settings=RouterSettings(truncation=default)) as fabric:
         path, body = "/v1/agents/mira/generate", {"model": MODEL, "text": "x" * 2 * CONTEXT}
-        answer = await made.http().post(path, json={**body, **AUTO})
-        plain = await made.http().post(path, json=body)
+        answer = await fabric.http().post(path, json={**body, **AUTO})
+        plain = await fabric.http().post(path, json=body)
     assert answer.status_code == 400
     assert "directive" in answer.json()["error"]["message"]
     assert plain.status_code == 200
@@ -150,21 +158,21 @@ async def test_generate_refuses_the_option_and_is_never_truncated(default):
 LINES = "".join(f"{n:04}{'x' * 95}\n" for n in range(90))  # of a hundred characters each
 
 
-async def complete(made, prompt, *, settings=AUTO, **more):
+async def complete(fabric, prompt, *, settings=AUTO, **more):
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 100, **more}
-    answer = await made.http().post("/v1/completions", json={**body, **settings})
+    answer = await fabric.http().post("/v1/completions", json={**body, **settings})
     assert answer.status_code == 200, answer.text
     return answer
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_completion_loses_the_beginning_of_its_text(way):
+async def test_completion_prompt_is_cut_at_its_start(way):
     a, (headers, fields) = node(), WAYS[way]
-    async with rig(nodes=[a]) as made:
+    async with rig(nodes=[a]) as fabric:
         body = {"model": MODEL, "prompt": LINES, "max_tokens": 100, "echo": True, **fields}
-        answer = await made.http().post("/v1/completions", json=body, headers=headers)
-        short = await complete(made, LINES[:500])
-        off = await complete(made, LINES, settings={})
+        answer = await fabric.http().post("/v1/completions", json=body, headers=headers)
+        short = await complete(fabric, LINES[:500])
+        off = await complete(fabric, LINES, settings={})
     left = a.requests[0].prompt
     dropped = len(LINES) - len(left)
     assert 0 < len(left) <= CONTEXT - 100
@@ -176,20 +184,20 @@ async def test_a_completion_loses_the_beginning_of_its_text(way):
     assert (REPORT in off.headers, a.requests[2].prompt) == (False, LINES)
 
 
-async def test_token_ids_lose_their_beginning():
+async def test_token_id_prompt_is_cut_at_its_start():
     a, ids = node(), list(range(9_000))
-    async with rig(nodes=[a]) as made:
-        answer = await complete(made, ids)
+    async with rig(nodes=[a]) as fabric:
+        answer = await complete(fabric, ids)
     left = list(a.requests[0].prompt_ids)
     assert 0 < len(left) <= CONTEXT - 100
     assert left == ids[-len(left) :]
     assert answer.headers[REPORT] == f"truncation={9_000 - len(left)}"
 
 
-async def test_of_several_prompts_each_loses_its_own():
+async def test_each_of_several_prompts_is_cut_separately():
     a = node()
-    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as made:
-        answer = await complete(made, [LINES, "hello", LINES[300:]], settings={}, n=2)
+    async with rig(nodes=[a], settings=RouterSettings(truncation="auto")) as fabric:
+        answer = await complete(fabric, [LINES, "hello", LINES[300:]], settings={}, n=2)
     short, *prompts = sorted({request.prompt for request in a.requests}, key=len)
     dropped = 2 * len(LINES) - 300 - sum(map(len, prompts))
     assert (short, len(prompts)) == ("hello", 2)
@@ -198,12 +206,12 @@ async def test_of_several_prompts_each_loses_its_own():
     assert len(answer.json()["choices"]) == 6
 
 
-async def test_a_growing_text_begins_alike_for_many_turns():
+async def test_growing_prompt_is_cut_rarely_so_its_prefix_stays_cached():
     a, text = node(), ""
-    async with rig(nodes=[a]) as made:
+    async with rig(nodes=[a]) as fabric:
         for n in range(90):
             text += f"{n:04}" + "ü" * 95 + "\n"
-            await complete(made, text, max_tokens=10)
+            await complete(fabric, text, max_tokens=10)
     beginnings = [request.prompt[:4] for request in a.requests]
     cuts = sum(before != after for before, after in pairwise(beginnings))
     assert beginnings == sorted(beginnings)
@@ -212,24 +220,24 @@ async def test_a_growing_text_begins_alike_for_many_turns():
 
 
 @pytest.mark.parametrize("text", ["y" * 20_000, "\n" * 20_000, "🦊" * 9_000], ids=lambda t: t[0])
-async def test_a_text_without_lines_is_cut_between_characters(text):
+async def test_prompt_without_lines_is_cut_between_characters(text):
     a = node()
-    async with rig(nodes=[a]) as made:
-        await complete(made, text)
+    async with rig(nodes=[a]) as fabric:
+        await complete(fabric, text)
     assert 0 < len(a.requests[0].prompt) <= CONTEXT - 100
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_another_word_is_refused_in_each_dialects_words(path):
-    async with rig("a") as made:
+async def test_unknown_truncation_value_is_rejected_in_each_dialect(path):
+    async with rig("a") as fabric:
         wrong = {**DIALECTS[path](1), "macfabric": {"truncation": "some"}}
-        by_field = await made.http().post(path, json=wrong)
-        by_header = await made.http().post(path, json=DIALECTS[path](1), headers={HEADER: "some"})
+        by_field = await fabric.http().post(path, json=wrong)
+        by_header = await fabric.http().post(path, json=DIALECTS[path](1), headers={HEADER: "some"})
     assert (by_field.status_code, by_header.status_code) == (400, 400)
     assert "macfabric.truncation" in by_field.text
     assert HEADER in by_header.text
 
 
-def test_a_wrong_default_is_named():
+def test_invalid_truncation_setting_is_named():
     with pytest.raises(RejectedError, match=r"router\.truncation"):
         parse_settings({"router": {"truncation": "always"}})

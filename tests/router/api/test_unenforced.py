@@ -44,28 +44,28 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("path", "body", "listed"), BODIES, ids=str)
-async def test_keywords_without_effect_are_listed(path, body, listed):
-    async with rig("a") as made:
-        answer = await made.http().post(path, json={"model": MODEL, **body})
+async def test_unenforced_schema_keywords_are_listed(path, body, listed):
+    async with rig("a") as fabric:
+        answer = await fabric.http().post(path, json={"model": MODEL, **body})
         assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-macfabric-ignored") == listed
 
 
-async def test_they_are_listed_too_where_a_response_continues():
-    async with rig("a") as made:
-        first = await made.http().post(RESPONSES, json={"model": MODEL, "input": "hi"})
+async def test_unenforced_keywords_are_listed_for_continued_response():
+    async with rig("a") as fabric:
+        first = await fabric.http().post(RESPONSES, json={"model": MODEL, "input": "hi"})
         body = {"model": MODEL, "input": "hi", "previous_response_id": first.json()["id"]}
         more = {"text": {"format": FORM}, "tools": [FLAT], "tool_choice": "required"}
-        answer = await made.http().post(RESPONSES, json={**body, **more})
+        answer = await fabric.http().post(RESPONSES, json={**body, **more})
     listed = answer.headers["x-macfabric-ignored"].split(", ")
     assert sorted(listed) == sorted(f"{LISTED}, {OF_TOOLS}".split(", "))
 
 
-async def test_the_header_stays_short_whatever_the_schema_is():
+async def test_ignored_header_is_bounded_for_hostile_schema():
     schema = {"type": "object", **{f"key\r\n{number}": 1 for number in range(400)}}
-    async with rig("a") as made:
+    async with rig("a") as fabric:
         body = {"model": MODEL, "messages": USER, "guided_json": schema}
-        answer = await made.http().post(CHAT, json=body)
+        answer = await fabric.http().post(CHAT, json=body)
     header = answer.headers["x-macfabric-ignored"]
     assert len(header) < IGNORED_HEADER_CHARS_MAX + 20
     assert header.startswith("json_schema.key??0, ")

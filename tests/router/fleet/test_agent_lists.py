@@ -25,26 +25,26 @@ class Link:
     name = "a"
 
     def __init__(self, *parts):
-        self.parts, self.asked = list(parts), []
+        self.parts, self.requests = list(parts), []
 
     async def call(self, message, kind):
         assert isinstance(message, ListAgents)
         assert kind is AgentList
-        self.asked.append((message.incarnation, message.since))
+        self.requests.append((message.incarnation, message.since))
         return self.parts.pop(0)
 
 
 def part(changes, *agents, since=0, gone=(), more=False, incarnation=1):
-    told = tuple(AgentSketch(view("a", 1, agent=agent), ()) for agent in agents)
+    sketches = tuple(AgentSketch(view("a", 1, agent=agent), ()) for agent in agents)
     names = tuple(AgentName("t", agent) for agent in gone)
-    return AgentList("a", incarnation, changes, told, since, names, more)
+    return AgentList("a", incarnation, changes, sketches, since, names, more)
 
 
 def names(agents):
     return [item.view.agent for item in agents.agents]
 
 
-async def test_parts_are_put_together():
+async def test_list_parts_are_combined():
     link = Link(
         part(3, "x", "y", "z", more=True),
         part(6, "y", "v", since=3, gone=("x",), more=True),
@@ -52,27 +52,27 @@ async def test_parts_are_put_together():
     )
     read = await read_list(link)
 
-    assert link.asked == [(0, 0), (1, 3), (1, 6)]
+    assert link.requests == [(0, 0), (1, 3), (1, 6)]
     assert names(read) == ["y", "v", "x"]
     assert (read.since, read.changes, read.more) == (0, 8, False)
 
 
-async def test_changes_are_asked_for_by_what_is_known():
+async def test_changes_are_requested_since_known_version():
     link = Link(part(9, "x", since=5, gone=("y",)))
     read = await read_list(link, (1, 5))
 
-    assert link.asked == [(1, 5)]
+    assert link.requests == [(1, 5)]
     assert (names(read), read.gone, read.since) == (["x"], (AgentName("t", "y"),), 5)
 
 
-async def test_a_node_that_restarts_between_parts_is_asked_again_later():
+async def test_restart_between_parts_is_an_error():
     link = Link(part(3, "x", more=True), part(2, "x", incarnation=2))
 
     with pytest.raises(FabricError, match="has no end"):
         await read_list(link)
 
 
-async def test_changes_replace_what_they_name_and_nothing_else():
+async def test_changes_update_only_agents_they_name():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1), view("a", 1, agent="bob"), changes=5), 1.0)
     gone = apply_list(directory, part(6, "carol", since=5, gone=("bob", "stranger")), 2.0)
@@ -94,8 +94,8 @@ async def test_changes_after_a_gap_are_ignored():
     assert not directory.needs_whole_list("a")
 
 
-async def test_a_noted_agent_that_is_never_listed_is_detected():
-    """It started and ended before the last list, and its start was noted late."""
+async def test_noted_agent_missing_from_lists_requires_whole_list():
+    """The agent started and ended before the last list, and its start was noted late."""
     directory = Directory()
     apply_list(directory, listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
@@ -109,7 +109,7 @@ async def test_a_noted_agent_that_is_never_listed_is_detected():
     assert not directory.needs_whole_list("a")
 
 
-async def test_a_noted_agent_that_is_listed_raises_no_doubt():
+async def test_noted_agent_that_is_listed_needs_no_whole_list():
     directory = Directory()
     apply_list(directory, listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
@@ -123,7 +123,7 @@ def reports():
     return directory, sketches, AgentReports(directory, sketches)
 
 
-async def test_a_long_list_lets_others_run_and_overwrites_nothing_later():
+async def test_long_list_yields_to_loop_and_never_overwrites_newer_state():
     directory, _, applied = reports()
     count = 5 * LISTED_AT_ONCE
     agents = [view("a", 1, agent=f"agent-{number:04}") for number in range(count)]
@@ -143,7 +143,7 @@ async def test_a_long_list_lets_others_run_and_overwrites_nothing_later():
     assert directory.agents("t") == ["agent-0000"]
 
 
-async def test_the_last_pieces_of_a_sketch_are_joined_to_the_first():
+async def test_sketch_suffix_is_appended_to_known_prefix():
     directory, sketches, applied = reports()
     whole = chain(1, 2, 3, 4)
 
@@ -165,14 +165,14 @@ class RowLink(Link):
     async def call(self, message, kind):
         assert isinstance(message, ListChanges)
         assert message.columns == COLUMNS
-        self.asked.append((message.incarnation, message.since))
+        self.requests.append((message.incarnation, message.since))
         listed = self.parts.pop(0)
         rows = tuple(AgentRow.of(item) for item in listed.agents)
         more = (listed.gone or None, listed.more or None)
         return AgentChanges(listed.incarnation, listed.changes, listed.since, rows, *more)
 
 
-async def test_parts_in_rows_are_put_together():
+async def test_list_parts_in_rows_are_combined():
     whole = chain(1, 2, 3)
     parts = (
         part(3, "x", "y", more=True),
@@ -192,4 +192,4 @@ async def test_parts_in_rows_are_put_together():
     only = RowLink(last)
     read = await read_list(only, (1, 3), in_rows=True)
     assert (read.agents[0].sketch, read.agents[0].kept) == (whole[2:], (2, whole[1]))
-    assert only.asked == [(1, 3)]
+    assert only.requests == [(1, 3)]

@@ -95,10 +95,10 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
         assert (("t", agent) in directory.in_doubt()) == doubtful
 
 
-def test_a_released_owner_is_known_until_there_is_an_owner():
+def test_released_owner_is_known_until_a_new_owner_appears():
     directory = Directory()
-    a_copy = replace(view("b", 1, REPLICA), node="c")
-    apply_list(directory, listing("b", a_copy), requested_s=1.0)
+    replica = replace(view("b", 1, REPLICA), node="c")
+    apply_list(directory, listing("b", replica), requested_s=1.0)
     assert directory.released_owner(KEY) is None, "c owned it last"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
     assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
@@ -110,7 +110,7 @@ def test_a_released_owner_is_known_until_there_is_an_owner():
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([], [KEY])
 
 
-def test_what_is_noted_outlives_an_older_list_only():
+def test_note_survives_older_list_but_not_newer_one():
     directory = Directory()
     directory.note(KEY, noted("a", 5, now_s=10.0))
 
@@ -122,7 +122,7 @@ def test_what_is_noted_outlives_an_older_list_only():
     assert directory.owner(KEY) is None
 
 
-def test_a_note_without_news_keeps_the_listed_view():
+def test_note_of_same_epoch_keeps_listed_view():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
     directory.note(KEY, noted("a", 2, now_s=2.0))
@@ -130,7 +130,7 @@ def test_a_note_without_news_keeps_the_listed_view():
     assert directory.owner(KEY).view is not None
 
 
-def test_an_answer_that_comes_late_lowers_no_epoch():
+def test_late_response_does_not_lower_epoch():
     directory = Directory()
     directory.note(KEY, noted("a", 1, now_s=1.0))
     directory.note(KEY, noted("a", 3, now_s=2.0))  # moved away and back
@@ -141,7 +141,7 @@ def test_an_answer_that_comes_late_lowers_no_epoch():
     assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
 
 
-def test_an_evicted_agent_restarts_above_its_last_epoch():
+def test_evicted_agent_restarts_above_its_last_epoch():
     """The epoch was reported, not given out by this router."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
@@ -151,7 +151,7 @@ def test_an_evicted_agent_restarts_above_its_last_epoch():
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
 
 
-def test_a_newer_reported_claim_fences_the_older_one():
+def test_newer_reported_claim_fences_older_one():
     """An earlier router gave out the epoch, so turns below it are fenced."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
@@ -165,7 +165,7 @@ def test_a_newer_reported_claim_fences_the_older_one():
     assert late.issued(KEY) == 7
 
 
-def test_a_claim_that_a_move_has_made_fences_no_turn():
+def test_claim_of_a_migration_fences_no_turn():
     """The move includes all that was acknowledged before it."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1, SEALED)), requested_s=1.0)
@@ -177,7 +177,7 @@ def test_a_claim_that_a_move_has_made_fences_no_turn():
     assert directory.issued(KEY) == 3, "that is another claim"
 
 
-def test_a_replica_of_a_newer_claim_fences_no_turn():
+def test_replica_of_newer_claim_fences_no_turn():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     apply_list(directory, listing("b", view("b", 7, REPLICA)), requested_s=2.0)
@@ -185,7 +185,7 @@ def test_a_replica_of_a_newer_claim_fences_no_turn():
     assert directory.issued(KEY) == 0
 
 
-def test_a_turn_below_an_erasure_is_fenced():
+def test_turn_below_erased_epoch_is_fenced():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
@@ -193,7 +193,7 @@ def test_a_turn_below_an_erasure_is_fenced():
     assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
 
 
-def test_late_list_of_an_earlier_version_is_ignored():
+def test_late_list_of_earlier_version_is_ignored():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 3), changes=7), requested_s=2.0)
     apply_list(directory, listing("a", changes=6), requested_s=3.0)
@@ -201,7 +201,7 @@ def test_late_list_of_an_earlier_version_is_ignored():
     assert directory.owner(KEY).epoch == 3
 
 
-def test_a_restarted_node_restarts_its_counter():
+def test_restarted_node_may_reset_its_change_counter():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 3), changes=70, incarnation=9), requested_s=1.0)
     directory.restart("a")
@@ -210,7 +210,7 @@ def test_a_restarted_node_restarts_its_counter():
     assert directory.owner(KEY) is None
 
 
-def test_next_epoch():
+def test_next_epoch_is_above_all_known_epochs():
     directory = Directory()
     assert directory.next_epoch(KEY) == 0, "unknown agents start as the node sees fit"
     apply_list(directory, listing("a", view("a", 3)), requested_s=1.0)
@@ -219,7 +219,7 @@ def test_next_epoch():
     assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
 
 
-def test_the_next_epoch_is_above_those_that_were_erased():
+def test_next_epoch_is_above_erased_epochs():
     directory = Directory()
     directory.floor = lambda key: 1_001 if key == KEY else 0
     assert [directory.next_epoch(KEY), directory.next_epoch(("t", "bob"))] == [1_002, 0]
@@ -256,7 +256,7 @@ def test_tenants_are_isolated():
     assert directory.owner(("u", "alice")) is None
 
 
-def test_reservation_lasts_as_long_as_its_turns():
+def test_reservation_lasts_until_its_last_turn_ends():
     directory = Directory()
     place = directory.reserve(KEY, "a", 0)
     place.turns_count += 2
@@ -270,7 +270,7 @@ def test_reservation_lasts_as_long_as_its_turns():
     assert directory.reservation(KEY) is None
 
 
-def test_epoch_of_a_node():
+def test_node_epoch_is_highest_owned_epoch():
     directory = Directory()
     apply_list(
         directory, listing("a", view("a", 3), view("a", 9, REPLICA, agent="bob")), requested_s=1.0
@@ -280,7 +280,7 @@ def test_epoch_of_a_node():
     assert directory.epoch_of("b") == 0
 
 
-def test_agents_are_counted_where_they_live_or_are_being_started():
+def test_agents_are_counted_on_owner_or_reserved_node():
     directory = Directory()
 
     def counts():

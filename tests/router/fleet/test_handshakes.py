@@ -18,12 +18,12 @@ class SlowHandshakes:
 
     def __init__(self):
         self.open = []
-        self.came_count = 0
+        self.accepted_count = 0
         self.ends_at_once = False
 
     async def __call__(self, reader, writer):
         self.open.append(writer)
-        self.came_count += 1
+        self.accepted_count += 1
         await reader.read(1)  # the handshake's first byte
         if self.ends_at_once:
             self.end_all()
@@ -33,7 +33,7 @@ class SlowHandshakes:
             self.open.pop().transport.abort()
 
 
-async def test_handshakes_with_a_node_are_bounded():
+async def test_concurrent_handshakes_per_node_are_bounded():
     """With hundreds at once, each would exceed its time limit."""
     slow, turns_count = SlowHandshakes(), 3 * Use.STREAM.value  # more than are kept
     http = NodeHttp(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
@@ -44,9 +44,9 @@ async def test_handshakes_with_a_node_are_bounded():
         for _ in range(turns_count)
     ]
     try:
-        await until(lambda: slow.came_count >= HANDSHAKES_PER_NODE_MAX)
+        await until(lambda: slow.accepted_count >= HANDSHAKES_PER_NODE_MAX)
         await asyncio.sleep(0.2)  # in which all would come
-        assert slow.came_count == HANDSHAKES_PER_NODE_MAX
+        assert slow.accepted_count == HANDSHAKES_PER_NODE_MAX
         slow.ends_at_once = True
         slow.end_all()
         errors = await asyncio.gather(*turns, return_exceptions=True)
@@ -54,5 +54,5 @@ async def test_handshakes_with_a_node_are_bounded():
         await http.close()
         server.close()
 
-    assert slow.came_count == turns_count
+    assert slow.accepted_count == turns_count
     assert all(isinstance(error, aiohttp.ClientOSError) for error in errors)

@@ -17,7 +17,7 @@ OWNED, REPLICA = OwnerState.OWNED, OwnerState.REPLICA
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch):
+def small_candidate_limits(monkeypatch):
     """Let a decision compare two nodes."""
     for module in ("node_snapshots", "snapshots"):
         monkeypatch.setattr(f"router.fleet.{module}.CANDIDATES_MAX", 2)
@@ -25,11 +25,11 @@ def few(monkeypatch):
         monkeypatch.setattr(f"router.fleet.snapshots.{name}", 1)
 
 
-async def test_only_candidates_are_looked_at():
-    async with rig("abcdefg", tended=False) as made:
-        fleet = made.fleet
+async def test_snapshot_contains_only_candidates():
+    async with rig("abcdefg", tended=False) as fabric:
+        fleet = fabric.fleet
         for name in (A, B, C, D, E, F):
-            made[name].view_changes = {"prefill_tokens_per_s": 1.0}
+            fabric[name].view_changes = {"prefill_tokens_per_s": 1.0}
         await fleet.membership.refresh()
         found = snapshots.of_turn(fleet, UNNAMED)
         assert G in found.nodes
@@ -38,29 +38,29 @@ async def test_only_candidates_are_looked_at():
         assert Placement().decide(snapshots.facts_of(UNNAMED), found).node == G
         assert len(snapshots.of_turn(fleet, UNNAMED, is_whole=True).nodes) == 7
 
-        given_up = frozenset({G})
-        without = snapshots.of_turn(fleet, UNNAMED, given_up)
-        facts = snapshots.facts_of(UNNAMED, given_up)
+        excluded = frozenset({G})
+        without = snapshots.of_turn(fleet, UNNAMED, excluded)
+        facts = snapshots.facts_of(UNNAMED, excluded)
         assert Placement().decide(facts, without).node != G
 
 
-async def test_an_owner_is_all_that_its_turn_needs():
-    async with rig("abcdefg", tended=False) as made:
-        made.fleet.note_holding(KEY, C, 2, OWNED)
-        made.fleet.note_holding(KEY, D, 1, REPLICA)
-        found = snapshots.of_turn(made.fleet, NAMED)
+async def test_snapshot_of_owned_agent_contains_its_holders():
+    async with rig("abcdefg", tended=False) as fabric:
+        fabric.fleet.note_holding(KEY, C, 2, OWNED)
+        fabric.fleet.note_holding(KEY, D, 1, REPLICA)
+        found = snapshots.of_turn(fabric.fleet, NAMED)
         assert set(found.nodes) == {C, D}
         assert Placement().decide(snapshots.facts_of(NAMED), found).node == C
 
-        made.fleet.membership.find(C).heartbeat_s -= 60
-        found = snapshots.of_turn(made.fleet, NAMED)
+        fabric.fleet.membership.find(C).heartbeat_s -= 60
+        found = snapshots.of_turn(fabric.fleet, NAMED)
         assert {C, D} < set(found.nodes)
         assert Placement().decide(snapshots.facts_of(NAMED), found).node == D
 
 
-async def test_who_has_the_prompt_or_the_group_is_a_candidate():
-    async with rig("abcdefg", tended=False) as made:
-        fleet, prompt = made.fleet, UNNAMED.prompt
+async def test_nodes_with_prefix_or_group_are_candidates():
+    async with rig("abcdefg", tended=False) as fabric:
+        fleet, prompt = fabric.fleet, UNNAMED.prompt
         fleet.sketches.put(KEY[0], E, "mira", prompt.sketch, opening=prompt.opening)
         fleet.sketches.put(KEY[0], B, "bob", (*prompt.sketch[:4], 1), opening=1)
         fleet.note_holding((KEY[0], AgentId("x")), F, 1, OWNED, "team")
@@ -77,11 +77,11 @@ async def test_who_has_the_prompt_or_the_group_is_a_candidate():
         assert all(each.agent is None for each in found.prefixes)
 
 
-async def test_rankings_follow_loads_states_and_leases():
-    async with rig("abcdefg", tended=False) as made:
-        fleet = made.fleet
+async def test_ranking_follows_load_state_and_lease():
+    async with rig("abcdefg", tended=False) as fabric:
+        fleet = fabric.fleet
         speed = {"prefill_tokens_per_s": 9_000.0}
-        made[G].view_changes = speed
+        fabric[G].view_changes = speed
         await fleet.membership.refresh()
 
         def first():
@@ -93,26 +93,26 @@ async def test_rankings_follow_loads_states_and_leases():
         assert first() != G
         fleet.ledger.end(booked)
         assert first() == G
-        made[G].view_changes = speed | {"state": "draining"}
+        fabric[G].view_changes = speed | {"state": "draining"}
         await fleet.membership.refresh()
         assert first() != G
         assert len(fleet.nodes.ranking("echo")) == 6
-        made[G].view_changes = speed
+        fabric[G].view_changes = speed
         await fleet.membership.refresh()
         assert first() == G
         fleet.membership.find(G).heartbeat_s -= 60
         assert first() != G, "before its silence was counted"
         fleet.membership._count_expired()
         assert len(fleet.nodes.ranking("echo")) == 6
-        made[G].view_changes = speed | {"model": "another"}
+        fabric[G].view_changes = speed | {"model": "another"}
         await fleet.membership.heartbeat(fleet.membership.find(G))
         assert len(fleet.nodes.ranking("another")) == 1
         assert fleet.models() == ["another", "echo"]
 
 
-async def test_an_agent_moves_to_a_measured_peer_or_an_idle_node():
-    async with rig("abcdefg", tended=False) as made:
-        made.fleet.note_holding(KEY, C, 2, OWNED)
-        found = snapshots.of_agent(made.fleet, KEY)
+async def test_migration_candidates_include_measured_peer_or_idle_node():
+    async with rig("abcdefg", tended=False) as fabric:
+        fabric.fleet.note_holding(KEY, C, 2, OWNED)
+        found = snapshots.of_agent(fabric.fleet, KEY)
         assert C in found.nodes
         assert 2 <= len(found.nodes) <= 3

@@ -31,7 +31,7 @@ class Link:
     def __init__(self, name, node, clock):
         self.name, self.node, self.clock = name, node, clock
         self.http_url = ""
-        self.asked, self.since = [], []
+        self.call_names, self.since = [], []
         self.error = None
         self.takes_s = 0.0
         self.block = None
@@ -40,7 +40,7 @@ class Link:
         if isinstance(message, DescribeChanges):  # as a node of an earlier version
             text = "unknown control call"
             raise RejectedError(text, code="unknown_call")
-        self.asked.append(type(message).__name__)
+        self.call_names.append(type(message).__name__)
         if isinstance(message, ListAgents):
             self.since.append(message.since)
         if self.block and isinstance(message, self.block[0]):
@@ -87,14 +87,14 @@ class World:
         await self.membership.heartbeat(self.membership.find(name))
 
 
-async def joined(*names):
+async def joined_world(*names):
     world = World(*(names or ("a",)))
     await world.membership.discover()
     return world
 
 
-async def test_a_lease_runs_out_by_the_clock():
-    world = await joined()
+async def test_lease_expires_by_clock():
+    world = await joined_world()
     await world.heartbeat()
     assert world.health() is LeaseState.ALIVE
     world.clock.now_s += SUSPECT_S - 0.01
@@ -109,8 +109,8 @@ async def test_a_lease_runs_out_by_the_clock():
     assert world.health() is LeaseState.ALIVE
 
 
-async def test_a_node_that_goes_to_sleep_ends_its_lease_and_gets_one_when_it_is_awake():
-    world = await joined()
+async def test_sleeping_node_loses_lease_and_regains_it_on_wake():
+    world = await joined_world()
     await world.heartbeat()
     world.nodes["a"].is_asleep = True
     await world.heartbeat()
@@ -128,8 +128,8 @@ async def test_a_node_that_goes_to_sleep_ends_its_lease_and_gets_one_when_it_is_
     assert world.membership.state_of(member) == READY
 
 
-async def test_a_slow_answer_does_not_stretch_the_lease():
-    world = await joined()
+async def test_slow_heartbeat_reply_does_not_extend_lease():
+    world = await joined_world()
     world.links["a"].takes_s = SUSPECT_S - 1
     await world.membership.heartbeat(world.membership.find("a"))
     world.clock.now_s += 1.01
@@ -137,21 +137,21 @@ async def test_a_slow_answer_does_not_stretch_the_lease():
     assert world.health() is LeaseState.SUSPECT
 
 
-async def test_agents_are_asked_for_only_when_they_changed():
-    world = await joined()
+async def test_agents_are_listed_only_after_changes():
+    world = await joined_world()
     for _ in range(3):
         await world.heartbeat()
-    assert world.links["a"].asked == ["Describe", "ListAgents", "Describe", "Describe"]
+    assert world.links["a"].call_names == ["Describe", "ListAgents", "Describe", "Describe"]
     world.nodes["a"].changes += 1
     await world.heartbeat()
     await world.heartbeat()
 
-    assert world.links["a"].asked[4:] == ["Describe", "ListAgents", "Describe"]
+    assert world.links["a"].call_names[4:] == ["Describe", "ListAgents", "Describe"]
     assert [entry[:3] for entry in world.observer.lists] == [("a", 1, 0), ("a", 1, 1)]
 
 
-async def test_a_restart_asks_anew_even_if_its_numbers_are_lower():
-    world = await joined()
+async def test_restart_with_lower_counters_triggers_new_list():
+    world = await joined_world()
     world.nodes["a"].incarnation, world.nodes["a"].changes = 9, 40
     await world.heartbeat()
     world.nodes["a"].incarnation, world.nodes["a"].changes = 3, 0
@@ -162,16 +162,16 @@ async def test_a_restart_asks_anew_even_if_its_numbers_are_lower():
     assert world.membership.find("a").listed == (3, 0)
 
 
-async def test_a_node_under_another_name_is_not_believed():
-    world = await joined()
+async def test_view_with_another_node_name_is_rejected():
+    world = await joined_world()
     world.nodes["a"].view_changes = {"name": "b"}
     await world.heartbeat()
 
     assert world.membership.find("a").view is None
 
 
-async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
-    world = await joined()
+async def test_loading_node_keeps_lease_but_restarting_node_loses_it():
+    world = await joined_world()
     loading = RetryLaterError("loading", code="loading")
     world.links["a"].error = loading
     for _ in range(20):
@@ -188,8 +188,8 @@ async def test_a_loading_node_is_there_but_a_restarting_one_loses_its_lease():
     assert world.health() is LeaseState.EXPIRED
 
 
-async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
-    world = await joined("a", "b")
+async def test_membership_settles_after_at_most_one_lease():
+    world = await joined_world("a", "b")
     world.links["b"].error = NodeLostError("gone", "b")
     await world.membership.refresh()
     assert not world.membership.settled()
@@ -199,23 +199,23 @@ async def test_settled_waits_for_the_silent_no_longer_than_a_lease():
 
 
 @pytest.mark.parametrize("slow", [Describe, ListAgents])
-async def test_a_hung_node_or_a_long_list_delays_no_other_beat(slow):
-    world = await joined("a", "b")
+async def test_hung_node_or_long_list_delays_no_other_heartbeat(slow):
+    world = await joined_world("a", "b")
     world.links["a"].block = (slow, asyncio.Event())
     running = asyncio.create_task(world.membership.run())
     await until(lambda: world.membership.find("b").view is not None)
     if slow is ListAgents:
         await until(lambda: world.membership.find("a").view is not None)
         world.membership.nudge("a")
-        await until(lambda: world.links["a"].asked.count("Describe") >= 2)
-        assert world.links["a"].asked.count("ListAgents") == 1
+        await until(lambda: world.links["a"].call_names.count("Describe") >= 2)
+        assert world.links["a"].call_names.count("ListAgents") == 1
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
-async def test_an_unreadable_roster_stops_no_heartbeat():
-    world = await joined()
+async def test_unreadable_roster_does_not_stop_heartbeats():
+    world = await joined_world()
     calls = []
 
     async def broken():
@@ -230,8 +230,8 @@ async def test_an_unreadable_roster_stops_no_heartbeat():
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_new_nodes_join_and_known_ones_stay():
-    world = await joined()
+async def test_discovery_adds_new_nodes_and_keeps_known_ones():
+    world = await joined_world()
     await world.heartbeat()
     world.nodes = {"b": FakeNode("b")}
     await world.membership.discover()
@@ -239,8 +239,8 @@ async def test_new_nodes_join_and_known_ones_stay():
     assert [member.name for member in world.membership.members] == ["a", "b"]
 
 
-async def test_an_answer_overtaken_by_a_later_one_is_ignored():
-    world = await joined()
+async def test_outdated_heartbeat_reply_is_ignored():
+    world = await joined_world()
     member = world.membership.find("a")
     gate = asyncio.Event()
     link = world.links["a"]
@@ -263,15 +263,15 @@ async def test_an_answer_overtaken_by_a_later_one_is_ignored():
     assert member.view.pid == 1
 
 
-async def test_a_stalled_router_ends_no_lease():
-    world = await joined("a", "b")
+async def test_stalled_router_expires_no_lease():
+    world = await joined_world("a", "b")
     world.membership.heartbeat_s = 0.01
     world.links["b"].error = NodeLostError("gone", "b")
     running = asyncio.create_task(world.membership.run())
     await until(lambda: world.membership.find("a").view is not None)
     world.clock.now_s += 1_000.0
     after_sleep = (world.health("a"), world.health("b"), world.membership.expired_count)
-    await until(lambda: world.links["b"].asked.count("Describe") > 3)
+    await until(lambda: world.links["b"].call_names.count("Describe") > 3)
     for _ in range(4):
         world.clock.now_s += LEASE_S / 4
         await asyncio.sleep(0.05)  # it goes on beating: this silence is the node's own
@@ -284,20 +284,20 @@ async def test_a_stalled_router_ends_no_lease():
     assert later == (LeaseState.ALIVE, LeaseState.EXPIRED)
 
 
-async def test_a_doubted_node_sends_its_whole_list():
-    world = await joined()
+async def test_whole_list_is_requested_when_observer_needs_it():
+    world = await joined_world()
     world.observer.doubted.add("a")
     await world.heartbeat()
     await world.heartbeat()
     world.observer.doubted.clear()
     await world.heartbeat()
 
-    assert world.links["a"].asked == ["Describe", "ListAgents"] * 2 + ["Describe"]
+    assert world.links["a"].call_names == ["Describe", "ListAgents"] * 2 + ["Describe"]
     assert world.links["a"].since == [0, 0]
 
 
-async def test_only_changes_are_asked_for():
-    world = await joined()
+async def test_list_requests_ask_for_changes_only():
+    world = await joined_world()
     world.nodes["a"].changes = 4
     await world.heartbeat()
     world.nodes["a"].changes = 9
@@ -309,11 +309,11 @@ async def test_only_changes_are_asked_for():
     assert world.links["a"].since == [0, 4, 0]
 
 
-class NewLink(Link):
+class ChangesLink(Link):
     """Answers from a node that knows its changes."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.history, self.calls, self.refused = ViewHistory(), [], None
         self.links = LinkChanges(1, True, ())
 
@@ -331,14 +331,14 @@ class NewLink(Link):
         return await super().call(message, kind, timeout_s)
 
 
-class NewWorld(World):
+class ChangesWorld(World):
     def connect(self, name, transport, is_lost):
-        self.links[name] = NewLink(name, transport, self.clock)
+        self.links[name] = ChangesLink(name, transport, self.clock)
         return self.links[name]
 
 
-async def test_a_heartbeat_brings_what_changed():
-    world = NewWorld("a")
+async def test_heartbeat_returns_view_changes():
+    world = ChangesWorld("a")
     await world.membership.discover()
     member, node = world.membership.find("a"), world.nodes["a"]
     await world.heartbeat("a")
@@ -358,8 +358,8 @@ async def test_a_heartbeat_brings_what_changed():
     assert world.observer.restarts == ["a"]
 
 
-async def test_a_router_that_missed_something_gets_the_whole_view():
-    world = NewWorld("a")
+async def test_unknown_version_returns_whole_view():
+    world = ChangesWorld("a")
     await world.membership.discover()
     member = world.membership.find("a")
     await world.heartbeat("a")
@@ -372,8 +372,8 @@ async def test_a_router_that_missed_something_gets_the_whole_view():
 @pytest.mark.parametrize(
     ("refused", "code"), [(DescribeChanges, "unknown_call"), (ListChanges, "other_columns")]
 )
-async def test_a_node_of_another_version_is_asked_as_before(refused, code):
-    world = NewWorld("a")
+async def test_older_node_is_asked_with_older_calls(refused, code):
+    world = ChangesWorld("a")
     await world.membership.discover()
     link, member = world.links["a"], world.membership.find("a")
     link.refused = (refused, code)
@@ -392,8 +392,8 @@ async def test_a_node_of_another_version_is_asked_as_before(refused, code):
     assert any(isinstance(call, refused) for call in link.calls[-3:])
 
 
-async def test_changes_of_an_unknown_view_are_an_error():
-    world = NewWorld("a")
+async def test_changes_to_unknown_view_are_rejected():
+    world = ChangesWorld("a")
     await world.membership.discover()
     link, member = world.links["a"], world.membership.find("a")
     link.history.changes = lambda *_: ViewChanges(1, 9, 8, 1)
@@ -401,7 +401,7 @@ async def test_changes_of_an_unknown_view_are_an_error():
     assert member.view is None
 
 
-async def test_heartbeats_of_a_large_fleet_are_spread(monkeypatch):
+async def test_heartbeats_of_large_fleet_are_spread(monkeypatch):
     monkeypatch.setattr("router.fleet.membership.PULSES_AT_ONCE_MAX", 2)
     world = World(*"abcdefg")
     await world.membership.discover()

@@ -79,7 +79,7 @@ ADMITTED = (
 FINISHED = b'{"reason":"stop","completion_tokens":1,"event":"finished"}\n'
 
 
-async def test_streams_events():
+async def test_link_streams_events():
     async with Linked(FakeNode("node-a")) as linked:
         events = await linked.events()
 
@@ -88,7 +88,7 @@ async def test_streams_events():
     assert events[-1].completion_tokens == 3
 
 
-async def test_a_turn_finds_the_connection_that_was_opened_ahead():
+async def test_turn_uses_connection_opened_ahead():
     async with Linked(FakeNode("node-a")) as linked:
         await linked.link.make_ready(Use.STREAM)
         await linked.events()
@@ -96,7 +96,7 @@ async def test_a_turn_finds_the_connection_that_was_opened_ahead():
     assert [linked.node.came_by["turn"]] == linked.node.opened
 
 
-async def test_lines_may_be_cut_anywhere_and_pauses_lose_nothing(monkeypatch):
+async def test_event_lines_are_reassembled_across_chunks_and_pauses(monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.01)
     whole = ADMITTED + b"\n" + FINISHED
     pieces = [whole[i : i + 37] for i in range(0, len(whole), 37)]
@@ -117,7 +117,7 @@ async def test_lines_may_be_cut_anywhere_and_pauses_lose_nothing(monkeypatch):
         ((b'{"event":"finished"}\n',), FabricError),
     ],
 )
-async def test_a_broken_stream(chunks, kind):
+async def test_broken_stream_raises_matching_error(chunks, kind):
     async with Linked(Server(*chunks)) as linked:
         with pytest.raises(FabricError) as caught:
             await linked.events()
@@ -125,7 +125,7 @@ async def test_a_broken_stream(chunks, kind):
     assert type(caught.value) is kind
 
 
-async def test_a_refused_connection_is_a_lost_node():
+async def test_refused_connection_raises_node_lost():
     async with Linked(FakeNode("node-a")) as linked:
         await linked.node.stop()
         with pytest.raises(NodeLostError):
@@ -135,7 +135,7 @@ async def test_a_refused_connection_is_a_lost_node():
             await linked.events()
 
 
-async def test_a_wrong_secret_is_no_fault_of_the_client():
+async def test_wrong_cluster_secret_is_a_500():
     async with Linked(FakeNode("node-a"), secret="wrong") as linked:
         with pytest.raises(FabricError) as caught:
             await linked.events()
@@ -144,7 +144,7 @@ async def test_a_wrong_secret_is_no_fault_of_the_client():
     assert caught.value.code == "cluster_secret_refused"
 
 
-async def test_closing_cancels_on_the_node():
+async def test_closing_stream_cancels_turn_on_node():
     node = FakeNode("node-a")
     node.does.delay_s = 0.05
     async with Linked(node) as linked:
@@ -155,7 +155,7 @@ async def test_closing_cancels_on_the_node():
 
 
 @pytest.mark.parametrize("moment", ["headers", "body", "control"])
-async def test_a_lease_that_ends_interrupts_any_wait(moment, monkeypatch):
+async def test_expired_lease_interrupts_any_wait(moment, monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.02)
     node = Server(ADMITTED, pause_s=60.0) if moment == "body" else FakeNode("node-a")
     node.does.hang = moment != "body"
@@ -169,7 +169,7 @@ async def test_a_lease_that_ends_interrupts_any_wait(moment, monkeypatch):
     assert time.monotonic() - started_s < 30
 
 
-async def test_a_control_call_has_a_limit():
+async def test_control_call_times_out():
     node = FakeNode("node-a")
     node.does.hang = True
     async with Linked(node) as linked:
@@ -190,7 +190,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("reply", "kind"), ERRORS)
-async def test_errors_of_control_calls_keep_their_class(reply, kind):
+async def test_control_call_errors_keep_their_class(reply, kind):
     async with Linked(FakeNode("node-a")) as linked:
         linked.node._handlers[Describe] = lambda _: reply
         with pytest.raises(FabricError) as caught:
@@ -203,7 +203,7 @@ async def test_errors_of_control_calls_keep_their_class(reply, kind):
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", encode_reply(Flush())])
-async def test_an_invalid_reply_is_a_fault_of_the_node(raw):
+async def test_invalid_control_reply_is_a_500(raw):
     async def transport(_raw):
         return raw
 
@@ -245,11 +245,11 @@ async def test_only_urgent_calls_use_http():
 
 
 @pytest.mark.parametrize("moment", ["before", "within"])
-async def test_an_urgent_call_that_breaks_off_is_not_repeated(moment):
-    asked = []
+async def test_interrupted_urgent_call_is_not_repeated(moment):
+    bodies = []
 
     async def answer(request):
-        asked.append(await request.read())
+        bodies.append(await request.read())
         response = web.StreamResponse(headers={"content-length": "100"})
         if moment == "within":
             await response.prepare(request)
@@ -261,10 +261,10 @@ async def test_an_urgent_call_that_breaks_off_is_not_repeated(moment):
         with pytest.raises(NodeLostError):
             await linked.link.call(SEAL, Offer)
 
-    assert asked == [encode_call(SEAL)]
+    assert bodies == [encode_call(SEAL)]
 
 
-async def test_the_reply_of_an_urgent_call_is_bounded(monkeypatch):
+async def test_urgent_call_reply_is_bounded(monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.CONTROL_BYTES_MAX", 1_000)
 
     async def answer(_):
@@ -277,7 +277,7 @@ async def test_the_reply_of_an_urgent_call_is_bounded(monkeypatch):
     assert caught.value.code == "bad_node_answer"
 
 
-async def test_an_urgent_call_ends_with_the_nodes_lease(monkeypatch):
+async def test_urgent_call_ends_when_lease_expires(monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.02)
     arrived, never = asyncio.Event(), asyncio.Event()
 
@@ -293,7 +293,7 @@ async def test_an_urgent_call_ends_with_the_nodes_lease(monkeypatch):
             await sealed
 
 
-async def test_another_node_at_the_address_is_refused():
+async def test_reply_of_another_node_at_the_address_is_rejected():
     async def answer(_):
         error = {"status": 421, "code": "wrong_node", "message": "another node"}
         return web.json_response({"error": error}, status=421)

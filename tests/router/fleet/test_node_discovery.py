@@ -32,29 +32,29 @@ REQUESTS = {
 }
 
 
-def two():
+def two_nodes():
     nodes = [FakeNode("node-a"), FakeNode("node-b")]
     nodes[0].memory[KEY] = Memory(*KEY, epoch=3, text="x" * 300)
     return nodes
 
 
-async def ask(made, name):
+async def ask(fabric, name):
     verb, path, body = REQUESTS[name]
-    return await made.http().request(verb, path, json=body)
+    return await fabric.http().request(verb, path, json=body)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_requests_wait_for_the_nodes_reports(name):
-    async with rig(nodes=two(), started=False, tended=False) as made:
-        asking = asyncio.create_task(ask(made, name))
+async def test_requests_wait_for_node_reports(name):
+    async with rig(nodes=two_nodes(), started=False, tended=False) as fabric:
+        asking = asyncio.create_task(ask(fabric, name))
         await asyncio.sleep(0.1)
         waited = not asking.done()
-        made.services.erasure_exchange._heard |= {
+        fabric.services.erasure_exchange._heard |= {
             "node-a",
             "node-b",
         }  # else greetings wait for each other
-        await made.fleet.membership.discover()
-        await made.fleet.membership.refresh()
+        await fabric.fleet.membership.discover()
+        await fabric.fleet.membership.refresh()
         answer = await asking
 
     assert waited
@@ -62,30 +62,30 @@ async def test_requests_wait_for_the_nodes_reports(name):
     assert answer.json().get("error", {}).get("code") not in ("unknown_agent", "unknown_node")
     if name == "erase":
         assert answer.json()["deleted"] is True
-        assert made["node-a"].memory == {}
+        assert fabric["node-a"].memory == {}
 
 
 @pytest.mark.parametrize("name", [*REQUESTS, "list"])
-async def test_without_any_report_requests_are_to_be_retried(name, monkeypatch):
+async def test_requests_get_503_without_any_node_report(name, monkeypatch):
     monkeypatch.setitem(REQUESTS, "list", ("GET", "/v1/agents", None))
-    async with rig("a", started=False, tended=False, scale=50) as made:
-        answer = await ask(made, name)
+    async with rig("a", started=False, tended=False, scale=50) as fabric:
+        answer = await ask(fabric, name)
 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_no_agent_is_unknown_while_a_node_has_not_reported():
-    nodes = two()
-    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+async def test_missing_agent_is_503_while_a_node_has_not_reported():
+    nodes = two_nodes()
+    async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        http = made.http()
-        answers = {name: await ask(made, name) for name in ("show", "pin", "migrate", "fork")}
+        http = fabric.http()
+        answers = {name: await ask(fabric, name) for name in ("show", "pin", "migrate", "fork")}
         listed = (await http.get("/v1/agents")).json()
         await nodes[0].start()
-        await until(made.fleet.membership.has_all_reports)
+        await until(fabric.fleet.membership.has_all_reports)
         after = (await http.get("/v1/agents")).json()
-        shown = await ask(made, "show")
+        shown = await ask(fabric, "show")
         nobody = await http.get("/v1/agents/nobody")
 
     assert {a.json()["error"]["code"] for a in answers.values()} == {"agents_unknown"}
@@ -105,13 +105,13 @@ def gathering():
     return rig(nodes=nodes, settings=settings, started=False, tended=False)
 
 
-async def met(made, *names):
+async def join(fabric, *names):
     """Put only these nodes on Ray's list, and have them report."""
-    made.listed.clear()
-    made.listed.update({name: made[name] for name in names})
-    made.services.erasure_exchange._heard |= set(names)
-    await made.fleet.membership.discover()
-    await made.fleet.membership.refresh()
+    fabric.listed.clear()
+    fabric.listed.update({name: fabric[name] for name in names})
+    fabric.services.erasure_exchange._heard |= set(names)
+    await fabric.fleet.membership.discover()
+    await fabric.fleet.membership.refresh()
 
 
 def of_node_b(monkeypatch):
@@ -121,16 +121,16 @@ def of_node_b(monkeypatch):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_nothing_is_unknown_before_all_expected_nodes_have_joined(name, monkeypatch):
+async def test_missing_names_are_503_until_expected_nodes_have_joined(name, monkeypatch):
     of_node_b(monkeypatch)
-    async with gathering() as made:
-        await met(made, "node-a")
-        early = await ask(made, name)
-        listed = (await made.http().get("/v1/agents")).json()
-        await met(made, "node-a", "node-b")
-        late = await ask(made, name)
-        complete = (await made.http().get("/v1/agents")).json()
-        left = made["node-b"].memory
+    async with gathering() as fabric:
+        await join(fabric, "node-a")
+        early = await ask(fabric, name)
+        listed = (await fabric.http().get("/v1/agents")).json()
+        await join(fabric, "node-a", "node-b")
+        late = await ask(fabric, name)
+        complete = (await fabric.http().get("/v1/agents")).json()
+        left = fabric["node-b"].memory
 
     assert early.status_code == 503, early.text
     assert early.json()["error"]["code"] in ("agents_unknown", "nodes_unknown")
@@ -146,13 +146,13 @@ async def test_nothing_is_unknown_before_all_expected_nodes_have_joined(name, mo
 
 
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"cancel"}))
-async def test_a_node_that_is_late_is_no_longer_waited_for(name, monkeypatch):
+async def test_late_node_is_not_awaited_after_gathering_time(name, monkeypatch):
     of_node_b(monkeypatch)
     monkeypatch.setattr("router.fleet.node_discovery.GATHER_S", 0.0)
-    async with gathering() as made:
-        await met(made, "node-a")
-        answer = await ask(made, name)
-        new = await made.chat("hi", agent="alice")
+    async with gathering() as fabric:
+        await join(fabric, "node-a")
+        answer = await ask(fabric, name)
+        new = await fabric.chat("hi", agent="alice")
 
     if name == "erase":
         assert answer.json()["unreachable"] == ["1 node without a known name"]
@@ -162,41 +162,41 @@ async def test_a_node_that_is_late_is_no_longer_waited_for(name, monkeypatch):
 
 
 async def test_known_agents_are_served_while_nodes_are_missing():
-    async with gathering() as made:
-        made["node-a"].memory["default", "mira"] = Memory(
+    async with gathering() as fabric:
+        fabric["node-a"].memory["default", "mira"] = Memory(
             "default", "mira", epoch=1, text="y" * 300
         )
-        await met(made, "node-a")
-        shown = await made.http().get("/v1/agents/mira")
-        model = await made.http().get("/v1/models/echo")
-        turn = await made.chat("hi", agent="mira")
+        await join(fabric, "node-a")
+        shown = await fabric.http().get("/v1/agents/mira")
+        model = await fabric.http().get("/v1/models/echo")
+        turn = await fabric.chat("hi", agent="mira")
 
     assert [a.status_code for a in (shown, model, turn)] == [200, 200, 200]
 
 
-async def test_an_erasure_before_the_owner_has_reported_is_refused():
-    nodes = two()
-    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+async def test_erasure_lists_unreported_owner_as_unreachable():
+    nodes = two_nodes()
+    async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        first = await ask(made, "erase")
+        first = await ask(fabric, "erase")
         await nodes[0].start()
-        await until(made.fleet.membership.has_all_reports)
+        await until(fabric.fleet.membership.has_all_reports)
         assert nodes[0].memory == {}
 
     assert first.status_code == 200
     assert (first.json()["deleted"], first.json()["unreachable"]) == (False, ["node-a"])
 
 
-async def test_a_fork_starts_above_an_unreported_owner():
-    nodes = two()
+async def test_fork_epoch_is_above_unreported_owner():
+    nodes = two_nodes()
     nodes[1].memory["default", "mira"] = Memory("default", "mira", epoch=1, text="y" * 300)
     nodes[1].blocks |= block_names("y" * 300)
-    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+    async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        await until(made.fleet.membership.settled)
-        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
+        await until(fabric.fleet.membership.settled)
+        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         path = "/v1/agents/mira/fork"
-        forked = await made.http().post(path, json={"as": "alice", "to": "node-b"})
+        forked = await fabric.http().post(path, json={"as": "alice", "to": "node-b"})
 
     assert forked.status_code == 200, forked.text
     assert forked.json()["epoch"] > 1_024
@@ -204,27 +204,27 @@ async def test_a_fork_starts_above_an_unreported_owner():
 
 @pytest.mark.parametrize("how", ["served", "moved"])
 @pytest.mark.parametrize("epochs", [(3, 2), (3, 2, 1), (3, 2, 2)])
-async def test_an_owner_continues_above_an_unreported_later_one(how, epochs):
-    """Else what it remembers from then on is fenced away when the other comes back.
+async def test_owner_epoch_skips_above_unreported_later_owner(how, epochs):
+    """Otherwise its later turns would be fenced when the other owner returns.
 
-    A claim older than its own, which it is heard to have won over, says nothing of a later one.
+    An older claim that it has superseded does not rule out a later one.
     """
     nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
     for node, epoch in zip(nodes, epochs, strict=False):
         node.memory["default", "alice"] = Memory("default", "alice", epoch=epoch, text="y" * 300)
         node.memory["default", "alice"].revision = 3 if node.name == "node-b" else 1
         node.blocks |= block_names("y" * 300)
-    async with rig(nodes=nodes, scale=8.0, started=False) as made:
+    async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        await until(made.fleet.membership.settled)
-        await until(lambda: not made.fleet.directory.in_doubt())
+        await until(fabric.fleet.membership.settled)
+        await until(lambda: not fabric.fleet.directory.in_doubt())
         if how == "moved":
-            moved = await migrate(made, "node-c")
+            moved = await migrate(fabric, "node-c")
             assert moved.json()["epoch"] > 1_024, moved.text
-        turns = [await made.chat("hi", agent="alice") for _ in range(2)]
+        turns = [await fabric.chat("hi", agent="alice") for _ in range(2)]
         await nodes[0].start()
-        await until(made.fleet.membership.has_all_reports)
-        turns.append(await made.chat("hi", agent="alice"))
+        await until(fabric.fleet.membership.has_all_reports)
+        turns.append(await fabric.chat("hi", agent="alice"))
 
     served = "node-b" if how == "served" else "node-c"
     assert {turn.headers["x-macfabric-node"] for turn in turns} == {served}
@@ -233,7 +233,7 @@ async def test_an_owner_continues_above_an_unreported_later_one(how, epochs):
     assert min(epochs) > 1_024
 
 
-async def test_an_owner_continues_above_the_replica_of_a_later_one():
+async def test_owner_epoch_skips_above_replica_of_later_owner():
     """After two restarts, the second router's gap may be smaller than the first one's."""
     nodes = [FakeNode("node-a"), FakeNode("node-b"), FakeNode("node-c")]
     for node, epoch in zip(nodes, (9_000_000, 9_000_000, 1), strict=True):
@@ -241,36 +241,36 @@ async def test_an_owner_continues_above_the_replica_of_a_later_one():
         node.memory["default", "alice"] = memory
     nodes[1].memory[KEY].state, nodes[1].memory[KEY].owner = OwnerState.REPLICA, "node-a"
     settings = RouterSettings(nodes_expected=3)
-    async with rig(nodes=nodes, settings=settings, started=False) as made:
-        replica, later = made.listed.pop("node-b"), made.listed.pop("node-a")
-        await until(made.fleet.ready)
-        first = await made.chat("hi", agent="alice")
-        made.listed["node-b"] = replica
-        await until(lambda: made.fleet.directory.highest(KEY) == 9_000_000)
-        second = await made.chat("hi", agent="alice")
-        made.listed["node-a"] = later
-        await until(made.fleet.discovery.has_all_reports)
-        third = await made.chat("hi", agent="alice")
+    async with rig(nodes=nodes, settings=settings, started=False) as fabric:
+        replica, later = fabric.listed.pop("node-b"), fabric.listed.pop("node-a")
+        await until(fabric.fleet.ready)
+        first = await fabric.chat("hi", agent="alice")
+        fabric.listed["node-b"] = replica
+        await until(lambda: fabric.fleet.directory.highest(KEY) == 9_000_000)
+        second = await fabric.chat("hi", agent="alice")
+        fabric.listed["node-a"] = later
+        await until(fabric.fleet.discovery.has_all_reports)
+        third = await fabric.chat("hi", agent="alice")
 
     epochs = [int(turn.headers["x-macfabric-epoch"]) for turn in (first, second, third)]
     assert 1_024 < epochs[0] < 9_000_000 < epochs[1] == epochs[2]
     assert {turn.headers["x-macfabric-node"] for turn in (first, second, third)} == {"node-c"}
 
 
-def test_one_tenants_many_epochs_evict_no_other_tenants():
-    given = EpochMap(agents_max=10)
-    given.note(("calm", "alice"), 7)
+def test_epoch_map_evicts_only_within_a_tenant():
+    epochs = EpochMap(agents_max=10)
+    epochs.note(("calm", "alice"), 7)
     for i in range(100):
-        given.note(("loud", f"x{i}"), i)
+        epochs.note(("loud", f"x{i}"), i)
 
-    assert given.last(("calm", "alice")) == 7
-    assert given.last(("loud", "x99")) == 99
-    assert given.last(("loud", "x89")) == 0
-    given.note(("calm", "alice"), 5)
-    assert given.last(("calm", "alice")) == 7
+    assert epochs.last(("calm", "alice")) == 7
+    assert epochs.last(("loud", "x99")) == 99
+    assert epochs.last(("loud", "x89")) == 0
+    epochs.note(("calm", "alice"), 5)
+    assert epochs.last(("calm", "alice")) == 7
 
 
-def test_a_directory_bounds_what_it_gave_out_by_tenant(monkeypatch):
+def test_issued_epochs_are_bounded_per_tenant(monkeypatch):
     monkeypatch.setattr("router.fleet.directory.EPOCHS_ISSUED_MAX", 4)
     directory = Directory()
     for note in (directory.issue, directory.promise):

@@ -34,8 +34,8 @@ class Server(FakeNode):
 
     def __init__(self, answer=None):
         super().__init__("node-a")
-        self.came = []  # one peer per request
-        self.asked = []  # the bodies of control calls
+        self.peers = []  # one peer per request
+        self.call_bodies = []  # the bodies of control calls
         self.answer = answer
 
     @property
@@ -44,18 +44,18 @@ class Server(FakeNode):
         return sum(c.transport is not None for c in connections)
 
     async def _hasty(self, request):
-        self.came.append(request.transport.get_extra_info("peername"))
-        self.asked.append(await request.read())
+        self.peers.append(request.transport.get_extra_info("peername"))
+        self.call_bodies.append(await request.read())
         if self.answer is not None:
             return await self.answer(self, request)
         return web.Response(body=encode_reply(Offer(b"", b"", ())))
 
     async def _opened(self, request):
-        self.came.append(request.transport.get_extra_info("peername"))
+        self.peers.append(request.transport.get_extra_info("peername"))
         return await super()._opened(request)
 
     async def _generate(self, request):
-        self.came.append(request.transport.get_extra_info("peername"))
+        self.peers.append(request.transport.get_extra_info("peername"))
         return await super()._generate(request)
 
 
@@ -82,15 +82,15 @@ class Linked:
         return [event async for event in self.link.generate(REQUEST)]
 
 
-async def test_calls_and_turns_keep_one_connection_each():
+async def test_calls_and_turns_reuse_one_connection_each():
     async with Linked(Server()) as linked:
         for _ in range(3):
             await linked.seal()
-        calls, linked.node.came = set(linked.node.came), []
+        calls, linked.node.peers = set(linked.node.peers), []
         for _ in range(3):
             await linked.turn()
             await until(lambda: not linked.http._counts)  # the answer's end has come
-        turns = set(linked.node.came)
+        turns = set(linked.node.peers)
 
         assert len(calls) == len(turns) == 1
         assert calls != turns
@@ -98,16 +98,16 @@ async def test_calls_and_turns_keep_one_connection_each():
         await until(lambda: not linked.node.open_count)
 
 
-async def test_a_connection_made_ready_is_the_one_that_the_call_takes():
+async def test_call_uses_connection_opened_ahead():
     async with Linked(Server()) as linked:
         await linked.link.make_ready(Use.CALL)
         await linked.seal()
 
-        assert len(linked.node.came) == 2
-        assert len(set(linked.node.came)) == 1
+        assert len(linked.node.peers) == 2
+        assert len(set(linked.node.peers)) == 1
 
 
-async def test_a_node_that_cannot_be_made_ready_is_no_error():
+async def test_opening_ahead_to_dead_node_is_no_error():
     async with Linked(Server()) as linked:
         await linked.node.stop()
         await linked.link.make_ready(Use.CALL)
@@ -116,7 +116,7 @@ async def test_a_node_that_cannot_be_made_ready_is_no_error():
         assert not linked.http._counts
 
 
-async def test_a_turn_that_is_closed_early_closes_its_connection():
+async def test_turn_closed_early_closes_its_connection():
     async with Linked(Server()) as linked:
         linked.node.does.delay_s = 0.05
         events = linked.link.generate(REQUEST)
@@ -126,55 +126,55 @@ async def test_a_turn_that_is_closed_early_closes_its_connection():
 
         linked.node.does.delay_s = 0.0
         await linked.turn()
-        assert len(set(linked.node.came)) == 2
+        assert len(set(linked.node.peers)) == 2
 
 
-async def test_a_node_that_restarts_at_its_address_is_asked_once_on_a_new_connection():
+async def test_restarted_node_gets_each_request_once_on_a_new_connection():
     async with Linked(Server()) as linked:
         await linked.seal()
         await linked.turn()
         port = int(linked.node.http_url.rpartition(":")[2])
         await linked.node.stop()
         await linked.node.start(port)
-        linked.node.came, linked.node.asked = [], []
+        linked.node.peers, linked.node.call_bodies = [], []
         await linked.seal()
         await linked.turn()
 
-        assert linked.node.asked == [encode_call(SEAL)]
-        assert len(linked.node.came) == 2
+        assert linked.node.call_bodies == [encode_call(SEAL)]
+        assert len(linked.node.peers) == 2
 
 
 def closing(times):
     """A server that closes the connection at the second call, and after it."""
 
     async def answer(node, request):
-        if 2 <= len(node.asked) < 2 + times:
+        if 2 <= len(node.call_bodies) < 2 + times:
             request.transport.abort()
         return web.Response(body=encode_reply(Offer(b"", b"", ())))
 
     return answer
 
 
-async def test_a_call_on_a_kept_connection_that_breaks_is_made_once_more_on_a_new_one():
+async def test_call_on_broken_kept_connection_is_retried_on_a_new_one():
     async with Linked(Server(closing(times=1))) as linked:
         await linked.seal()
         assert await linked.seal() == Offer(b"", b"", ())
 
-        first, second, third = linked.node.came
+        first, second, third = linked.node.peers
         assert first == second != third
 
 
-async def test_a_new_connection_that_breaks_is_the_loss_of_the_node():
+async def test_broken_new_connection_raises_node_lost():
     async with Linked(Server(closing(times=9))) as linked:
         await linked.seal()
         with pytest.raises(NodeLostError):
             await linked.seal()
 
-        assert len(linked.node.asked) == 3
+        assert len(linked.node.call_bodies) == 3
         assert not linked.http._counts
 
 
-async def test_a_first_connection_that_breaks_is_not_tried_again():
+async def test_broken_first_connection_is_not_retried():
     async def answer(node, request):
         request.transport.abort()
         return web.Response()
@@ -183,52 +183,52 @@ async def test_a_first_connection_that_breaks_is_not_tried_again():
         with pytest.raises(NodeLostError):
             await linked.seal()
 
-        assert len(linked.node.asked) == 1
+        assert len(linked.node.call_bodies) == 1
 
 
-async def test_of_several_kept_connections_that_are_gone_only_one_is_tried():
+async def test_only_one_stale_connection_is_tried():
     both = asyncio.Event()
 
     async def answer(node, request):
-        if len(node.asked) == 2:
+        if len(node.call_bodies) == 2:
             both.set()
         await both.wait()
-        if 2 < len(node.asked) < 4:
+        if 2 < len(node.call_bodies) < 4:
             request.transport.abort()
         return web.Response(body=encode_reply(Offer(b"", b"", ())))
 
     async with Linked(Server(answer)) as linked:
         await asyncio.gather(linked.seal(), linked.seal())
-        kept, linked.node.came = set(linked.node.came), []
+        kept, linked.node.peers = set(linked.node.peers), []
         assert len(kept) == 2
         await linked.seal()
 
-        stale, fresh = linked.node.came
+        stale, fresh = linked.node.peers
         assert stale in kept
         assert fresh not in kept
 
 
-async def test_redirects_of_a_node_are_not_followed():
+async def test_redirects_are_not_followed():
     async def answer(node, request):
         raise web.HTTPTemporaryRedirect(f"{node.http_url}/elsewhere")
 
     async def elsewhere(request):
-        came.append(request.path)
+        paths.append(request.path)
         return web.Response(body=encode_reply(Offer(b"", b"", ())))
 
-    came = []
+    paths = []
     server = Server(answer)
     server.more_routes["/elsewhere"] = elsewhere
     async with Linked(server) as linked:
         with pytest.raises(FabricError):
             await linked.seal()
 
-        assert came == []
+        assert paths == []
 
 
-async def test_an_answer_that_has_begun_is_not_asked_for_again():
+async def test_call_is_not_retried_after_response_has_started():
     async def answer(node, request):
-        if len(node.asked) == 1:
+        if len(node.call_bodies) == 1:
             return web.Response(body=encode_reply(Offer(b"", b"", ())))
         response = web.StreamResponse(headers={"content-length": "100"})
         await response.prepare(request)
@@ -241,16 +241,16 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again():
         with pytest.raises(NodeLostError):
             await linked.seal()
 
-        assert len(linked.node.asked) == 2
+        assert len(linked.node.call_bodies) == 2
 
 
-async def test_a_long_body_is_sent_whole_the_second_time():
+async def test_long_body_is_resent_whole_on_retry():
     prompt = "word " * 400_000
 
     class Deaf(Server):
         async def _generate(self, request):
-            if len(self.came) == 1:
-                self.came.append(None)
+            if len(self.peers) == 1:
+                self.peers.append(None)
                 request.transport.abort()
             return await super()._generate(request)
 
@@ -270,27 +270,27 @@ async def test_a_long_body_is_sent_whole_the_second_time():
         assert events[-1].completion_tokens == 1
 
 
-async def test_a_refusal_keeps_the_connection():
+async def test_error_response_keeps_connection():
     async with Linked(Server()) as linked:
         linked.node.does.refuse = ConflictError("no")
         for _ in range(3):
             with pytest.raises(ConflictError):
                 await linked.turn()
 
-        assert len(set(linked.node.came)) == 1
+        assert len(set(linked.node.peers)) == 1
 
 
-async def test_no_request_begins_on_a_connection_that_is_too_old(monkeypatch):
+async def test_expired_connection_is_not_reused(monkeypatch):
     monkeypatch.setattr("router.fleet.node_http.KEPT_LIFE_S", 0.0)
     async with Linked(Server()) as linked:
         for _ in range(3):
             await linked.seal()
 
-        assert len(set(linked.node.came)) == 3
+        assert len(set(linked.node.peers)) == 3
         await until(lambda: linked.node.open_count == 1)
 
 
-async def test_an_idle_connection_is_closed_by_the_router_and_before_the_node_does(monkeypatch):
+async def test_router_closes_idle_connection_before_node_does(monkeypatch):
     assert KEPT_IDLE_S < KEEP_ALIVE_S - 5
     monkeypatch.setattr("router.fleet.node_http.KEPT_IDLE_S", 0.05)
     async with Linked(Server()) as linked:
@@ -299,7 +299,7 @@ async def test_an_idle_connection_is_closed_by_the_router_and_before_the_node_do
 
 
 @pytest.mark.parametrize("use", list(Use))
-async def test_only_so_many_are_kept(use):
+async def test_kept_connections_are_bounded(use):
     more = 9
     begun, together = 0, asyncio.Event()
 
@@ -324,7 +324,7 @@ async def test_only_so_many_are_kept(use):
         assert not linked.http._counts
 
 
-async def test_only_so_many_turns_of_a_node_are_unanswered_at_a_time(monkeypatch):
+async def test_unanswered_turns_per_node_are_bounded(monkeypatch):
     """The others wait in the router, as a node drops excess connections."""
     monkeypatch.setattr("router.fleet.node_http.TURNS_UNANSWERED_MAX", 3)
     waiting, most = 0, 0
@@ -344,7 +344,7 @@ async def test_only_so_many_turns_of_a_node_are_unanswered_at_a_time(monkeypatch
     assert most == 3
 
 
-async def test_an_answer_without_an_end_is_not_waited_for_long(monkeypatch):
+async def test_response_without_end_is_dropped_after_limit(monkeypatch):
     monkeypatch.setattr("router.fleet.node_http.END_WAIT_S", 0.05)
 
     class Endless(Server):
@@ -360,7 +360,7 @@ async def test_an_answer_without_an_end_is_not_waited_for_long(monkeypatch):
         await until(lambda: not linked.node.open_count and not linked.http._counts)
 
 
-async def test_a_cancelled_request_leaves_no_connection_in_use():
+async def test_cancelled_request_releases_its_connection():
     async with Linked(Server()) as linked:
         linked.node.does.hang = True
         for moment_s in (0.0, 0.001, 0.002, 0.003, 0.004, 0.006, 0.01, 0.05):

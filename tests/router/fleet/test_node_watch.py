@@ -7,12 +7,12 @@ from tests.router.test_links import CABLE, LAN, B, link
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_rate_is_published_when_measured_and_when_changed():
-    async with rig("ab", tended=False) as made:
-        fleet = made.fleet
+async def test_link_rate_is_published_when_measured_or_changed():
+    async with rig("ab", tended=False) as fabric:
+        fleet = fabric.fleet
 
         async def measured(*links):
-            made["node-a"].view_changes = {"links": links}
+            fabric["node-a"].view_changes = {"links": links}
             seen = fleet.events._count
             await fleet.membership.refresh()
             new = [each.event for each in fleet.events._kept if each.number > seen]
@@ -40,11 +40,11 @@ async def test_a_rate_is_published_when_measured_and_when_changed():
 
 
 async def test_memory_pressure_is_published_when_it_changes():
-    async with rig("a", tended=False) as made:
-        fleet = made.fleet
+    async with rig("a", tended=False) as fabric:
+        fleet = fabric.fleet
 
-        async def told(pressure, limit_bytes):
-            made["node-a"].view_changes = {
+        async def memory_events(pressure, limit_bytes):
+            fabric["node-a"].view_changes = {
                 "memory_pressure": pressure,
                 "hot_limit_bytes": limit_bytes,
                 "hot_total_bytes": 800,
@@ -57,22 +57,24 @@ async def test_memory_pressure_is_published_when_it_changes():
                 if each.number > seen and (event := each.event).name == "node.memory"
             ]
 
-        usual = await told("normal", 800)
-        begun = await told("warning", 700)
-        alike = await told("warning", 700)
-        ended = await told("normal", 800)
+        usual = await memory_events("normal", 800)
+        begun = await memory_events("warning", 700)
+        alike = await memory_events("warning", 700)
+        ended = await memory_events("normal", 800)
 
     assert usual == alike == []
     assert begun == [MemoryChanged("node-a", "warning", 700, 800)]
     assert ended == [MemoryChanged("node-a", "normal", 800, 800)]
 
 
-async def test_every_state_is_published_once():
-    async with rig("a") as made:
-        await until(lambda: made.fleet.events._count > 0)
+async def test_each_node_state_is_published_once():
+    async with rig("a") as fabric:
+        await until(lambda: fabric.fleet.events._count > 0)
         for _ in range(5):
-            await made.fleet.membership.refresh()
-        told = [each.event for each in made.fleet.events._kept if each.event.name == "node.state"]
+            await fabric.fleet.membership.refresh()
+        events = [
+            each.event for each in fabric.fleet.events._kept if each.event.name == "node.state"
+        ]
 
-    assert [event.state for event in told][-1] == "ready"
-    assert len({event.state for event in told}) == len(told)
+    assert [event.state for event in events][-1] == "ready"
+    assert len({event.state for event in events}) == len(events)

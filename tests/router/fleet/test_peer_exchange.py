@@ -32,7 +32,7 @@ def names(neighbours, name):
     return [peer.name for peer in neighbours.list_for(name).peers]
 
 
-def test_few_nodes_know_all_others():
+def test_small_fleet_lists_all_peers():
     views = [at(number, network=number) for number in range(PEERS_TOLD_MAX + 1)]
     neighbours = known(*views)
 
@@ -41,32 +41,32 @@ def test_few_nodes_know_all_others():
         assert names(neighbours, each.name) == others
 
 
-def test_of_many_the_nearest_are_told():
+def test_large_fleet_lists_nearest_peers():
     views = [at(number, network=number % 100, machine=number % 997) for number in range(1_000)]
     neighbours = known(*views)
-    told = {each.name: names(neighbours, each.name) for each in views}
+    peers_of = {each.name: names(neighbours, each.name) for each in views}
 
-    assert {len(peers) for peers in told.values()} == {PEERS_TOLD_MAX}
-    assert "n0997" in told["n0000"], "of its machine"
-    assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(told["n0000"])
-    by_how_many = Counter(peer for peers in told.values() for peer in peers)
+    assert {len(peers) for peers in peers_of.values()} == {PEERS_TOLD_MAX}
+    assert "n0997" in peers_of["n0000"], "of its machine"
+    assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(peers_of["n0000"])
+    by_how_many = Counter(peer for peers in peers_of.values() for peer in peers)
     assert max(by_how_many.values()) <= 2 * PEERS_TOLD_MAX, "no node is measured by all"
 
 
-def test_from_whom_a_node_fetched_is_told_too():
+def test_recent_transfer_partners_are_listed():
     neighbours, partners = known(*(at(number) for number in range(100))), RecentPartners()
     for number in (50, 60, 70, 80, 90, 60, 0, 999):
         partners.note(f"n{number:04}", "n0000")
-    told = [peer.name for peer in neighbours.list_for("n0000", partners.of("n0000")).peers]
+    peers = [peer.name for peer in neighbours.list_for("n0000", partners.of("n0000")).peers]
 
     assert partners.changed == {"n0000"}
     assert partners.of("n0000") == ("n0080", "n0090", "n0060", "n0999"), "those used last"
-    assert {"n0080", "n0090", "n0060"} < set(told)
-    assert len(told) == PEERS_TOLD_MAX
-    assert "n0000" not in told
+    assert {"n0080", "n0090", "n0060"} < set(peers)
+    assert len(peers) == PEERS_TOLD_MAX
+    assert "n0000" not in peers
 
 
-def test_who_left_or_moved_is_told_no_more():
+def test_departed_or_moved_peers_are_dropped():
     neighbours = known(*(at(number) for number in range(40)))
     neighbours.drop("n0001")
     neighbours.drop("n0001")
@@ -79,7 +79,7 @@ def test_who_left_or_moved_is_told_no_more():
     assert not neighbours._members
 
 
-def test_networks_are_sorted_by_their_speed():
+def test_networks_are_sorted_by_speed():
     slow = Address("192.168.1.9", 7, ETHERNET, 1_000, prefix_bits=24)
     cable = Address("169.254.3.4", 7, CABLE, 0, prefix_bits=16)
     assert networks_of((slow, cable)) == [
@@ -91,32 +91,32 @@ def test_networks_are_sorted_by_their_speed():
 
 
 @pytest.mark.anyio
-async def test_lists_are_made_on_change_only(monkeypatch):
-    made_for = []
+async def test_peer_lists_are_built_only_on_change(monkeypatch):
+    listed_for = []
     real = Neighbours.list_for
 
     def count(self, name, partners):
-        made_for.append(name)
+        listed_for.append(name)
         return real(self, name, partners)
 
     monkeypatch.setattr(Neighbours, "list_for", count)
-    async with rig("abc", tended=False) as made:
-        exchange = made.services.peer_exchange
+    async with rig("abc", tended=False) as fabric:
+        exchange = fabric.services.peer_exchange
         await exchange.round()
-        nodes = made.nodes.values()
+        nodes = fabric.nodes.values()
         await until(lambda: all(len(getattr(node, "peers", ())) == 2 for node in nodes))
-        assert sorted(made_for) == ["node-a", "node-b", "node-c"]
-        await made.fleet.membership.refresh()
+        assert sorted(listed_for) == ["node-a", "node-b", "node-c"]
+        await fabric.fleet.membership.refresh()
         await exchange.round()
-        assert len(made_for) == 3
+        assert len(listed_for) == 3
         address = Address("127.0.0.9", 7, LinkKind.LOOPBACK)
-        made["node-a"].view_changes = {"addresses": (address,)}
-        await made.fleet.membership.refresh()
+        fabric["node-a"].view_changes = {"addresses": (address,)}
+        await fabric.fleet.membership.refresh()
         await exchange.round()
-        told = [made[name] for name in ("node-b", "node-c")]
-        await until(lambda: all(node.peers[0].addresses == (address,) for node in told))
-        assert len(made_for) == 6
-        made.fleet.partners.note("node-a", "node-b")
+        receivers = [fabric[name] for name in ("node-b", "node-c")]
+        await until(lambda: all(node.peers[0].addresses == (address,) for node in receivers))
+        assert len(listed_for) == 6
+        fabric.fleet.partners.note("node-a", "node-b")
         await exchange.round()
         await exchange.round()
-        assert made_for[6:] == ["node-b"]
+        assert listed_for[6:] == ["node-b"]

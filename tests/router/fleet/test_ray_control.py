@@ -15,13 +15,13 @@ class SlowRay:
 
     def __init__(self):
         self.calls = []
-        self.joins = threading.Event()
-        self.let_go = threading.Event()
+        self.init_called = threading.Event()
+        self.release = threading.Event()
 
     def init(self, **_):
         self.calls.append("join")
-        self.joins.set()
-        assert self.let_go.wait(HANG_S)
+        self.init_called.set()
+        assert self.release.wait(HANG_S)
         self.calls.append("joined")
 
     def shutdown(self):
@@ -35,23 +35,23 @@ def slow(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", slow.shutdown)
     joining = threading.Thread(target=ray_control.connect, args=("here:1",))
     joining.start()
-    assert slow.joins.wait(HANG_S)
+    assert slow.init_called.wait(HANG_S)
     yield slow
-    slow.let_go.set()
+    slow.release.set()
     joining.join(HANG_S)
 
 
-def test_leaving_waits_for_a_join_in_progress(slow):
+def test_disconnect_waits_for_connect_in_progress(slow):
     leaving = threading.Thread(target=ray_control.disconnect)
     leaving.start()
     leaving.join(0.2)
     assert slow.calls == ["join"]
-    slow.let_go.set()
+    slow.release.set()
     leaving.join(HANG_S)
     assert slow.calls == ["join", "joined", "left"]
 
 
-def test_a_join_that_hangs_does_not_keep_the_process(slow, monkeypatch):
+def test_hung_connect_does_not_block_exit(slow, monkeypatch):
     monkeypatch.setattr(ray_control, "LEAVE_TIMEOUT_S", 0.05)
     ray_control.disconnect()
     assert slow.calls == ["join"]

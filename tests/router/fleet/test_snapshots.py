@@ -24,9 +24,9 @@ SYSTEM, USER, ASSISTANT = MessageRole.SYSTEM, MessageRole.USER, MessageRole.ASSI
 
 
 def turn(kind, agent=None, text=LONG):
-    said = Message(MessageRole.USER, text)
+    message = Message(MessageRole.USER, text)
     identity = Identity(kind, agent)
-    prompt = chat_prompt([said])
+    prompt = chat_prompt([message])
     return TurnRequest(OperationId("op"), KEY[0], "echo", identity, Sampling(), prompt)
 
 
@@ -39,12 +39,12 @@ def roles(snapshot):
     return [(each.node, each.role.value) for each in snapshot.holders]
 
 
-async def test_holders_are_ordered_by_who_serves_first():
-    async with rig("abc", tended=False) as made:
-        fleet, directory = made.fleet, made.fleet.directory
+async def test_holders_are_ordered_by_serving_priority():
+    async with rig("abc", tended=False) as fabric:
+        fleet, directory = fabric.fleet, fabric.fleet.directory
 
-        def look(*told):
-            for node, epoch, state in told:
+        def look(*holdings):
+            for node, epoch, state in holdings:
                 fleet.note_holding(KEY, node, epoch, state)
             found = roles(snapshots.of_agent(fleet, KEY))
             assert found == roles(snapshots.of_turn(fleet, NAMED))
@@ -64,15 +64,15 @@ async def test_holders_are_ordered_by_who_serves_first():
         assert look((A, 5, REPLICA)) == [(A, "released"), (B, "erased"), (C, "erased")]
 
 
-async def test_a_snapshot_joins_reports_and_the_ledger():
-    async with rig("ab", tended=False) as made:
-        made[A].view_changes = {"prefill_tokens_per_s": 700.0, "state": "draining"}
-        await made.fleet.membership.refresh()
-        made.fleet.ledger.begin(A, 2.5, cold=True)
-        made.fleet.ledger.begin(B, 0.0, cold=False)
-        made.fleet.directory.reserve(KEY, B, 1)
-        with made.fleet.ledger.shipping(Ship(A, B, 5_000, 1.0)):
-            nodes = snapshots.of_agent(made.fleet, KEY).nodes
+async def test_snapshot_joins_node_reports_and_ledger():
+    async with rig("ab", tended=False) as fabric:
+        fabric[A].view_changes = {"prefill_tokens_per_s": 700.0, "state": "draining"}
+        await fabric.fleet.membership.refresh()
+        fabric.fleet.ledger.begin(A, 2.5, cold=True)
+        fabric.fleet.ledger.begin(B, 0.0, cold=False)
+        fabric.fleet.directory.reserve(KEY, B, 1)
+        with fabric.fleet.ledger.shipping(Ship(A, B, 5_000, 1.0)):
+            nodes = snapshots.of_agent(fabric.fleet, KEY).nodes
 
     assert (nodes[A].coming_bytes, nodes[B].coming_bytes) == (0, 5_000)
     assert nodes[B].held_tokens > 0
@@ -90,26 +90,26 @@ async def test_a_snapshot_joins_reports_and_the_ledger():
         (LeaseState.EXPIRED, False, False),
     ],
 )
-async def test_leases_in_a_snapshot(lease, is_alive, is_up, monkeypatch):
-    async with rig("ab", tended=False) as made:
+async def test_snapshot_reflects_lease_states(lease, is_alive, is_up, monkeypatch):
+    async with rig("ab", tended=False) as fabric:
         monkeypatch.setattr(Membership, "health", lambda self, name: lease)
         monkeypatch.setattr(Membership, "is_returning", lambda self, name: name == B)
-        nodes = snapshots.of_agent(made.fleet, KEY).nodes
+        nodes = snapshots.of_agent(fabric.fleet, KEY).nodes
 
     assert {(each.is_alive, each.is_up) for each in nodes.values()} == {(is_alive, is_up)}
     assert (nodes[A].is_returning, nodes[B].is_returning) == (False, True)
 
 
-async def test_nodes_without_a_report_are_left_out():
-    async with rig("ab", started=False, tended=False) as made:
-        await made.fleet.membership.discover()
+async def test_nodes_without_report_are_omitted():
+    async with rig("ab", started=False, tended=False) as fabric:
+        await fabric.fleet.membership.discover()
 
-        assert snapshots.of_agent(made.fleet, KEY).nodes == {}
+        assert snapshots.of_agent(fabric.fleet, KEY).nodes == {}
 
 
-async def test_holders_of_a_prefix():
-    async with rig("abc", tended=False) as made:
-        fleet, prompt = made.fleet, UNNAMED.prompt
+async def test_prefix_holders_are_ordered_by_share():
+    async with rig("abc", tended=False) as fabric:
+        fleet, prompt = fabric.fleet, UNNAMED.prompt
         fleet.sketches.put(KEY[0], A, "bob", (*prompt.sketch[:4], 1), opening=1)
         fleet.sketches.put(KEY[0], B, "alice", prompt.sketch[:8], opening=prompt.opening)
         fleet.sketches.put(KEY[0], C, "mira", prompt.sketch[:8], opening=prompt.opening)
@@ -126,31 +126,31 @@ async def test_holders_of_a_prefix():
     assert other == ()
 
 
-async def test_an_agent_on_disk_alone_is_not_resident():
-    async with rig("a", tended=False) as made:
-        await made.chat(LONG, agent="alice")
-        await made.fleet.membership.refresh(relist=True)
-        view = made.fleet.directory.owner(KEY).view
-        before = snapshots.of_turn(made.fleet, NAMED)
+async def test_agent_on_disk_only_is_not_resident():
+    async with rig("a", tended=False) as fabric:
+        await fabric.chat(LONG, agent="alice")
+        await fabric.fleet.membership.refresh(relist=True)
+        view = fabric.fleet.directory.owner(KEY).view
+        before = snapshots.of_turn(fabric.fleet, NAMED)
         on_disk = replace(view, tiers=("disk",))
-        made.fleet.note_holding(KEY, A, view.epoch + 1, OWNED, view=on_disk)
-        after = snapshots.of_turn(made.fleet, NAMED)
+        fabric.fleet.note_holding(KEY, A, view.epoch + 1, OWNED, view=on_disk)
+        after = snapshots.of_turn(fabric.fleet, NAMED)
 
     assert (before.prefixes[0].agent, after.prefixes[0].agent) == ("alice", "alice")
     assert [s.prefixes[0].is_resident for s in (before, after)] == [True, False]
     assert after.holders[0].view.tokens > 0
 
 
-async def test_owners_of_a_groups_other_conversations():
-    async with rig("abc", tended=False) as made:
-        made.fleet.note_holding((KEY[0], AgentId("x")), B, 1, OWNED, "team")
-        made.fleet.note_holding((KEY[0], AgentId("team")), C, 1, OWNED, "team")
+async def test_group_owners_are_listed_for_group_turns_only():
+    async with rig("abc", tended=False) as fabric:
+        fabric.fleet.note_holding((KEY[0], AgentId("x")), B, 1, OWNED, "team")
+        fabric.fleet.note_holding((KEY[0], AgentId("team")), C, 1, OWNED, "team")
 
-        assert snapshots.of_turn(made.fleet, GROUPED).group_nodes == (C, B)
-        assert snapshots.of_turn(made.fleet, NAMED).group_nodes == ()
+        assert snapshots.of_turn(fabric.fleet, GROUPED).group_nodes == (C, B)
+        assert snapshots.of_turn(fabric.fleet, NAMED).group_nodes == ()
 
 
-def test_facts_of_turns():
+def test_turn_facts_follow_identity():
     named, unnamed, grouped = map(snapshots.facts_of, (NAMED, UNNAMED, GROUPED))
 
     assert (named.agent, named.group) == ("alice", None)
@@ -162,15 +162,15 @@ def test_facts_of_turns():
     assert named.model == "echo"
 
 
-async def test_the_owner_of_a_conversation_whose_client_has_rewritten_it():
+async def test_owner_of_rewritten_conversation_is_found_by_form():
     def chat(clock, *more):
         return replace(UNNAMED, prompt=chat_prompt([Message(SYSTEM, (f"It is {clock}.",)), *more]))
 
     question, answer = Message(USER, ("Where?",)), Message(ASSISTANT, ("There.",))
     before = chat("09:41", question)
     now = chat("09:42", question, answer, Message(USER, ("And now?",)))
-    async with rig("abc", tended=False) as made:
-        fleet, sketches, tenant = made.fleet, made.fleet.sketches, KEY[0]
+    async with rig("abc", tended=False) as fabric:
+        fleet, sketches, tenant = fabric.fleet, fabric.fleet.sketches, KEY[0]
         assert not snapshots.of_turn(fleet, now).prefixes
         sketches.put(tenant, B, "alice", before.prompt.sketch, form=before.prompt.form)
         assert not snapshots.of_turn(fleet, now).prefixes  # no node owns it

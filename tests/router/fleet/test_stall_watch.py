@@ -15,22 +15,22 @@ STALL_S = 0.4  # of the loop, again and again; a lease of the rig lasts less tha
 STALLS = 12
 
 
-async def test_a_late_loop_ends_no_lease():
-    async with rig(scale=10.0) as made:
-        membership = made.fleet.membership
+async def test_stalled_loop_expires_no_lease():
+    async with rig(scale=10.0) as fabric:
+        membership = fabric.fleet.membership
         await asyncio.sleep(0.2)  # its heartbeats have begun
-        await until(lambda: all(map(membership.is_alive, made.nodes)))
+        await until(lambda: all(map(membership.is_alive, fabric.nodes)))
         before = membership.expired_count
         for _ in range(STALLS):
             time.sleep(STALL_S)  # noqa: ASYNC251 - nothing else runs meanwhile
             await asyncio.sleep(0)
-        states = [membership.health(name) for name in made.nodes]
+        states = [membership.health(name) for name in fabric.nodes]
 
     assert states == [LeaseState.ALIVE] * 3
     assert membership.expired_count == before
 
 
-async def test_the_deadline_of_a_heartbeat_counts_only_time_in_which_the_router_ran():
+async def test_heartbeat_deadline_excludes_loop_stalls():
     watch = StallWatch(ScaledClock(1.0), lambda _: None)
     ticking = asyncio.create_task(watch.run(0.2))
     await asyncio.sleep(0)
@@ -44,9 +44,9 @@ async def test_the_deadline_of_a_heartbeat_counts_only_time_in_which_the_router_
     ticking.cancel()
 
 
-async def test_a_node_that_is_silent_loses_its_lease_while_the_router_runs():
-    async with rig(scale=20.0) as made:
-        made["node-a"].does.deaf.add("describe")
+async def test_silent_node_loses_lease_while_router_runs():
+    async with rig(scale=20.0) as fabric:
+        fabric["node-a"].does.deaf.add("describe")
         async with asyncio.timeout(30):
-            while made.fleet.is_up("node-a"):  # noqa: ASYNC110
+            while fabric.fleet.is_up("node-a"):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

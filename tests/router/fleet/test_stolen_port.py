@@ -31,8 +31,8 @@ class Impostor:
 
     def __init__(self, context=None):
         self.context = context
-        self.heard = b""
-        self.came = asyncio.Event()
+        self.received = b""
+        self.was_dialled = asyncio.Event()
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self._listen, "127.0.0.1", 0, ssl=self.context)
@@ -43,10 +43,10 @@ class Impostor:
         self.server.close()
 
     async def _listen(self, reader, writer):
-        self.came.set()
+        self.was_dialled.set()
         while chunk := await reader.read(65536):
-            self.heard += chunk
-            if b"\r\n\r\n" in self.heard or len(self.heard) > 200:
+            self.received += chunk
+            if b"\r\n\r\n" in self.received or len(self.received) > 200:
                 break
         writer.close()
 
@@ -56,7 +56,7 @@ def keys(tmp_path):
     return make_keys(tmp_path / "own").path
 
 
-async def tell_everything(keys, url, proven_as=MEMBER_NAME):
+async def send_requests(keys, url, proven_as=MEMBER_NAME):
     secret = http_secret(CLUSTER_KEY)
     tls = read_router_keys(keys).node_facing() if proven_as else None
     async with NodeHttp(tls) as session:
@@ -69,34 +69,34 @@ async def tell_everything(keys, url, proven_as=MEMBER_NAME):
         await asyncio.sleep(0.1)  # asyncio closes a connection that TLS ended a little later
 
 
-async def test_a_listener_on_the_port_learns_nothing(keys):
+async def test_plain_listener_on_stolen_port_learns_nothing(keys):
     async with Impostor() as impostor:
-        await tell_everything(keys, f"https://127.0.0.1:{impostor.port}")
+        await send_requests(keys, f"https://127.0.0.1:{impostor.port}")
 
-    assert impostor.heard, "nobody came at all"
-    assert http_secret(CLUSTER_KEY).encode() not in impostor.heard
-    assert b"otter" not in impostor.heard
+    assert impostor.received, "nobody came at all"
+    assert http_secret(CLUSTER_KEY).encode() not in impostor.received
+    assert b"otter" not in impostor.received
 
 
-async def test_without_certificates_it_would_learn_everything(keys):
+async def test_listener_would_read_secret_without_tls(keys):
     async with Impostor() as impostor:
-        await tell_everything(keys, f"http://127.0.0.1:{impostor.port}", proven_as=None)
+        await send_requests(keys, f"http://127.0.0.1:{impostor.port}", proven_as=None)
 
-    assert http_secret(CLUSTER_KEY).encode() in impostor.heard
+    assert http_secret(CLUSTER_KEY).encode() in impostor.received
 
 
-async def test_one_with_a_certificate_of_another_fabric_learns_nothing(keys, tmp_path):
+async def test_listener_with_foreign_certificate_learns_nothing(keys, tmp_path):
     other = make_keys(tmp_path / "other").path
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(other / "member.pem", other / "member.key")
     async with Impostor(context) as impostor:
-        await tell_everything(keys, f"https://127.0.0.1:{impostor.port}")
+        await send_requests(keys, f"https://127.0.0.1:{impostor.port}")
 
-    assert impostor.heard == b""
+    assert impostor.received == b""
 
 
-async def test_an_address_without_https_is_not_even_dialled(keys):
+async def test_address_without_https_is_not_dialled(keys):
     async with Impostor() as impostor:
-        await tell_everything(keys, f"http://127.0.0.1:{impostor.port}")
+        await send_requests(keys, f"http://127.0.0.1:{impostor.port}")
 
-    assert not impostor.came.is_set()
+    assert not impostor.was_dialled.is_set()

@@ -5,9 +5,9 @@ from starlette.routing import Route
 
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
-from tests.router.admin.test_hibernation import file_of, keepers
+from tests.router.admin.test_hibernation import file_of, hibernation_nodes
 from tests.router.fake_memory import Memory
-from tests.router.fleet.test_node_discovery import met
+from tests.router.fleet.test_node_discovery import join
 from tests.router.rig import rig
 
 pytestmark = pytest.mark.anyio
@@ -51,58 +51,58 @@ def routes_of_agents(app):
 def one_of_two():
     """Return a router that expects two nodes and has found one."""
     settings = RouterSettings(nodes_expected=2)
-    nodes = keepers("node-a", "node-b")
+    nodes = hibernation_nodes("node-a", "node-b")
     return rig(nodes=nodes, settings=settings, started=False, tended=False)
 
 
-async def test_every_verb_says_when_to_retry():
+async def test_every_agent_route_answers_503_with_retry_after():
     refused = {}
-    async with one_of_two() as made:
-        await met(made, "node-a")
-        http = made.http()
-        for method, path, name in routes_of_agents(made.app):
+    async with one_of_two() as fabric:
+        await join(fabric, "node-a")
+        http = fabric.http()
+        for method, path, name in routes_of_agents(fabric.app):
             content = file_of() if name == "resume" else None
             answer = await http.request(method, path, json=BODIES[name], content=content)
             refused[name] = answer.status_code, answer.headers.get("retry-after"), answer.text
-        begun = dict(made["node-a"].memory)
+        agents = dict(fabric["node-a"].memory)
 
-    told = {name: text for name, (status, again, text) in refused.items() if status != 503}
-    assert told == {}
+    unexpected = {name: text for name, (status, again, text) in refused.items() if status != 503}
+    assert unexpected == {}
     assert [name for name, (_, again, _) in refused.items() if not again] == []
     assert all("agents_unknown" in text for _, _, text in refused.values())
-    assert begun == {}
+    assert agents == {}
 
 
-async def test_a_fork_does_not_take_a_name_that_an_awaited_node_may_have():
-    async with one_of_two() as made:
-        await met(made, "node-a")
-        await made.chat("hi", agent="alice")
-        answer = await made.http().post("/v1/agents/alice/fork", json={"as": "bob"})
-        begun = list(made["node-a"].memory)
+async def test_fork_to_name_possibly_on_awaited_node_is_503():
+    async with one_of_two() as fabric:
+        await join(fabric, "node-a")
+        await fabric.chat("hi", agent="alice")
+        answer = await fabric.http().post("/v1/agents/alice/fork", json={"as": "bob"})
+        agents = list(fabric["node-a"].memory)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "agents_unknown")
     assert answer.headers["retry-after"]
-    assert begun == [KEY]
+    assert agents == [KEY]
 
 
-async def test_a_file_that_replaces_is_taken_while_nodes_are_awaited():
-    async with one_of_two() as made:
-        await met(made, "node-a")
+async def test_resume_with_replace_works_while_nodes_are_awaited():
+    async with one_of_two() as fabric:
+        await join(fabric, "node-a")
         path = "/v1/agents/alice/resume?replace=true"
-        answer = await made.http().post(path, content=file_of())
+        answer = await fabric.http().post(path, content=file_of())
 
     assert answer.status_code == 200
     assert answer.json()["epoch"] > 1_024, "node-b may own an alice"
 
 
-async def test_a_replica_serves_once_its_owner_is_no_longer_awaited():
-    async with one_of_two() as made:
+async def test_replica_serves_once_its_owner_is_no_longer_awaited():
+    async with one_of_two() as fabric:
         copy = Memory(*KEY, epoch=3, text="x" * 300, state=OwnerState.REPLICA, owner="node-b")
-        made["node-a"].memory[KEY] = copy
-        await met(made, "node-a")
-        http, path = made.http(), "/v1/agents/alice"
+        fabric["node-a"].memory[KEY] = copy
+        await join(fabric, "node-a")
+        http, path = fabric.http(), "/v1/agents/alice"
         early = await http.post(f"{path}/pin", json={"pinned": True})
-        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
+        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         late = await http.post(f"{path}/pin", json={"pinned": True})
         shown = (await http.get(path)).json()
 

@@ -23,23 +23,23 @@ DOORS = RouterSettings(
 CLOSED = RouterSettings(loopback_without_key=False)
 
 
-def caller(settings, **asked):
+def caller(settings, **headers):
     """Return who was let in: a tenant, "tenant+operator", "+operator", or None."""
     try:
-        found = Auth(None, settings)._caller(scope_of(**asked))
+        found = Auth(None, settings)._caller(scope_of(**headers))
     except UnauthorizedError:
         return None
     return (found.tenant or "") + (f"+{found.operator}" if found.operator else "")
 
 
-def refusal(settings, **asked):
+def refusal(settings, **headers):
     with pytest.raises(UnauthorizedError) as refused:
-        Auth(None, settings)._caller(scope_of(**asked))
+        Auth(None, settings)._caller(scope_of(**headers))
     return refused.value.message
 
 
-def scope_of(peer="127.0.0.1", host="localhost:8000", more=(), **headers):
-    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+def scope_of(peer="127.0.0.1", host="localhost:8000", more=(), **header_fields):
+    named = [(name.replace("_", "-"), value) for name, value in header_fields.items()]
     listed = [*([("host", host)] if host else []), *named, *more]
     raw = [(name.encode(), value.encode()) for name, value in listed]
     return {"type": "http", "path": "/v1/models", "client": (peer, 5), "headers": raw}
@@ -126,13 +126,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "asked", "expected"), CASES)
-def test_who_is_let_in(settings, asked, expected):
-    assert caller(settings, **asked) == expected
+@pytest.mark.parametrize(("settings", "headers", "expected"), CASES)
+def test_request_is_authenticated_or_rejected(settings, headers, expected):
+    assert caller(settings, **headers) == expected
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked", "told"),
+    ("settings", "headers", "hint"),
     [
         (OPEN, {"host": "host.docker.internal:8000"}, "--allow-host host.docker.internal"),
         (OPEN, {"host": "host.docker.internal:8000"}, "router.allowed_hosts"),
@@ -143,8 +143,8 @@ def test_who_is_let_in(settings, asked, expected):
         (CLOSED, {}, "router.loopback_without_key"),
     ],
 )
-def test_a_refusal_says_which_setting_would_let_it_in(settings, asked, told):
-    assert told in refusal(settings, **asked)
+def test_refusal_names_setting_that_would_allow_it(settings, headers, hint):
+    assert hint in refusal(settings, **headers)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_refusal_says_which_setting_would_let_it_in(settings, asked, told):
         ),
     ],
 )
-def test_a_proxy_is_known_by_any_header_of_its_kind(name):
+def test_proxy_is_detected_by_any_proxy_header(name):
     assert caller(OPEN, **{name.replace("-", "_"): "127.0.0.1"}) is None
 
 
@@ -181,20 +181,20 @@ def test_a_proxy_is_known_by_any_header_of_its_kind(name):
         *("OpenAI-Organization", "Originator", "Traceparent", "X-Title", "HTTP-Referer"),
     ],
 )
-def test_headers_that_clients_send_are_no_proxys(name):
+def test_client_headers_are_not_taken_for_a_proxy(name):
     assert caller(OPEN, **{name.replace("-", "_"): "1"}) == "default"
 
 
-def test_who_has_set_keys_is_not_told_to():
+def test_refusal_omits_key_hint_when_keys_are_set():
     assert "--api-key-file" not in refusal(KEYS, host="host.docker.internal")
 
 
 @pytest.mark.anyio
-async def test_every_route_but_the_health_check_wants_a_key():
-    async with rig("a", settings=KEYS, tended=False) as made:
-        http = made.http(operates=False)
+async def test_every_route_except_health_requires_a_key():
+    async with rig("a", settings=KEYS, tended=False) as fabric:
+        http = fabric.http(operates=False)
         checked = 0
-        for route in made.app.routes:
+        for route in fabric.app.routes:
             path = route.path.replace("{model:path}", MODEL)
             path = path.replace("{agent}", "x").replace("{node}", "node-a")
             for method in sorted(route.methods):
@@ -212,16 +212,16 @@ async def test_every_route_but_the_health_check_wants_a_key():
 
     assert checked >= 10
     assert unknown.status_code == 401
-    assert not made["node-a"].requests
+    assert not fabric["node-a"].requests
 
 
 @pytest.mark.anyio
-async def test_keys_are_tenants_and_tenants_do_not_see_each_other():
-    async with rig("a", settings=KEYS) as made:
-        one, two = made.http(KEY), made.http(OTHER_KEY)
-        first = await made.chat("x" * 2000, agent="alice", http=one)
-        second = await made.chat("x" * 2000, agent="alice", http=two)
-        third = await made.chat("x" * 2000, http=two)
+async def test_keys_map_to_isolated_tenants():
+    async with rig("a", settings=KEYS) as fabric:
+        one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
+        first = await fabric.chat("x" * 2000, agent="alice", http=one)
+        second = await fabric.chat("x" * 2000, agent="alice", http=two)
+        third = await fabric.chat("x" * 2000, http=two)
         listed = (await one.get("/v1/agents")).json()["data"]
         gone = await two.delete("/v1/agents/alice")
         kept = await one.get("/v1/agents/alice")
@@ -231,7 +231,7 @@ async def test_keys_are_tenants_and_tenants_do_not_see_each_other():
     assert second.headers["x-macfabric-cached-tokens"] == "0"
     assert third.headers["x-macfabric-cached-tokens"] != "0", "its own memory is found"
     assert [agent["id"] for agent in listed] == ["alice"]
-    assert {request.tenant for request in made["node-a"].requests} == {"one", "two"}
+    assert {request.tenant for request in fabric["node-a"].requests} == {"one", "two"}
     assert gone.status_code == 200
     assert kept.status_code == 200
     assert hidden.status_code == 404

@@ -22,11 +22,11 @@ BEGUN_FILE = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"  # whose header has 230 bytes
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 400}]}
 
 
-async def open_body(made, key, size_bytes, sent, path="/v1/chat/completions"):
+async def open_body(fabric, key, size_bytes, sent, path="/v1/chat/completions"):
     """Send a head and the beginning of a body, and leave it at that."""
-    host, port = made.url.removeprefix("http://").split(":")
+    host, port = fabric.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    made.writers.append(writer)
+    fabric.writers.append(writer)
     lines = [f"POST {path} HTTP/1.1", "host: x", f"authorization: Bearer {key}"]
     head = "\r\n".join([*lines, f"content-length: {size_bytes}", "", ""])
     writer.write(head.encode() + sent)
@@ -49,25 +49,25 @@ async def error_of(reader):
         return status, json.loads(await reader.readexactly(size))["error"]
 
 
-async def test_one_tenants_unfinished_bodies_leave_room_to_others():
+async def test_unfinished_bodies_of_one_tenant_leave_room_for_others():
     opening = b'{"x": "' + b"," * (16 * MIB)
-    async with rig("a", settings=TENANTS) as made:
-        made["node-a"].does.events = SILENT
-        held = [await open_body(made, KEY, BODY_BYTES_MAX, opening) for _ in range(8)]
+    async with rig("a", settings=TENANTS) as fabric:
+        fabric["node-a"].does.events = SILENT
+        held = [await open_body(fabric, KEY, BODY_BYTES_MAX, opening) for _ in range(8)]
         waiting = {asyncio.create_task(status_of(reader)) for reader, _ in held}
         refused = set()
         async with asyncio.timeout(60):
             while len(waiting) * 16 * MIB > BODIES_ARRIVING_BYTES_MAX // 2:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 refused |= done
-        small = await made.chat("hello", http=made.http(KEY))
-        theirs = await made.chat(LONG, http=made.http(OTHER_KEY))
+        small = await fabric.chat("hello", http=fabric.http(KEY))
+        theirs = await fabric.chat(LONG, http=fabric.http(OTHER_KEY))
         for task in waiting:
             task.cancel()
         for _, writer in held:
             writer.close()
         async with asyncio.timeout(60):  # what went away is given back, once that is noticed
-            while (await made.chat(LONG, http=made.http(KEY))).status_code != 200:  # noqa: ASYNC110
+            while (await fabric.chat(LONG, http=fabric.http(KEY))).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     assert {task.result() for task in refused} == {429}
@@ -76,13 +76,13 @@ async def test_one_tenants_unfinished_bodies_leave_room_to_others():
     assert theirs.status_code == 200
 
 
-async def test_bodies_that_come_too_slowly_are_refused(monkeypatch):
+async def test_slow_uploads_get_408(monkeypatch):
     monkeypatch.setattr("router.http.body_limit.BODY_GRACE_S", 0.3)
     monkeypatch.setattr("router.http.body_limit.HIBERNATION_GRACE_S", 0.3)
-    async with rig("a", settings=TENANTS) as made:
+    async with rig("a", settings=TENANTS) as fabric:
         opened = [
-            await open_body(made, KEY, 1000, b"{"),
-            await open_body(made, KEY, 1000, BEGUN_FILE, "/v1/agents/a/resume"),
+            await open_body(fabric, KEY, 1000, b"{"),
+            await open_body(fabric, KEY, 1000, BEGUN_FILE, "/v1/agents/a/resume"),
         ]
 
         async def drip(writer):
@@ -97,16 +97,16 @@ async def test_bodies_that_come_too_slowly_are_refused(monkeypatch):
         await asyncio.gather(*drips, return_exceptions=True)
         for _, writer in opened:
             writer.close()
-        whole = await made.chat("hello", http=made.http(KEY))
+        whole = await fabric.chat("hello", http=fabric.http(KEY))
 
     assert [status for status, _ in errors] == [408, 408]
     assert {error["code"] for _, error in errors} == {"upload_stalled"}
     assert whole.status_code == 200
 
 
-async def test_bodies_without_a_key_are_not_read():
-    async with rig("a", settings=TENANTS) as made:
-        opened = [await open_body(made, "wrong", BODY_BYTES_MAX, b"x" * 4096) for _ in range(20)]
+async def test_bodies_without_valid_key_are_not_read():
+    async with rig("a", settings=TENANTS) as fabric:
+        opened = [await open_body(fabric, "wrong", BODY_BYTES_MAX, b"x" * 4096) for _ in range(20)]
         statuses = [await status_of(reader) for reader, _ in opened]
         for _, writer in opened:
             writer.close()
@@ -114,17 +114,17 @@ async def test_bodies_without_a_key_are_not_read():
     assert statuses == [401] * 20
 
 
-async def test_one_tenants_requests_leave_places_to_others(monkeypatch):
+async def test_concurrent_requests_of_one_tenant_leave_room_for_others(monkeypatch):
     monkeypatch.setattr("router.http.body_limit.REQUESTS_MAX", 8)
-    async with rig("a", settings=TENANTS) as made:
-        made["node-a"].does.delay_s = 0.02
-        one, two = made.http(KEY), made.http(OTHER_KEY)
+    async with rig("a", settings=TENANTS) as fabric:
+        fabric["node-a"].does.delay_s = 0.02
+        one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
         many = [asyncio.create_task(one.post("/v1/chat/completions", json=CHAT)) for _ in range(8)]
-        await until(lambda: made["node-a"].running == sum(not task.done() for task in many) == 4)
-        asked = asyncio.create_task(two.post("/v1/chat/completions", json=CHAT))
-        await until(lambda: made["node-a"].running == 5)
-        made["node-a"].does.delay_s = 0.0
-        theirs = await asked
+        await until(lambda: fabric["node-a"].running == sum(not task.done() for task in many) == 4)
+        other_request = asyncio.create_task(two.post("/v1/chat/completions", json=CHAT))
+        await until(lambda: fabric["node-a"].running == 5)
+        fabric["node-a"].does.delay_s = 0.0
+        theirs = await other_request
         statuses = [(await task).status_code for task in many]
         later = await one.post("/v1/chat/completions", json=CHAT)
 
@@ -151,18 +151,18 @@ async def test_one_tenants_requests_leave_places_to_others(monkeypatch):
     ],
     ids=["arrays", "depth", "messages", "arguments", "10,001 messages", "integer", "utf-16"],
 )  # fmt: skip
-async def test_hostile_json_is_refused(body, status, code):
-    async with rig("a") as made:
-        got = await made.http().post("/v1/chat/completions", content=body)
+async def test_hostile_json_is_rejected(body, status, code):
+    async with rig("a") as fabric:
+        response = await fabric.http().post("/v1/chat/completions", content=body)
 
-    assert (got.status_code, got.json()["error"]["code"]) == (status, code)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
-async def test_a_prompt_of_32_mib_full_of_commas_reaches_its_node():
+async def test_prompt_of_32_mib_of_punctuation_reaches_node():
     text = ",[{" * (BODY_BYTES_MAX // 3 - 100)
-    async with rig("a") as made:
-        made["node-a"].does.events = SILENT
-        answer = await made.chat(text, max_tokens=1)
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = SILENT
+        answer = await fabric.chat(text, max_tokens=1)
 
     assert answer.status_code == 200, answer.text[:300]
-    assert made["node-a"].requests[-1].messages[0].texts == (text,)
+    assert fabric["node-a"].requests[-1].messages[0].texts == (text,)

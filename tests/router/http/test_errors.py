@@ -37,11 +37,11 @@ NODE_ERRORS = [
 
 @pytest.mark.parametrize(("error", "kind"), NODE_ERRORS, ids=lambda x: getattr(x, "code", ""))
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_nodes_refusal_reaches_the_client_as_it_was(error, kind, stream):
-    async with rig("a", tended=False) as made:
-        made["node-a"].does.refuse = error
+async def test_node_error_reaches_client_unchanged(error, kind, stream):
+    async with rig("a", tended=False) as fabric:
+        fabric["node-a"].does.refuse = error
         with pytest.raises(kind) as caught:
-            await made.openai().chat.completions.create(model=MODEL, messages=USER, stream=stream)
+            await fabric.openai().chat.completions.create(model=MODEL, messages=USER, stream=stream)
 
     assert caught.value.status_code == error.status
     assert caught.value.code == error.code
@@ -52,11 +52,11 @@ async def test_a_nodes_refusal_reaches_the_client_as_it_was(error, kind, stream)
     assert caught.value.response.headers.get("retry-after") == expected
 
 
-async def test_owner_in_dispute_is_a_503_and_not_a_421():
-    async with rig("a", tended=False) as made:
-        made["node-a"].does.refuse = RetryElsewhereError("not mine")
-        answer = await made.chat("hi", agent="alice")
-        requests = len(made["node-a"].requests)
+async def test_disputed_owner_is_503():
+    async with rig("a", tended=False) as fabric:
+        fabric["node-a"].does.refuse = RetryElsewhereError("not mine")
+        answer = await fabric.chat("hi", agent="alice")
+        requests = len(fabric["node-a"].requests)
 
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
@@ -76,27 +76,27 @@ async def test_owner_in_dispute_is_a_503_and_not_a_421():
         (200, b'{"event": "unknown"}\n'),
     ],
 )
-async def test_a_node_that_makes_no_sense_is_a_500_and_no_4xx(raw):
-    async with rig("a", tended=False) as made:
-        made["node-a"].does.raw_answer = raw
-        answer = await made.chat("hi")
+async def test_malformed_node_response_is_500(raw):
+    async with rig("a", tended=False) as fabric:
+        fabric["node-a"].does.raw_answer = raw
+        answer = await fabric.chat("hi")
 
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
 
 
-async def test_unknown_model_names_the_known_ones():
-    async with rig("a") as made:
+async def test_unknown_model_error_lists_known_models():
+    async with rig("a") as fabric:
         with pytest.raises(openai.NotFoundError) as caught:
-            await made.openai().chat.completions.create(model="gpt-4", messages=USER)
+            await fabric.openai().chat.completions.create(model="gpt-4", messages=USER)
 
     assert caught.value.code == "model_not_found"
     assert MODEL in caught.value.message
 
 
-async def test_no_such_route_and_wrong_method():
-    async with rig("a", tended=False) as made:
-        http = made.http()
+async def test_unknown_route_is_404_and_wrong_method_is_405():
+    async with rig("a", tended=False) as fabric:
+        http = fabric.http()
         missing = await http.get("/v1/nothing")
         slash = await http.post("/v1/chat/completions/", json={})
         method = await http.get("/v1/chat/completions")
@@ -128,9 +128,9 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-async def test_malformed_bodies_are_400s(body):
-    async with rig("a", tended=False) as made:
-        http = made.http()
+async def test_malformed_bodies_are_400(body):
+    async with rig("a", tended=False) as fabric:
+        http = fabric.http()
         answers = [
             await http.post(path, content=body)
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/agents/x/migrate")
@@ -141,31 +141,31 @@ async def test_malformed_bodies_are_400s(body):
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_too_large_by_its_own_word_and_by_count():
+async def test_body_over_limit_is_413_declared_or_chunked():
     async def drip():
         for _ in range(BODY_BYTES_MAX // (1 << 20) + 1):
             yield b" " * (1 << 20)
 
-    async with rig("a", tended=False) as made:
-        http = made.http()
+    async with rig("a", tended=False) as fabric:
+        http = fabric.http()
         declared = await http.post("/v1/completions", content=b" " * (BODY_BYTES_MAX + 1))
         chunked = await http.post("/v1/completions", content=drip())
-        fine = await made.chat("x" * 1_000_000)
+        fine = await fabric.chat("x" * 1_000_000)
 
     assert declared.status_code == chunked.status_code == 413
     assert chunked.json()["error"]["code"] == "too_large"
     assert fine.status_code == 200
 
 
-async def test_unknown_exception_is_a_500_without_details(caplog):
+async def test_unknown_exception_is_500_without_details(caplog):
     async def explode(_request: Request):
         message = "secret prompt text"
         raise KeyError(message)
 
-    async with rig("a", tended=False) as made:
-        made.app.router.routes.append(Route("/v1/explode", explode))
+    async with rig("a", tended=False) as fabric:
+        fabric.app.router.routes.append(Route("/v1/explode", explode))
         with caplog.at_level(logging.DEBUG):
-            answer = await made.http().get("/v1/explode")
+            answer = await fabric.http().get("/v1/explode")
 
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
@@ -174,28 +174,28 @@ async def test_unknown_exception_is_a_500_without_details(caplog):
     assert "KeyError" in caplog.text
 
 
-async def test_no_prompt_text_in_the_log(caplog):
+async def test_log_contains_no_prompt_text(caplog):
     with caplog.at_level(logging.DEBUG):
-        async with rig("ab", settings=None) as made:
-            await made.chat("sesame", agent="alice")
-            await made.chat("sesame", stream=True)
-            await made.http().post("/v1/chat/completions", content=b'{"sesame"')
-            made["node-a"].does.break_after = made["node-b"].does.break_after = 2
-            await made.chat("sesame", agent="alice")
+        async with rig("ab", settings=None) as fabric:
+            await fabric.chat("sesame", agent="alice")
+            await fabric.chat("sesame", stream=True)
+            await fabric.http().post("/v1/chat/completions", content=b'{"sesame"')
+            fabric["node-a"].does.break_after = fabric["node-b"].does.break_after = 2
+            await fabric.chat("sesame", agent="alice")
 
     ours = [record for record in caplog.records if record.name.startswith("macfabric")]
     assert ours, "something was logged"
     assert not any("sesame" in record.getMessage() for record in ours)
 
 
-async def test_half_a_request_that_never_comes_does_no_harm():
-    async with rig("a", tended=False) as made:
-        _, writer = await asyncio.open_connection("127.0.0.1", int(made.url.split(":")[2]))
-        made.writers.append(writer)
+async def test_aborted_upload_does_no_harm():
+    async with rig("a", tended=False) as fabric:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(fabric.url.split(":")[2]))
+        fabric.writers.append(writer)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
         )
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.transport.abort()
-        assert (await made.chat("hi")).status_code == 200
+        assert (await fabric.chat("hi")).status_code == 200

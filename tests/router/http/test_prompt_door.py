@@ -22,12 +22,12 @@ ESCAPES = ["\\u0061", "\\u00e9", "\\ud83e\\udd80", "\\n", "\\\\", "\\\\\\u0075"]
 FRAME = {"max_tokens": 1, "metadata": {"x": "y" * (PROMPT_FRAME_BYTES - 4096)}}
 
 
-async def told(made, *nodes_bytes):
+async def set_prompt_limits(fabric, *nodes_bytes):
     """Let nodes tell how long a prompt of theirs may be."""
-    for node, size_bytes in zip(made.nodes.values(), nodes_bytes, strict=True):
+    for node, size_bytes in zip(fabric.nodes.values(), nodes_bytes, strict=True):
         node.view_changes["prompt_bytes_max"] = size_bytes
         node.does.events = SILENT
-    await made.fleet.membership.refresh()
+    await fabric.fleet.membership.refresh()
 
 
 def is_too_long(answer):
@@ -40,96 +40,96 @@ def is_too_long(answer):
     return True
 
 
-async def post(made, text, path="/v1/chat/completions", **more):
+async def post(fabric, text, path="/v1/chat/completions", **more):
     """Send a prompt that is spelled already, beside as much as may stand beside it."""
     prompt = '"messages":[{"role":"user","content":"%s"}]' if "chat" in path else '"prompt":"%s"'
     rest = json.dumps({"model": MODEL, **FRAME})[1:]
     body = ("{" + prompt % text + "," + rest).encode()
-    return await made.http(KEY).post(path, content=body, **more)
+    return await fabric.http(KEY).post(path, content=body, **more)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_what_may_fit_is_read_and_what_cannot_is_not(path):
-    async with rig("a", settings=SETTINGS) as made:
-        await told(made, TEXT_BYTES)
-        assert not is_too_long(await post(made, "x" * TEXT_BYTES, path))
-        turns_count = len(made["node-a"].requests)
-        assert is_too_long(await post(made, "x" * (TEXT_BYTES + 8192), path))
-        assert len(made["node-a"].requests) == turns_count
+async def test_prompt_is_rejected_only_if_it_cannot_fit(path):
+    async with rig("a", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
+        assert not is_too_long(await post(fabric, "x" * TEXT_BYTES, path))
+        turns_count = len(fabric["node-a"].requests)
+        assert is_too_long(await post(fabric, "x" * (TEXT_BYTES + 8192), path))
+        assert len(fabric["node-a"].requests) == turns_count
 
 
 @pytest.mark.parametrize("spelled", ESCAPES)
-async def test_escapes_are_not_taken_for_text(spelled):
+async def test_json_escapes_do_not_count_as_text(spelled):
     """However a client spells its letters, the longest prompt that fits passes."""
     text_bytes = len(json.loads(f'"{spelled}"').encode())
-    async with rig("a", settings=SETTINGS) as made:
-        await told(made, TEXT_BYTES)
-        assert not is_too_long(await post(made, spelled * (TEXT_BYTES // text_bytes)))
+    async with rig("a", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
+        assert not is_too_long(await post(fabric, spelled * (TEXT_BYTES // text_bytes)))
 
 
-async def test_a_prompt_is_refused_at_the_first_byte_that_fits_no_context():
-    async with rig("a", settings=SETTINGS) as made:
-        await told(made, TEXT_BYTES)
+async def test_prompt_is_rejected_at_first_byte_over_every_context():
+    async with rig("a", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
         begun = b'{"x": "' + b"y" * (TEXT_BYTES + PROMPT_FRAME_BYTES)
-        reader, _ = await open_body(made, KEY, BODY_BYTES_MAX, begun)
+        reader, _ = await open_body(fabric, KEY, BODY_BYTES_MAX, begun)
         status, error = await error_of(reader)
 
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_declared_length():
-    async with rig("a", settings=SETTINGS) as made:
-        reader, _ = await open_body(made, KEY, BODY_BYTES_MAX + 1, b"{")
+async def test_body_over_limit_is_rejected_by_declared_length():
+    async with rig("a", settings=SETTINGS) as fabric:
+        reader, _ = await open_body(fabric, KEY, BODY_BYTES_MAX + 1, b"{")
         status, error = await error_of(reader)
 
     assert (status, error["code"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode, encodebytes])
-async def test_pictures_do_not_count_as_text_of_the_prompt(encode):
+async def test_images_do_not_count_as_prompt_text(encode):
     pixels = encode(randbytes(8 * MIB)).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixels}"}}
-    async with rig("a", settings=SETTINGS) as made:
-        await told(made, TEXT_BYTES)
+    async with rig("a", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
         for beside, is_refused in (("x" * TEXT_BYTES, False), ("x" * 2 * MIB, True)):
             content = [{"type": "text", "text": beside}, image]
             body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-            answer = await made.http(KEY).post("/v1/chat/completions", json=body)
+            answer = await fabric.http(KEY).post("/v1/chat/completions", json=body)
             assert is_too_long(answer) is is_refused
 
 
-async def test_a_body_of_no_told_length_is_refused_as_it_comes():
+async def test_chunked_body_is_rejected_while_streaming():
     async def parts():
         for _ in range(32):
             yield b'{"x":"' + b"y" * MIB
 
-    async with rig("a", settings=SETTINGS) as made:
-        await told(made, TEXT_BYTES)
-        answer = await made.http(KEY).post("/v1/chat/completions", content=parts())
+    async with rig("a", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
+        answer = await fabric.http(KEY).post("/v1/chat/completions", content=parts())
 
     assert is_too_long(answer)
 
 
-async def test_the_largest_context_of_all_nodes_counts_also_of_those_that_are_lost():
-    async with rig("ab", settings=SETTINGS) as made:
-        await told(made, 1000, TEXT_BYTES)
-        made.listed.pop("node-b")
-        await made["node-b"].stop()
-        assert not is_too_long(await post(made, "x" * TEXT_BYTES))
-        assert is_too_long(await post(made, "x" * (TEXT_BYTES + 8192)))
+async def test_largest_context_counts_including_lost_nodes():
+    async with rig("ab", settings=SETTINGS) as fabric:
+        await set_prompt_limits(fabric, 1000, TEXT_BYTES)
+        fabric.listed.pop("node-b")
+        await fabric["node-b"].stop()
+        assert not is_too_long(await post(fabric, "x" * TEXT_BYTES))
+        assert is_too_long(await post(fabric, "x" * (TEXT_BYTES + 8192)))
 
 
-async def test_while_a_node_is_unknown_any_body_is_read():
+async def test_any_body_is_read_while_a_node_is_unknown():
     settings = RouterSettings(api_keys={"one": KEY}, takeover_after_s=0.3, nodes_expected=2)
-    async with rig("a", settings=settings) as made:
-        await told(made, TEXT_BYTES)
-        assert made.fleet.prompt_bytes_max() == BODY_BYTES_MAX
-        assert not is_too_long(await post(made, "x" * (4 * TEXT_BYTES)))
+    async with rig("a", settings=settings) as fabric:
+        await set_prompt_limits(fabric, TEXT_BYTES)
+        assert fabric.fleet.prompt_bytes_max() == BODY_BYTES_MAX
+        assert not is_too_long(await post(fabric, "x" * (4 * TEXT_BYTES)))
 
 
-async def test_requests_without_a_prompt_are_short():
-    async with rig("a", settings=SETTINGS) as made:
+async def test_bodies_without_prompt_have_small_limit():
+    async with rig("a", settings=SETTINGS) as fabric:
         for path in ("/v1/agents/a/fork", "/v1/agents/a/migrate"):
             body = b'{"as":"' + b"x" * CALL_BODY_BYTES_MAX + b'"}'
-            answer = await made.http(KEY).post(path, content=body)
+            answer = await fabric.http(KEY).post(path, content=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")

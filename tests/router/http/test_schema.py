@@ -70,7 +70,7 @@ PLACE = ObjectOf(
 VALIDATORS = {record.cls: Draft202012Validator(record.schema()) for record in (DRAWING, PLACE)}
 
 
-def test_a_body_is_read_as_its_class():
+def test_body_is_read_as_its_class():
     square = {"type": "square", "side": 2, "colour": "red"}
     sent = {"title": "t", "shapes": [{"type": "circle", "radius": 1}, square], "of": "cm", "x": 1}
     drawing = DRAWING.read(sent)
@@ -100,7 +100,7 @@ def test_a_body_is_read_as_its_class():
         (PLACE, {"x": 1, "y": 2, "city": "a"}, "", "name a city"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(record, sent, param, message):
+def test_invalid_value_is_named_in_error(record, sent, param, message):
     with pytest.raises(RejectedError, match=message) as caught:
         record.read(sent)
     assert caught.value.param == param
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_named(record, sent, param, message):
         ),
     ),
 )
-def test_the_reader_takes_what_the_schema_allows(record, sent):
+def test_reader_accepts_exactly_what_schema_allows(record, sent):
     try:
         record.read(sent)
     except RejectedError:

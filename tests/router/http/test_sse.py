@@ -16,16 +16,16 @@ pytestmark = pytest.mark.anyio
 WORDS = 400
 
 
-async def test_nothing_is_written_to_a_reader_that_is_gone(caplog):
+async def test_nothing_is_written_to_disconnected_reader(caplog):
     caplog.set_level(logging.WARNING)
     # All at once, so that much is still to be sent when the reader goes.
     burst = b"".join(encode_event(Delta(i, "word ")) for i in range(WORDS))
-    async with rig("a") as made:
-        made["node-a"].does.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
-        made["node-a"].does.delay_s = 0.02
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
+        fabric["node-a"].does.delay_s = 0.02
         for _ in range(5):
-            await asyncio.to_thread(read_a_little, made.url)
-        await until(lambda: made["node-a"].cancelled == 5)
+            await asyncio.to_thread(read_a_little, fabric.url)
+        await until(lambda: fabric["node-a"].cancelled == 5)
 
     complaints = [r.getMessage() for r in caplog.records if r.name == "asyncio"]
     assert complaints == []

@@ -17,54 +17,54 @@ def low_latency(monkeypatch):
     monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.02)
 
 
-async def drain(made, node, http=None, verb="drain"):
-    return await (http or made.http()).post(f"/v1/nodes/{node}/{verb}")
+async def drain(fabric, node, http=None, verb="drain"):
+    return await (http or fabric.http()).post(f"/v1/nodes/{node}/{verb}")
 
 
-async def shown(made, node, http=None):
-    rows = (await (http or made.http()).get("/v1/nodes")).json()["data"]
+async def shown(fabric, node, http=None):
+    rows = (await (http or fabric.http()).get("/v1/nodes")).json()["data"]
     return {row["name"]: row for row in rows}[node]
 
 
-async def ended(made, node, http=None):
+async def ended(fabric, node, http=None):
     """Wait for the end of a drain; return its row."""
-    await until(lambda: made.services.drains.find(node).ended_s is not None)
-    return (await shown(made, node, http))["drain"]
+    await until(lambda: fabric.services.drains.find(node).ended_s is not None)
+    return (await shown(fabric, node, http))["drain"]
 
 
-async def crowd(made, node, sizes, **options):
+async def crowd(fabric, node, sizes, **options):
     """Give a node agents with these numbers of words."""
-    for other in made.nodes.values():
+    for other in fabric.nodes.values():
         other.is_draining = other.name != node
-    await made.fleet.membership.refresh()
+    await fabric.fleet.membership.refresh()
     for name, words in sizes.items():
-        answer = await made.chat("word " * words, agent=name, **options)
+        answer = await fabric.chat("word " * words, agent=name, **options)
         assert answer.headers["x-macfabric-node"] == node, answer.text
-    for other in made.nodes.values():
+    for other in fabric.nodes.values():
         other.is_draining = False
-    await made.fleet.membership.refresh()
+    await fabric.fleet.membership.refresh()
 
 
-async def test_a_drain_moves_the_fastest_agents_first_and_admits_none(monkeypatch):
+async def test_drain_moves_smallest_agents_first_and_admits_none(monkeypatch):
     monkeypatch.setattr(drains, "DRAIN_AT_ONCE_MAX", 1)
     sizes = {"large": 3000, "small": 20, "middle": 600}
     nodes = [FakeNode(f"node-{letter}", copy_s=0.05) for letter in "abc"]
-    async with rig(nodes=nodes) as made:
-        await crowd(made, "node-a", sizes)
+    async with rig(nodes=nodes) as fabric:
+        await crowd(fabric, "node-a", sizes)
         left = []
-        nodes[0].after["release_agent"] = lambda: note(made, left)
-        begun = await drain(made, "node-a")
-        again = await drain(made, "node-a")
-        done = await ended(made, "node-a")
-        state = (await shown(made, "node-a"))["state"]
-        new = await made.chat("hello", agent="new")
-        after = await made.chat("word " * 3000, "x", "y", agent="large")
-        repeated = await drain(made, "node-a")
-        done_again = await ended(made, "node-a")
+        nodes[0].after["release_agent"] = lambda: note(fabric, left)
+        started = await drain(fabric, "node-a")
+        again = await drain(fabric, "node-a")
+        done = await ended(fabric, "node-a")
+        state = (await shown(fabric, "node-a"))["state"]
+        new = await fabric.chat("hello", agent="new")
+        after = await fabric.chat("word " * 3000, "x", "y", agent="large")
+        repeated = await drain(fabric, "node-a")
+        done_again = await ended(fabric, "node-a")
 
-    assert (begun.status_code, begun.json()["state"]) == (202, "draining")
+    assert (started.status_code, started.json()["state"]) == (202, "draining")
     assert again.status_code == 202
-    assert begun.json()["agents_left"] == 3
+    assert started.json()["agents_left"] == 3
     assert (done["state"], done["agents_moved"], done["agents_left"]) == ("drained", 3, 0)
     assert done["bytes_sent"] > 0
     assert done["seconds"] > 0
@@ -79,39 +79,39 @@ async def test_a_drain_moves_the_fastest_agents_first_and_admits_none(monkeypatc
     assert done_again["state"] == "drained"
 
 
-async def note(made, left):
+async def note(fabric, left):
     """Record the agents that have left, in order."""
-    gone = {name for name, node in owned(made.nodes) if node != "node-a"}
+    gone = {name for name, node in owned(fabric.nodes) if node != "node-a"}
     left += sorted(gone - set(left))
 
 
-async def test_a_drain_prefers_the_node_with_a_replica():
-    async with rig() as made:
-        await crowd(made, "node-a", {"alice": 500})
+async def test_drain_prefers_node_with_replica():
+    async with rig() as fabric:
+        await crowd(fabric, "node-a", {"alice": 500})
         for target in ("node-c", "node-b", "node-a"):  # node-b was the owner last
             if target != "node-b":
-                await made.http().post("/v1/agents/alice/migrate", json={"to": target})
-        await drain(made, "node-a")
-        done = await ended(made, "node-a")
+                await fabric.http().post("/v1/agents/alice/migrate", json={"to": target})
+        await drain(fabric, "node-a")
+        done = await ended(fabric, "node-a")
 
-    assert owned(made.nodes) == [("alice", "node-c")]
+    assert owned(fabric.nodes) == [("alice", "node-c")]
     assert done["bytes_sent"] == 0
 
 
-async def test_agents_that_cannot_move_are_shown_to_their_tenant_and_retried():
-    async with rig("ab", settings=TWO_TENANTS) as made:
-        one, two = made.http(KEY), made.http(OTHER_KEY)
-        await crowd(made, "node-a", {"alice": 50, "adam": 60}, http=one)
-        await crowd(made, "node-a", {"bella": 50}, http=two)
+async def test_stuck_agents_are_shown_to_their_tenant_and_retried():
+    async with rig("ab", settings=TWO_TENANTS) as fabric:
+        one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
+        await crowd(fabric, "node-a", {"alice": 50, "adam": 60}, http=one)
+        await crowd(fabric, "node-a", {"bella": 50}, http=two)
         refusal = ConflictError("the disk is full", code="cannot_seal")
-        made["node-a"].does.fail["seal_agent"] = refusal
-        await drain(made, "node-a", one)
-        mine = await ended(made, "node-a", one)
-        others = (await shown(made, "node-a", two))["drain"]
-        served = await made.chat("word " * 50, "x", "y", agent="alice", http=one)
-        made["node-a"].does.fail.clear()
-        await drain(made, "node-a", one)
-        done = await ended(made, "node-a", one)
+        fabric["node-a"].does.fail["seal_agent"] = refusal
+        await drain(fabric, "node-a", one)
+        mine = await ended(fabric, "node-a", one)
+        others = (await shown(fabric, "node-a", two))["drain"]
+        served = await fabric.chat("word " * 50, "x", "y", agent="alice", http=one)
+        fabric["node-a"].does.fail.clear()
+        await drain(fabric, "node-a", one)
+        done = await ended(fabric, "node-a", one)
 
     assert (mine["state"], mine["agents_left"], mine["agents_moved"]) == ("stuck", 3, 0)
     assert [row["id"] for row in mine["stuck"]] == ["adam", "alice"]
@@ -123,32 +123,32 @@ async def test_agents_that_cannot_move_are_shown_to_their_tenant_and_retried():
     assert (done["state"], done["agents_moved"]) == ("drained", 3)
 
 
-async def test_a_drain_without_a_destination_is_stuck():
-    async with rig("ab") as made:
-        await crowd(made, "node-a", {"alice": 50})
-        made["node-b"].view_changes = {"fingerprint": "e" * 64}
-        await drain(made, "node-a")
-        other_model = await ended(made, "node-a")
-        made["node-b"].view_changes = {"free": TierBytes(10, 10)}
-        await drain(made, "node-a")
-        full = await ended(made, "node-a")
+async def test_drain_without_destination_is_stuck():
+    async with rig("ab") as fabric:
+        await crowd(fabric, "node-a", {"alice": 50})
+        fabric["node-b"].view_changes = {"fingerprint": "e" * 64}
+        await drain(fabric, "node-a")
+        other_model = await ended(fabric, "node-a")
+        fabric["node-b"].view_changes = {"free": TierBytes(10, 10)}
+        await drain(fabric, "node-a")
+        full = await ended(fabric, "node-a")
 
     for row in (other_model, full):
         assert (row["state"], row["stuck"][0]["code"]) == ("stuck", "no_destination")
-    assert owned(made.nodes) == [("alice", "node-a")]
+    assert owned(fabric.nodes) == [("alice", "node-a")]
 
 
-async def test_undrain_finishes_moves_in_progress_and_keeps_the_rest():
+async def test_undrain_finishes_running_moves_and_keeps_other_agents():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.3) for letter in "ab"]
-    async with rig(nodes=nodes) as made:
-        await crowd(made, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
-        await drain(made, "node-a")
+    async with rig(nodes=nodes) as fabric:
+        await crowd(fabric, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
+        await drain(fabric, "node-a")
         await until(lambda: nodes[1].calls["copy_blocks"] >= 3)
-        back = await drain(made, "node-a", verb="undrain")
-        await until(lambda: made.services.moves.is_idle)
-        moved = [who for who, node in owned(made.nodes) if node == "node-b"]
-        row = await shown(made, "node-a")
-        again = await drain(made, "node-a", verb="undrain")
+        back = await drain(fabric, "node-a", verb="undrain")
+        await until(lambda: fabric.services.moves.is_idle)
+        moved = [who for who, node in owned(fabric.nodes) if node == "node-b"]
+        row = await shown(fabric, "node-a")
+        again = await drain(fabric, "node-a", verb="undrain")
 
     assert back.json() == {"node": "node-a", "object": "node.drain", "state": "ready"}
     assert moved == ["agent-0", "agent-1", "agent-2"], "as many at once as are allowed"
@@ -156,36 +156,36 @@ async def test_undrain_finishes_moves_in_progress_and_keeps_the_rest():
     assert again.status_code == 200
 
 
-async def test_a_router_continues_the_drain_of_a_draining_node():
-    async with rig("ab", tended=False) as made:
-        await crowd(made, "node-a", {"alice": 50, "bella": 70})
-        made["node-a"].is_draining = True  # another router told it so, and is gone
-        await made.fleet.membership.refresh()
-        made.services.drains.sweep()
-        done = await ended(made, "node-a")
-        made["node-a"].is_draining = False  # and another one took it back
-        await made.fleet.membership.refresh()
-        made.services.drains.sweep()
+async def test_router_resumes_drain_of_draining_node():
+    async with rig("ab", tended=False) as fabric:
+        await crowd(fabric, "node-a", {"alice": 50, "bella": 70})
+        fabric["node-a"].is_draining = True  # another router told it so, and is gone
+        await fabric.fleet.membership.refresh()
+        fabric.services.drains.sweep()
+        done = await ended(fabric, "node-a")
+        fabric["node-a"].is_draining = False  # and another one took it back
+        await fabric.fleet.membership.refresh()
+        fabric.services.drains.sweep()
 
     assert (done["state"], done["agents_moved"]) == ("drained", 2)
-    assert made.services.drains.find("node-a") is None
+    assert fabric.services.drains.find("node-a") is None
 
 
-async def test_wrong_names_and_nodes_that_do_not_answer():
-    async with rig("ab", scale=4.0) as made:
-        await crowd(made, "node-a", {"alice": 50})
-        unknown = await drain(made, "node-z")
-        await made["node-b"].stop()
-        await until(lambda: not made.fleet.is_up("node-b"))
-        lost = await drain(made, "node-b")
-        lost_too = await drain(made, "node-b", verb="undrain")
-        await drain(made, "node-a")
-        to_draining = await made.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
-        await made["node-b"].restart()
-        await until(lambda: made.fleet.is_up("node-b"))
-        made["node-b"].is_draining = True
-        await until(lambda: all(view.name != "node-b" for view in made.fleet.ready()))
-        refused = await made.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
+async def test_drain_of_unknown_or_lost_node_is_refused():
+    async with rig("ab", scale=4.0) as fabric:
+        await crowd(fabric, "node-a", {"alice": 50})
+        unknown = await drain(fabric, "node-z")
+        await fabric["node-b"].stop()
+        await until(lambda: not fabric.fleet.is_up("node-b"))
+        lost = await drain(fabric, "node-b")
+        lost_too = await drain(fabric, "node-b", verb="undrain")
+        await drain(fabric, "node-a")
+        to_draining = await fabric.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
+        await fabric["node-b"].restart()
+        await until(lambda: fabric.fleet.is_up("node-b"))
+        fabric["node-b"].is_draining = True
+        await until(lambda: all(view.name != "node-b" for view in fabric.fleet.ready()))
+        refused = await fabric.http().post("/v1/agents/alice/migrate", json={"to": "node-b"})
 
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "node")
     assert {lost.status_code, lost_too.status_code, to_draining.status_code} == {503}
