@@ -144,12 +144,12 @@ class FakeControl(FakeCopies):
 
     def _erase(self, call):
         key = call.key
-        made = tombstone(self.cluster_key, *key, call.epoch, call.erased_s)
-        self.erased.merge([made])
+        stone = tombstone(self.cluster_key, *key, call.epoch, call.erased_s)
+        self.erased.merge([stone])
         size = self._remove_erased(key)
         existed = size is not None
         blocks, size = -(-(size or 0) // BLOCK_CHARS), size or 0
-        return EraseReceipt(self.name, existed, blocks, size, 0, tombstone=made)
+        return EraseReceipt(self.name, existed, blocks, size, 0, tombstone=stone)
 
     def _share_erasures(self, call):
         self.erased.merge(call.erased)

@@ -62,8 +62,13 @@ class FakeCopies:
         if known is not None and known.state is not OwnerState.REPLICA:
             message = "it is owned here"
             raise ConflictError(message, code="not_a_replica")
-        made = {"state": OwnerState.REPLICA, "owner": call.source, "hot": False, "kept": call.kept}
-        self.memory[key] = Memory(**record, **made)
+        fields = {
+            "state": OwnerState.REPLICA,
+            "owner": call.source,
+            "hot": False,
+            "kept": call.kept,
+        }
+        self.memory[key] = Memory(**record, **fields)
         self.changes += 1
         return self.agent_view(self.memory[key])
 

@@ -91,12 +91,12 @@ def block_names(text):
     return {f"{i}:{text[i : i + BLOCK_CHARS]}" for i in range(0, len(text), BLOCK_CHARS)}
 
 
-def prompt_text(asked):
-    if asked.prompt is not None:
-        return asked.prompt
-    if asked.prompt_ids is not None:
-        return " ".join(map(str, asked.prompt_ids))
-    return "".join(f"<{m.role}>{''.join(m.texts)}" for m in asked.messages)
+def prompt_text(request):
+    if request.prompt is not None:
+        return request.prompt
+    if request.prompt_ids is not None:
+        return " ".join(map(str, request.prompt_ids))
+    return "".join(f"<{m.role}>{''.join(m.texts)}" for m in request.messages)
 
 
 def match(stored, text):

@@ -54,9 +54,9 @@ class FakeNode(FakeControl):
         self.blocks: set[str] = set()
         self.requests: list[GenerateRequest] = []
         self.calls: Counter[str] = Counter()
-        self.hasty: list[str] = []  # of those, what came over HTTP
+        self.http_calls: list[str] = []  # of those, what came over HTTP
         self.opened: list[int] = []  # ports of connections opened ahead
-        self.came_by: dict[str, int] = {}  # port of the last connection that brought such a thing
+        self.ports: dict[str, int] = {}  # request kind: port of its last connection
         self.cancelled = 0
         self.finished = 0
         self.running = 0
@@ -70,7 +70,7 @@ class FakeNode(FakeControl):
         self.aborted: set[str] = set()
         self.more_routes: dict = {}  # path: what answers it
         self.after: dict = {}  # control call: what happens before its answer
-        self.at_opening = _nothing  # what happens before such a connection is answered
+        self.at_opening = _nothing  # what happens before a connection opened ahead is answered
         self._runner = None
         self._copy_s = copy_s
         self._tls = tls
@@ -79,7 +79,7 @@ class FakeNode(FakeControl):
     async def start(self, port=0):
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post(GENERATE_PATH, self._generate)
-        app.router.add_post(CONTROL_PATH, self._hasty)
+        app.router.add_post(CONTROL_PATH, self._http_control)
         app.router.add_head(CONTROL_PATH, self._opened)
         for path, answer in self.more_routes.items():
             app.router.add_post(path, answer)
@@ -112,12 +112,12 @@ class FakeNode(FakeControl):
 
     # --- control -----------------------------------------------------------------------------
 
-    async def _hasty(self, request):
+    async def _http_control(self, request):
         assert request.headers[CLUSTER_HEADER] == http_secret(self.cluster_key)
         assert request.headers[NODE_HEADER] == self.name
         raw = await request.read()
-        self.hasty.append(decode_call(raw)[0])
-        self.came_by[self.hasty[-1]] = _port(request)
+        self.http_calls.append(decode_call(raw)[0])
+        self.ports[self.http_calls[-1]] = _port(request)
         try:
             return web.Response(body=await self(raw))
         except NodeLostError:
@@ -167,9 +167,9 @@ class FakeNode(FakeControl):
     async def _generate(self, request):
         if request.headers.get(CLUSTER_HEADER) != http_secret(CLUSTER_KEY):
             return _error(401, "invalid_api_key", "wrong secret")
-        asked = from_plain(GenerateRequest, parse_json(await request.read()), "request")
-        self.requests.append(asked)
-        self.came_by["turn"] = _port(request)
+        turn = from_plain(GenerateRequest, parse_json(await request.read()), "request")
+        self.requests.append(turn)
+        self.ports["turn"] = _port(request)
         if self.does.hang:
             await asyncio.sleep(3600)
         if self.does.raw_answer is not None:
@@ -179,35 +179,35 @@ class FakeNode(FakeControl):
         try:
             if self.does.refuse is not None:
                 raise self.does.refuse
-            await self._land(asked)
-            memory = self._claim(asked)
+            await self._land(turn)
+            memory = self._claim(turn)
         except FabricError as error:
             wait = getattr(error, "retry_after_s", None)
             return _error(int(error.status), error.code, error.message, error.param, wait)
-        return await self._stream(request, asked, memory)
+        return await self._stream(request, turn, memory)
 
-    async def _land(self, asked):
+    async def _land(self, turn):
         """Wait for the move that brings the agent of a turn that was sent ahead."""
-        key = asked.tenant, asked.identity.agent
-        while asked.after and asked.after not in self.aborted:
-            if key in self.memory and self.memory[key].epoch >= asked.epoch:
+        key = turn.tenant, turn.identity.agent
+        while turn.after and turn.after not in self.aborted:
+            if key in self.memory and self.memory[key].epoch >= turn.epoch:
                 return
             await asyncio.sleep(0.005)
-        if asked.after:
-            message = "the move came to nothing"
+        if turn.after:
+            message = "the move failed"
             raise RetryElsewhereError(message)
 
-    def _claim(self, asked):
-        text = prompt_text(asked)
-        if not asked.is_kept:
-            return Memory(asked.tenant, "unlisted", 1)
-        if asked.identity.kind is IdentityKind.AGENT:
-            return self._claim_agent(asked, (asked.tenant, asked.identity.agent))
-        group = asked.identity.agent
+    def _claim(self, turn):
+        text = prompt_text(turn)
+        if not turn.is_kept:
+            return Memory(turn.tenant, "unlisted", 1)
+        if turn.identity.kind is IdentityKind.AGENT:
+            return self._claim_agent(turn, (turn.tenant, turn.identity.agent))
+        group = turn.identity.agent
         for memory in self.memory.values():
             if (
                 memory.state is OwnerState.OWNED
-                and memory.tenant == asked.tenant
+                and memory.tenant == turn.tenant
                 and memory.text
                 and text.startswith(memory.text)
                 and (group is None or memory.group == group)
@@ -216,29 +216,29 @@ class FakeNode(FakeControl):
         # As a real node: never the bare name of a group, which another node would give out, too.
         lead = f"{group}~" if group else "auto-"
         name = f"{lead}{self.name}-{len(self.memory)}"
-        while (asked.tenant, name) in self.memory:
+        while (turn.tenant, name) in self.memory:
             name += "+"
-        return self._new(asked.tenant, name, self.floor((asked.tenant, name)) + 1, group)
+        return self._new(turn.tenant, name, self.floor((turn.tenant, name)) + 1, group)
 
-    def _claim_agent(self, asked, key):
+    def _claim_agent(self, turn, key):
         memory = self.memory.get(key)
         if memory is None:
             floor = self.floor(key)
-            if 0 < asked.epoch <= floor:
-                message = f"epoch {asked.epoch} was erased"
+            if 0 < turn.epoch <= floor:
+                message = f"epoch {turn.epoch} was erased"
                 raise StaleEpochError(message, code="erased")
-            return self._new(*key, asked.epoch or floor + 1, None)
+            return self._new(*key, turn.epoch or floor + 1, None)
         if memory.state is OwnerState.SEALED:
             message = "the agent is being moved"
             raise RetryLaterError(message, code="migrating")
-        if memory.state is OwnerState.REPLICA and asked.epoch <= memory.epoch:
+        if memory.state is OwnerState.REPLICA and turn.epoch <= memory.epoch:
             message = "the agent is owned elsewhere"
             raise RetryElsewhereError(message)
-        if 0 < asked.epoch < memory.epoch:
-            message = f"epoch {asked.epoch} was superseded"
+        if 0 < turn.epoch < memory.epoch:
+            message = f"epoch {turn.epoch} was superseded"
             raise StaleEpochError(message)
-        if asked.epoch > memory.epoch:
-            memory.epoch, memory.state, memory.owner = asked.epoch, OwnerState.OWNED, None
+        if turn.epoch > memory.epoch:
+            memory.epoch, memory.state, memory.owner = turn.epoch, OwnerState.OWNED, None
         return memory
 
     def _new(self, tenant, agent, epoch, group):
@@ -248,8 +248,8 @@ class FakeNode(FakeControl):
         self.changes += 1
         return memory
 
-    async def _stream(self, request, asked, memory):
-        text = prompt_text(asked)
+    async def _stream(self, request, turn, memory):
+        text = prompt_text(turn)
         kind, cached = match(memory.text, text)
         reason = f"{cached} characters in common"
         memory.last_match = LastMatch(kind, cached, len(text), reason)
@@ -265,7 +265,7 @@ class FakeNode(FakeControl):
             reason,
             amortized_tokens=self.does.amortized_tokens,
         )
-        events = [admitted, *self._answer(asked, text)]
+        events = [admitted, *self._answer(turn, text)]
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
         memory.busy += 1
@@ -275,8 +275,8 @@ class FakeNode(FakeControl):
                 if self.does.break_after == count:
                     request.transport.abort()
                     return response
-                if isinstance(event, Finished) and asked.is_kept:
-                    self._remember(memory, asked, text)
+                if isinstance(event, Finished) and turn.is_kept:
+                    self._remember(memory, turn, text)
                 elif count and memory.seal is not None:
                     ids = (1,) * (event.index if isinstance(event, Delta) else 0)
                     event = HandedOver(Resumption(ids, sampled=1, top=(), seed=0))  # noqa: PLW2901
@@ -295,19 +295,19 @@ class FakeNode(FakeControl):
             self.running -= 1
         return response
 
-    def _remember(self, memory, asked, text):
-        memory.text, memory.sketch, memory.hot = text, asked.sketch, True
+    def _remember(self, memory, turn, text):
+        memory.text, memory.sketch, memory.hot = text, turn.sketch, True
         memory.revision += 1
         self.blocks |= block_names(text)
         self.changes += 1
 
-    def _answer(self, asked, text):
+    def _answer(self, turn, text):
         if self.does.events is not None:
             return self.does.events
-        words = text.split()[-asked.sampling.max_tokens :]
-        told = len(asked.resume.answer_ids) if asked.resume is not None else 0
+        words = text.split()[-turn.sampling.max_tokens :]
+        resumed_count = len(turn.resume.answer_ids) if turn.resume is not None else 0
         deltas = [Delta(i, word + " ") for i, word in enumerate(words)]
-        return [*deltas[told:], Finished(FinishReason.STOP, len(deltas))]
+        return [*deltas[resumed_count:], Finished(FinishReason.STOP, len(deltas))]
 
 
 def _error(status, code, message, param=None, retry_after_s=None):

@@ -148,36 +148,36 @@ async def rig(
         fleet = services.fleet
         app = build_app(settings, services, runs_dir)
         listener = socket.create_server(("127.0.0.1", 0))
-        judged = Documented(app)
-        config = http_config(judged, slots)
+        documented = Documented(app)
+        config = http_config(documented, slots)
         config.timeout_graceful_shutdown = 1
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
             await asyncio.sleep(0.005)
-        made = Rig(nodes, fleet, services, app, f"http://127.0.0.1:{listener.getsockname()[1]}")
-        made.server = server
-        made.listed = listed
+        fabric = Rig(nodes, fleet, services, app, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        fabric.server = server
+        fabric.listed = listed
         if started:
             await fleet.membership.discover()
             await fleet.membership.refresh()
         resuming = asyncio.create_task(app.state.runs.resume_all())
         if tended:
-            made.tending = asyncio.create_task(services.run())
+            fabric.tending = asyncio.create_task(services.run())
         try:
-            yield made
+            yield fabric
         finally:
-            await made.close()
+            await fabric.close()
             resuming.cancel()
             await app.state.runs.close()
             await _stop(server, serving)
-            if made.tending:
-                made.tending.cancel()
-                await asyncio.gather(made.tending, return_exceptions=True)
+            if fabric.tending:
+                fabric.tending.cancel()
+                await asyncio.gather(fabric.tending, return_exceptions=True)
             await fleet.membership.close()
             for node in nodes:
                 await node.stop()
-        assert not judged.wrong, f"the OpenAPI document says otherwise: {judged.wrong}"
+        assert not documented.wrong, f"the OpenAPI document says otherwise: {documented.wrong}"
 
 
 async def _stop(server, serving):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerEvent:
     name: str
     data: dict
     id: str | None
@@ -21,27 +21,27 @@ class Reader:
 
     async def next(self):
         """Return the next event, or None at the end of the stream."""
-        fields = {}
+        values = {}
         async for line in self._lines:
             if line.startswith(":"):
                 self.comments.append(line)
             elif line:
                 name, _, value = line.partition(": ")
-                fields[name] = value
-            elif fields:
-                return Told(fields["event"], json.loads(fields["data"]), fields.get("id"))
+                values[name] = value
+            elif values:
+                return ServerEvent(values["event"], json.loads(values["data"]), values.get("id"))
         return None
 
-    async def until(self, name, **wanted):
-        """Read on to an event of that name and with such data; return all that was read."""
-        read = []
+    async def until(self, name, **fields):
+        """Read up to an event with this name and these fields; return all events read."""
+        events = []
         with suppress(TimeoutError):
             async with asyncio.timeout(60.0):
-                while (told := await self.next()) is not None:
-                    read.append(told)
-                    if told.name == name and wanted.items() <= told.data.items():
-                        return read
-        complaint = f"no {name} {wanted} came: {read}"
+                while (event := await self.next()) is not None:
+                    events.append(event)
+                    if event.name == name and fields.items() <= event.data.items():
+                        return events
+        complaint = f"no {name} {fields} came: {events}"
         raise AssertionError(complaint)
 
 

@@ -16,7 +16,7 @@ def directory():
     return Directory(published.append), published
 
 
-def test_what_a_node_tells_first_was_there_before():
+def test_agents_in_first_list_of_a_node_are_found_not_created():
     known, published = directory()
     apply_list(known, listing("a", view("a", 3)), 1.0)
     apply_list(known, listing("a", view("a", 3), view("a", 1, agent="bob"), changes=2), 2.0)
@@ -26,14 +26,14 @@ def test_what_a_node_tells_first_was_there_before():
     assert published == [AgentFound(KEY, "a", 3), AgentCreated(("t", "bob"), "a", 1)]
 
 
-def test_a_turn_creates_an_agent_and_the_list_behind_it_repeats_nothing():
+def test_turn_creates_agent_once_despite_later_list():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
     apply_list(known, listing("a", view("a", 1)), 2.0)
     assert published == [AgentCreated(KEY, "a", 1)]
 
 
-def test_a_move_is_one_event_in_whatever_order_its_ends_are_heard_of():
+def test_move_is_one_event_in_any_order_of_reports():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
     apply_list(known, listing("a", view("a", 1, SEALED)), 2.0)
@@ -47,7 +47,7 @@ def test_a_move_is_one_event_in_whatever_order_its_ends_are_heard_of():
     assert published[2:] == [AgentMoved(KEY, "b", "a", 4)]
 
 
-def test_what_nodes_no_longer_have_was_evicted():
+def test_agents_missing_from_list_are_evicted():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
     known.note(KEY, noted("b", 1, 1.0, REPLICA))
@@ -62,7 +62,7 @@ def test_what_nodes_no_longer_have_was_evicted():
     ]
 
 
-def test_an_erasure_is_one_event_and_no_eviction():
+def test_erasure_is_one_event_and_no_eviction():
     known, published = directory()
     known.note(KEY, noted("a", 1, 1.0))
     known.floor = lambda _: 100

@@ -44,14 +44,14 @@ def send_all(server, start, body_mib):
 
 @pytest.mark.parametrize("body_mib", [1, 8, 64])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_a_client_that_closes_after_one_answer_reads_it(server, body_mib, version):
+def test_client_with_connection_close_reads_refusal(server, body_mib, version):
     start = head("connection: close", f"content-length: {body_mib * MIB}", version=version)
     raw = send_all(server, start, body_mib)
     assert raw.startswith(b"HTTP/1.1 413 ")
     assert raw.endswith(TEXT)
 
 
-def test_a_chunked_body_is_discarded_to_its_end(server):
+def test_chunked_body_is_discarded_to_its_end(server):
     with server.connect() as sock:
         sock.sendall(head("connection: close", "transfer-encoding: chunked"))
         for _ in range(8):
@@ -60,7 +60,7 @@ def test_a_chunked_body_is_discarded_to_its_end(server):
         assert read_to_end(sock).endswith(TEXT)
 
 
-def test_a_connection_that_stays_open_serves_the_next_request(server):
+def test_kept_connection_serves_next_request_after_refusal(server):
     body = b"content-length: %d" % (8 * MIB)
     with server.connect() as sock:
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_connection_that_stays_open_serves_the_next_request(server):
     assert raw.count(TEXT) == 3
 
 
-def test_a_client_that_expects_100_is_answered_before_it_sends(server):
+def test_client_expecting_100_is_refused_before_it_sends(server):
     with server.connect() as sock:
         sock.sendall(head(f"content-length: {64 * MIB}", "expect: 100-continue"))
         raw = read_to_end(sock)
@@ -82,13 +82,13 @@ def test_a_client_that_expects_100_is_answered_before_it_sends(server):
     assert raw.endswith(TEXT)
 
 
-def test_a_client_with_too_many_headers_reads_why(server):
+def test_client_with_too_many_headers_reads_431(server):
     lines = [f"x-{number}: y" for number in range(HEADERS_MAX)]
     raw = send_all(server, head(*lines, f"content-length: {8 * MIB}"), 8)
     assert raw.startswith(b"HTTP/1.1 431 ")
 
 
-def test_clear_text_to_a_tls_port_is_answered(server):
+def test_clear_text_on_tls_port_gets_400(server):
     if server.keys is None:
         pytest.skip("this server speaks no TLS")
     with server.connect(is_clear=True) as sock:
@@ -100,7 +100,7 @@ def test_clear_text_to_a_tls_port_is_answered(server):
     assert b"https_required" in raw
 
 
-def test_a_server_stays_well_after_clients_that_leave_in_the_middle(server):
+def test_server_survives_clients_that_reset_mid_upload(server):
     for _ in range(8):
         with server.connect() as sock:
             sock.sendall(head("connection: close", f"content-length: {64 * MIB}") + PART)

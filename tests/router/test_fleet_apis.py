@@ -7,14 +7,14 @@ from tests.router.rig import rig, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_models():
+async def test_models_are_listed_and_retrieved():
     nodes = [FakeNode("node-a"), FakeNode("node-b", model="org/other")]
-    async with rig(nodes=nodes) as made:
-        client = made.openai()
+    async with rig(nodes=nodes) as fabric:
+        client = fabric.openai()
         listed = [model.id async for model in client.models.list()]
         one = await client.models.retrieve(MODEL)
-        slashed = await made.http().get("/v1/models/org/other")
-        missing = await made.http().get("/v1/models/nothing")
+        slashed = await fabric.http().get("/v1/models/org/other")
+        missing = await fabric.http().get("/v1/models/nothing")
 
     assert listed == [MODEL, "org/other"]
     assert (one.id, one.object, one.owned_by) == (MODEL, "model", "macfabric")
@@ -23,11 +23,11 @@ async def test_models():
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-async def test_agents_are_shown_as_they_are_now():
-    async with rig() as made:
-        answer = await made.chat("hello there", agent="alice")
-        await made.chat("something else")
-        http = made.http()
+async def test_agents_are_shown_with_current_state():
+    async with rig() as fabric:
+        answer = await fabric.chat("hello there", agent="alice")
+        await fabric.chat("something else")
+        http = fabric.http()
         listed = (await http.get("/v1/agents")).json()
         shown = (await http.get("/v1/agents/alice")).json()
         node = answer.headers["x-macfabric-node"]
@@ -53,25 +53,25 @@ async def test_agents_are_shown_as_they_are_now():
     assert malformed.status_code == 400
 
 
-async def test_health_knows_of_an_unsaved_turn_once_its_answer_ends():
-    async with rig("a") as made:
-        node, http = made["node-a"], made.http()
+async def test_health_is_degraded_after_an_unsaved_turn():
+    async with rig("a") as fabric:
+        node, http = fabric["node-a"], fabric.http()
         assert (await http.get("/healthz")).json()["status"] == "ok"
         node.view_changes["degraded"] = "the data folder is gone"
         node.does.events = [Delta(0, "x"), Finished(FinishReason.STOP, 1, durable=False)]
-        await made.chat("hello")
+        await fabric.chat("hello")
         assert (await http.get("/healthz")).json()["status"] == "degraded"
 
 
-async def test_erase_everywhere_with_a_receipt():
-    async with rig() as made:
-        source = (await made.chat("x" * 200, agent="alice")).headers["x-macfabric-node"]
+async def test_erasure_removes_all_copies_and_returns_receipts():
+    async with rig() as fabric:
+        source = (await fabric.chat("x" * 200, agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if source != "node-b" else "node-c"
-        http = made.http()
+        http = fabric.http()
         await http.post("/v1/agents/alice/migrate", json={"to": target})
         erased = (await http.delete("/v1/agents/alice")).json()
         again = await http.delete("/v1/agents/alice")
-        after = await made.chat("x" * 200, agent="alice")
+        after = await fabric.chat("x" * 200, agent="alice")
 
     assert erased["deleted"] is True
     assert erased["unreachable"] == []
@@ -82,26 +82,26 @@ async def test_erase_everywhere_with_a_receipt():
     assert int(after.headers["x-macfabric-epoch"]) > 2, "above what was erased, wherever it is"
 
 
-async def test_erasure_reaches_a_node_that_was_away_when_it_is_back():
-    async with rig(scale=4.0) as made:
-        name = (await made.chat("secret", agent="alice")).headers["x-macfabric-node"]
-        await made[name].stop()
-        http = made.http()
+async def test_erasure_reaches_returning_node():
+    async with rig(scale=4.0) as fabric:
+        name = (await fabric.chat("secret", agent="alice")).headers["x-macfabric-node"]
+        await fabric[name].stop()
+        http = fabric.http()
         erased = (await http.delete("/v1/agents/alice")).json()
-        assert made[name].memory
-        await made[name].restart()
-        await until(lambda: not made[name].memory)
+        assert fabric[name].memory
+        await fabric[name].restart()
+        await until(lambda: not fabric[name].memory)
 
     assert erased["deleted"] is False
     assert erased["unreachable"] == [name]
 
 
-async def test_nodes():
-    async with rig("ab", scale=4.0) as made:
-        await made.chat("hello", agent="alice")
-        http = made.http()
-        await made["node-b"].stop()
-        await until(lambda: not made.fleet.is_up("node-b"))
+async def test_nodes_are_listed_with_state():
+    async with rig("ab", scale=4.0) as fabric:
+        await fabric.chat("hello", agent="alice")
+        http = fabric.http()
+        await fabric["node-b"].stop()
+        await until(lambda: not fabric.fleet.is_up("node-b"))
         nodes = (await http.get("/v1/nodes")).json()["data"]
         unknown = await http.post("/v1/nodes/node-z/flush", json={})
         bodiless = await http.post("/v1/nodes/node-a/flush")
@@ -119,29 +119,29 @@ async def test_nodes():
     assert bodiless.status_code == 200
 
 
-async def test_a_template_in_an_unknown_format_is_listed():
+async def test_unknown_template_format_is_listed_as_warning():
     odd = FakeNode("node-b")
     odd.view_changes = {"template_warning": "calls are shown as text"}
-    async with rig(nodes=[FakeNode("node-a"), odd]) as made:
-        nodes = (await made.http().get("/v1/nodes")).json()["data"]
+    async with rig(nodes=[FakeNode("node-a"), odd]) as fabric:
+        nodes = (await fabric.http().get("/v1/nodes")).json()["data"]
 
     assert [node["template_warning"] for node in nodes] == [None, "calls are shown as text"]
 
 
-async def test_health():
+async def test_health_reports_ok_degraded_and_unavailable():
     failing = FakeNode("node-b")
-    async with rig(nodes=[FakeNode("node-a"), failing]) as made:
-        http = made.http()
+    async with rig(nodes=[FakeNode("node-a"), failing]) as fabric:
+        http = fabric.http()
         good = await http.get("/healthz")
         failing.view_changes = {
             "degraded": "no space left on device",
             "damaged_blocks": 3,
             "reuse": False,
         }
-        await made.fleet.membership.refresh()
+        await fabric.fleet.membership.refresh()
         degraded = await http.get("/healthz")
-        made.fleet.membership.find("node-a").heartbeat_s -= 60
-        made.fleet.membership.find("node-b").heartbeat_s -= 60
+        fabric.fleet.membership.find("node-a").heartbeat_s -= 60
+        fabric.fleet.membership.find("node-b").heartbeat_s -= 60
         bad = await http.get("/healthz")
 
     assert (good.status_code, good.json()["status"]) == (200, "ok")
@@ -153,9 +153,9 @@ async def test_health():
     assert (bad.status_code, bad.json()["status"]) == (503, "unavailable")
 
 
-async def test_metrics():
-    async with rig("ab") as made:
-        made["node-b"].view_changes = {
+async def test_metrics_count_requests_and_gauge_nodes():
+    async with rig("ab") as fabric:
+        fabric["node-b"].view_changes = {
             "scrubbed_bytes": 5_000,
             "damaged_blocks": 2,
             "hot_limit_bytes": 700,
@@ -163,12 +163,12 @@ async def test_metrics():
             "memory_pressure": "critical",
             "thermal_state": "serious",
         }
-        await made.fleet.membership.refresh()
-        await made.chat("hello", agent="alice")
-        await made.chat("hello", "x", "y", agent="alice")
-        await made.openai().models.list()
-        await made.chat("hello", model="nothing")
-        metrics = (await made.http().get("/metrics")).text
+        await fabric.fleet.membership.refresh()
+        await fabric.chat("hello", agent="alice")
+        await fabric.chat("hello", "x", "y", agent="alice")
+        await fabric.openai().models.list()
+        await fabric.chat("hello", model="nothing")
+        metrics = (await fabric.http().get("/metrics")).text
 
     assert 'macfabric_requests_total{outcome="ok"} 2.0' in metrics
     assert 'macfabric_requests_total{outcome="rejected"} 1.0' in metrics

@@ -128,24 +128,24 @@ def config(request):
     return request.param
 
 
-def told(sock):
+def read_all(sock):
     """Read until the other side closes."""
-    got = b""
+    raw = b""
     with suppress(ConnectionResetError):
         while part := sock.recv(65536):
-            got += part
-    return got
+            raw += part
+    return raw
 
 
 def answer_of(sock):
     """Read one whole answer."""
-    got = b""
-    while b"\r\n\r\n" not in got:
-        got += sock.recv(1) or pytest.fail(f"closed after {got!r}")
-    size = int(got.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while not got.partition(b"\r\n\r\n")[2][size - 1 :]:
-        got += sock.recv(1) or pytest.fail(f"closed after {got!r}")
-    return got
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        raw += sock.recv(1) or pytest.fail(f"closed after {raw!r}")
+    size = int(raw.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while not raw.partition(b"\r\n\r\n")[2][size - 1 :]:
+        raw += sock.recv(1) or pytest.fail(f"closed after {raw!r}")
+    return raw
 
 
 def head(path="/", method="GET", *lines):
@@ -169,12 +169,12 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_a_header_without_an_end_is_refused_at_its_limit(config):
+def test_unterminated_header_gets_431_at_limit(config):
     with served(config) as server, server.connect(b"GET / HTTP/1.1\r\nx: ") as sock:
         with suppress(OSError):
             sock.sendall(b"y" * (8 << 20))
             sock.shutdown(socket.SHUT_WR)  # or the server lingers for what else may come
-        answer = told(sock)
+        answer = read_all(sock)
 
         assert answer.startswith(b"HTTP/1.1 431")
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
@@ -198,14 +198,14 @@ def test_a_header_without_an_end_is_refused_at_its_limit(config):
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value),
 )
-def test_heads_over_their_limits_are_refused_and_others_are_served(config, data, status):
+def test_request_head_over_limit_is_refused(config, data, status):
     with served(config) as server, server.connect(data) as sock:
         answer = answer_of(sock)
 
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
         if status != 200:
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
-            assert told(sock) == b""
+            assert read_all(sock) == b""
 
 
 CHUNKED = head("/headers", "POST", "transfer-encoding: chunked")
@@ -220,26 +220,26 @@ CHUNKED = head("/headers", "POST", "transfer-encoding: chunked")
     ],
     ids=["one trailer", "many trailers", "chunk extension"],
 )
-def test_what_follows_or_surrounds_a_body_is_bounded(config, tail):
+def test_trailers_and_chunk_extensions_are_bounded(config, tail):
     with served(config) as server, server.connect(CHUNKED) as sock:
         with suppress(ConnectionError):
             sock.sendall(tail)
 
-        assert told(sock).startswith(b"HTTP/1.1 431")
+        assert read_all(sock).startswith(b"HTTP/1.1 431")
 
 
-def test_whose_body_is_refused_is_not_asked_to_go_on_with_it(config, caplog):
+def test_refused_body_gets_no_100_continue(config, caplog):
     """The application reads the body after the refusal was written, the last word there."""
     expecting = head("/echo", "POST", "transfer-encoding: chunked", "expect: 100-continue")
     with served(config) as server, server.connect(expecting + b"no size\r\n") as sock:
-        answer = told(sock)
+        answer = read_all(sock)
 
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"100 Continue" not in answer
     assert [r.exc_info[0] for r in caplog.records] == [ClientDisconnect]  # no write failed
 
 
-def test_headers_behind_a_body_are_not_believed(config):
+def test_trailers_are_not_taken_as_headers(config):
     late = CHUNKED + b"1\r\nx\r\n0\r\nx-agent-id: late\r\n\r\n"
     with served(config) as server, server.connect(late) as sock:
         answer = answer_of(sock)
@@ -248,7 +248,7 @@ def test_headers_behind_a_body_are_not_believed(config):
     assert b"x-agent-id" not in answer
 
 
-def test_who_sends_no_whole_head_in_time_is_closed(config, monkeypatch):
+def test_incomplete_request_head_times_out(config, monkeypatch):
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.3)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     with served(config) as server:
@@ -260,7 +260,7 @@ def test_who_sends_no_whole_head_in_time_is_closed(config, monkeypatch):
         for sock in (served_once, second, kept):
             assert answer_of(sock).startswith(OK)
         second.sendall(b"GET /kn")
-        answers = [told(sock) for sock in (silent, partial, served_once, second)]
+        answers = [read_all(sock) for sock in (silent, partial, served_once, second)]
 
         assert answers[0].startswith(b"HTTP/1.1 408")
         assert answers[1].startswith(b"HTTP/1.1 408")
@@ -271,17 +271,17 @@ def test_who_sends_no_whole_head_in_time_is_closed(config, monkeypatch):
             sock.close()
 
 
-def test_a_body_that_nobody_reads_does_not_keep_its_connection(config, monkeypatch):
+def test_unread_body_does_not_keep_its_connection(config, monkeypatch):
     monkeypatch.setattr(lingering, "LINGER_S", 0.3)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     with served(config) as server:
         with server.connect(head("/unread", "POST", "content-length: 100") + b"x") as sock:
-            answer = told(sock)
+            answer = read_all(sock)
 
         assert answer.startswith(OK)
 
 
-def test_strangers_make_room_and_who_has_shown_a_key_stays(config):
+def test_unauthenticated_connections_are_dropped_first(config):
     with served(config, FEW) as server:
         mine = server.connect(head("/known", "GET", "x-owner: a"))
         assert answer_of(mine).startswith(OK)
@@ -300,7 +300,7 @@ def test_strangers_make_room_and_who_has_shown_a_key_stays(config):
         until(lambda: table._heads_bytes == 0)
 
 
-def test_strangers_have_a_moment_in_which_their_request_may_come(config, monkeypatch):
+def test_unauthenticated_connection_gets_grace_time_for_its_request(config, monkeypatch):
     monkeypatch.setattr("fabric.hosting.connection_table.UNAUTHENTICATED_S", HANG_S)
     with served(config, FEW) as server:
         slow = server.connect()
@@ -315,7 +315,7 @@ def test_strangers_have_a_moment_in_which_their_request_may_come(config, monkeyp
             sock.close()
 
 
-def test_idle_connections_of_who_has_most_make_room(config):
+def test_owner_with_most_idle_connections_loses_them_first(config):
     with served(config, FEW) as server:
         rare = server.connect(head("/known", "GET", "x-owner: rare"))
         assert answer_of(rare).startswith(OK)
@@ -331,7 +331,7 @@ def test_idle_connections_of_who_has_most_make_room(config):
             sock.close()
 
 
-def test_incomplete_heads_are_bounded_together(config, monkeypatch):
+def test_incomplete_request_heads_are_bounded_in_total(config, monkeypatch):
     monkeypatch.setattr("fabric.hosting.connection_table.HEADS_BYTES_MAX", 200_000)
     with served(config) as server:
         socks = [server.connect(b"GET / HTTP/1.1\r\nx: " + b"y" * 50_000) for _ in range(12)]
@@ -343,23 +343,23 @@ def test_incomplete_heads_are_bounded_together(config, monkeypatch):
             sock.close()
 
 
-def test_requests_that_wait_behind_another_one_are_bounded(config):
+def test_pipelined_requests_are_bounded(config):
     with served(config) as server, server.connect(head() * 2000) as sock:
-        answer = told(sock)
+        answer = read_all(sock)
 
     assert answer.count(OK) <= guarded_connection.PIPELINED_MAX + 1
 
 
-def test_a_few_pipelined_requests_are_answered_in_order(config):
+def test_pipelined_requests_are_answered_in_order(config):
     both = head() + head("/known", "GET", "x-owner: a", "connection: close")
     with served(config) as server, server.connect(both) as sock:
-        answer = told(sock)
+        answer = read_all(sock)
 
     assert answer.count(OK) == 2
     assert answer.index(b"unread") < answer.index(b"known")
 
 
-def test_a_reader_that_stands_still_is_dropped(config, monkeypatch):
+def test_stalled_reader_is_dropped(config, monkeypatch):
     monkeypatch.setattr(guarded_connection, "WRITE_STALL_S", 0.3)
     monkeypatch.setattr(guarded_connection, "SWEEP_S", 0.05)
     big = b"z" * (32 << 20)
@@ -372,11 +372,11 @@ def test_a_reader_that_stands_still_is_dropped(config, monkeypatch):
     with served(config) as server, server.connect(head("/large")) as sock:
         until(lambda: len(server.table) == 1)
         until(lambda: len(server.table) == 0)
-        assert len(told(sock)) < len(big)
+        assert len(read_all(sock)) < len(big)
 
 
 @pytest.mark.parametrize("behind", [0, 1, 3])
-def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(config, behind, caplog):
+def test_stream_ends_with_its_client_despite_pipelined_requests(config, behind, caplog):
     ENDLESS.began.clear()
     ENDLESS.ended.clear()
     with served(config) as server:

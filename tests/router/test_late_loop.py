@@ -17,7 +17,7 @@ async def block_the_loop(_request):
 
 
 @pytest.mark.parametrize("config", SERVERS)
-def test_requests_that_came_in_time_are_answered(config):
+def test_requests_received_in_time_are_answered_by_late_loop(config):
     with served(config, FEW, [Route("/late", block_the_loop)]) as server:
         server.connect(12 * head("/late", "GET"))  # one at a time, each in a round of the loop
         asking = []

@@ -14,8 +14,8 @@ from tests.router.test_http_guard import (
     answer_of,
     head,
     is_closed,
+    read_all,
     served,
-    told,
     until,
 )
 
@@ -35,7 +35,7 @@ def until_nothing_lingers(server):
 
 
 @pytest.mark.parametrize("more", ["connection: close", "connection: keep-alive"])
-def test_a_client_that_drips_its_body_is_cut(server, monkeypatch, more):
+def test_dripping_client_is_cut(server, monkeypatch, more):
     monkeypatch.setattr(lingering, "LINGER_S", 0.3)
     with server.connect(head("/unread", "POST", more, "content-length: 100")) as sock:
         assert answer_of(sock).startswith(OK)
@@ -50,7 +50,7 @@ def test_a_client_that_drips_its_body_is_cut(server, monkeypatch, more):
         until_nothing_lingers(server)
 
 
-def test_an_endless_body_is_cut(server, monkeypatch):
+def test_endless_body_is_cut(server, monkeypatch):
     monkeypatch.setattr(lingering, "LINGER_BYTES_MAX", 2 * MIB)
     sent_bytes = 0
     with server.connect(ENDLESS) as sock, suppress(ConnectionError):
@@ -61,7 +61,7 @@ def test_an_endless_body_is_cut(server, monkeypatch):
     until_nothing_lingers(server)
 
 
-def test_the_connection_that_lingers_longest_makes_room(server, monkeypatch):
+def test_longest_lingering_connection_is_closed_first(server, monkeypatch):
     monkeypatch.setattr(lingering, "LINGERING_MAX", 4)
     with ExitStack() as opened:
         socks = []
@@ -71,21 +71,21 @@ def test_the_connection_that_lingers_longest_makes_room(server, monkeypatch):
         until(lambda: len(server.table) == 4)
         for sock in socks[4:]:  # these are still read
             sock.sendall(b"0\r\n\r\n")
-            told(sock)
+            read_all(sock)
         until_nothing_lingers(server)
 
 
-def test_all_bodies_together_wait_for_the_next_second(server, monkeypatch):
+def test_total_discard_rate_is_bounded(server, monkeypatch):
     monkeypatch.setattr(lingering, "LINGERING_BYTES_PER_S_MAX", 256 * KIB)
     with server.connect(head("/unread", "POST", f"content-length: {4 * MIB}")) as sock:
         sock.sendall(b"a" * 4 * MIB)
         assert answer_of(sock).startswith(OK)
         sock.sendall(head("/unread", "POST", "connection: close"))
-        assert told(sock).startswith(OK)
+        assert read_all(sock).startswith(OK)
     until_nothing_lingers(server)
 
 
-def test_a_client_that_goes_in_the_middle_leaves_nothing(server):
+def test_client_that_disconnects_mid_body_leaves_nothing(server):
     with server.connect(ENDLESS + CHUNK) as sock:
         assert answer_of(sock).startswith(OK)
         sock.shutdown(socket.SHUT_WR)

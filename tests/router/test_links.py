@@ -27,9 +27,9 @@ def names(node):
     return [peer.name for peer in getattr(node, "peers", ())]
 
 
-async def test_every_node_meets_the_others_and_hears_of_changes():
-    async with rig("abc", scale=4.0) as made:
-        a, b, c = (made[f"node-{letter}"] for letter in "abc")
+async def test_nodes_receive_peers_and_their_changes():
+    async with rig("abc", scale=4.0) as fabric:
+        a, b, c = (fabric[f"node-{letter}"] for letter in "abc")
         await until(lambda: all(len(names(node)) == 2 for node in (a, b, c)))
         assert names(b) == ["node-a", "node-c"]
 
@@ -46,7 +46,7 @@ async def test_every_node_meets_the_others_and_hears_of_changes():
         await until(lambda: names(a) == ["node-c"])
 
 
-async def test_a_node_that_refuses_or_hangs_keeps_nobody_from_meeting():
+async def test_refusing_or_hung_node_does_not_block_peer_exchange():
     old, hung = FakeNode("node-b"), FakeNode("node-c")
 
     def refuse(_):
@@ -59,8 +59,8 @@ async def test_a_node_that_refuses_or_hangs_keeps_nobody_from_meeting():
     old._meet, hung._meet = refuse, hang
     for node in (old, hung):
         node._handlers = node.handlers()
-    async with rig(nodes=[FakeNode("node-a"), old, hung], scale=4.0) as made:
-        await until(lambda: len(names(made["node-a"])) == 2)
+    async with rig(nodes=[FakeNode("node-a"), old, hung], scale=4.0) as fabric:
+        await until(lambda: len(names(fabric["node-a"])) == 2)
         await until(lambda: old.calls["meet_peers"] == 1)
         await asyncio.sleep(0.6)
         assert old.calls["meet_peers"] == 1  # asking again would not help
@@ -73,16 +73,16 @@ async def test_links_are_listed_and_exported():
         link(B, LAN, reachable=True, rtt_s=0.001, bytes_per_s=1e8),
         link(B, Address("10.0.0.1", 7, LinkKind.OTHER), reachable=False, problem="silent"),
     )
-    async with rig("ab", tended=False) as made:
-        made["node-a"].view_changes = {"links": links}
-        made["node-b"].view_changes = {"addresses": (LAN, CABLE)}
-        await made.fleet.membership.refresh()
-        http = made.http()
+    async with rig("ab", tended=False) as fabric:
+        fabric["node-a"].view_changes = {"links": links}
+        fabric["node-b"].view_changes = {"addresses": (LAN, CABLE)}
+        await fabric.fleet.membership.refresh()
+        http = fabric.http()
         listed = (await http.get("/v1/nodes")).json()["data"][0]["links"]
         metrics = (await http.get("/metrics")).text
 
-        made["node-a"].view_changes = {"links": (link(B, CABLE, reachable=False),)}
-        await made.fleet.membership.refresh()
+        fabric["node-a"].view_changes = {"links": (link(B, CABLE, reachable=False),)}
+        await fabric.fleet.membership.refresh()
         later = (await http.get("/metrics")).text
 
     assert [entry["kind"] for entry in listed] == ["thunderbolt", "ethernet", "other"]
@@ -94,28 +94,28 @@ async def test_links_are_listed_and_exported():
     assert "macfabric_link_rtt_seconds{" not in later
 
 
-async def test_a_move_over_a_measured_link_is_expected_to_take_what_was_measured():
+async def test_expected_travel_time_uses_measured_link_rate():
     fast = link(B, CABLE, reachable=True, rtt_s=0.0, bytes_per_s=1e6)
-    async with rig("ab", tended=False) as made:
-        made["node-a"].view_changes = {"links": (fast,)}
-        made["node-b"].view_changes = {"addresses": (LAN, CABLE)}
-        http = made.http()
-        await made.chat("word " * 10_000, agent="alice", http=http)
-        await made.fleet.membership.refresh(relist=True)
+    async with rig("ab", tended=False) as fabric:
+        fabric["node-a"].view_changes = {"links": (fast,)}
+        fabric["node-b"].view_changes = {"addresses": (LAN, CABLE)}
+        http = fabric.http()
+        await fabric.chat("word " * 10_000, agent="alice", http=http)
+        await fabric.fleet.membership.refresh(relist=True)
         key = ("default", "alice")
-        [route] = routes(snapshots.of_agent(made.fleet, key))
+        [route] = routes(snapshots.of_agent(fabric.fleet, key))
 
         assert route.missing_bytes > 10_000
         assert route.travel_s == pytest.approx(0.03 + route.missing_bytes / 1e6)
 
 
-async def test_what_befell_transfers_is_exported_under_known_names_only():
+async def test_transfer_counters_are_exported_under_known_names_only():
     made_up = {f"refused_made_up_{i}": 1 for i in range(50)}
     changes = {"sending": {"bytes": 5_000, **made_up}, "fetching": {"tampered": 3}}
-    async with rig("ab", tended=False) as made:
-        made["node-a"].view_changes = changes
-        await made.fleet.membership.refresh()
-        metrics = (await made.http().get("/metrics")).text
+    async with rig("ab", tended=False) as fabric:
+        fabric["node-a"].view_changes = changes
+        await fabric.fleet.membership.refresh()
+        metrics = (await fabric.http().get("/metrics")).text
 
     name = "macfabric_transfer_events"
     assert f'{name}{{event="bytes",node="node-a",side="send"}} 5000.0' in metrics

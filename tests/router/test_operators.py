@@ -18,7 +18,7 @@ OPERATORS_ONLY = [
     ("POST", "/v1/nodes/node-z/drain"),
     ("GET", "/metrics"),
 ]
-TOLD_TO_TENANTS = {
+TENANT_FIELDS = {
     *("name", "state", "health", "model", "fingerprint", "context_tokens_max"),
     *("prompt_bytes_max", "sampling"),
     *("agents", "tokens", "bytes", "drain"),
@@ -27,14 +27,14 @@ TOLD_TO_TENANTS = {
 
 @pytest.mark.parametrize(("method", "path"), OPERATORS_ONLY)
 @pytest.mark.parametrize("key", [KEY, None], ids=["tenant", "keyless"])
-async def test_tenants_are_told_what_is_needed(method, path, key):
+async def test_operator_routes_refuse_tenants_with_403(method, path, key):
     settings = TENANTS if key else RouterSettings(takeover_after_s=0.3)
-    async with rig("ab", settings=settings) as made:
-        got = await made.http(key, operates=False).request(method, path)
-        ready = made.fleet.ready()
+    async with rig("ab", settings=settings) as fabric:
+        response = await fabric.http(key, operates=False).request(method, path)
+        ready = fabric.fleet.ready()
 
-    error = got.json()["error"]
-    assert (got.status_code, error["code"]) == (403, "operator_required")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (403, "operator_required")
     assert error["type"] == "invalid_request_error"
     assert OPERATOR_HEADER in error["message"]
     assert "operator_keys" in error["message"]
@@ -42,12 +42,12 @@ async def test_tenants_are_told_what_is_needed(method, path, key):
 
 
 @pytest.mark.parametrize("bearer", [True, False], ids=["bearer", "header"])
-async def test_operators_need_no_tenant(bearer):
-    async with rig("ab", settings=TENANTS) as made:
-        http = made.http(OPERATOR_KEY if bearer else None, operates=not bearer)
+async def test_operator_key_works_without_a_tenant(bearer):
+    async with rig("ab", settings=TENANTS) as fabric:
+        http = fabric.http(OPERATOR_KEY if bearer else None, operates=not bearer)
         answers = [await http.request(*each) for each in OPERATORS_ONLY]
         agents = await http.get("/v1/agents")
-        chat = await made.chat("hello", http=http)
+        chat = await fabric.chat("hello", http=http)
 
     assert [answer.status_code for answer in answers] == [202, 200, 200, 404, 200]
     assert (agents.status_code, agents.json()["error"]["code"]) == (403, "tenant_required")
@@ -55,13 +55,13 @@ async def test_operators_need_no_tenant(bearer):
     assert "operator" in chat.json()["error"]["message"]
 
 
-async def test_both_keys_in_one_request():
-    async with rig("a", settings=TENANTS) as made:
-        http = made.http(KEY)
-        chat = await made.chat("hello", agent="alice", http=http)
+async def test_tenant_and_operator_keys_combine():
+    async with rig("a", settings=TENANTS) as fabric:
+        http = fabric.http(KEY)
+        chat = await fabric.chat("hello", agent="alice", http=http)
         listed = (await http.get("/v1/agents")).json()["data"]
         metrics = await http.get("/metrics")
-        wrong = await made.http(KEY, operates=False).get(
+        wrong = await fabric.http(KEY, operates=False).get(
             "/v1/nodes", headers={OPERATOR_HEADER: "not-an-operators-key"}
         )
 
@@ -70,54 +70,54 @@ async def test_both_keys_in_one_request():
     assert wrong.status_code == 401
 
 
-async def test_tenants_see_of_nodes_what_is_their_own():
-    async with rig("a", settings=TENANTS) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
-        await made.chat("x" * 2000, agent="alice", http=one)
+async def test_node_list_shows_tenants_their_own_counts():
+    async with rig("a", settings=TENANTS) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
+        await fabric.chat("x" * 2000, agent="alice", http=one)
         before = (await two.get("/v1/nodes")).json()["data"]
-        await made.chat("y" * 4000, agent="secret-name", http=one)
+        await fabric.chat("y" * 4000, agent="secret-name", http=one)
         mine = (await one.get("/v1/nodes")).json()["data"][0]
         theirs = await two.get("/v1/nodes")
-        full = (await made.http().get("/v1/nodes")).json()["data"][0]
+        full = (await fabric.http().get("/v1/nodes")).json()["data"][0]
 
-    assert set(mine) == TOLD_TO_TENANTS
+    assert set(mine) == TENANT_FIELDS
     assert mine["agents"] == 2
     assert mine["tokens"] > 0
     assert theirs.json()["data"] == before, "nothing of another tenant's doings shows"
     assert theirs.json()["data"][0]["agents"] == 0
-    assert full.keys() > TOLD_TO_TENANTS
+    assert full.keys() > TENANT_FIELDS
     assert full["pid"]
 
 
-async def test_a_drain_shows_tenants_their_own_agents_and_no_counts():
-    async with rig("ab", settings=TENANTS) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
-        await made.chat("x" * 2000, agent="alice", http=one)
-        home = next(n.name for n in made.nodes.values() if n.memory)
-        await made.http().post(f"/v1/nodes/{home}/drain")
+async def test_drain_shows_tenants_their_own_agents_without_counts():
+    async with rig("ab", settings=TENANTS) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
+        await fabric.chat("x" * 2000, agent="alice", http=one)
+        home = next(n.name for n in fabric.nodes.values() if n.memory)
+        await fabric.http().post(f"/v1/nodes/{home}/drain")
         rows = {r["name"]: r["drain"] for r in (await two.get("/v1/nodes")).json()["data"]}
 
     assert set(rows[home]) == {"node", "object", "state", "stuck"}
     assert rows[home]["stuck"] == []
 
 
-async def test_health_says_to_each_what_concerns_them():
-    async with rig("a", settings=TENANTS) as made:
-        stranger = await made.http(operates=False).get("/healthz")
-        wrong = await made.http("not-a-key-of-ours", operates=False).get("/healthz")
-        tenant = await made.http(KEY, operates=False).get("/healthz")
-        operator = await made.http().get("/healthz")
+async def test_health_details_are_for_operators_only():
+    async with rig("a", settings=TENANTS) as fabric:
+        stranger = await fabric.http(operates=False).get("/healthz")
+        wrong = await fabric.http("not-a-key-of-ours", operates=False).get("/healthz")
+        tenant = await fabric.http(KEY, operates=False).get("/healthz")
+        operator = await fabric.http().get("/healthz")
 
     assert stranger.json() == wrong.json() == tenant.json() == {"status": "ok"}
     assert operator.json()["nodes"][0]["name"] == "node-a"
     assert operator.json()["version"]
 
 
-async def test_errors_repeat_little_of_what_a_client_named():
+async def test_errors_truncate_names_from_clients():
     name = "z" * 50_000
-    async with rig("a") as made:
-        http = made.http()
-        await made.chat("hello", agent="alice", http=http)
+    async with rig("a") as fabric:
+        http = fabric.http()
+        await fabric.chat("hello", agent="alice", http=http)
         answers = [
             await http.post("/v1/agents/alice/migrate", json={"to": name}),
             await http.post("/v1/agents/alice/fork", json={"as": "bob", "to": name}),
@@ -128,11 +128,11 @@ async def test_errors_repeat_little_of_what_a_client_named():
             await http.get("/v1/models/" + name[:9000]),
             await http.get("/v1/agents/" + name[:9000]),
             await http.get("/" + name[:9000]),
-            await made.chat("hello", http=http, model=name),
-            await made.chat("hello", http=http, service_tier=name),
-            await made.chat("hello", http=http, chat_template_kwargs={name: 1}),
-            await made.chat("hello", http=http, logit_bias={name: 1}),
-            await made.chat([{"type": name}], http=http),
+            await fabric.chat("hello", http=http, model=name),
+            await fabric.chat("hello", http=http, service_tier=name),
+            await fabric.chat("hello", http=http, chat_template_kwargs={name: 1}),
+            await fabric.chat("hello", http=http, logit_bias={name: 1}),
+            await fabric.chat([{"type": name}], http=http),
             await http.post("/v1/agents/alice/fork", json={"as": "bob", "operation": name}),
             await http.post(
                 "/v1/chat/completions",

@@ -1,4 +1,4 @@
-"""POST /v1/agents/{id}/pin, and that no verb reaches another tenant's agent."""
+"""POST /v1/agents/{id}/pin, and isolation of agents between tenants."""
 
 import pytest
 
@@ -9,9 +9,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_pin_and_unpin():
-    async with rig() as made:
-        node = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
-        http = made.http()
+    async with rig() as fabric:
+        node = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
+        http = fabric.http()
         pinned = await http.post("/v1/agents/alice/pin", json={"pinned": True})
         shown = (await http.get("/v1/agents/alice")).json()
         unpinned = await http.post("/v1/agents/alice/pin", json={"pinned": False})
@@ -35,21 +35,21 @@ async def test_pin_and_unpin():
         ("a%20b", {"pinned": True}, 400, "agent id"),
     ],
 )
-async def test_what_cannot_be_pinned(agent, body, status, word):
-    async with rig("a") as made:
-        await made.chat("hello", agent="alice")
-        refused = await made.http().post(f"/v1/agents/{agent}/pin", json=body)
+async def test_invalid_pin_request_is_refused(agent, body, status, word):
+    async with rig("a") as fabric:
+        await fabric.chat("hello", agent="alice")
+        refused = await fabric.http().post(f"/v1/agents/{agent}/pin", json=body)
 
     assert refused.status_code == status
     assert word in refused.json()["error"]["message"]
 
 
-async def test_no_verb_reaches_another_tenants_agent():
+async def test_no_route_reaches_another_tenants_agent():
     settings = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY})
-    async with rig("ab", settings=settings) as made:
-        mine, other = made.http(KEY), made.http(OTHER_KEY)
-        await made.chat("the same words", agent="alice", http=mine)
-        seen = [
+    async with rig("ab", settings=settings) as fabric:
+        mine, other = fabric.http(KEY), fabric.http(OTHER_KEY)
+        await fabric.chat("the same words", agent="alice", http=mine)
+        responses = [
             await other.get("/v1/agents/alice"),
             await other.post("/v1/agents/alice/pin", json={"pinned": True}),
             await other.post("/v1/agents/alice/migrate", json={"to": "node-b"}),
@@ -58,10 +58,10 @@ async def test_no_verb_reaches_another_tenants_agent():
         listed = (await other.get("/v1/agents")).json()["data"]
         metrics = (await other.get("/metrics")).text
         nodes = (await other.get("/v1/nodes")).text
-        warm = await made.chat("the same words", agent="alice", http=other)
+        warm = await fabric.chat("the same words", agent="alice", http=other)
         kept = (await mine.get("/v1/agents/alice")).json()
 
-    assert [answer.status_code for answer in seen] == [404] * 4
+    assert [answer.status_code for answer in responses] == [404] * 4
     assert listed == []
     assert warm.headers["x-macfabric-cached-tokens"] == "0"
     assert (kept["pinned"], kept["tokens"]) == (False, len("<user>the same words"))

@@ -13,12 +13,12 @@ LONG = Message(MessageRole.SYSTEM, ("rule " * 3_277)[: 16 * 1_024])
 SHORT = [Message(MessageRole.USER, f"step {number}") for number in range(60)]
 
 
-def share(known, asked):
-    return asked.share(common_pieces(known.sketch, asked.sketch))
+def share(known, query):
+    return query.share(common_pieces(known.sketch, query.sketch))
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "expected"),
+    ("known", "query", "expected"),
     [
         ([LONG], [LONG, *SHORT], 0.85),
         (SHORT, [*SHORT, LONG], 0.15),
@@ -26,15 +26,15 @@ def share(known, asked):
         ([SHORT[1]], [LONG], 0.0),
     ],
 )
-def test_cached_bytes_count_whatever_the_messages(known, asked, expected):
-    known, asked = chat_prompt(known), chat_prompt(asked)
+def test_share_counts_cached_bytes_for_any_messages(known, query, expected):
+    known, query = chat_prompt(known), chat_prompt(query)
 
-    true = expected and min(known.bytes_count / asked.bytes_count, 1.0)
-    assert share(known, asked) == pytest.approx(true, abs=0.01)
-    assert share(known, asked) == pytest.approx(expected, abs=0.05)
+    exact = expected and min(known.bytes_count / query.bytes_count, 1.0)
+    assert share(known, query) == pytest.approx(exact, abs=0.01)
+    assert share(known, query) == pytest.approx(expected, abs=0.05)
 
 
-def test_raw_texts_and_tokens_count_too():
+def test_share_counts_raw_text_and_token_prompts():
     text = "x" * (10 * SKETCH_PIECE_BYTES)
     assert share(raw_prompt(text[: 5 * SKETCH_PIECE_BYTES]), raw_prompt(text)) == 0.5
     assert share(tokens_prompt(range(512)), tokens_prompt(range(2_048))) == 0.25
@@ -42,7 +42,7 @@ def test_raw_texts_and_tokens_count_too():
 
 
 @given(st.lists(st.integers(0, 3 * SKETCH_PIECE_BYTES), max_size=20))
-def test_each_piece_has_its_end(sizes):
+def test_each_sketch_piece_has_its_end(sizes):
     ends = sketch_ends(sizes)
 
     assert len(ends) == len(sketch_chunks([b"x" * size for size in sizes]))
@@ -50,5 +50,5 @@ def test_each_piece_has_its_end(sizes):
     assert not ends or ends[-1] == sum(sizes)
 
 
-def test_the_ends_stop_where_a_sketch_does():
+def test_sketch_ends_are_bounded_as_sketches():
     assert len(sketch_ends([1] * (2 * SKETCH_PIECES_MAX))) == SKETCH_PIECES_MAX

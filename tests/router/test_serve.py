@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.anyio
-async def test_serves_from_the_first_ready_node_until_a_signal():
+async def test_router_serves_from_first_ready_node_until_signal():
     node = FakeNode("node-a")
     nodes = {}
     ready = []
@@ -103,7 +103,7 @@ def opened():
 
 
 @pytest.mark.parametrize(("host", "family"), [("127.0.0.1", AF_INET), (IPV6_LOOPBACK, AF_INET6)])
-def test_a_port_that_is_taken_at_either_loopback_is_named(host, family):
+def test_port_in_use_on_either_loopback_is_named(host, family):
     with socket.create_server((host, 0), family=family) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FatalError, match=f"{host} port {port}"):
@@ -113,7 +113,7 @@ def test_a_port_that_is_taken_at_either_loopback_is_named(host, family):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_a_router_of_this_machine_listens_at_both_loopbacks(opened, host):
+def test_local_router_listens_on_both_loopbacks(opened, host):
     urls = urls_of(opened(host))
 
     port = urls[0].rpartition(":")[2]
@@ -121,12 +121,12 @@ def test_a_router_of_this_machine_listens_at_both_loopbacks(opened, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.5", IPV6_LOOPBACK])
-def test_one_address_that_is_asked_for_stays_the_only_one(opened, host):
+def test_explicit_address_is_the_only_one(opened, host):
     assert [listener.getsockname()[0] for listener in opened(host)] == [host]
 
 
 @pytest.mark.parametrize("reason", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
-def test_a_machine_without_ipv6_listens_at_the_other(opened, monkeypatch, reason):
+def test_machine_without_ipv6_listens_on_ipv4(opened, monkeypatch, reason):
     create = socket.create_server
 
     def without_ipv6(address, *, family, **options):
@@ -139,7 +139,7 @@ def test_a_machine_without_ipv6_listens_at_the_other(opened, monkeypatch, reason
     assert len(opened("127.0.0.1")) == 1
 
 
-def test_a_free_port_is_free_at_both(opened, monkeypatch):
+def test_chosen_port_is_free_on_both_loopbacks(opened, monkeypatch):
     create, refused = socket.create_server, []
 
     def taken_twice(address, *, family, **options):
@@ -162,7 +162,7 @@ def router(*arguments):
     )
 
 
-def test_a_start_that_cannot_work_says_why(tmp_path):
+def test_failed_start_prints_its_reason(tmp_path):
     no_key = router("--data-dir", str(tmp_path))
     (tmp_path / "cluster.key").write_text("abcd")
     short_key = router("--data-dir", str(tmp_path))
@@ -173,16 +173,16 @@ def test_a_start_that_cannot_work_says_why(tmp_path):
     assert "Traceback" not in no_key.stderr + short_key.stderr
 
 
-def test_a_policy_that_cannot_be_loaded_is_told_at_once(tmp_path):
+def test_unloadable_policy_fails_the_start(tmp_path):
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "metadata: {macfabric: {router: {policies: [{use: 'tests.router.policies:Missing'}]}}}\n"
     )
-    told = router("--data-dir", str(tmp_path), "--config", str(config))
+    result = router("--data-dir", str(tmp_path), "--config", str(config))
 
-    assert told.returncode == 1
-    assert "router: macfabric.router.policies[0].use: cannot import" in told.stderr
-    assert "Traceback" not in told.stderr
+    assert result.returncode == 1
+    assert "router: macfabric.router.policies[0].use: cannot import" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 class World:
@@ -228,7 +228,7 @@ def wait_for(condition, timeout_s=90.0):
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_finds_nodes_in_ray_and_survives_their_death(tmp_path):
+def test_router_finds_nodes_in_ray_and_survives_their_death(tmp_path):
     make_keys(tmp_path, CLUSTER_KEY)
     own = {"PYTHONPATH": str(ROOT), "MACFABRIC_TEST_KEYS": str(tmp_path)}
     environment = os.environ | own | {"RAY_AUTH_MODE": "disabled"}

@@ -18,34 +18,36 @@ STREAMS = {
 }
 
 
-def stop_of(made, wait_s, reports=None):
+def stop_of(fabric, wait_s, reports=None):
     noted = [] if reports is None else reports
-    turns = made.services.turns.running
-    return RouterStop(made.server, turns, lambda: wait_s, report=lambda *told: noted.append(told))
+    turns = fabric.services.turns.running
+    return RouterStop(
+        fabric.server, turns, lambda: wait_s, report=lambda *turns_left: noted.append(turns_left)
+    )
 
 
-def let_run(made, delay_s):
-    for node in made.nodes.values():
+def let_run(fabric, delay_s):
+    for node in fabric.nodes.values():
         node.does.delay_s = delay_s
 
 
-async def running(made):
-    await until(lambda: sum(node.running for node in made.nodes.values()) > 0)
+async def running(fabric):
+    await until(lambda: sum(node.running for node in fabric.nodes.values()) > 0)
 
 
-async def test_running_turns_end_and_new_ones_are_refused_meanwhile():
-    async with rig("a") as made:
-        let_run(made, 0.3)
+async def test_stopping_router_finishes_running_turns_and_refuses_new_ones():
+    async with rig("a") as fabric:
+        let_run(fabric, 0.3)
         reports = []
-        asking = asyncio.create_task(made.chat("one two three four", agent="bob"))
-        await running(made)
-        stop = stop_of(made, 60.0, reports)
+        asking = asyncio.create_task(fabric.chat("one two three four", agent="bob"))
+        await running(fabric)
+        stop = stop_of(fabric, 60.0, reports)
         stop.on_signal()
         await asyncio.sleep(0)
-        refused = await made.chat("hello", agent="alice")
-        health = await made.http().get("/healthz")
+        refused = await fabric.chat("hello", agent="alice")
+        health = await fabric.http().get("/healthz")
         answer = await asking
-        await until(lambda: made.server.should_exit)
+        await until(lambda: fabric.server.should_exit)
         await stop.close()
 
     assert answer.status_code == 200
@@ -57,13 +59,15 @@ async def test_running_turns_end_and_new_ones_are_refused_meanwhile():
 
 
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_stream_that_outlasts_the_wait_ends_with_an_error_event(path):
-    async with rig("a") as made:
-        let_run(made, 3600.0)
-        node = made.nodes["node-a"]
-        asking = asyncio.create_task(made.http().post(path, json=STREAMS[path] | {"stream": True}))
-        await running(made)
-        stop = stop_of(made, 0.2)
+async def test_stream_outlasting_the_wait_ends_with_error_event(path):
+    async with rig("a") as fabric:
+        let_run(fabric, 3600.0)
+        node = fabric.nodes["node-a"]
+        asking = asyncio.create_task(
+            fabric.http().post(path, json=STREAMS[path] | {"stream": True})
+        )
+        await running(fabric)
+        stop = stop_of(fabric, 0.2)
         stop.on_signal()
         answer = await asking
         await until(lambda: node.cancelled == 1)
@@ -79,34 +83,34 @@ async def test_a_stream_that_outlasts_the_wait_ends_with_an_error_event(path):
         assert "error" in lines[-1]
 
 
-async def test_an_unstreamed_turn_that_outlasts_the_wait_is_503():
-    async with rig("ab") as made:
-        let_run(made, 3600.0)
-        for node in made.nodes.values():
+async def test_unstreamed_turn_outlasting_the_wait_is_503():
+    async with rig("ab") as fabric:
+        let_run(fabric, 3600.0)
+        for node in fabric.nodes.values():
             node.does.first_delay_s = 3600.0
-        waits = asyncio.create_task(made.chat("hello", agent="alice"))
-        await until(lambda: sum(len(node.requests) for node in made.nodes.values()) == 1)
-        for node in made.nodes.values():
+        waits = asyncio.create_task(fabric.chat("hello", agent="alice"))
+        await until(lambda: sum(len(node.requests) for node in fabric.nodes.values()) == 1)
+        for node in fabric.nodes.values():
             node.does.first_delay_s = 0.0
-        runs = asyncio.create_task(made.chat("one two", agent="bob"))
-        await running(made)
-        stop = stop_of(made, 0.2)
+        runs = asyncio.create_task(fabric.chat("one two", agent="bob"))
+        await running(fabric)
+        stop = stop_of(fabric, 0.2)
         stop.on_signal()
         answers = [await waits, await runs]
         await stop.close()
-        assert len(made.services.turns.running) == 0
+        assert len(fabric.services.turns.running) == 0
 
     assert [answer.status_code for answer in answers] == [503, 503]
     assert [answer.json()["error"]["code"] for answer in answers] == ["stopping"] * 2
     assert all("retry-after" in answer.headers for answer in answers)
 
 
-async def test_a_second_signal_ends_the_wait():
-    async with rig("a") as made:
-        let_run(made, 3600.0)
-        asking = asyncio.create_task(made.chat("one two", agent="bob"))
-        await running(made)
-        stop = stop_of(made, 3600.0)
+async def test_second_signal_ends_the_wait():
+    async with rig("a") as fabric:
+        let_run(fabric, 3600.0)
+        asking = asyncio.create_task(fabric.chat("one two", agent="bob"))
+        await running(fabric)
+        stop = stop_of(fabric, 3600.0)
         stop.on_signal()
         await asyncio.sleep(0.1)
         assert not asking.done()
@@ -117,11 +121,11 @@ async def test_a_second_signal_ends_the_wait():
     assert answer.status_code == 503
 
 
-async def test_a_client_that_hangs_up_leaves_no_turn_behind():
-    async with rig("a") as made:
-        let_run(made, 3600.0)
-        asking = asyncio.create_task(made.chat("one two", agent="bob"))
-        await running(made)
-        assert len(made.services.turns.running) == 1
+async def test_disconnected_client_leaves_no_running_turn():
+    async with rig("a") as fabric:
+        let_run(fabric, 3600.0)
+        asking = asyncio.create_task(fabric.chat("one two", agent="bob"))
+        await running(fabric)
+        assert len(fabric.services.turns.running) == 1
         asking.cancel()
-        await until(lambda: len(made.services.turns.running) == 0)
+        await until(lambda: len(fabric.services.turns.running) == 0)

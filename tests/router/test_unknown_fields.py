@@ -24,12 +24,12 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_field_that_is_not_known_is_refused(path, body, tmp_path):
-    async with rig(runs_dir=tmp_path) as made:
-        await made.chat("hello there", agent="alice")
-        got = await made.http().post(path, json={**body, "drop_hott": True})
-    error = got.json()["error"]
-    assert (got.status_code, error["code"], error["param"]) == (
+async def test_unknown_field_is_rejected(path, body, tmp_path):
+    async with rig(runs_dir=tmp_path) as fabric:
+        await fabric.chat("hello there", agent="alice")
+        response = await fabric.http().post(path, json={**body, "drop_hott": True})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (
         400, "unknown_parameter", "drop_hott",
     )  # fmt: skip
 
@@ -42,9 +42,9 @@ async def test_a_field_that_is_not_known_is_refused(path, body, tmp_path):
          "directives[0].messages.lst"),
     ],
 )  # fmt: skip
-async def test_a_field_within_is_named_by_its_place(body, param):
-    async with rig() as made:
-        await made.chat("hello there", agent="alice")
-        got = await made.http().post(f"{AGENT}/directives", json=body)
-    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
-    assert "did you mean" in got.json()["error"]["message"]
+async def test_nested_unknown_field_is_named_by_its_path(body, param):
+    async with rig() as fabric:
+        await fabric.chat("hello there", agent="alice")
+        response = await fabric.http().post(f"{AGENT}/directives", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "did you mean" in response.json()["error"]["message"]

@@ -113,7 +113,9 @@ async def test_copies_reject_bad_input_and_other_tenants():
     async with rig("ab", settings=TWO_TENANTS) as fabric:
         one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
         home, other = await start_agent(fabric, http=one)
-        got = [await post(fabric, f"{who}/fork", one, **body) for who, body, *_ in BAD_FORKS]
+        responses = [
+            await post(fabric, f"{agent}/fork", one, **body) for agent, body, *_ in BAD_FORKS
+        ]
         foreign = [
             await post(fabric, "alice/fork", two, **{"as": "mine"}),
             await post(fabric, "alice/replicate", two, to=other.name),
@@ -123,7 +125,9 @@ async def test_copies_reject_bad_input_and_other_tenants():
         theirs = await post(fabric, "alice/replicate", one, to=home.name)
         wrong = await post(fabric, "alice/replicate", one, to=other.name, keep="yes")
 
-    assert [(a.status_code, a.json()["error"]["code"]) for a in got] == [c[2:] for c in BAD_FORKS]
+    assert [(a.status_code, a.json()["error"]["code"]) for a in responses] == [
+        c[2:] for c in BAD_FORKS
+    ]
     assert {(a.status_code, a.json()["error"]["code"]) for a in foreign} == {(404, "unknown_agent")}
     assert (theirs.status_code, theirs.json()["error"]["code"]) == (409, "owner_there")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "keep")

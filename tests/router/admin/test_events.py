@@ -12,7 +12,7 @@ from router.events import AgentErased, NodeChanged
 from router.limits import FLEET_EVENTS_MAX
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.sse_reader import following
-from tests.router.test_operators import TOLD_TO_TENANTS
+from tests.router.test_operators import TENANT_FIELDS
 
 pytestmark = pytest.mark.anyio
 TENANTS = RouterSettings(
@@ -98,7 +98,7 @@ async def test_tenant_sees_events_of_its_own_agents_only():
     assert "secret" not in text
     assert "two" not in text
     assert shown.data["agents"] == []
-    assert {key for row in shown.data["nodes"] for key in row} <= TOLD_TO_TENANTS
+    assert {key for row in shown.data["nodes"] for key in row} <= TENANT_FIELDS
     assert set(names(events)) <= {"node.state", "agent.created", "turn.began", "turn.ended"}
     for event in events:
         if event.name == "node.state":

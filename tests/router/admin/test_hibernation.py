@@ -164,7 +164,7 @@ async def test_resume_with_replace_demotes_previous_owner_to_replica():
 
 
 async def test_undecided_replacement_keeps_agent_on_its_node():
-    """The next turn goes there; only `replace` lets a file replace the agent, as if it were owned."""
+    """The next turn goes there; a file replaces the agent only with `replace`."""
     async with rig(nodes=hibernation_nodes("node-a", "node-b"), tended=False) as fabric:
         http = fabric.http()
         prompt = "hello " * 200

@@ -137,10 +137,10 @@ def test_tool_round_becomes_calls_and_results():
 @pytest.mark.parametrize("beta", [True, False])
 def test_output_schema_is_read_from_both_fields(beta):
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {}}}}
-    asked = parse(output_format=form) if beta else parse(output_config={"format": form})
+    request = parse(output_format=form) if beta else parse(output_config={"format": form})
     source = '{"type":"object","properties":{"a":{}}}'
 
-    assert asked.sampling.output == OutputFormat(OutputKind.JSON_SCHEMA, source)
+    assert request.sampling.output == OutputFormat(OutputKind.JSON_SCHEMA, source)
     assert parse().sampling.output is None
 
 

@@ -57,7 +57,7 @@ async def test_alias_is_served_under_its_own_name(name):
     assert shown.json()["id"] == name
 
 
-async def test_longest_alias_prefix_wins_but_served_name_comes_first():
+async def test_longest_alias_prefix_wins_but_served_name_has_priority():
     nodes = [FakeNode("node-a"), FakeNode("node-b", model="claude-b")]
     async with rig(nodes=nodes, settings=ALIASED) as fabric:
         http = fabric.http()

@@ -165,9 +165,9 @@ async def test_policies_are_rejected_without_a_whole_conversation(path, body):
 
 
 async def test_is_error_tool_result_counts_as_failed_call():
-    said = anthropic_chat(2)
-    said[2]["content"][0] |= {"content": "all is quiet", "is_error": True}
-    body = {**BODIES["/v1/messages"], "messages": said}
+    messages = anthropic_chat(2)
+    messages[2]["content"][0] |= {"content": "all is quiet", "is_error": True}
+    body = {**BODIES["/v1/messages"], "messages": messages}
     async with rig("a") as fabric:
         headers = {HEADER: "drop_failed_tool_calls"}
         answer = await fabric.http().post("/v1/messages", json=body, headers=headers)
@@ -188,7 +188,7 @@ async def test_failing_policy_leaves_turn_unedited_and_is_reported():
     assert request.messages[0].texts == ("the secret is otter",)
 
 
-async def test_policy_error_name_is_made_safe_for_header():
+async def test_policy_error_name_is_escaped_for_header():
     settings = RouterSettings(policies=(PolicySettings(f"{OWN}:Grumbling"),))
     async with rig("a", settings=settings) as fabric:
         answer = await fabric.chat("hello")

@@ -372,7 +372,7 @@ async def test_unknown_version_returns_whole_view():
 @pytest.mark.parametrize(
     ("refused", "code"), [(DescribeChanges, "unknown_call"), (ListChanges, "other_columns")]
 )
-async def test_older_node_is_asked_with_older_calls(refused, code):
+async def test_older_node_gets_older_calls(refused, code):
     world = ChangesWorld("a")
     await world.membership.discover()
     link, member = world.links["a"], world.membership.find("a")

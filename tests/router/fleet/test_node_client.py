@@ -93,7 +93,7 @@ async def test_turn_uses_connection_opened_ahead():
         await linked.link.make_ready(Use.STREAM)
         await linked.events()
 
-    assert [linked.node.came_by["turn"]] == linked.node.opened
+    assert [linked.node.ports["turn"]] == linked.node.opened
 
 
 async def test_event_lines_are_reassembled_across_chunks_and_pauses(monkeypatch):
@@ -222,7 +222,7 @@ SEAL = SealAgent("default", "kim", 3, "m-1", "node-b")
 def sealing(answer):
     """A node that answers control calls over HTTP only."""
     node = FakeNode("node-a")
-    node._hasty = answer
+    node._http_control = answer
     by_ray = ConflictError("asked by Ray")
     node.does.fail = {"describe": by_ray, "seal_agent": by_ray}
     return node

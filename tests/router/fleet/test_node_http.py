@@ -43,7 +43,7 @@ class Server(FakeNode):
         connections = self._runner.server.connections if self._runner else ()
         return sum(c.transport is not None for c in connections)
 
-    async def _hasty(self, request):
+    async def _http_control(self, request):
         self.peers.append(request.transport.get_extra_info("peername"))
         self.call_bodies.append(await request.read())
         if self.answer is not None:

@@ -1,6 +1,6 @@
-"""Every kind of answer, byte for byte as it was: clients compare more than we think of.
+"""Every kind of answer, byte for byte as recorded: clients compare more than we expect.
 
-`python -m tests.router.openai.test_answer_bytes` writes the file anew, for a change that is meant.
+`python -m tests.router.openai.test_answer_bytes` rewrites the file after an intended change.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tests.router.rig import KEY, rig
 
 pytestmark = pytest.mark.anyio
 PATH = Path(__file__).with_name("answer_bytes.json")
-SAID = {"model": MODEL, "messages": [{"role": "user", "content": "one two"}]}
+CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "one two"}]}
 RAW = {"model": MODEL, "prompt": "one two"}
 STREAM = {"stream": True}
 COUNTED = {"stream": True, "stream_options": {"include_usage": True}}
@@ -50,29 +50,29 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 # name: method, path, body, what the node does
 CASES = {
-    "chat": ("POST", CHAT, SAID, None),
-    "chat streamed": ("POST", CHAT, SAID | STREAM, None),
-    "chat streamed, counted": ("POST", CHAT, SAID | COUNTED, None),
-    "chat thinks": ("POST", CHAT, SAID, THOUGHT),
-    "chat thinks, streamed": ("POST", CHAT, SAID | COUNTED, THOUGHT),
-    "chat calls": ("POST", CHAT, SAID, CALLED),
-    "chat calls, streamed": ("POST", CHAT, SAID | STREAM, CALLED),
-    "chat only calls": ("POST", CHAT, SAID, CALLED_ONLY),
-    "chat with logprobs": ("POST", CHAT, SAID | {"logprobs": True}, LOGGED),
-    "chat with logprobs, streamed": ("POST", CHAT, SAID | STREAM | {"logprobs": True}, LOGGED),
-    "chat stops": ("POST", CHAT, SAID, STOPPED),
-    "chat breaks": ("POST", CHAT, SAID, BROKEN),
-    "chat breaks, streamed": ("POST", CHAT, SAID | STREAM, BROKEN),
+    "chat": ("POST", CHAT, CHAT_BODY, None),
+    "chat streamed": ("POST", CHAT, CHAT_BODY | STREAM, None),
+    "chat streamed, counted": ("POST", CHAT, CHAT_BODY | COUNTED, None),
+    "chat thinks": ("POST", CHAT, CHAT_BODY, THOUGHT),
+    "chat thinks, streamed": ("POST", CHAT, CHAT_BODY | COUNTED, THOUGHT),
+    "chat calls": ("POST", CHAT, CHAT_BODY, CALLED),
+    "chat calls, streamed": ("POST", CHAT, CHAT_BODY | STREAM, CALLED),
+    "chat only calls": ("POST", CHAT, CHAT_BODY, CALLED_ONLY),
+    "chat with logprobs": ("POST", CHAT, CHAT_BODY | {"logprobs": True}, LOGGED),
+    "chat with logprobs, streamed": ("POST", CHAT, CHAT_BODY | STREAM | {"logprobs": True}, LOGGED),
+    "chat stops": ("POST", CHAT, CHAT_BODY, STOPPED),
+    "chat breaks": ("POST", CHAT, CHAT_BODY, BROKEN),
+    "chat breaks, streamed": ("POST", CHAT, CHAT_BODY | STREAM, BROKEN),
     "chat refused": (
         "POST",
         CHAT,
-        SAID,
+        CHAT_BODY,
         RejectedError("no", code="empty_prompt", param="messages"),
     ),
-    "chat too busy": ("POST", CHAT, SAID | STREAM, OverloadedError("no", retry_after_s=7.2)),
+    "chat too busy": ("POST", CHAT, CHAT_BODY | STREAM, OverloadedError("no", retry_after_s=7.2)),
     "chat without a model": ("POST", CHAT, {}, None),
-    "chat with no such model": ("POST", CHAT, SAID | {"model": "gpt"}, None),
-    "chat with a wrong hint": ("POST", CHAT, SAID, None),
+    "chat with no such model": ("POST", CHAT, CHAT_BODY | {"model": "gpt"}, None),
+    "chat with a wrong hint": ("POST", CHAT, CHAT_BODY, None),
     "completion": ("POST", COMPLETIONS, RAW, None),
     "completion streamed": ("POST", COMPLETIONS, RAW | STREAM, None),
     "completion streamed, counted": ("POST", COMPLETIONS, RAW | COUNTED, None),
@@ -95,33 +95,33 @@ CASES = {
     "wrong method": ("GET", CHAT, None, None),
     "no JSON": ("POST", CHAT, b"{", None),
     "too long": ("POST", "/v1/agents/a/pin", b" " * (CALL_BODY_BYTES_MAX + 1), None),
-    "no key": ("POST", CHAT, SAID, None),
+    "no key": ("POST", CHAT, CHAT_BODY, None),
     "no such agent": ("GET", "/v1/agents/nobody", None, None),
 }
 _HEADERS_OF_THE_MOMENT = ("date", "request-id", "x-request-id")
 
 
-def settled(text):
-    """Replace what is drawn or read from the clock."""
+def normalized(text):
+    """Replace random ids and clock readings."""
     text = re.sub(r"\b(chatcmpl-|cmpl-|call_|req_)[0-9a-f]+", r"\1*", text)
     text = re.sub(r'"created":\d+', '"created":0', text)
     return re.sub(r"127\.0\.0\.1:\d+", "HOST", text)
 
 
 async def answers():
-    """Ask for everything once, in order."""
+    """Send every request once, in order."""
     settings = RouterSettings(api_keys={"one": KEY}, loopback_without_key=False)
-    async with rig("a", settings=settings, tended=False) as made:
-        given = {}
+    async with rig("a", settings=settings, tended=False) as fabric:
+        responses = {}
         for name in CASES:
-            await made.fleet.membership.refresh()  # a slow machine must not let leases run out
-            given[name] = await answer(made, name)
-        return given
+            await fabric.fleet.membership.refresh()  # a slow machine must not let leases run out
+            responses[name] = await answer(fabric, name)
+        return responses
 
 
-async def answer(made, name):
+async def answer(fabric, name):
     method, path, body, does = CASES[name]
-    node = made["node-a"]
+    node = fabric["node-a"]
     node.does.events = list(does) if isinstance(does, tuple) else None
     node.does.refuse = does if isinstance(does, Exception) else None
     content = body if isinstance(body, bytes) else json.dumps(body) if body is not None else None
@@ -129,23 +129,23 @@ async def answer(made, name):
     if name == "chat with a wrong hint":
         headers["x-macfabric-prefetch"] = "../x"
     is_known = name != "no key"
-    http = made.http(KEY if is_known else None, operates=is_known)
-    got = await http.request(method, path, content=content, headers=headers)
+    http = fabric.http(KEY if is_known else None, operates=is_known)
+    response = await http.request(method, path, content=content, headers=headers)
     return {
-        "status": got.status_code,
+        "status": response.status_code,
         "headers": [
-            f"{key}: {settled(value)}"
-            for key, value in got.headers.multi_items()
+            f"{key}: {normalized(value)}"
+            for key, value in response.headers.multi_items()
             if key not in {*_HEADERS_OF_THE_MOMENT, "content-length"}
         ],
-        "body": settled(got.text),
+        "body": normalized(response.text),
     }
 
 
 GOLDEN = json.loads(PATH.read_text()) if PATH.exists() else {}
 
 
-async def test_answers_are_as_they_were():
+async def test_answers_match_golden_bytes():
     found = await answers()
 
     assert list(found) == list(GOLDEN)

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.anyio
 USER = [{"role": "user", "content": "say one two three"}]
 
 
-async def test_answers_whole():
-    async with rig("a") as made:
-        done = await made.openai().chat.completions.create(model=MODEL, messages=USER)
+async def test_unstreamed_chat_has_all_fields():
+    async with rig("a") as fabric:
+        done = await fabric.openai().chat.completions.create(model=MODEL, messages=USER)
 
     assert done.object == "chat.completion"
     assert done.id.startswith("chatcmpl-")
@@ -39,9 +39,9 @@ async def test_answers_whole():
     assert done.usage.prompt_tokens_details.cached_tokens == 0
 
 
-async def test_streams_role_then_text_then_reason_then_usage():
-    async with rig("a") as made:
-        stream = await made.openai().chat.completions.create(
+async def test_stream_sends_role_text_finish_reason_and_usage_in_order():
+    async with rig("a") as fabric:
+        stream = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
@@ -59,8 +59,8 @@ async def test_streams_role_then_text_then_reason_then_usage():
 
 
 async def test_stream_without_usage_has_no_usage_chunk_and_ends_with_done():
-    async with rig("a") as made:
-        answer = await made.chat("hello", stream=True)
+    async with rig("a") as fabric:
+        answer = await fabric.chat("hello", stream=True)
 
     lines = [line for line in answer.text.split("\n\n") if line]
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -68,12 +68,12 @@ async def test_stream_without_usage_has_no_usage_chunk_and_ends_with_done():
     assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])
 
 
-async def test_headers_tell_whose_memory_and_how_much_before_the_text():
-    async with rig("a") as made:
-        cold = await made.chat("hello", agent="alice")
-        warm = await made.chat("hello", "hi", "more", agent="alice", stream=True)
-        made["node-a"].memory["default", "alice"].hot = False
-        disk = await made.chat("hello", "hi", "more", agent="alice")
+async def test_response_headers_report_agent_cache_and_match():
+    async with rig("a") as fabric:
+        cold = await fabric.chat("hello", agent="alice")
+        warm = await fabric.chat("hello", "hi", "more", agent="alice", stream=True)
+        fabric["node-a"].memory["default", "alice"].hot = False
+        disk = await fabric.chat("hello", "hi", "more", agent="alice")
 
     assert cold.headers["x-macfabric-agent"] == "alice"
     assert cold.headers["x-macfabric-node"] == "node-a"
@@ -91,24 +91,24 @@ async def test_headers_tell_whose_memory_and_how_much_before_the_text():
     assert disk.headers["x-request-id"].startswith("req_")
 
 
-async def test_tool_calls_whole_and_streamed():
+async def test_tool_calls_are_equal_streamed_and_unstreamed():
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     events = [
         Delta(0, "Let me see. "),
         ToolCalls((ToolCall("look", '{"at": "sky"}'), ToolCall("look", "{}"))),
         Finished(FinishReason.TOOL_CALLS, 9),
     ]
-    async with rig("a") as made:
-        made["node-a"].does.events = events
-        client = made.openai()
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = events
+        client = fabric.openai()
         whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=tools)
         async with client.chat.completions.stream(
             model=MODEL, messages=USER, tools=tools
         ) as stream:
             streamed = await stream.get_final_completion()
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
-    assert asked.tools == tools
+    assert request.tools == tools
     for done in (whole, streamed):
         choice = done.choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -118,8 +118,8 @@ async def test_tool_calls_whole_and_streamed():
         assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
-async def test_calls_are_streamed_while_they_are_written():
-    """Who asks for the whole answer, or for the events of whole calls, is told each once."""
+async def test_tool_calls_stream_as_they_are_generated():
+    """An unstreamed answer, and the SDK's events of whole calls, contain each call once."""
     parts = [("first", "look", ""), ("first", "", '{"at": '), ("first", "", '"sky"}')]
     events = [
         Delta(0, "Let me see. "),
@@ -130,9 +130,9 @@ async def test_calls_are_streamed_while_they_are_written():
         ToolCalls((ToolCall("look", "{}", "second"),)),
         Finished(FinishReason.TOOL_CALLS, 9),
     ]
-    async with rig("a") as made:
-        made["node-a"].does.events = events
-        client = made.openai()
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = events
+        client = fabric.openai()
         whole = await client.chat.completions.create(model=MODEL, messages=USER)
         async with client.chat.completions.stream(model=MODEL, messages=USER) as stream:
             streamed = await stream.get_final_completion()
@@ -145,22 +145,22 @@ async def test_calls_are_streamed_while_they_are_written():
             ("first", "look", '{"at": "sky"}'),
             ("second", "look", "{}"),
         ]
-    told = [call for delta in deltas for call in delta or ()]
-    assert [(c.index, c.id, c.function.arguments) for c in told] == [
+    parts_streamed = [call for delta in deltas for call in delta or ()]
+    assert [(c.index, c.id, c.function.arguments) for c in parts_streamed] == [
         (0, "first", ""), (0, None, '{"at": '), (0, None, '"sky"}'),
         (1, "second", "{"), (1, None, "}"),
     ]  # fmt: skip
 
 
-async def test_a_cut_call_is_shown_once_and_alike():
-    async with rig("a") as made:
-        made["node-a"].does.events = [
+async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [
             ToolCallPart(0, "first", "look", '{"at": '),
             ToolCallPart(1, "first", "", '"the'),
             ToolCalls((ToolCall("look", '{"at": "the', "first", is_broken=True),)),
             Finished(FinishReason.LENGTH, 3, broken_calls=1),
         ]
-        client = made.openai()
+        client = fabric.openai()
         done = await client.chat.completions.create(model=MODEL, messages=USER)
         stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         choices = [chunk.choices[0] async for chunk in stream if chunk.choices]
@@ -177,25 +177,25 @@ async def test_a_cut_call_is_shown_once_and_alike():
         assert (each.finish_reason, each.macfabric) == ("length", {"broken_tool_calls": 1})
 
 
-async def test_content_is_null_beside_calls_alone():
-    async with rig("a") as made:
-        made["node-a"].does.events = [
+async def test_content_is_null_when_there_are_only_tool_calls():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [
             ToolCalls((ToolCall("look", "{}"),)),
             Finished(FinishReason.TOOL_CALLS, 3),
         ]
-        done = await made.openai().chat.completions.create(model=MODEL, messages=USER)
+        done = await fabric.openai().chat.completions.create(model=MODEL, messages=USER)
 
     assert done.choices[0].message.content is None
 
 
-async def test_reasoning_is_apart_from_content():
-    async with rig("a") as made:
-        made["node-a"].does.events = [
+async def test_reasoning_is_separate_from_content():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [
             Delta(0, "hm", reasoning=True),
             Delta(1, "yes"),
             Finished(FinishReason.LENGTH, 2),
         ]
-        client = made.openai()
+        client = fabric.openai()
         whole = await client.chat.completions.create(model=MODEL, messages=USER)
         stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
@@ -207,14 +207,14 @@ async def test_reasoning_is_apart_from_content():
     assert [getattr(d, "reasoning_content", None) for d in deltas] == [None, "hm", None, None]
 
 
-async def test_logprobs():
+async def test_logprobs_are_returned_whole_and_streamed():
     token = TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5)))
-    async with rig("a") as made:
-        made["node-a"].does.events = [
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [
             Delta(0, "a", logprobs=(token,)),
             Finished(FinishReason.STOP, 1),
         ]
-        client = made.openai()
+        client = fabric.openai()
         whole = await client.chat.completions.create(
             model=MODEL, messages=USER, logprobs=True, top_logprobs=2
         )
@@ -223,7 +223,7 @@ async def test_logprobs():
         )
         chunks = [chunk async for chunk in stream]
 
-    assert made["node-a"].requests[0].sampling.logprobs == 2
+    assert fabric["node-a"].requests[0].sampling.logprobs == 2
     first = whole.choices[0].logprobs.content[0]
     assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
     assert [alternative.token for alternative in first.top_logprobs] == ["a", "b"]
@@ -231,11 +231,11 @@ async def test_logprobs():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_cancels_on_the_node(stream):
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_disconnected_client_cancels_turn_on_node(stream):
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.delay_s = 0.05
-        client = made.openai()
+        client = fabric.openai()
         words = [{"role": "user", "content": "word " * 500}]
         if stream:
             answer = await client.chat.completions.create(
@@ -250,29 +250,29 @@ async def test_client_that_leaves_cancels_on_the_node(stream):
             await until(lambda: node.running)
             asking.cancel()
         await until(lambda: node.cancelled == 1)
-        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+        await until(lambda: fabric.fleet.ledger.turns("node-a") == 0)
 
-        metrics = (await made.http().get("/metrics")).text
+        metrics = (await fabric.http().get("/metrics")).text
     assert node.finished == 0
     assert 'macfabric_requests_total{outcome="cancelled"} 1.0' in metrics
 
 
-async def test_client_that_leaves_before_the_first_event_cancels_on_the_node():
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_client_disconnect_before_first_event_cancels_turn():
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.first_delay_s = 30
-        asking = asyncio.create_task(made.chat("hello"))
+        asking = asyncio.create_task(fabric.chat("hello"))
         await until(lambda: node.requests)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await until(lambda: made.fleet.ledger.turns("node-a") == 0)
+        await until(lambda: fabric.fleet.ledger.turns("node-a") == 0)
 
 
-async def test_node_that_breaks_off_ends_the_stream_with_an_error():
-    async with rig("ab") as made:
-        for node in made.nodes.values():
+async def test_stream_ends_with_error_when_node_breaks_off():
+    async with rig("ab") as fabric:
+        for node in fabric.nodes.values():
             node.does.break_after = 3
-        stream = await made.openai().chat.completions.create(
+        stream = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, stream=True
         )
         seen = []
@@ -286,24 +286,24 @@ async def test_node_that_breaks_off_ends_the_stream_with_an_error():
 
     assert caught.value.code == "node_lost"
     assert "".join(seen) == "<user>say one "
-    assert sum(len(node.requests) for node in made.nodes.values()) == 1, "no silent restart"
+    assert sum(len(node.requests) for node in fabric.nodes.values()) == 1, "no silent restart"
 
 
-async def test_node_that_breaks_off_fails_a_whole_answer():
-    async with rig("a") as made:
-        made["node-a"].does.break_after = 3
+async def test_unstreamed_chat_fails_when_node_breaks_off():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.break_after = 3
         with pytest.raises(openai.InternalServerError) as caught:
-            await made.openai().chat.completions.create(model=MODEL, messages=USER)
+            await fabric.openai().chat.completions.create(model=MODEL, messages=USER)
 
     assert caught.value.status_code == 503
     assert caught.value.code == "node_lost"
 
 
-async def test_failure_told_by_the_node_ends_the_stream_with_its_code():
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "x"), Failed(500, "engine_failed", "it broke")]
-        answer = await made.chat("hello", stream=True)
-        whole = await made.chat("hello")
+async def test_node_failure_ends_stream_with_its_code():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "x"), Failed(500, "engine_failed", "it broke")]
+        answer = await fabric.chat("hello", stream=True)
+        whole = await fabric.chat("hello")
 
     last = json.loads(answer.text.strip().split("\n\n")[-1][6:])
     assert last["error"] == {
@@ -316,13 +316,13 @@ async def test_failure_told_by_the_node_ends_the_stream_with_its_code():
     assert whole.json()["error"]["code"] == "engine_failed"
 
 
-async def test_slow_reader_does_not_hold_up_others():
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_slow_reader_does_not_block_others():
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.events = [Delta(i, "x" * 50_000) for i in range(400)]
         node.does.events.append(Finished(FinishReason.STOP, 400))
-        _, writer = await asyncio.open_connection("127.0.0.1", int(made.url.split(":")[2]))
-        made.writers.append(writer)
+        _, writer = await asyncio.open_connection("127.0.0.1", int(fabric.url.split(":")[2]))
+        fabric.writers.append(writer)
         body = json.dumps({"model": MODEL, "messages": USER, "stream": True}).encode()
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}"
@@ -332,7 +332,7 @@ async def test_slow_reader_does_not_hold_up_others():
         await asyncio.sleep(0.3)
         assert node.finished == 0, "the node is held back by the client that does not read"
         node.does.events = None
-        quick = await made.chat("hello")
+        quick = await fabric.chat("hello")
         writer.transport.abort()
         await until(lambda: node.cancelled == 1)
 

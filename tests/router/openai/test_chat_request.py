@@ -17,8 +17,8 @@ def parse(headers=None, **fields):
     return parse_chat(headers or {}, {**SMALLEST, **fields})
 
 
-def messages(*given_messages):
-    return as_templates_get_it(parse(messages=list(given_messages)).prompt)
+def messages(*conversation):
+    return as_templates_get_it(parse(messages=list(conversation)).prompt)
 
 
 def test_smallest_request_has_openai_defaults():
@@ -35,20 +35,20 @@ def test_smallest_request_has_openai_defaults():
     assert chat.prompt.tools is None
 
 
-def test_a_thought_comes_back_by_any_name():
-    said = {"role": "assistant", "content": "x"}
+def test_reasoning_is_read_from_any_field_name():
+    assistant = {"role": "assistant", "content": "x"}
     for thought in (
         {"reasoning_content": "hm"},
         {"reasoning": "hm"},
         {"thinking": "hm"},
         {"reasoning_content": "hm", "reasoning": "other"},
     ):
-        assert messages({**said, **thought})[0]["reasoning_content"] == "hm"
+        assert messages({**assistant, **thought})[0]["reasoning_content"] == "hm"
     for other in ({"reasoning": {"effort": "low"}}, {"thinking": True}):
-        assert "reasoning_content" not in messages({**said, **other})[0]
+        assert "reasoning_content" not in messages({**assistant, **other})[0]
 
 
-def test_all_known_fields():
+def test_all_known_fields_are_read():
     chat = parse(
         temperature=0,
         top_p=0.5,
@@ -221,7 +221,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("param", "fields", "code"), REFUSED)
-def test_refusal_names_the_parameter(param, fields, code):
+def test_invalid_field_is_rejected_with_its_parameter(param, fields, code):
     with pytest.raises(RejectedError) as caught:
         parse(**fields)
 
@@ -231,14 +231,14 @@ def test_refusal_names_the_parameter(param, fields, code):
     assert caught.value.status == 400
 
 
-def test_null_is_absent():
+def test_null_field_equals_absent_field():
     names = ["temperature", "top_p", "n", "stop", "stream", "seed", "tools", "tool_choice"]
     names += ["logprobs", "metadata", "user"]
 
     assert parse(**dict.fromkeys(names)).sampling == parse().sampling
 
 
-def test_text_parts_are_kept_and_joined_as_they_are():
+def test_text_parts_are_joined_unchanged():
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     (message,) = parse(messages=[{"role": "user", "content": parts}]).prompt.messages
 
@@ -246,7 +246,7 @@ def test_text_parts_are_kept_and_joined_as_they_are():
     assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": "a b"}]
 
 
-def test_developer_is_system_and_the_order_of_keys_is_ours():
+def test_developer_role_becomes_system_with_fixed_key_order():
     one = messages({"content": "x", "name": "n", "role": "developer"})
     two = messages({"role": "system", "name": "n", "content": "x"})
 
@@ -255,36 +255,39 @@ def test_developer_is_system_and_the_order_of_keys_is_ours():
     assert parse(messages=one).prompt.opening == parse(messages=two).prompt.opening
 
 
-def test_tool_turns():
+def test_tool_calls_and_results_are_read():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b":1,"a":2}'}}
-    asked, answered = messages(
+    call_message, result_message = messages(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
     )
 
-    assert asked["content"] == ""
-    assert asked["tool_calls"][0]["id"] == "c1"
-    assert list(asked["tool_calls"][0]["function"]["arguments"].items()) == [("b", 1), ("a", 2)]
-    assert answered == {"role": "tool", "content": "42", "tool_call_id": "c1"}
+    assert call_message["content"] == ""
+    assert call_message["tool_calls"][0]["id"] == "c1"
+    assert list(call_message["tool_calls"][0]["function"]["arguments"].items()) == [
+        ("b", 1),
+        ("a", 2),
+    ]
+    assert result_message == {"role": "tool", "content": "42", "tool_call_id": "c1"}
 
 
 @pytest.mark.parametrize("broken", ['{"a":', "[1]", '"x"', '{"a":1,"a":2}', "NaN"])
-def test_arguments_that_are_no_object_stay_text(broken):
+def test_non_object_arguments_stay_text(broken):
     call = {"function": {"name": "f", "arguments": broken}}
     (message,) = messages({"role": "assistant", "tool_calls": [call]})
 
     assert message["tool_calls"][0]["function"]["arguments"] == broken
 
 
-def test_arguments_that_say_nothing_are_none():
-    """What clients send for functions without parameters."""
+def test_blank_arguments_become_an_empty_object():
+    """Clients send these for functions without parameters."""
     call = {"function": {"name": "f", "arguments": " "}}
     (message,) = messages({"role": "assistant", "tool_calls": [call]})
 
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
-def test_tool_choice_none_only_stops_the_reading_of_calls():
+def test_tool_choice_none_only_disables_call_parsing():
     tools = [{"type": "function", "function": {"name": "f"}}]
 
     assert parse(tools=tools).prompt.tools == tools
@@ -307,7 +310,7 @@ IDENTITIES = [
 
 
 @pytest.mark.parametrize(("headers", "fields", "kind", "agent"), IDENTITIES)
-def test_identity(headers, fields, kind, agent):
+def test_identity_is_read_from_headers_and_fields(headers, fields, kind, agent):
     assert parse(headers, **fields).identity == Identity(kind, agent)
 
 
@@ -322,17 +325,19 @@ PRIORITIES = [
 
 
 @pytest.mark.parametrize(("headers", "fields", "want"), PRIORITIES)
-def test_priority(headers, fields, want):
+def test_priority_is_read_from_header_and_service_tier(headers, fields, want):
     assert parse(headers, **fields).priority is want
 
 
-@pytest.mark.parametrize(("said", "retain_s"), [(None, 0.0), ("in_memory", 0.0), ("24h", 86_400.0)])
-def test_retention(said, retain_s):
-    assert parse({}, prompt_cache_retention=said).retain_s == retain_s
+@pytest.mark.parametrize(
+    ("retention", "retain_s"), [(None, 0.0), ("in_memory", 0.0), ("24h", 86_400.0)]
+)
+def test_cache_retention_is_read(retention, retain_s):
+    assert parse({}, prompt_cache_retention=retention).retain_s == retain_s
 
 
 @pytest.mark.parametrize("named", ["", "urgent", "background,interactive", "\xff"])
-def test_unknown_priority_is_refused(named):
+def test_unknown_priority_is_rejected(named):
     with pytest.raises(RejectedError) as caught:
         parse({"x-macfabric-priority": named}, service_tier="flex")
 
@@ -340,36 +345,36 @@ def test_unknown_priority_is_refused(named):
     assert caught.value.status == 400
 
 
-def test_a_key_that_is_no_agent_id_is_digested():
+def test_invalid_user_key_is_hashed():
     identity = parse(user="böb smith/../..").identity
 
     assert identity.kind is IdentityKind.GROUP
     assert identity.agent.startswith("key-")
 
 
-def test_a_billing_line_that_a_proxy_hands_on_is_dropped_and_told():
+def test_billing_header_line_from_proxy_is_dropped_and_listed():
     billing = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli"
     parts = [{"type": "text", "text": text} for text in (billing, "You help.")]
     user = {"role": "user", "content": f"{billing}\nWhat is it?"}
     plain = parse(messages=[{"role": "system", "content": "You help."}, user])
     for content in (parts, f"{billing}\nYou help."):
-        made = parse(messages=[{"role": "system", "content": content}, user])
-        assert made.prompt.messages == plain.prompt.messages
-        assert made.ignored == ("x-anthropic-billing-header",)
+        request = parse(messages=[{"role": "system", "content": content}, user])
+        assert request.prompt.messages == plain.prompt.messages
+        assert request.ignored == ("x-anthropic-billing-header",)
     alone = parse(messages=[{"role": "system", "content": billing}, user])
     assert [message.texts for message in alone.prompt.messages] == [(user["content"],)]
     assert plain.ignored == ()
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "ä", "x" * 129, ".hidden"])
-def test_malformed_agent_id_is_refused(name):
+def test_malformed_agent_id_is_rejected(name):
     with pytest.raises(RejectedError) as caught:
         parse({"x-agent-id": name})
 
     assert caught.value.code == "invalid_agent_id"
 
 
-def test_the_sketch_of_a_longer_conversation_begins_with_that_of_the_shorter():
+def test_sketch_of_longer_conversation_extends_shorter_sketch():
     turns = [{"role": "user", "content": "x" * 2000}]
     short = parse(messages=turns).prompt
     turns += [{"role": "assistant", "content": "y" * 900}, {"role": "user", "content": "z" * 900}]
@@ -407,22 +412,22 @@ def status_of(body):
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=6))
-def test_anything_is_parsed_or_refused_with_a_4xx(fields):
+def test_arbitrary_fields_are_parsed_or_rejected(fields):
     assert status_of({**SMALLEST, **fields}) in (200, 400)
 
 
 @given(JSON)
-def test_any_message_is_parsed_or_refused_with_a_4xx(value):
-    said = {"role": "user", "content": value}
-    called = {"role": "assistant", "tool_calls": value}
+def test_arbitrary_message_is_parsed_or_rejected(value):
+    user_message = {"role": "user", "content": value}
+    call_message = {"role": "assistant", "tool_calls": value}
 
-    for message in (value, said, called):
+    for message in (value, user_message, call_message):
         assert status_of({**SMALLEST, "messages": [message]}) in (200, 400)
 
 
-def test_of_an_answer_that_is_begun_the_sketch_has_nothing():
-    said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One"}]
-    begun = parse(messages=said, continue_final_message=True).prompt
+def test_sketch_omits_answer_to_be_continued():
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One"}]
+    begun = parse(messages=messages, continue_final_message=True).prompt
     assert begun.continues
-    assert begun.messages == parse(messages=said).prompt.messages
-    assert begun.sketch == parse(messages=said[:1]).prompt.sketch
+    assert begun.messages == parse(messages=messages).prompt.messages
+    assert begun.sketch == parse(messages=messages[:1]).prompt.sketch

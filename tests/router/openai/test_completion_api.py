@@ -9,12 +9,12 @@ from tests.router.fake_node import MODEL
 from tests.router.rig import rig
 
 pytestmark = pytest.mark.anyio
-ASKED = {"role": "user", "content": "x"}
+USER = {"role": "user", "content": "x"}
 
 
-async def test_continues_a_prompt_whole_and_streamed():
-    async with rig("a") as made:
-        client = made.openai()
+async def test_completion_is_equal_streamed_and_unstreamed():
+    async with rig("a") as fabric:
+        client = fabric.openai()
         whole = await client.completions.create(model=MODEL, prompt="one two three")
         stream = await client.completions.create(
             model=MODEL,
@@ -23,11 +23,11 @@ async def test_continues_a_prompt_whole_and_streamed():
             stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
-    assert asked.prompt == "one two three"
-    assert asked.messages is None
-    assert asked.sampling.max_tokens == 16
+    assert request.prompt == "one two three"
+    assert request.messages is None
+    assert request.sampling.max_tokens == 16
     assert whole.object == "text_completion"
     assert whole.choices[0].text == "one two three "
     assert whole.usage.completion_tokens == 3
@@ -36,15 +36,15 @@ async def test_continues_a_prompt_whole_and_streamed():
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
-async def test_logprobs_have_offsets_over_the_whole_stream():
+async def test_logprobs_have_text_offsets_across_stream():
     events = [
         Delta(0, "ab", logprobs=(TokenLogprob("ab", -0.1, (("ab", -0.1), ("x", -3.0))),)),
         Delta(1, "c", logprobs=(TokenLogprob("c", -0.2),)),
         Finished(FinishReason.STOP, 2),
     ]
-    async with rig("a") as made:
-        made["node-a"].does.events = events
-        client = made.openai()
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = events
+        client = fabric.openai()
         whole = await client.completions.create(model=MODEL, prompt="x", logprobs=2)
         stream = await client.completions.create(model=MODEL, prompt="x", logprobs=2, stream=True)
         chunks = [chunk async for chunk in stream]
@@ -79,34 +79,34 @@ async def test_logprobs_have_offsets_over_the_whole_stream():
         ({"prompt": "x", "max_tokens": -2}, "max_tokens"),
     ],
 )
-async def test_refusals(fields, param):
-    async with rig("a", tended=False) as made:
+async def test_invalid_field_is_rejected_with_its_parameter(fields, param):
+    async with rig("a", tended=False) as fabric:
         with pytest.raises(openai.BadRequestError) as caught:
-            await made.openai().completions.create(model=MODEL, **fields)
+            await fabric.openai().completions.create(model=MODEL, **fields)
 
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("api", ["chat.completions", "completions"])
-async def test_priority_reaches_the_node_and_is_checked(api):
-    said = {"prompt": "x"} if api == "completions" else {"messages": [ASKED]}
-    async with rig("a") as made:
-        client = attrgetter(api)(made.openai())
+async def test_priority_reaches_node_and_is_validated(api):
+    body = {"prompt": "x"} if api == "completions" else {"messages": [USER]}
+    async with rig("a") as fabric:
+        client = attrgetter(api)(fabric.openai())
         header = {"X-Macfabric-Priority": "background"}
-        await client.create(model=MODEL, **said)
-        await client.create(model=MODEL, **said, extra_headers=header)
-        await client.create(model=MODEL, **said, extra_body={"service_tier": "flex"})
+        await client.create(model=MODEL, **body)
+        await client.create(model=MODEL, **body, extra_headers=header)
+        await client.create(model=MODEL, **body, extra_body={"service_tier": "flex"})
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.create(model=MODEL, **said, extra_headers=dict.fromkeys(header, "soon"))
-        priorities = [request.priority for request in made["node-a"].requests]
+            await client.create(model=MODEL, **body, extra_headers=dict.fromkeys(header, "soon"))
+        priorities = [request.priority for request in fabric["node-a"].requests]
 
     assert priorities == [Priority.INTERACTIVE, Priority.BACKGROUND, Priority.BACKGROUND]
     assert caught.value.param == "x-macfabric-priority"
     assert caught.value.body["code"] == "invalid_value"
 
 
-async def test_one_prompt_in_a_list_is_one_prompt():
-    async with rig("a", tended=False) as made:
-        done = await made.openai().completions.create(model=MODEL, prompt=["one"])
+async def test_list_of_one_prompt_is_one_prompt():
+    async with rig("a", tended=False) as fabric:
+        done = await fabric.openai().completions.create(model=MODEL, prompt=["one"])
 
     assert done.choices[0].text == "one "

@@ -1,7 +1,7 @@
 """Templates' input and conversations' sketches keep their bytes.
 
-Another byte in either, and agents that are stored would be cold. After a change that is meant,
-`python -m tests.router.openai.test_conversation_bytes` writes the file anew.
+A changed byte in either would make stored agents cold. After an intended change,
+`python -m tests.router.openai.test_conversation_bytes` rewrites the file.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ SHAPES = {
 }
 
 
-def drawn(seed):
+def random_conversation(seed):
     """Make up a conversation that is accepted, or nearly."""
     rng = random.Random(seed)
 
@@ -102,16 +102,16 @@ def drawn(seed):
         )
 
     def content():
-        made = [None, text(), text(), [text(), {"type": "text", "text": text()}], []]
-        return rng.choice(made)
+        options = [None, text(), text(), [text(), {"type": "text", "text": text()}], []]
+        return rng.choice(options)
 
     def arguments():
         plain = {text()[:9]: rng.choice([1, 2.5, None, [text()], {"k": text()}]) for _ in range(3)}
         return rng.choice([None, plain, json.dumps(plain), json.dumps(plain)[:-1], "[]"])
 
     def call():
-        made = {"function": {"arguments": arguments(), "name": rng.choice(["f", "g", ""])}}
-        return made | rng.choice([{}, {"id": text()[:9]}, {"type": "function", "id": None}])
+        options = {"function": {"arguments": arguments(), "name": rng.choice(["f", "g", ""])}}
+        return options | rng.choice([{}, {"id": text()[:9]}, {"type": "function", "id": None}])
 
     def message():
         role = rng.choice(["system", "developer", "user", "assistant", "assistant", "tool"])
@@ -128,7 +128,7 @@ def drawn(seed):
     return [message() for _ in range(rng.randint(1, 8))]
 
 
-def told(messages, tools=None):
+def template_input(messages, tools=None):
     prompt = parse_chat({}, {"model": "m", "messages": messages, "tools": tools}).prompt
     return {
         "given": [json.dumps(message) for message in as_templates_get_it(prompt)],
@@ -139,17 +139,17 @@ def told(messages, tools=None):
 
 
 def current():
-    shapes = {name: told(messages) for name, messages in SHAPES.items()}
-    shapes["tools"] = told(SHAPES["every role"], TOOLS)
+    shapes = {name: template_input(messages) for name, messages in SHAPES.items()}
+    shapes["tools"] = template_input(SHAPES["every role"], TOOLS)
     return {**shapes, "drawn": digest(range(2000))}
 
 
 def digest(seeds):
-    """Put many conversations into one number, and say how many there were."""
+    """Return the number of accepted conversations and one digest of all."""
     state, count = hashlib.blake2b(digest_size=16), 0
     for seed in seeds:
         try:
-            answer = told(drawn(seed), TOOLS if seed % 3 == 0 else None)
+            answer = template_input(random_conversation(seed), TOOLS if seed % 3 == 0 else None)
         except RejectedError as error:
             answer = [error.param, error.message]
         else:
@@ -159,14 +159,14 @@ def digest(seeds):
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "tools"])
-def test_a_shape_is_given_to_templates_as_ever(name):
+def test_template_input_of_each_shape_matches_golden_bytes(name):
     tools = TOOLS if name == "tools" else None
-    found = told(SHAPES.get(name, SHAPES["every role"]), tools)
+    found = template_input(SHAPES.get(name, SHAPES["every role"]), tools)
 
     assert found == json.loads(PATH.read_text())[name]
 
 
-def test_two_thousand_conversations_are_given_to_templates_as_ever():
+def test_template_input_of_2000_conversations_matches_golden_digest():
     assert digest(range(2000)) == json.loads(PATH.read_text())["drawn"]
 
 

@@ -44,7 +44,7 @@ def parse(*tools, **more):
     ],
     ids=str,
 )
-def test_a_grammar_is_the_pattern_of_the_only_argument(form, pattern):
+def test_grammar_becomes_pattern_of_input_argument(form, pattern):
     prompt = parse(LOOK, custom(**form)).prompt
     function = prompt.tools[1]["function"]
     assert function["parameters"]["properties"] == {"input": {"type": "string", "pattern": pattern}}
@@ -62,7 +62,7 @@ def test_a_grammar_is_the_pattern_of_the_only_argument(form, pattern):
     ],
     ids=["round", "long", "long expression"],
 )
-def test_a_grammar_that_is_no_pattern_is_told_as_rules(syntax, definition, rules):
+def test_grammar_without_pattern_becomes_rules(syntax, definition, rules):
     prompt = parse(LOOK, custom(syntax=syntax, definition=definition)).prompt
     function = prompt.tools[1]["function"]
     assert function["parameters"]["properties"] == {"input": {"type": "string"}}
@@ -73,7 +73,7 @@ def test_a_grammar_that_is_no_pattern_is_told_as_rules(syntax, definition, rules
     assert rules is None or text.rules == rules
 
 
-def test_without_a_grammar_it_is_any_text():
+def test_custom_tool_without_grammar_accepts_any_text():
     prompt = parse(*TOOLS, {"type": "custom", "custom": {"name": "b", "format": {"type": "text"}}})
     assert prompt.prompt.calls == CallChoice()
     assert prompt.custom_tools == {"patch", "b"}
@@ -93,7 +93,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("tool", "param"), WRONG, ids=str)
-def test_what_is_no_grammar_is_refused_by_name(tool, param):
+def test_invalid_grammar_is_rejected_with_its_parameter(tool, param):
     with pytest.raises(RejectedError) as caught:
         parse(tool)
     assert (int(caught.value.status), caught.value.param) == (
@@ -101,19 +101,21 @@ def test_what_is_no_grammar_is_refused_by_name(tool, param):
     )
 
 
-async def test_the_sdk_reads_a_text_in_place_of_arguments():
-    async with rig("a") as made:
-        made["node-a"].does.events = CALLS
-        done = await made.openai().chat.completions.create(model=MODEL, messages=USER, tools=TOOLS)
+async def test_sdk_reads_custom_tool_input_as_text():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = CALLS
+        done = await fabric.openai().chat.completions.create(
+            model=MODEL, messages=USER, tools=TOOLS
+        )
         patch, look = done.choices[0].message.tool_calls
     assert (patch.type, patch.custom.name, patch.custom.input) == ("custom", "patch", "a\nb")
     assert (look.type, look.function.arguments, look.id) == ("function", "{}", "second")
 
 
-async def test_a_stream_tells_a_text_in_whole():
-    async with rig("a") as made:
-        made["node-a"].does.events = CALLS
-        stream = await made.openai().chat.completions.create(
+async def test_streamed_custom_tool_input_arrives_whole():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = CALLS
+        stream = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, tools=TOOLS, stream=True
         )
         parts = [
@@ -132,9 +134,9 @@ async def test_a_stream_tells_a_text_in_whole():
     assert "".join(part["function"]["arguments"] for part in functions) == "{}"
 
 
-def test_a_call_comes_back_as_it_was_told():
+def test_custom_tool_call_is_read_back_unchanged():
     call = {"type": "custom", "id": "first", "custom": {"name": "patch", "input": "a\nb"}}
-    said = [*USER, {"role": "assistant", "tool_calls": [call]}]
-    asked = parse_chat({}, {"model": "m", "messages": said})
-    (used,) = as_templates_get_it(asked.prompt)[1]["tool_calls"]
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}]
+    request = parse_chat({}, {"model": "m", "messages": messages})
+    (used,) = as_templates_get_it(request.prompt)[1]["tool_calls"]
     assert used["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}

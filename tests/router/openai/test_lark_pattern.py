@@ -53,7 +53,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_fits_what_the_grammar_says(name):
+def test_pattern_matches_exactly_the_texts_of_grammar(name):
     grammar, fitting, others = CASES[name]
     pattern = re.compile(lark_pattern(grammar))
     assert [text for text in fitting if not pattern.fullmatch(text)] == []
@@ -61,12 +61,12 @@ def test_it_fits_what_the_grammar_says(name):
 
 
 @pytest.mark.parametrize("name", ["patch", "sums"])
-def test_it_fits_what_a_compiler_of_such_grammars_lets_through(name):
+def test_pattern_matches_random_walks_of_compiled_grammar(name):
     pattern = re.compile(lark_pattern(CASES[name][0]))
     walking, rng = walker(), random.Random(name)
     grammar = _compiled(walking.compiler.vocabulary(), lark_grammar(CASES[name][0]))
-    said = [walking.walk(grammar, rng) for _ in range(40)]
-    ended = [text for text in said if text is not None]
+    walks = [walking.walk(grammar, rng) for _ in range(40)]
+    ended = [text for text in walks if text is not None]
     assert len(ended) > 9
     assert [text for text in ended if not pattern.fullmatch(text)] == []
 
@@ -88,12 +88,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_what_cannot_be_one_expression_is_refused_with_the_reason(reason):
+def test_inexpressible_grammar_is_rejected_with_reason(reason):
     with pytest.raises(ValueError, match=reason):
         lark_pattern(WRONG[reason])
 
 
-def test_any_text_is_read_or_refused():
+def test_arbitrary_text_is_parsed_or_rejected():
     rng = random.Random(7)
     pieces = [*'()[]{}|?*+~.:\n"/-> ', "start:", "%import", "%ignore", "common", "a", "A", "2", "i"]
     for _ in range(5_000):
@@ -123,7 +123,7 @@ def compiled(lark):
     return _compiled(walker().compiler.vocabulary(), lark_grammar(lark))
 
 
-def test_rules_fit_what_the_grammar_says():
+def test_rules_match_exactly_the_texts_of_grammar():
     with pytest.raises(NoPatternError):
         lark_pattern(ROUND)
     ours, theirs, accepts = rules_of(ROUND), compiled(ROUND), walker().accepts
@@ -132,8 +132,8 @@ def test_rules_fit_what_the_grammar_says():
     others = ["", "[", "[1,]", "(1)", "1234", '"\\"', "--", "(1:2", "[]]"]
     assert [text for text in others if accepts(ours, text)] == []
     rng = random.Random(1)
-    said = [walker().walk(ours, rng, tokens_max=60) for _ in range(40)]
-    ended = [text for text in said if text is not None]
+    walks = [walker().walk(ours, rng, tokens_max=60) for _ in range(40)]
+    ended = [text for text in walks if text is not None]
     assert len(ended) > 9
     assert [text for text in ended if not accepts(theirs, text)] == []
     spaced = rules_of(f'{ROUND}%ignore "~"')
@@ -143,7 +143,7 @@ def test_rules_fit_what_the_grammar_says():
 @pytest.mark.parametrize(
     "rules", ["", "r0", "r1: /a/", "r0: /a", "r0: x", "r0: r1", "r0: /a/ %json", "r0: /a/\n"]
 )
-def test_what_are_no_rules_is_refused(rules):
+def test_invalid_rules_are_rejected(rules):
     with pytest.raises(ValueError, match="are invalid"):
         respelled_rules(rules, "t", str)
 
@@ -161,7 +161,7 @@ def test_what_are_no_rules_is_refused(rules):
         ('start: ("1" start)+ | a*\na: a', True),
     ],
 )
-def test_rules_that_no_text_comes_to_the_end_of_are_refused(definition, ends):
+def test_rules_without_finite_text_are_rejected(definition, ends):
     if ends:
         assert rules_of(definition)
         return

@@ -51,7 +51,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("body", "expected"), GOOD, ids=str)
-def test_a_format_is_read(body, expected):
+def test_response_format_is_read(body, expected):
     assert output_of(body) == expected
 
 
@@ -85,13 +85,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("param", "body", "code"), BAD, ids=lambda x: str(x)[:60])
-def test_what_is_no_format_is_named(param, body, code):
+def test_invalid_format_is_rejected_with_its_parameter(param, body, code):
     with pytest.raises(RejectedError) as caught:
         output_of(body)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert int(caught.value.status) == 400
 
 
-def test_the_order_of_properties_is_kept():
+def test_property_order_is_preserved():
     output = output_of({"guided_json": SCHEMA})
     assert list(json.loads(output.source)["properties"]) == ["z", "a"]

@@ -44,8 +44,8 @@ def owned(*nodes, view=None, copy=None, **known):
     holders = [holder("a", HolderRole.OWNER, view or memory())]
     if copy is not None:
         holders.append(holder("b", HolderRole.COPY, copy))
-    given = {"agent": ALICE, "is_idle": True, "holders": tuple(holders)} | known
-    return fleet(*nodes, **given)
+    fields = {"agent": ALICE, "is_idle": True, "holders": tuple(holders)} | known
+    return fleet(*nodes, **fields)
 
 
 A, B = node("a"), node("b")
@@ -56,7 +56,7 @@ def decide(snapshot, turn=TURN, policy=Policy.SECONDS):
     return Placement(policy).decide(turn, snapshot)
 
 
-def test_an_agent_leaves_a_long_queue_for_an_idle_node():
+def test_agent_leaves_long_queue_for_idle_node():
     decision = decide(owned(BUSY_A, B))
 
     assert isinstance(decision, MoveAgent)
@@ -67,14 +67,14 @@ def test_an_agent_leaves_a_long_queue_for_an_idle_node():
     assert 15 < decision.gain_s < 20
 
 
-def test_the_queue_that_the_node_reported_counts_and_gets_shorter():
+def test_reported_queue_counts_and_shrinks_with_time():
     busy = node("a", known={"queue_end_s": 120.0})
 
     assert isinstance(decide(owned(busy, B, now_s=100.0)), MoveAgent)
     assert isinstance(decide(owned(busy, B, now_s=119.9)), Stay)
 
 
-def test_a_short_prompt_that_overtakes_long_ones_stays():
+def test_short_prompt_that_overtakes_the_queue_stays():
     """The rest of the prompt waits for a chunk of the queue, which costs less than the move."""
     large = memory(round(LINK_BYTES_PER_S / 2))
     short = replace(TURN, prompt_tokens=TOKENS + 100)
@@ -83,7 +83,7 @@ def test_a_short_prompt_that_overtakes_long_ones_stays():
     assert isinstance(decide(owned(BUSY_A, B, view=large)), MoveAgent)
 
 
-def test_a_move_that_delays_the_end_of_the_answer_is_not_made():
+def test_agent_does_not_move_to_node_with_slow_decode():
     slow = owned(node("a", decode=60.0, known=BUSY), node("b", decode=0.5))
 
     assert isinstance(decide(slow, replace(TURN, completion_tokens_max=256)), Stay)
@@ -108,14 +108,14 @@ STAYS = {
 
 
 @pytest.mark.parametrize("why", STAYS)
-def test_an_agent_stays_on_its_node_for(why):
+def test_agent_stays_on_its_node(why):
     decision = decide(STAYS[why])
 
     assert isinstance(decision, Stay)
     assert decision.node == "a"
 
 
-def test_a_copy_makes_the_move_cheap():
+def test_replica_makes_move_cheap():
     large = memory(round(25 * LINK_BYTES_PER_S))
     decision = decide(owned(BUSY_A, B, view=large, copy=large))
 
@@ -123,7 +123,7 @@ def test_a_copy_makes_the_move_cheap():
     assert decision.ship.missing_bytes == 0
 
 
-def test_the_bytes_travel_while_the_targets_queue_gets_shorter():
+def test_transfer_overlaps_with_target_queue():
     view = memory(round(4 * LINK_BYTES_PER_S))
     idle = decide(owned(BUSY_A, B, view=view))
     queued = decide(owned(BUSY_A, node("b", known={"promised_s": 4.0}), view=view))
@@ -131,14 +131,14 @@ def test_the_bytes_travel_while_the_targets_queue_gets_shorter():
     assert queued.gain_s == pytest.approx(idle.gain_s, abs=0.5)
 
 
-def test_a_much_faster_node_attracts_long_prompts():
+def test_much_faster_node_attracts_long_prompts():
     turn = replace(TURN, prompt_tokens=30_000)
     decision = decide(owned(node("a", prefill=300.0), node("b", prefill=2_000.0)), turn)
 
     assert isinstance(decision, MoveAgent)
 
 
-def test_an_agent_that_moved_lately_needs_a_larger_gain():
+def test_recently_moved_agent_needs_larger_gain():
     for queue_s, moves in ((0.6, False), (20.0, True)):
         nodes = node("a", known={"promised_s": queue_s}), B
         small = memory(1_000_000)
@@ -146,7 +146,7 @@ def test_an_agent_that_moved_lately_needs_a_larger_gain():
         assert isinstance(decide(owned(*nodes, view=small, moved_lately=True)), MoveAgent) is moves
 
 
-def test_an_agent_found_by_content_moves_like_a_named_one():
+def test_agent_found_by_content_moves_like_a_named_one():
     prefixes = (PrefixHolder(NodeName("a"), 0.95, ALICE, is_resident=True),)
     turn = replace(TURN, agent=None)
     decision = decide(owned(BUSY_A, B, prefixes=prefixes), turn)
@@ -155,7 +155,7 @@ def test_an_agent_found_by_content_moves_like_a_named_one():
     assert decision.agent == ALICE
 
 
-def test_baselines_place_named_agents_too():
+def test_baseline_policies_place_named_agents():
     idle_b = node("b", known={"turn_order": 1})
     for policy in (Policy.LEAST_LOAD, Policy.ROUND_ROBIN):
         snapshot = owned(node("a", known=BUSY | {"turn_order": 2}), idle_b)
@@ -165,7 +165,7 @@ def test_baselines_place_named_agents_too():
         )
 
 
-def test_only_the_least_busy_nodes_of_a_large_fleet_are_weighed():
+def test_only_least_busy_nodes_of_large_fleet_are_compared():
     crowd = [node(f"n{at}", known={"promised_s": 60.0 + at}) for at in range(200)]
     decision = decide(owned(BUSY_A, *crowd, node("z")))
 

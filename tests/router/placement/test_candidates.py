@@ -19,7 +19,7 @@ def no_node(_):
     return False
 
 
-def drawn(seed, count=200):
+def random_nodes(seed, count=200):
     """Make nodes of three classes of machine, some busy, some over their share."""
     draw = random.Random(seed)
     return [
@@ -50,8 +50,8 @@ def by_name(nodes):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_has_the_cost_that_a_decision_computes(seed):
-    nodes = drawn(seed)
+def test_ranking_cost_equals_decision_cost(seed):
+    nodes = random_nodes(seed)
     ranking = ranked(nodes)
     snapshot = FleetSnapshot(by_name(nodes), totals=ranking.totals)
 
@@ -62,12 +62,12 @@ def test_a_rank_has_the_cost_that_a_decision_computes(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_decision_among_few_costs_no_more_than_one_among_all(seed):
-    nodes = drawn(seed)
+def test_decision_among_candidates_costs_no_more_than_among_all(seed):
+    nodes = random_nodes(seed)
     ranking, draw = ranked(nodes), random.Random(seed)
-    having = draw.sample(nodes, draw.choice([3, 50, 190]))
-    prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in having]
-    cached = [Cached(3_840, {each.name for each in having})]
+    holders = draw.sample(nodes, draw.choice([3, 50, 190]))
+    prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in holders]
+    cached = [Cached(3_840, {each.name for each in holders})]
     names = set(ranking.cheapest(WORK, 16, no_node, cached))
     few = FleetSnapshot(
         {each.name: each for each in nodes if each.name in names},
@@ -83,7 +83,7 @@ def test_a_decision_among_few_costs_no_more_than_one_among_all(seed):
     assert costs[chosen] <= 1.01 * tie_limit_s(min(costs.values()))
 
 
-def test_what_nodes_have_is_counted_by_the_longest_beginning():
+def test_cached_prefix_counts_by_its_longest_match():
     nodes = [node(f"n{at:02}", known={"promised_s": 3.0}) for at in range(40)]
     ranking = ranked(nodes)
     most = Cached(2_000, {each.name for each in nodes[2:]})
@@ -93,7 +93,7 @@ def test_what_nodes_have_is_counted_by_the_longest_beginning():
     assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in their order"
 
 
-def test_refused_nodes_leave_their_places_to_others():
+def test_refused_nodes_are_replaced_by_others():
     ranking = ranked([node(f"n{at:03}") for at in range(100)])
     taken = {f"n{at:03}" for at in range(98)}
 
@@ -101,10 +101,10 @@ def test_refused_nodes_leave_their_places_to_others():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_of_nodes_that_left_are_gone(seed):
+def test_rows_of_departed_nodes_are_removed(seed):
     draw = random.Random(seed)
-    nodes = drawn(seed, 90)
-    ranking = ranked(drawn(seed + 1, 90))
+    nodes = random_nodes(seed, 90)
+    ranking = ranked(random_nodes(seed + 1, 90))
     for each in nodes:
         ranking.put(each)
     gone = draw.sample(nodes, 60)
@@ -123,7 +123,7 @@ def test_rows_of_nodes_that_left_are_gone(seed):
     assert {ranking.homes(f"s{at}", 1, no_node)[0] for at in range(99)} <= by_name(left).keys()
 
 
-def test_homes_stay_while_their_nodes_do():
+def test_homes_are_stable_while_their_nodes_remain():
     nodes = [node(f"n{at:03}") for at in range(100)]
     ranking = ranked(nodes)
     before = {seed: ranking.homes(seed, 2, no_node) for seed in map(str, range(200))}

@@ -65,28 +65,28 @@ def look(*nodes, holders=(OWNER,)):
         ([UP_TO_DATE], site(degraded="the disk is full"), False),
     ],
 )
-def test_the_cheapest_in_seconds_gets_the_agent(copies, other, wins):
+def test_destination_is_cheapest_node_in_seconds(copies, other, wins):
     chosen = destination(look(site("plain"), other, holders=(OWNER, *copies)))
 
     assert chosen.target == ("other" if wins else "plain")
     assert chosen.missing_bytes == (0 if copies and wins else 2 * GIB)
 
 
-def test_nobody_has_room():
+def test_no_destination_without_room():
     assert destination(look()) is None
     assert destination(look(site(**room(disk=MIB)))) is None
     assert destination(look(site(free=None))) is not None
 
 
-def test_there_is_no_way_for_what_nobody_owns():
-    gave_it_up = replace(OWNER, role=HolderRole.RELEASED)
+def test_no_route_without_an_owner():
+    released = replace(OWNER, role=HolderRole.RELEASED)
 
     assert routes(look(site(), holders=())) == []
-    assert routes(look(site(), holders=(gave_it_up,))) == []
-    assert destination(look(site(), holders=(gave_it_up,))) is None
+    assert routes(look(site(), holders=(released,))) == []
+    assert destination(look(site(), holders=(released,))) is None
 
 
-def test_the_quickest_way_comes_first_and_of_equals_the_emptiest_node():
+def test_routes_are_sorted_by_time_then_by_free_space():
     nodes = site("a", tokens=9), site("b", links=link(THUNDERBOLT)), site(), site("c")
     found = routes(look(*nodes, holders=(OWNER, UP_TO_DATE)))
 
@@ -97,7 +97,7 @@ def test_the_quickest_way_comes_first_and_of_equals_the_emptiest_node():
     assert found[2].travel_s == pytest.approx(0.03 + 2 * GIB / GIGABIT)
 
 
-def test_what_is_on_its_way_counts_where_it_will_arrive():
+def test_bytes_in_flight_count_at_their_target():
     ledger, ship = Ledger(), Ship("home", "other", 5 * GIB, 1.0)
     with ledger.shipping(ship), ledger.shipping(ship):
         assert ledger.coming_bytes("other") == 10 * GIB
@@ -105,7 +105,7 @@ def test_what_is_on_its_way_counts_where_it_will_arrive():
     assert ledger.coming_bytes("other") == 0
 
 
-def test_an_older_copy_lacks_what_came_since():
+def test_missing_bytes_of_older_copy_are_newer_tokens():
     assert missing_bytes(agent(1000, 500), None) == 500
     assert missing_bytes(agent(1000, 500), agent(800, 400)) == 100
     assert missing_bytes(agent(1000, 500), agent(1200, 600)) == 0

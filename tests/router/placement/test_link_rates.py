@@ -40,24 +40,24 @@ def seen(peer, address, bytes_per_s):
     ],
     ids=["cable", "slower end", "own loopback only", "one machine", "nothing in common"],
 )
-def test_where_nothing_was_measured_it_is_a_share_of_the_best_link_of_both(source, target, nominal):
+def test_unmeasured_rate_is_a_share_of_best_common_link(source, target, nominal):
     assert rate(source, target) == pytest.approx(0.7 * nominal)
 
 
-def test_what_was_measured_counts_in_full():
+def test_measured_rate_counts_in_full():
     target = node(B, CABLE, LAN, links=(seen(A, LAN, 1.1e8), seen(A, CABLE, 1.8e9)))
 
     assert rate(node(A, CABLE, LAN), target) == 1.8e9
 
 
-def test_the_source_is_asked_where_the_target_has_not_measured():
+def test_source_measurement_is_used_without_one_of_target():
     source = node(A, CABLE, links=(seen(B, CABLE, 1.5e9), seen(NodeName("c"), CABLE, 3e9)))
 
     assert rate(source, node(B, CABLE)) == 1.5e9
     assert rate(source, node(B, CABLE, links=(seen(A, CABLE, 1e9),))) == 1e9
 
 
-def test_a_dead_cable_carries_nothing():
+def test_unreachable_link_is_ignored():
     dead = link(A, CABLE, reachable=False, bytes_per_s=2e9)
 
     assert rate(node(A, CABLE, LAN), node(B, CABLE, LAN, links=(dead,))) == 0.7 * GIGABIT

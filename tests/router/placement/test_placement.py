@@ -59,13 +59,13 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("who", STAYS)
-def test_a_named_agent_is_served_by(who):
-    assert stays(Placement().decide(NAMED, STAYS[who]), "b")
+@pytest.mark.parametrize("case", STAYS)
+def test_named_agent_stays_on(case):
+    assert stays(Placement().decide(NAMED, STAYS[case]), "b")
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_no_policy_moves_an_agent_with_running_turns(policy):
+def test_no_policy_moves_agent_with_running_turns(policy):
     for snapshot in STAYS.values():
         assert stays(Placement(policy).decide(NAMED, snapshot), "b")
 
@@ -104,9 +104,9 @@ BEGINS = {
 }
 
 
-@pytest.mark.parametrize("how", BEGINS)
-def test_a_named_agent_begins(how):
-    snapshot, kind = BEGINS[how]
+@pytest.mark.parametrize("case", BEGINS)
+def test_named_agent_starts(case):
+    snapshot, kind = BEGINS[case]
     tried = replace(NAMED, given_up=frozenset({NodeName("tried")}))
     decision = Placement().decide(tried, snapshot)
 
@@ -124,27 +124,27 @@ def expected_s(decision, snapshot):
 
 
 @pytest.mark.parametrize("turn", [NAMED, UNNAMED, GROUPED])
-def test_where_nobody_can_the_answer_is_to_come_again(turn):
+def test_turn_is_rejected_with_retry_when_no_node_is_ready(turn):
     for snapshot in (of(), of(node("a", known=SUSPECT)), of(node("a", model="other"))):
         with pytest.raises(RetryLaterError) as caught:
             Placement().decide(turn, snapshot)
         assert caught.value.code == "no_node_ready"
 
 
-def test_what_is_in_memory_is_not_loaded_from_disk():
+def test_resident_prefix_is_preferred_over_prefix_on_disk():
     nodes = (node("a", bytes_per_token=1 << 20), node("b", bytes_per_token=1 << 20))
     prefixes = (prefix("a", 0.9), prefix("b", 0.8, is_resident=True))
 
     assert Placement().decide(NAMED, of(*nodes, prefixes=prefixes)).node == "b"
 
 
-def test_a_turn_that_gave_its_owner_up_goes_elsewhere():
+def test_turn_that_excludes_its_owner_goes_to_another_node():
     snapshot = STAYS["its owner"]
 
     assert Placement().decide(replace(NAMED, given_up=frozenset("b")), snapshot).node == "a"
 
 
-def test_an_unnamed_turn_goes_where_its_conversation_lives():
+def test_unnamed_turn_goes_to_owner_of_its_conversation():
     busy = node("b", known=BUSY)
     lives = of(A, busy, prefixes=(prefix("b", 0.9), prefix("a", 0.5, None)))
     copied = of(A, busy, prefixes=(prefix("b", 0.9, is_replica=True),))
@@ -157,7 +157,7 @@ def test_an_unnamed_turn_goes_where_its_conversation_lives():
         assert Placement(policy).decide(UNNAMED, lives) == Load("a", 2.208), "a baseline"
 
 
-def test_what_has_left_no_trace_comes_back_to_the_same_node():
+def test_unknown_conversation_hashes_to_a_stable_home():
     def homes(seeds, *nodes, turn=UNNAMED, **held):
         turns = [replace(turn, home_seed=seed) for seed in seeds]
         return [Placement().decide(each, fleet(*nodes, **held)).node for each in turns]
@@ -175,7 +175,7 @@ def test_what_has_left_no_trace_comes_back_to_the_same_node():
     assert set(homes(seeds, A, B, turn=GROUPED, group_nodes=("b",), prefixes=known)) == {"a"}
 
 
-def test_computing_it_anew_takes_what_the_fastest_other_node_takes():
+def test_recompute_time_is_that_of_fastest_other_node():
     nodes = (node("a", prefill=4000.0), node("b", prefill=500.0), node("c", prefill=9e9))
     dead = replace(nodes[2], is_alive=False)
 
@@ -216,7 +216,7 @@ TRIED = st.frozensets(st.sampled_from("abcdef"), max_size=2)
 
 
 @given(NODES, HOLDERS, PREFIXES, TURNS, TRIED, st.sampled_from(Policy), st.randoms())
-def test_whatever_the_fleet_a_decision_is_one_that_can_be_kept(
+def test_decision_is_deterministic_and_valid_for_any_fleet(
     nodes, holders, prefixes, turn, tried, policy, random
 ):
     turn = replace(turn, given_up=tried)
@@ -244,7 +244,7 @@ def test_whatever_the_fleet_a_decision_is_one_that_can_be_kept(
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_agents_of_a_simulated_fleet_stay_and_spread_and_follow_no_dead_node(policy):
+def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
     """Test the router's own object, over many turns on unequal nodes, one of which dies."""
     placement, ledger = Placement(policy), Ledger()
     speeds = {"mini": 600.0, "pro": 900.0, "max": 900.0, "studio": 1500.0}

@@ -42,7 +42,7 @@ JOBS = st.builds(
 
 
 @given(JOBS, NODES, st.sampled_from(Policy), st.randoms())
-def test_the_order_of_nodes_does_not_matter(job, nodes, policy, random):
+def test_placement_ignores_node_order(job, nodes, policy, random):
     shuffled = nodes[:]
     random.shuffle(shuffled)
 
@@ -50,7 +50,7 @@ def test_the_order_of_nodes_does_not_matter(job, nodes, policy, random):
 
 
 @given(JOBS, NODES)
-def test_never_much_worse_than_the_best(job, nodes):
+def test_chosen_cost_is_near_the_best(job, nodes):
     best_s = min(cost_s(job, node) for node in nodes)
     chosen = place(job, nodes)
 
@@ -58,7 +58,7 @@ def test_never_much_worse_than_the_best(job, nodes):
 
 
 @given(JOBS, NODES, st.integers(1, 50_000), st.floats(0.001, 50.0))
-def test_cost_moves_the_right_way(job, nodes, tokens, seconds):
+def test_cost_is_monotonic_in_its_inputs(job, nodes, tokens, seconds):
     node = nodes[0]
     plain = cost_s(job, node)
 
@@ -73,7 +73,7 @@ def test_cost_moves_the_right_way(job, nodes, tokens, seconds):
 
 
 @given(JOBS, NODES)
-def test_home_wins_within_the_margin_only(job, nodes):
+def test_home_wins_only_within_margin(job, nodes):
     at_home = place(replace(job, home=nodes[0].name), nodes)
     costs = {node.name: cost_s(job, node) for node in nodes}
     best_s = min(costs.values())
@@ -86,31 +86,31 @@ def node(name, rate=1000.0, **fields):
     return NodeCandidate(name, rate, **fields)
 
 
-def test_a_faster_node_gets_a_long_cold_prompt():
+def test_faster_node_gets_long_cold_prompt():
     chosen = place(Job(10_000, 16), [node("mini", 300.0), node("studio", 1200.0)])
 
     assert chosen.name == "studio"
 
 
-def test_a_slow_node_with_the_memory_beats_a_fast_one_without():
+def test_slow_node_with_cached_prefix_beats_fast_cold_node():
     mini = node("mini", 300.0, cached_tokens=9_900)
 
     assert place(Job(10_000, 16), [mini, node("studio", 1200.0)]).name == "mini"
 
 
-def test_a_long_queue_sends_even_a_warm_turn_away():
+def test_long_queue_outweighs_cached_prefix():
     busy = node("mini", cached_tokens=9_900, queue_s=60.0)
 
     assert place(Job(10_000, 16, home="mini"), [busy, node("studio")]).name == "studio"
 
 
-def test_disk_is_not_used_where_computing_is_faster():
+def test_disk_load_is_skipped_when_prefill_is_faster():
     slow_disk = node("a", cached_tokens=1000, load_s=99.0)
 
     assert cost_s(Job(1000, 16), slow_disk) == pytest.approx(1.0)
 
 
-def test_equal_nodes_take_turns():
+def test_equal_nodes_alternate():
     ledger = Ledger()
     seen = []
     for _ in range(6):
@@ -125,7 +125,7 @@ def test_equal_nodes_take_turns():
     assert seen == list("abcabc")
 
 
-def test_baselines():
+def test_baseline_policies_choose_by_load_or_turn_order():
     nodes = [
         node("a", queue_s=1.0, cached_tokens=9_999, turn_order=1),
         node("b", turn_order=3),
@@ -136,7 +136,7 @@ def test_baselines():
     assert place(Job(10_000, 16), nodes, Policy.ROUND_ROBIN).name == "a"
 
 
-def test_the_ledger_counts_until_the_first_token_and_until_the_end():
+def test_ledger_counts_prefill_until_first_token_and_turn_until_end():
     ledger = Ledger()
     one = ledger.begin("a", 2.0, cold=True)
     two = ledger.begin("a", 3.0, cold=False)
@@ -153,12 +153,12 @@ def test_the_ledger_counts_until_the_first_token_and_until_the_end():
     assert (ledger.prefill_s("a"), ledger.turns("a")) == (0.0, 0)
 
 
-def test_an_unmeasured_node_is_taken_for_an_average_one():
+def test_unmeasured_node_is_assumed_average():
     assert assumed_rates([1200.0, 0.0, 600.0], 300.0) == [1200.0, 900.0, 600.0]
     assert assumed_rates([0.0, 0.0], 300.0) == [300.0, 300.0]
 
 
-def test_a_node_has_its_part_by_number_and_by_class_of_speed():
+def test_node_share_follows_count_and_speed_class():
     def full(kept=None, **agents):
         rates = {"slow": 200.0, "usual": 1000.0, "noisy": 1500.0, "fast": 4000.0}
         nodes = [node(name, rates[name], agents=count) for name, count in agents.items()]
@@ -175,7 +175,7 @@ def test_a_node_has_its_part_by_number_and_by_class_of_speed():
     assert full(slow=6, usual=10, noisy=10) == {"slow"}
 
 
-def test_a_full_node_is_used_where_the_others_are_busy_for_longer():
+def test_node_over_its_share_is_used_when_others_are_busier():
     warm = node("a", cached_tokens=4_000, agents=9)
 
     def chosen(queue_s):

@@ -24,7 +24,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, SKETCHES)
-def test_equals_looking_at_every_agent(steps, asked):
+def test_index_equals_linear_search(steps, query):
     index, model = SketchIndex(), {}
     for tenant, node, agent, sketch in steps:
         if sketch is None:
@@ -39,19 +39,19 @@ def test_equals_looking_at_every_agent(steps, asked):
         for (owner, node, agent), sketch in model.items():
             if owner != tenant:
                 continue
-            common = common_pieces(sketch, asked)
+            common = common_pieces(sketch, query)
             longest[node] = max(longest.get(node, 0), common)
             if sketch and common == len(sketch):
                 whole[node] = max(whole.get(node, (0, -1)), (common, agent))
         expected = {
             n: Match(count, whole.get(n, (0, None))[1]) for n, count in longest.items() if count
         }
-        assert index.matches(tenant, asked) == expected
+        assert index.matches(tenant, query) == expected
     assert len(index) == sum(1 for sketch in model.values() if sketch)
 
 
 @given(STEPS)
-def test_nothing_is_left_when_all_are_removed(steps):
+def test_index_is_empty_after_all_removals(steps):
     index = SketchIndex()
     for tenant, node, agent, sketch in steps:
         if sketch is not None:
@@ -63,7 +63,7 @@ def test_nothing_is_left_when_all_are_removed(steps):
     assert not any(root.children or root.below for root in index._roots.values())
 
 
-def test_a_tag_spares_the_work():
+def test_known_tag_skips_update():
     index = SketchIndex()
     index.put("t", "a", "x", chain(1, 2), tag=(1, 1))
     index.put("t", "a", "x", chain(3), tag=(1, 1))
@@ -72,7 +72,7 @@ def test_a_tag_spares_the_work():
     assert index.matches("t", chain(1, 2)) == {}
 
 
-def test_a_conversation_that_goes_on_and_one_that_only_begins_alike():
+def test_extending_and_diverging_matches_are_distinguished():
     index = SketchIndex()
     index.put("t", "a", "short", chain(1, 2))
     index.put("t", "b", "long", chain(1, 2, 3, 4))
@@ -80,7 +80,7 @@ def test_a_conversation_that_goes_on_and_one_that_only_begins_alike():
     assert index.matches("t", chain(1, 2, 3, 9)) == {"a": Match(2, "short"), "b": Match(3)}
 
 
-def test_another_opening_is_another_conversation():
+def test_different_opening_is_a_different_conversation():
     index, sketch = SketchIndex(), chain(1, 2)
     index.put("t", "a", "alice", sketch, opening=1)
     index.put("t", "b", "bob", sketch)
@@ -96,7 +96,7 @@ def test_another_opening_is_another_conversation():
     assert index.matches("t", sketch, 2)["a"] == Match(2, "alice"), "a new one of that name"
 
 
-def test_the_oldest_sketches_go_first(monkeypatch):
+def test_oldest_sketches_are_evicted_first(monkeypatch):
     monkeypatch.setattr("router.placement.sketch_index.SKETCH_AGENTS_MAX", 3)
     index = SketchIndex()
     for number in range(5):
@@ -109,7 +109,7 @@ def test_the_oldest_sketches_go_first(monkeypatch):
     assert len(index) == 3
 
 
-def test_long_sketches_push_out_older_ones(monkeypatch):
+def test_long_sketches_evict_older_ones(monkeypatch):
     monkeypatch.setattr("router.placement.sketch_index.SKETCH_PIECES_KEPT_MAX", 10)
     index = SketchIndex()
     index.put("t", "a", "first", chain(*[1] * 6))
@@ -122,7 +122,7 @@ def test_long_sketches_push_out_older_ones(monkeypatch):
     assert index._pieces_count == 0
 
 
-def test_a_tail_continues_a_known_sketch_only():
+def test_suffix_extends_only_a_known_sketch():
     index, whole = SketchIndex(), chain(1, 2, 3, 4, 5)
     index.put("t", "a", "x", chain(1, 2, 9))
     assert index.extend("t", "a", "x", (2, whole[1]), whole[2:], tag=1)

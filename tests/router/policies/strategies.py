@@ -38,26 +38,26 @@ def steps(draw, number):
     style = draw(st.sampled_from(["own", "alike", "none"]))
     ids = [{"own": f"c{number}-{i}", "alike": f"c{i}", "none": None}[style] for i in range(9)]
     uses = tuple(ToolUse(name, {"n": i}, ids[i]) for i, name in enumerate(names))
-    said = answer(draw(TEXTS), *uses, thought=draw(THOUGHTS))
+    assistant = answer(draw(TEXTS), *uses, thought=draw(THOUGHTS))
     order = draw(st.permutations(range(len(uses)))) if style == "own" else range(len(uses))
     results = [result(ids[i], draw(TEXTS), failed=draw(st.booleans())) for i in order]
     if results and draw(st.integers(0, 9)) == 0:
         results.pop()
     if draw(st.integers(0, 9)) == 0:
         results.append(result("of-nobody", draw(TEXTS)))
-    return [said, *results]
+    return [assistant, *results]
 
 
 @st.composite
 def conversations(draw):
     """Any conversation of a few turns."""
-    said = [system("be brief")] if draw(st.booleans()) else []
+    messages = [system("be brief")] if draw(st.booleans()) else []
     for turn in range(draw(st.integers(1, 5))):
-        said.append(user(f"question {turn}"))
+        messages.append(user(f"question {turn}"))
         for step in range(draw(st.integers(0, 6))):
-            said += draw(steps(10 * turn + step))
+            messages += draw(steps(10 * turn + step))
         if draw(st.integers(0, 5)) == 0:
-            said.append(system("from now on in French"))
+            messages.append(system("from now on in French"))
     if draw(st.booleans()):
-        said.append(user("and now?"))
-    return said
+        messages.append(user("and now?"))
+    return messages

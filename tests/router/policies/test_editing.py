@@ -19,7 +19,7 @@ from tests.router.rig import until
 
 pytestmark = pytest.mark.anyio
 OWN = "tests.router.policies.operators_own"
-SAID = [
+MESSAGES = [
     system("be brief"),
     user("the secret is otter"),
     answer("", call("a", n=1), thought="hm"),
@@ -32,36 +32,36 @@ def own(kind, known_as="", **options):
     return PolicySettings(f"{OWN}:{kind}", options, known_as)
 
 
-async def run(*settings, wanted=None, said=SAID):
+async def run(*settings, wanted=None, messages=MESSAGES):
     editing = Editing(settings)
-    return await editing.edited("default", said, 100, "echo", editing.chosen(wanted))
+    return await editing.edited("default", messages, 100, "echo", editing.chosen(wanted))
 
 
-def told(made):
-    return [str(outcome) for outcome in made.outcomes]
+def outcomes(edited):
+    return [str(outcome) for outcome in edited.outcomes]
 
 
-async def test_several_rewrite_in_their_order():
-    made = await run(
+async def test_policies_apply_in_order():
+    edited = await run(
         own("Shouting"), PolicySettings("strip_thinking"), own("Shouting", "asking", mark="?")
     )
 
-    assert told(made) == ["Shouting=1", "strip_thinking=1", "asking=1"]
-    assert made.messages[1].texts == ("THE SECRET IS OTTER!?",)
-    assert made.messages[2].reasoning is None
+    assert outcomes(edited) == ["Shouting=1", "strip_thinking=1", "asking=1"]
+    assert edited.messages[1].texts == ("THE SECRET IS OTTER!?",)
+    assert edited.messages[2].reasoning is None
 
 
-async def test_an_operators_policy_gets_its_options_and_the_turn():
-    assert (await run(own("Shouting", only="other"))).messages == tuple(SAID)
+async def test_operator_policy_gets_its_options_and_turn():
+    assert (await run(own("Shouting", only="other"))).messages == tuple(MESSAGES)
     assert (await run(own("Shouting", only="echo", mark="#"))).messages[1].texts[0].endswith("R#")
 
 
-async def test_what_means_the_same_is_taken_as_what_it_means():
-    made = await run(own("Loose"))
+async def test_equivalent_message_types_are_normalized():
+    edited = await run(own("Loose"))
 
-    assert told(made) == ["Loose=0"]
-    assert made.messages == tuple(SAID)
-    assert type(made.messages[1].role) is MessageRole
+    assert outcomes(edited) == ["Loose=0"]
+    assert edited.messages == tuple(MESSAGES)
+    assert type(edited.messages[1].role) is MessageRole
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ async def test_what_means_the_same_is_taken_as_what_it_means():
         (own("Returning", what="too much"), "returned too much"),
     ],
 )
-async def test_one_that_fails_leaves_the_messages_alone_and_says_so(settings, why, caplog):
+async def test_failing_policy_leaves_messages_unchanged_and_is_reported(settings, why, caplog):
     with caplog.at_level(logging.WARNING):
-        made = await run(settings, PolicySettings("strip_thinking"))
+        edited = await run(settings, PolicySettings("strip_thinking"))
 
-    assert told(made)[0] == f"{settings.known_as}=failed ({why})"
-    assert made.messages[:2] == tuple(SAID[:2])
-    assert made.messages[2].uses[0].arguments == {"n": 1}, "nor is what is inside of them changed"
-    assert made.messages[2].reasoning is None, "the next one goes on with what was there"
+    assert outcomes(edited)[0] == f"{settings.known_as}=failed ({why})"
+    assert edited.messages[:2] == tuple(MESSAGES[:2])
+    assert edited.messages[2].uses[0].arguments == {"n": 1}, "nor is what is inside of them changed"
+    assert edited.messages[2].reasoning is None, "the next one goes on with what was there"
     assert caplog.messages == [f"policy {settings.known_as} left a turn unedited: it {why}"]
     assert "otter" not in caplog.text
 
 
-async def test_one_that_hangs_is_not_waited_for_and_not_called_again_until_it_ends(monkeypatch):
+async def test_hung_policy_is_skipped_until_its_call_ends(monkeypatch):
     monkeypatch.setattr(foreign_calls, "POLICY_S", 0.2)
     operators_own.RELEASED.clear()
     editing = Editing([own("Slow")])
-    edited = partial(editing.edited, "default", SAID, 100, "echo", editing.chosen(None))
+    edited = partial(editing.edited, "default", MESSAGES, 100, "echo", editing.chosen(None))
     other = asyncio.create_task(asyncio.sleep(0.01))
     first, second = await edited(), await edited()
     was_served = other.done()
@@ -106,29 +106,31 @@ async def test_one_that_hangs_is_not_waited_for_and_not_called_again_until_it_en
     await until(lambda: not editing.chosen(None)[0].calls._late)
     third = await edited()
 
-    assert told(first) == ["Slow=failed (took longer than 0.2 s)"]
-    assert told(second) == ["Slow=failed (is still busy with an earlier turn)"]
+    assert outcomes(first) == ["Slow=failed (took longer than 0.2 s)"]
+    assert outcomes(second) == ["Slow=failed (is still busy with an earlier turn)"]
     assert was_served, "the event loop went on meanwhile"
-    assert first.messages == second.messages == tuple(SAID)
-    assert told(third) == ["Slow=0"]
+    assert first.messages == second.messages == tuple(MESSAGES)
+    assert outcomes(third) == ["Slow=0"]
 
 
-async def test_no_more_calls_of_one_run_at_a_time_than_allowed(monkeypatch):
+async def test_concurrent_calls_of_one_policy_are_bounded(monkeypatch):
     monkeypatch.setattr(foreign_calls, "POLICY_S", 0.2)
     operators_own.RELEASED.clear()
     editing = Editing([own("Slow")])
-    calls = [editing.edited("default", SAID, 100, "echo", editing.chosen(None)) for _ in range(9)]
-    made = await asyncio.gather(*calls)
+    calls = [
+        editing.edited("default", MESSAGES, 100, "echo", editing.chosen(None)) for _ in range(9)
+    ]
+    results = await asyncio.gather(*calls)
     late = editing.chosen(None)[0].calls._late
     left = [thread for thread in threading.enumerate() if thread.name == "policy"]
     assert all(thread.daemon for thread in left), "none keeps the router from stopping"
     operators_own.RELEASED.set()
 
-    assert {str(each.outcomes[0]) for each in made} == {"Slow=failed (took longer than 0.2 s)"}
+    assert {str(each.outcomes[0]) for each in results} == {"Slow=failed (took longer than 0.2 s)"}
     assert late == foreign_calls.POLICY_CALLS_MAX, "five of nine had no thread to leave behind"
 
 
-async def test_a_request_chooses_among_what_is_there():
+async def test_request_chooses_among_configured_policies():
     editing = Editing(
         [
             PolicySettings("truncate_older_than", {"n": 5}, "mild"),
@@ -145,13 +147,13 @@ async def test_a_request_chooses_among_what_is_there():
     assert names() == []
     assert names("strip_thinking", "mild", "keep_all") == ["strip_thinking", "mild", "keep_all"]
     assert editing.chosen([RequestedPolicy("mild", None, "p")])[0].policy.n == 5
-    given = editing.chosen([RequestedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
-    assert given.policy.n == 3
+    chosen = editing.chosen([RequestedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
+    assert chosen.policy.n == 3
     for name, options in (("nobody", None), ("mild", {"n": 1}), ("truncate_older_than", {"m": 1})):
-        with pytest.raises(RejectedError) as told:
+        with pytest.raises(RejectedError) as caught:
             editing.chosen([RequestedPolicy(name, options, "macfabric.policies[0]")])
-        assert told.value.param == "macfabric.policies[0]"
-        assert told.value.status == 400
+        assert caught.value.param == "macfabric.policies[0]"
+        assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(
@@ -166,10 +168,10 @@ async def test_a_request_chooses_among_what_is_there():
         (PolicySettings("truncate_older_than", {"n": 0}), "n must be"),
     ],
 )
-def test_what_cannot_be_made_is_told_at_the_start(settings, why):
-    with pytest.raises(RejectedError, match=why) as told:
+def test_unloadable_policy_is_rejected_at_start(settings, why):
+    with pytest.raises(RejectedError, match=why) as caught:
         list(configured_policies([PolicySettings("keep_all"), settings]))
-    assert told.value.message.startswith("macfabric.router.policies[1]")
+    assert caught.value.message.startswith("macfabric.router.policies[1]")
 
 
 @pytest.mark.parametrize(
@@ -184,12 +186,12 @@ def test_what_cannot_be_made_is_told_at_the_start(settings, why):
         ([{}], "use: is missing"),
     ],
 )
-def test_settings_say_what_is_wrong_with_them(listed, why):
+def test_invalid_policy_settings_are_rejected_with_reason(listed, why):
     with pytest.raises(RejectedError, match=why):
         parse_settings({"router": {"policies": listed}})
 
 
-def test_settings_are_read_in_order():
+def test_policy_settings_keep_their_order():
     listed = [
         {"use": "strip_thinking"},
         {"use": "a.b:Mine", "options": {"x": 1}, "by_default": False},

@@ -1,4 +1,4 @@
-"""Which texts of common tools count as failures: results that look alike belong to both."""
+"""Tool results classified as failures or successes, look-alikes included."""
 
 import pytest
 
@@ -167,15 +167,22 @@ def test_successes_are_not_taken_for_failures(text):
 
 
 @pytest.mark.parametrize("text", [FAILURES[0], FAILURES[8], "a" * 3_000])
-def test_the_middle_of_a_long_result_does_not_count(text):
+def test_middle_of_long_result_is_ignored(text):
     lines = "line\n" * 2_000
     assert not is_failure_text(lines + text + "\n" + lines)
 
 
-def test_calls_of_one_answer_are_not_later_than_each_other():
+def test_parallel_calls_of_one_answer_are_unordered():
     both = answer("", call("a"), call("b"))
-    said = [user("go"), both, result("a", "Error: x"), result("b"), answer("done"), user("more")]
-    assert DropFailedToolCalls().transform(said, TURN) == said
-    again = [*said, answer("", call("c")), result("c")]
+    messages = [
+        user("go"),
+        both,
+        result("a", "Error: x"),
+        result("b"),
+        answer("done"),
+        user("more"),
+    ]
+    assert DropFailedToolCalls().transform(messages, TURN) == messages
+    again = [*messages, answer("", call("c")), result("c")]
     kept = answer("", call("b"))
-    assert DropFailedToolCalls().transform(again, TURN) == [said[0], kept, *again[3:]]
+    assert DropFailedToolCalls().transform(again, TURN) == [messages[0], kept, *again[3:]]

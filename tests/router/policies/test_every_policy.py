@@ -27,14 +27,14 @@ POLICIES = st.one_of(
 )
 
 
-def test_each_that_comes_with_the_router_is_tried():
+def test_every_built_in_policy_is_covered():
     tried = {type(policy) for policy in (KeepAll(), TruncateOlderThan(), DropFailedToolCalls())}
     assert tried | {StripThinking, SummarizeToStub} == set(BUILT_IN.values())
 
 
 @given(conversations(), st.lists(POLICIES, min_size=1, max_size=4))
-def test_several_in_a_row_leave_a_conversation_that_may_be_sent(said, policies):
-    before = list(said)
+def test_chained_policies_leave_a_valid_conversation(messages, policies):
+    before = list(messages)
     for policy in policies:
         after = policy.transform(before, TURN)
         assert checked(before, after) == tuple(after)
@@ -45,47 +45,47 @@ def test_several_in_a_row_leave_a_conversation_that_may_be_sent(said, policies):
 
 
 @given(conversations(), POLICIES)
-def test_what_was_edited_is_edited_no_further(said, policy):
-    once = policy.transform(said, TURN)
+def test_policies_are_idempotent(messages, policy):
+    once = policy.transform(messages, TURN)
     assert list(policy.transform(once, TURN)) == list(once)
 
 
 @given(conversations(), POLICIES)
-def test_a_conversation_is_not_written_to_and_edited_alike_each_time(said, policy):
-    copy = from_plain(list[Message], parse_json(dump_json(said)))
-    once = policy.transform(said, TURN)
-    assert said == copy
+def test_policies_are_pure_and_deterministic(messages, policy):
+    copy = from_plain(list[Message], parse_json(dump_json(messages)))
+    once = policy.transform(messages, TURN)
+    assert messages == copy
     assert list(policy.transform(copy, TURN)) == list(once)
 
 
 @given(conversations(), POLICIES)
-def test_no_more_is_said_to_be_edited_than_came(said, policy):
-    after = policy.transform(said, TURN)
-    count = edited_count(said, after)
-    assert 0 <= count <= len(said)
-    assert (count > 0) or len(after) == len(said)
+def test_edited_count_is_bounded_by_message_count(messages, policy):
+    after = policy.transform(messages, TURN)
+    count = edited_count(messages, after)
+    assert 0 <= count <= len(messages)
+    assert (count > 0) or len(after) == len(messages)
 
 
 @given(
     conversations(), st.integers(0, 4), st.sets(st.sampled_from(["bash", "read"])), st.booleans()
 )
-def test_clearing_keeps_every_rule_of_policies(said, keep, exclude, inputs):
+def test_clearing_satisfies_policy_invariants(messages, keep, exclude, inputs):
     clearing = Clearing(keep, exclude, inputs)
-    after = clearing.clear(said, clearing.of(said))
-    assert checked(said, after) == tuple(after)
+    after = clearing.clear(messages, clearing.of(messages))
+    assert checked(messages, after) == tuple(after)
     assert clearing.of(after) == []
-    assert len(after) == len(said)
+    assert len(after) == len(messages)
 
 
 @given(conversations(), st.data())
-def test_dropping_the_oldest_keeps_every_rule_of_policies(said, data):
-    units = oldest_first(said)
+def test_dropping_oldest_turns_satisfies_policy_invariants(messages, data):
+    units = oldest_first(messages)
     assert [unit.start for unit in units] == sorted({unit.start for unit in units})
     count = data.draw(st.integers(0, len(units)))
-    after = without_oldest(said, units[:count])
-    assert checked(said, after) == tuple(after)
+    after = without_oldest(messages, units[:count])
+    assert checked(messages, after) == tuple(after)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_names_are_those_of_the_classes(name):
+def test_policy_names_match_class_names(name):
     assert BUILT_IN[name].__name__ == "".join(part.title() for part in name.split("_"))

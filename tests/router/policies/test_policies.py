@@ -19,45 +19,45 @@ LONG = "first " + "x" * 5_000 + " last"
 
 def loop(count, text=LONG, name="bash"):
     """One message of the user, and so many answers that call a tool."""
-    said = [system("be brief"), user("go")]
+    messages = [system("be brief"), user("go")]
     for n in range(count):
-        said += [answer("", call(f"c{n}", name, n=n)), result(f"c{n}", text)]
-    return said
+        messages += [answer("", call(f"c{n}", name, n=n)), result(f"c{n}", text)]
+    return messages
 
 
 def texts(messages):
     return ["".join(message.texts) for message in messages]
 
 
-def test_keep_all_keeps_all():
-    said = loop(3)
-    assert KeepAll().transform(said, TURN) is said
+def test_keep_all_returns_messages_unchanged():
+    messages = loop(3)
+    assert KeepAll().transform(messages, TURN) is messages
 
 
-def test_old_results_are_cut_to_their_beginning_and_end():
-    said = loop(5)
-    edited = TruncateOlderThan(n=2, max_chars=150).transform(said, TURN)
+def test_truncate_older_than_cuts_middle_of_old_results():
+    messages = loop(5)
+    edited = TruncateOlderThan(n=2, max_chars=150).transform(messages, TURN)
 
     assert [len(text) for text in texts(edited)[3::2]] == [150, 150, 150, len(LONG), len(LONG)]
     assert texts(edited)[3].startswith("first xx")
     assert texts(edited)[3].endswith("xx last")
     assert f"{len(LONG):,} characters" in texts(edited)[3]
-    assert [a for a, b in zip(edited, said, strict=True) if a is b] == [
-        *said[:3],
-        *said[4:5],
-        *said[6:7],
-        *said[8:],
+    assert [a for a, b in zip(edited, messages, strict=True) if a is b] == [
+        *messages[:3],
+        *messages[4:5],
+        *messages[6:7],
+        *messages[8:],
     ]
 
 
-def test_only_results_of_the_tools_named_are_cut():
-    said = [*loop(2, name="read")[:4], *loop(3)[2:]]
-    edited = TruncateOlderThan(n=1, max_chars=100, tools=("bash",)).transform(said, TURN)
+def test_only_results_of_named_tools_are_truncated():
+    messages = [*loop(2, name="read")[:4], *loop(3)[2:]]
+    edited = TruncateOlderThan(n=1, max_chars=100, tools=("bash",)).transform(messages, TURN)
 
     assert [len(text) < 200 for text in texts(edited)[3::2]] == [False, True, True, False]
 
 
-def test_a_stride_leaves_most_turns_begin_alike():
+def test_truncation_stride_keeps_prefixes_stable():
     policy = TruncateOlderThan(n=2, max_chars=100, every=4)
     cut = [
         sum(len(text) == 100 for text in texts(policy.transform(loop(count), TURN)))
@@ -66,8 +66,8 @@ def test_a_stride_leaves_most_turns_begin_alike():
     assert cut == [0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8]
 
 
-def test_failed_calls_go_once_their_tool_went_well():
-    said = [
+def test_failed_calls_are_dropped_after_their_tool_succeeds():
+    messages = [
         user("go"),
         answer("let me look", call("a", "read"), thought="perhaps here"),
         result("a", "Error: no such file"),
@@ -77,36 +77,36 @@ def test_failed_calls_go_once_their_tool_went_well():
         answer("", call("d", "bash")),
         result("d", "done"),
     ]
-    edited = DropFailedToolCalls().transform(said, TURN)
+    edited = DropFailedToolCalls().transform(messages, TURN)
 
     assert edited == [
-        said[0],
+        messages[0],
         answer("let me look", call("c", "read")),
-        said[5],
-        *said[6:],
+        messages[5],
+        *messages[6:],
     ]
 
 
-def test_what_failed_last_stays():
-    said = [
+def test_last_failed_call_is_kept():
+    messages = [
         user("go"),
         answer("", call("a")),
         result("a"),
         answer("", call("b")),
         result("b", "Error: x"),
     ]
-    assert DropFailedToolCalls().transform(said, TURN) == said
-    other = [*said[:2], result("a", "Error: x"), answer("", call("b", "read")), result("b")]
+    assert DropFailedToolCalls().transform(messages, TURN) == messages
+    other = [*messages[:2], result("a", "Error: x"), answer("", call("b", "read")), result("b")]
     assert DropFailedToolCalls().transform(other, TURN) == other, "another tool made nothing good"
 
 
-def test_the_last_message_stays_in_whatever_order_results_come():
+def test_last_message_is_kept_for_any_order_of_results():
     both = answer("", call("a"), call("b"))
-    said = [user("go"), both, result("b"), result("a", "Error: x")]
-    assert DropFailedToolCalls().transform(said, TURN) == said
+    messages = [user("go"), both, result("b"), result("a", "Error: x")]
+    assert DropFailedToolCalls().transform(messages, TURN) == messages
 
 
-def test_what_was_said_beside_a_failed_call_stays_with_the_next_answer():
+def test_text_beside_failed_call_moves_to_next_answer():
     failed = [user("go"), answer("I try.", call("a")), result("a", "Error: x")]
     well = [answer(" Again.", call("b")), result("b")]
     joined = replace(answer("", call("b")), texts=("I try.", " Again."))
@@ -120,15 +120,15 @@ def test_what_was_said_beside_a_failed_call_stays_with_the_next_answer():
     ]
 
 
-def test_the_thought_goes_with_a_call_that_was_all_there_was():
-    said = [
+def test_thought_is_dropped_with_its_only_call():
+    messages = [
         user("go"),
         answer("", call("a"), thought="try"),
         result("a", "Traceback (most recent call last):\n  File"),
         answer("", call("b"), thought="again"),
         result("b"),
     ]
-    assert DropFailedToolCalls().transform(said, TURN) == [said[0], *said[3:]]
+    assert DropFailedToolCalls().transform(messages, TURN) == [messages[0], *messages[3:]]
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_the_thought_goes_with_a_call_that_was_all_there_was():
         ("The Exception class", False),
     ],
 )
-def test_failures_are_known_by_how_they_begin(text, failed):
+def test_failures_are_recognized_by_their_first_words(text, failed):
     assert is_failure_text(text) is failed
 
 
-def test_thoughts_of_earlier_turns_go():
-    said = [
+def test_strip_thinking_drops_thoughts_of_earlier_turns():
+    messages = [
         user("one"),
         answer("1", thought="a"),
         user("two"),
@@ -171,46 +171,47 @@ def test_thoughts_of_earlier_turns_go():
         result("c"),
     ]
     thoughts = {
-        keep: [m.reasoning for m in StripThinking(keep).transform(said, TURN)] for keep in (0, 1, 9)
+        keep: [m.reasoning for m in StripThinking(keep).transform(messages, TURN)]
+        for keep in (0, 1, 9)
     }
     assert thoughts == {
         0: [None, None, None, None, None, "c", None],
         1: [None, None, None, "b", None, "c", None],
         9: [None, "a", None, "b", None, "c", None],
     }
-    stripped = [m.is_stripped for m in StripThinking().transform(said, TURN)]
+    stripped = [m.is_stripped for m in StripThinking().transform(messages, TURN)]
     assert stripped == [False, True, False, True, False, False, False], "none is put back either"
 
 
-def test_old_turns_become_a_stub_in_front_of_those_that_stay():
-    said = [system("be brief")]
+def test_old_turns_become_a_stub_before_kept_turns():
+    messages = [system("be brief")]
     for n in range(4):
-        said += [user(f"question {n}"), answer("x" * 10), system(f"rule {n}")]
-    said += [user("last")]
-    edited = SummarizeToStub(turns=2, every=1).transform(said, TURN)
+        messages += [user(f"question {n}"), answer("x" * 10), system(f"rule {n}")]
+    messages += [user("last")]
+    edited = SummarizeToStub(turns=2, every=1).transform(messages, TURN)
 
     stub = "[Dropped here: 4 earlier messages (2 of the user, 2 answers), 40 characters]\n\n"
     assert texts(edited)[:4] == ["be brief", "rule 0", "rule 1", stub + "question 2"]
-    assert list(edited[4:]) == said[8:]
+    assert list(edited[4:]) == messages[8:]
 
 
-def test_old_steps_of_a_long_turn_become_one_call_with_a_stub():
-    said = loop(5, "y" * 100)
-    edited = SummarizeToStub(steps=2, every=1).transform(said, TURN)
+def test_old_steps_of_long_turn_become_one_call_with_a_stub():
+    messages = loop(5, "y" * 100)
+    edited = SummarizeToStub(steps=2, every=1).transform(messages, TURN)
 
     stub = "[Dropped here: 6 earlier messages (3 answers, 3 results of tools), 324 characters]"
-    assert edited == [*said[:2], said[2], result("c0", stub), *said[8:]]
+    assert edited == [*messages[:2], messages[2], result("c0", stub), *messages[8:]]
 
 
-def test_long_arguments_do_not_stand_for_what_was_dropped():
-    said = loop(3)
-    said[2] = answer("", call("c0", "write", text="x" * 900))
-    edited = SummarizeToStub(steps=1, every=1).transform(said, TURN)
+def test_stub_call_omits_long_arguments():
+    messages = loop(3)
+    messages[2] = answer("", call("c0", "write", text="x" * 900))
+    edited = SummarizeToStub(steps=1, every=1).transform(messages, TURN)
     assert edited[2] == answer("", call("c0", "write"))
 
 
-def test_results_are_paired_by_id_and_where_there_is_none_by_place():
-    said = [
+def test_results_are_paired_by_id_else_by_position():
+    messages = [
         user("go"),
         answer("", call("a"), call("b")),
         result("b"),
@@ -223,7 +224,7 @@ def test_results_are_paired_by_id_and_where_there_is_none_by_place():
         result("a"),
         answer("", call("a")),
     ]
-    assert exchanges_of(said) == [
+    assert exchanges_of(messages) == [
         Exchange(1, 0, 4),
         Exchange(1, 1, 2),
         Exchange(5, 0, 6),
@@ -232,15 +233,15 @@ def test_results_are_paired_by_id_and_where_there_is_none_by_place():
         Exchange(8, 1, None),
         Exchange(10, 0, None),
     ]
-    assert unpaired(said) == {("call", "lost"): 1, ("call", "a"): 1}
+    assert unpaired(messages) == {("call", "lost"): 1, ("call", "a"): 1}
 
 
-def test_whole_turns_go_first_then_steps_behind_the_last_message_of_the_user():
-    said = [system("s"), answer("hi"), user("1"), answer("a"), user("2"), *loop(3)[1:]]
-    units = oldest_first(said)
+def test_whole_turns_are_dropped_before_steps_of_last_turn():
+    messages = [system("s"), answer("hi"), user("1"), answer("a"), user("2"), *loop(3)[1:]]
+    units = oldest_first(messages)
 
     assert units == [range(1, 4), range(4, 5), range(6, 8), range(8, 10)]
-    assert without_oldest(said, units) == (said[0], said[5], *said[10:])
+    assert without_oldest(messages, units) == (messages[0], messages[5], *messages[10:])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_whole_turns_go_first_then_steps_behind_the_last_message_of_the_user():
         ("keep_all", {"n": 1}, "unknown field 'n'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_by_name(name, options, why):
-    with pytest.raises(RejectedError, match=why) as told:
+def test_invalid_options_are_rejected_with_reason(name, options, why):
+    with pytest.raises(RejectedError, match=why) as caught:
         create_built_in(name, options, "here.options")
-    assert told.value.message.startswith("here.options")
+    assert caught.value.message.startswith("here.options")

@@ -12,9 +12,9 @@ from tests.router.runs.test_runs_api import TENANTS, begin, code_of, ended
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_receipt_of_an_erasure_names_the_runs_that_quote_the_agent(tmp_path):
-    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+async def test_erasure_receipt_names_runs_quoting_agent(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
         await begin(one)
         await ended(one)
         await begin(two)
@@ -29,9 +29,9 @@ async def test_the_receipt_of_an_erasure_names_the_runs_that_quote_the_agent(tmp
     assert others["quoting_runs"] == ["first"], "the other tenant's own run"
 
 
-async def test_an_erasure_removes_the_ended_runs_that_quote_the_agent_if_asked(tmp_path):
-    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+async def test_erasure_with_runs_removes_ended_runs_quoting_agent(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
         for http in (one, two):
             await begin(http)
             await ended(http)
@@ -47,12 +47,12 @@ async def test_an_erasure_removes_the_ended_runs_that_quote_the_agent_if_asked(t
     assert len(list(tmp_path.glob("*/run.json"))) == 1
 
 
-async def test_a_run_that_the_disk_keeps_is_still_named(tmp_path, monkeypatch):
+async def test_undeletable_run_is_still_named(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EROFS, "read-only")
 
-    async with rig("a", runs_dir=tmp_path) as made:
-        http = made.http()
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http = fabric.http()
         await begin(http)
         await ended(http)
         agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
@@ -63,9 +63,9 @@ async def test_a_run_that_the_disk_keeps_is_still_named(tmp_path, monkeypatch):
     assert kept.status_code == 200
 
 
-async def test_a_run_under_way_is_still_named(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        http, node = made.http(), made["node-a"]
+async def test_active_run_is_still_named(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 0.2
         await begin(http)
         await until(lambda: node.requests)
@@ -80,7 +80,7 @@ async def test_a_run_under_way_is_still_named(tmp_path):
 
 
 @pytest.mark.parametrize("by_erasure", [False, True])
-async def test_a_run_that_goes_on_meanwhile_is_not_called_removed(
+async def test_run_resumed_during_deletion_is_not_reported_removed(
     tmp_path, monkeypatch, by_erasure
 ):
     forget = module.Runs._delete
@@ -89,8 +89,8 @@ async def test_a_run_that_goes_on_meanwhile_is_not_called_removed(
         await begin(http)
         return await forget(runs, hosted)
 
-    async with rig("a", runs_dir=tmp_path) as made:
-        http, node = made.http(), made["node-a"]
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 0.2
         await begin(http)
         await until(lambda: node.requests)

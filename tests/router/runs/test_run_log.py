@@ -19,7 +19,7 @@ async def frames_of(log, after=None, count=None):
     return [dict(line.split(": ", 1) for line in part.splitlines()) for part in found]
 
 
-async def test_old_events_go_and_who_missed_some_is_told_how_many(monkeypatch):
+async def test_dropped_events_are_reported_as_missed(monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_EVENTS_MAX", 3)
     log = RunLog()
     for number in range(5):
@@ -33,7 +33,7 @@ async def test_old_events_go_and_who_missed_some_is_told_how_many(monkeypatch):
     assert [part["event"] for part in await frames_of(log)] == ["missed"]
 
 
-async def test_a_slow_follower_is_cut_and_can_go_on(monkeypatch):
+async def test_slow_follower_is_cut_and_can_resume(monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_LAG_EVENTS_MAX", 4)
     log = RunLog()
     log.append("waited", {"number": 0})

@@ -38,9 +38,9 @@ OTHER_YAML = YAML.replace("two-rooms", "other-rooms")
 
 
 async def begin(http, status=202, **body):
-    got = await http.post("/v1/scenarios", json=body or {"yaml": YAML, "run": "first"})
-    assert got.status_code == status, got.text
-    return got.json()
+    response = await http.post("/v1/scenarios", json=body or {"yaml": YAML, "run": "first"})
+    assert response.status_code == status, response.text
+    return response.json()
 
 
 @asynccontextmanager
@@ -58,27 +58,27 @@ async def ended(http, run="first"):
         return await stream.until("run.ended")
 
 
-def spoken(read):
+def turns_of(events):
     return [
-        (told.data["event"]["utterance"]["phase"], told.data["event"]["utterance"]["speaker"])
-        for told in read
-        if told.name == "turn.ended"
+        (event.data["event"]["utterance"]["phase"], event.data["event"]["utterance"]["speaker"])
+        for event in events
+        if event.name == "turn.ended"
     ]
 
 
-def code_of(got):
-    return got.status_code, got.json()["error"]["code"]
+def code_of(response):
+    return response.status_code, response.json()["error"]["code"]
 
 
 ORDER = [("cell", "marco"), *[("yard", "danny"), ("yard", "marco")] * 2]
 
 
-async def test_a_run_is_begun_followed_shown_and_forgotten(tmp_path):
-    async with rig("ab", runs_dir=tmp_path / "runs") as made:
-        http = made.http()
-        begun = await begin(http)
+async def test_run_is_started_followed_shown_and_deleted(tmp_path):
+    async with rig("ab", runs_dir=tmp_path / "runs") as fabric:
+        http = fabric.http()
+        started = await begin(http)
         async with following(http, by_query=True) as stream:
-            read = await stream.until("run.ended")
+            events = await stream.until("run.ended")
             assert await stream.next() is None, "the stream ends with the run"
         shown = (await http.get("/v1/scenarios/first")).json()
         listed = (await http.get("/v1/scenarios")).json()["data"]
@@ -88,14 +88,14 @@ async def test_a_run_is_begun_followed_shown_and_forgotten(tmp_path):
         forgotten = (await http.delete("/v1/scenarios/first")).json()
         gone = await http.get("/v1/scenarios/first")
 
-    assert (begun["id"], begun["state"]) == ("first", "running")
-    assert begun["turns"] == {"done": 0, "total": 5}
-    names = [told.name for told in read]
+    assert (started["id"], started["state"]) == ("first", "running")
+    assert started["turns"] == {"done": 0, "total": 5}
+    names = [event.name for event in events]
     assert names[:2] == ["run.began", "arm.began"]
     assert names.count("turn.began") == 5
-    assert spoken(read) == ORDER
-    assert read[-1].data["holds"] is True
-    assert "otter" not in json.dumps([told.data for told in read]), "nobody's prompt is told"
+    assert turns_of(events) == ORDER
+    assert events[-1].data["holds"] is True
+    assert "otter" not in json.dumps([event.data for event in events]), "nobody's prompt is told"
     (performed,) = shown["runs"]
     assert [(u["phase"], u["speaker"]) for u in performed["transcript"]] == ORDER
     assert (shown["state"], shown["holds"], shown["turns"]["done"]) == ("ended", True, 5)
@@ -111,157 +111,159 @@ async def test_a_run_is_begun_followed_shown_and_forgotten(tmp_path):
     assert not list((tmp_path / "runs").iterdir())
 
 
-async def test_a_shipped_one_has_its_own_files_and_what_it_is_told(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
+async def test_shipped_scenario_runs_with_its_own_files_and_options(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
         body = {"scenario": "gossip-network", "as": "tests"}
-        begun = await begin(made.http(), **body)
-        read = await ended(made.http(), begun["id"])
-        agents = [agent["id"] for agent in (await made.http().get("/v1/agents")).json()["data"]]
-    assert begun["turns"]["total"] == len(spoken(read)) == 18
+        started = await begin(fabric.http(), **body)
+        events = await ended(fabric.http(), started["id"])
+        agents = [agent["id"] for agent in (await fabric.http().get("/v1/agents")).json()["data"]]
+    assert started["turns"]["total"] == len(turns_of(events)) == 18
     assert all(agent.startswith("scn.gossip-network@tests.") for agent in agents)
 
 
-async def test_nobody_sees_another_tenants_run(tmp_path):
-    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
-        one, two = made.http(KEY, operates=False), made.http(OTHER_KEY, operates=False)
+async def test_run_is_hidden_from_other_tenants(tmp_path):
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
         await begin(one)
         await ended(one)
-        seen = [
+        responses = [
             await two.get("/v1/scenarios/first"),
             await two.get("/v1/scenarios/first?stream=true"),
             await two.delete("/v1/scenarios/first"),
         ]
         listed = (await two.get("/v1/scenarios")).json()["data"]
-        operators = await made.http().get("/v1/scenarios/first")
+        operators = await fabric.http().get("/v1/scenarios/first")
         await begin(two, yaml=OTHER_YAML, run="first")
         own = (await one.get("/v1/scenarios/first")).json()
-        of_one = {key for node in made.nodes.values() for key in node.memory}
-    assert [code_of(got) for got in seen] == [(404, "run_not_found")] * 3
+        of_one = {key for node in fabric.nodes.values() for key in node.memory}
+    assert [code_of(response) for response in responses] == [(404, "run_not_found")] * 3
     assert listed == []
     assert code_of(operators) == (403, "tenant_required")
     assert own["scenario"] == "two-rooms"
     assert {("one", "scn.two-rooms.marco"), ("one", "scn.two-rooms.danny")} <= of_one
 
 
-async def test_who_comes_back_goes_on_behind_the_last_event(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        await begin(made.http())
-        whole = await ended(made.http())
-        async with following(made.http(), after=whole[4].id) as stream:
+async def test_follower_resumes_after_last_event_id(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        await begin(fabric.http())
+        whole = await ended(fabric.http())
+        async with following(fabric.http(), after=whole[4].id) as stream:
             rest = await stream.until("run.ended")
-        async with following(made.http(), after="of-another-process-4") as stream:
-            anew = await stream.until("run.ended")
-    assert [told.id for told in rest] == [told.id for told in whole[5:]]
-    assert anew == whole
+        async with following(fabric.http(), after="of-another-process-4") as stream:
+            replayed = await stream.until("run.ended")
+    assert [event.id for event in rest] == [event.id for event in whole[5:]]
+    assert replayed == whole
 
 
-async def test_a_restart_goes_on_and_asks_nothing_twice(tmp_path):
+async def test_restarted_router_resumes_run_without_repeating_turns(tmp_path):
     nodes = [FakeNode("node-a")]
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
-        made["node-a"].does = replace(made["node-a"].does, first_delay_s=0.0)
-        await begin(made.http())
-        async with following(made.http()) as stream:
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
+        fabric["node-a"].does = replace(fabric["node-a"].does, first_delay_s=0.0)
+        await begin(fabric.http())
+        async with following(fabric.http()) as stream:
             before = await stream.until("turn.ended")
             before += await stream.until("turn.ended")
-            made["node-a"].does.first_delay_s = 3600.0
-            made.app.state.runs.stop()
-    asked = len([r for r in nodes[0].requests if r.identity.agent])
+            fabric["node-a"].does.first_delay_s = 3600.0
+            fabric.app.state.runs.stop()
+    requests_count = len([r for r in nodes[0].requests if r.identity.agent])
     nodes[0].does.first_delay_s = 0.0
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
-        read = await ended(made.http())
-        row = (await made.http().get("/v1/scenarios/first")).json()
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made:  # and one more, of what has ended
-        later = await ended(made.http())
-        assert (await made.http().get("/v1/scenarios/first")).json() == row
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
+        events = await ended(fabric.http())
+        row = (await fabric.http().get("/v1/scenarios/first")).json()
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:  # and one more, of what has ended
+        later = await ended(fabric.http())
+        assert (await fabric.http().get("/v1/scenarios/first")).json() == row
     assert row["state"] == "ended"
-    assert spoken(read) == spoken(later) == ORDER
-    last_asked = [told for told in read if told.name == "turn.began"]
-    assert len(last_asked) <= 3, "what the journal has is not asked again"
-    assert len(nodes[0].requests) - asked == len(last_asked)
+    assert turns_of(events) == turns_of(later) == ORDER
+    turns_begun = [event for event in events if event.name == "turn.began"]
+    assert len(turns_begun) <= 3, "what the journal has is not asked again"
+    assert len(nodes[0].requests) - requests_count == len(turns_begun)
 
 
-async def test_a_run_that_cannot_go_on_says_so(tmp_path):
+async def test_run_that_cannot_resume_reports_its_error(tmp_path):
     nodes = [FakeNode("node-a")]
-    async with rig(nodes=nodes, settings=TENANTS, runs_dir=tmp_path) as made:
-        made["node-a"].does.first_delay_s = 3600.0
+    async with rig(nodes=nodes, settings=TENANTS, runs_dir=tmp_path) as fabric:
+        fabric["node-a"].does.first_delay_s = 3600.0
         for key in (KEY, OTHER_KEY):
-            await begin(made.http(key))
+            await begin(fabric.http(key))
         await until(lambda: len(nodes[0].requests) == 2)
-        made.app.state.runs.stop()
+        fabric.app.state.runs.stop()
     nodes[0].does.first_delay_s = 0.0
     for path in tmp_path.rglob("*.jsonl"):
         path.write_bytes(path.read_bytes() + b"{}\n")
     left = replace(TENANTS, api_keys={"one": KEY})
-    async with rig(nodes=nodes, settings=left, runs_dir=tmp_path) as made:
-        read = await ended(made.http(KEY))
-        states = {k[0]: r.row()["error"]["code"] for k, r in made.app.state.runs._runs.items()}
-    assert read[-1].data["state"] == "failed"
-    assert "line 2" in read[-1].data["message"]
-    assert str(tmp_path) not in read[-1].data["message"]
+    async with rig(nodes=nodes, settings=left, runs_dir=tmp_path) as fabric:
+        events = await ended(fabric.http(KEY))
+        states = {k[0]: r.row()["error"]["code"] for k, r in fabric.app.state.runs._runs.items()}
+    assert events[-1].data["state"] == "failed"
+    assert "line 2" in events[-1].data["message"]
+    assert str(tmp_path) not in events[-1].data["message"]
     assert states == {"one": "corrupt_data", "two": "tenant_unknown"}
 
 
-async def test_what_this_version_cannot_read_makes_room(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        await begin(made.http())
-        await ended(made.http())
-    (asked,) = tmp_path.glob("*/run.json")
-    asked.write_text('{"format": 9}')
-    async with rig("a", runs_dir=tmp_path) as made:
-        assert (await made.http().get("/v1/scenarios")).json()["data"] == []
-        await begin(made.http())
-        assert spoken(await ended(made.http())) == ORDER
+async def test_unreadable_run_is_replaced(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        await begin(fabric.http())
+        await ended(fabric.http())
+    (run_file,) = tmp_path.glob("*/run.json")
+    run_file.write_text('{"format": 9}')
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        assert (await fabric.http().get("/v1/scenarios")).json()["data"] == []
+        await begin(fabric.http())
+        assert turns_of(await ended(fabric.http())) == ORDER
 
 
-async def test_a_cancelled_run_is_kept_and_may_go_on(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        http, node = made.http(), made["node-a"]
+async def test_cancelled_run_is_kept_and_can_resume(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 3600.0
         await begin(http)
         await until(lambda: node.requests)
         async with following(http) as stream:
             cancelled = (await http.delete("/v1/scenarios/first")).json()
-            read = await stream.until("run.ended")
+            events = await stream.until("run.ended")
         shown = (await http.get("/v1/scenarios/first")).json()
         node.does.first_delay_s = 0.0
         await begin(http)
         again = await ended(http)
     assert (cancelled["cancelled"], cancelled["deleted"]) == (True, False)
-    assert read[-1].data["state"] == shown["state"] == "cancelled"
+    assert events[-1].data["state"] == shown["state"] == "cancelled"
     assert shown["holds"] is None
-    assert spoken(again) == ORDER
+    assert turns_of(again) == ORDER
 
 
-async def test_a_run_that_waits_for_a_place_is_followed_and_cancelled(tmp_path, monkeypatch):
+async def test_queued_run_can_be_followed_and_cancelled(tmp_path, monkeypatch):
     nodes = [FakeNode("node-a")]
     nodes[0].does.first_delay_s = 3600.0
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
-        await begin(made.http())
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
+        await begin(fabric.http())
         await until(lambda: nodes[0].requests)
-        made.app.state.runs.stop()
+        fabric.app.state.runs.stop()
     monkeypatch.setattr(module, "SCENARIO_RUNS_MAX", 0)
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made, following(made.http()) as stream:
-        assert (await made.http().get("/v1/scenarios/first")).json()["state"] == "running"
-        cancelled = (await made.http().delete("/v1/scenarios/first")).json()
-        read = await stream.until("run.ended")
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric, following(fabric.http()) as stream:
+        assert (await fabric.http().get("/v1/scenarios/first")).json()["state"] == "running"
+        cancelled = (await fabric.http().delete("/v1/scenarios/first")).json()
+        events = await stream.until("run.ended")
     assert cancelled["cancelled"] is True
-    assert read[-1].data["state"] == "cancelled"
-    async with rig(nodes=nodes, runs_dir=tmp_path) as made:
-        assert (await made.http().get("/v1/scenarios/first")).json()["state"] == "cancelled"
+    assert events[-1].data["state"] == "cancelled"
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
+        assert (await fabric.http().get("/v1/scenarios/first")).json()["state"] == "cancelled"
 
 
-async def test_a_cold_arm_and_repeats(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        begun = await begin(made.http(), yaml=YAML, cold=True, repeat=2, set={"city": "Bergen"})
-        read = await ended(made.http(), begun["id"])
-        shown = (await made.http().get(f"/v1/scenarios/{begun['id']}")).json()
-    arms = [(told.data["number"], told.data["arm"]) for told in read if told.name == "arm.began"]
+async def test_cold_arm_and_repeats_run_in_order(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        started = await begin(fabric.http(), yaml=YAML, cold=True, repeat=2, set={"city": "Bergen"})
+        events = await ended(fabric.http(), started["id"])
+        shown = (await fabric.http().get(f"/v1/scenarios/{started['id']}")).json()
+    arms = [
+        (event.data["number"], event.data["arm"]) for event in events if event.name == "arm.began"
+    ]
     assert arms == [(1, "cold"), (1, "warm"), (2, "cold"), (2, "warm")]
     assert shown["turns"] == {"done": 20, "total": 20}
     assert [saving["phase"] for saving in shown["savings"]] == ["cell", "yard", None] * 2
 
 
-async def test_what_is_wrong_is_told_with_its_place(tmp_path):
+async def test_invalid_scenario_is_rejected_with_its_position(tmp_path):
     wrong = YAML.replace("[danny, marco]", "[dany, marco]")
     cases = [
         ({"yaml": wrong}, 400, "invalid_scenario"),
@@ -277,38 +279,38 @@ async def test_what_is_wrong_is_told_with_its_place(tmp_path):
         ({"yaml": "x" * SCENARIO_REQUEST_BYTES_MAX}, 413, "too_large"),
         ({"yaml": YAML.replace("What is new", "{file: a.txt}")}, 400, "invalid_scenario"),
     ]
-    async with rig("a", runs_dir=tmp_path) as made:
-        http = made.http()
-        got = [await http.post("/v1/scenarios", json=body) for body, *_ in cases]
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http = fabric.http()
+        responses = [await http.post("/v1/scenarios", json=body) for body, *_ in cases]
         with_file = dict(cases[-1][0], files={"a.txt": "What is new"})
         await begin(http, **with_file)
-    assert [code_of(each) for each in got] == [(status, code) for _, status, code in cases]
-    place = got[0].json()["error"]["message"]
+    assert [code_of(each) for each in responses] == [(status, code) for _, status, code in cases]
+    place = responses[0].json()["error"]["message"]
     assert place.startswith("scenario.yaml:10:14: phases[1].agents[0]: 'dany' is not an agent;")
-    async with rig("a") as made:
-        nowhere = await made.http().post("/v1/scenarios", json={"yaml": YAML})
+    async with rig("a") as fabric:
+        nowhere = await fabric.http().post("/v1/scenarios", json={"yaml": YAML})
     assert code_of(nowhere) == (503, "no_runs")
 
 
-async def test_hostile_text_is_read_beside_the_event_loop(tmp_path, monkeypatch):
-    threads, read = [], ScenarioSource.read
+async def test_scenario_text_is_parsed_off_the_event_loop(tmp_path, monkeypatch):
+    threads, events = [], ScenarioSource.read
 
     def noted(script):
         threads.append(threading.current_thread())
-        return read(script)
+        return events(script)
 
     monkeypatch.setattr(ScenarioSource, "read", noted)
-    async with rig("a", runs_dir=tmp_path) as made:
+    async with rig("a", runs_dir=tmp_path) as fabric:
         bomb = "scenario: [" + "a, " * 30_000 + "]"
-        assert code_of(await made.http().post("/v1/scenarios", json={"yaml": bomb}))[0] == 400
+        assert code_of(await fabric.http().post("/v1/scenarios", json={"yaml": bomb}))[0] == 400
     assert threads
     assert threading.main_thread() not in threads
 
 
-async def test_a_name_is_one_run_and_agents_are_in_one(tmp_path):
-    async with rig("a", runs_dir=tmp_path) as made:
-        http = made.http()
-        made["node-a"].does.first_delay_s = 3600.0
+async def test_run_names_and_agents_are_exclusive(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        http = fabric.http()
+        fabric["node-a"].does.first_delay_s = 3600.0
         bodies = [
             {"yaml": YAML, "run": "first"},
             {"yaml": YAML, "run": "first"},
@@ -316,16 +318,16 @@ async def test_a_name_is_one_run_and_agents_are_in_one(tmp_path):
             {"yaml": YAML, "run": "second"},
             {"yaml": YAML, "run": "second", "as": "mine"},
         ]
-        got = [await http.post("/v1/scenarios", json=body) for body in bodies]
-    assert [each.status_code for each in got] == [202, 202, 409, 409, 202]
-    assert [code_of(each)[1] for each in got[2:4]] == ["other_run", "agents_in_use"]
+        responses = [await http.post("/v1/scenarios", json=body) for body in bodies]
+    assert [each.status_code for each in responses] == [202, 202, 409, 409, 202]
+    assert [code_of(each)[1] for each in responses[2:4]] == ["other_run", "agents_in_use"]
 
 
-async def test_runs_at_once_are_bounded_and_old_ones_go(tmp_path, monkeypatch):
+async def test_active_runs_are_bounded_and_old_ones_are_evicted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SCENARIO_RUNS_MAX", 2)
     monkeypatch.setattr(module, "SCENARIO_ENDED_MAX", 2)
-    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as made:
-        one, two, node = made.http(KEY), made.http(OTHER_KEY), made["node-a"]
+    async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
+        one, two, node = fabric.http(KEY), fabric.http(OTHER_KEY), fabric["node-a"]
         node.does.first_delay_s = 3600.0
         await begin(one, yaml=YAML)
         full = await one.post("/v1/scenarios", json={"yaml": OTHER_YAML})
@@ -337,7 +339,7 @@ async def test_runs_at_once_are_bounded_and_old_ones_go(tmp_path, monkeypatch):
         for name in ("b", "c"):
             await begin(one, yaml=YAML, run=name)
             await ended(one, name)
-        await until(lambda: len(made.app.state.runs._runs) == 2)
+        await until(lambda: len(fabric.app.state.runs._runs) == 2)
         left = [row["id"] for row in (await one.get("/v1/scenarios")).json()["data"]]
         kept = [row["id"] for row in (await two.get("/v1/scenarios")).json()["data"]]
     assert code_of(full) == (429, "too_many_runs")
@@ -346,29 +348,29 @@ async def test_runs_at_once_are_bounded_and_old_ones_go(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-async def test_streams_speak_while_nothing_happens(tmp_path, monkeypatch):
+async def test_idle_run_stream_sends_keepalives(tmp_path, monkeypatch):
     monkeypatch.setattr("router.http.sse.STREAM_SILENCE_S", 0.02)
-    async with rig("a", runs_dir=tmp_path) as made:
-        made["node-a"].does.first_delay_s = 3600.0
-        await begin(made.http())
-        async with following(made.http()) as stream:
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        fabric["node-a"].does.first_delay_s = 3600.0
+        await begin(fabric.http())
+        async with following(fabric.http()) as stream:
             await stream.until("turn.began")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await stream.next()
         assert len(stream.comments) > 3
-        head = await made.http().head("/v1/scenarios/first?stream=true")
+        head = await fabric.http().head("/v1/scenarios/first?stream=true")
         assert head.status_code == 200
-        await until(lambda: not _followers(made))
+        await until(lambda: not _followers(fabric))
 
 
-async def test_too_many_followers_are_refused(tmp_path, monkeypatch):
+async def test_excess_followers_get_429(tmp_path, monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_FOLLOWERS_MAX", 0)
-    async with rig("a", runs_dir=tmp_path) as made:
-        await begin(made.http())
-        got = await made.http().get("/v1/scenarios/first?stream=true")
-    assert code_of(got) == (429, "overloaded")
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        await begin(fabric.http())
+        response = await fabric.http().get("/v1/scenarios/first?stream=true")
+    assert code_of(response) == (429, "overloaded")
 
 
-def _followers(made):
-    return sum(run._log.followers_count for run in made.app.state.runs._runs.values())
+def _followers(fabric):
+    return sum(run._log.followers_count for run in fabric.app.state.runs._runs.values())

@@ -39,7 +39,7 @@ def parsed(question):
     ["", " \n", "{", "[1]", "{}", '{"path": "a.py", "lines": [1, {"é": null}]}', '{"b": 1, "a": 2}',
      '{"n": NaN}'],
 )  # fmt: skip
-def test_it_is_the_request_that_a_chat_is_parsed_into(options, arguments):
+def test_turn_request_equals_parsed_chat_request(options, arguments):
     calls = (AnsweredCall("call_1", "read_file", read_arguments(arguments), "secret plan"),)
     steps = (ToolStep(calls), ToolStep((*calls, *calls), "reads on"))
     messages = prompt(SCENARIO, {}, TURN, steps)
@@ -49,17 +49,17 @@ def test_it_is_the_request_that_a_chat_is_parsed_into(options, arguments):
         assert getattr(request, each.name) == getattr(chat, each.name), each.name
 
 
-def test_an_agent_without_tools_is_offered_none():
+def test_agent_without_tools_is_offered_none():
     question = Question("scn.crew.one", prompt(SCENARIO, {}, TURN), (), TurnOptions())
     assert turn_request(question, "recall").prompt == parsed(question).prompt
 
 
-def test_a_prompt_of_too_many_messages_is_refused():
+def test_prompt_with_too_many_messages_is_rejected():
     messages = (Message(MessageRole.USER, ("more",)),) * (MESSAGES_MAX + 1)
     with pytest.raises(RejectedError):
         turn_request(Question("scn.crew.one", messages, (), TurnOptions()), "recall")
 
 
-def test_arguments_nested_too_deep_stay_text():
+def test_deeply_nested_arguments_stay_text():
     text = '{"a":' * 100_000
     assert read_arguments(text) == text

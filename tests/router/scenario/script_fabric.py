@@ -50,7 +50,7 @@ class Script:
     """A fabric that answers with a digest of what it is asked."""
 
     def __init__(self, breaks_at=None, later=0):
-        self.asked, self.done, self.at_once, self.most_at_once = [], [], 0, 0
+        self.prompts, self.done, self.at_once, self.most_at_once = [], [], 0, 0
         self.count = 0
         self.breaks_at, self.later = breaks_at, later
         self.held, self.places = {}, {}  # by agent
@@ -66,7 +66,7 @@ class Script:
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0)
         self.at_once -= 1
-        self.asked.append((question.agent, question.messages))
+        self.prompts.append((question.agent, question.messages))
         self.places.setdefault(question.agent, "a")
         reads = question.tools and all(m.result_of is None for m in question.messages)
         calls = (RequestedCall("read_file", {"path": "a.py"}),) if reads else ()
@@ -134,7 +134,7 @@ async def perform(path, script, **more):
     return run
 
 
-def told(run):
+def texts_of(run):
     return {
         (turn.phase, turn.round, turn.speaker): u.text for turn, u in run.state.transcript.items()
     }

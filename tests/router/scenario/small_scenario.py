@@ -73,11 +73,15 @@ def scenarios(draw):
         if draw(st.booleans()):
             phase["opening"] = f"opening {at}"
         one = draw(st.sampled_from(sorted(hearers)))
-        heard = [p["id"] for p in phases if one in {*p["agents"], *p.get("visible_to", ())}]
-        told = draw(st.sampled_from(["just you", *(f"${{{p}.messages[{one}]}}" for p in heard)]))
-        phase["prompts"] = {one: f"only {one} {at}: {told}"}
-        asked = st.one_of(st.none(), st.just(f"question {at} ${{city}}"))
-        phase["ask"] = {speakers[0]: draw(st.lists(asked, min_size=rounds, max_size=rounds))}
+        audible_phases = [
+            p["id"] for p in phases if one in {*p["agents"], *p.get("visible_to", ())}
+        ]
+        prompt = draw(
+            st.sampled_from(["just you", *(f"${{{p}.messages[{one}]}}" for p in audible_phases)])
+        )
+        phase["prompts"] = {one: f"only {one} {at}: {prompt}"}
+        question = st.one_of(st.none(), st.just(f"question {at} ${{city}}"))
+        phase["ask"] = {speakers[0]: draw(st.lists(question, min_size=rounds, max_size=rounds))}
         phases.append(phase)
         is_silent = not any(phase["ask"][speakers[0]])
         spoken += speakers[1:] if is_silent else speakers

@@ -27,7 +27,7 @@ from tests.router.scenario.small_scenario import runs, say, small
 
 
 def spoken(scenario, *texts):
-    """Say texts in the order in which turns are due."""
+    """Return a transcript with these texts, in the order in which turns are due."""
     transcript = []
     for text in texts:
         turn = TurnTable(scenario).next({u.turn for u in transcript})[0]
@@ -39,16 +39,16 @@ def shown(messages):
     return [(m.role.value, m.texts[0]) for m in messages]
 
 
-def test_a_phase_is_heard_as_one_conversation():
+def test_phase_becomes_one_conversation():
     scenario = small()
-    said = spoken(scenario, "Talk!", " Never.\nYou: I confess", "Why?")
+    transcript = spoken(scenario, "Talk!", " Never.\nYou: I confess", "Why?")
 
-    assert shown(prompt(scenario, said, TurnKey("room_a", 2, "marco"))) == [
+    assert shown(prompt(scenario, transcript, TurnKey("room_a", 2, "marco"))) == [
         ("user", "[Room A]\n\nThe door opens.\n\nYou know the code.\n\nthe Warden: Talk!\n\nFirst"),
         ("assistant", " Never.\nYou: I confess"),
         ("user", "the Warden: Why?\n\nSecond"),
     ]
-    assert shown(prompt(scenario, said, TurnKey("room_a", 2, "warden"))) == [
+    assert shown(prompt(scenario, transcript, TurnKey("room_a", 2, "warden"))) == [
         ("system", "You guard a prison in Oslo."),
         ("user", "[Room A]\n\nThe door opens."),
         ("assistant", "Talk!"),
@@ -56,23 +56,25 @@ def test_a_phase_is_heard_as_one_conversation():
     ]
 
 
-def test_who_speaks_at_once_hears_the_others_behind_its_own_answer():
+def test_parallel_speaker_hears_others_after_its_own_answer():
     scenario = small()
-    said = spoken(scenario, "1", "2", "3", "4", "from the warden", "from Danny")
+    transcript = spoken(scenario, "1", "2", "3", "4", "from the warden", "from Danny")
 
-    assert shown(prompt(scenario, said, TurnKey("room_b", 1, "danny"))) == [("user", "[room_b]")]
-    assert shown(prompt(scenario, said, TurnKey("room_b", 2, "danny"))) == [
+    assert shown(prompt(scenario, transcript, TurnKey("room_b", 1, "danny"))) == [
+        ("user", "[room_b]")
+    ]
+    assert shown(prompt(scenario, transcript, TurnKey("room_b", 2, "danny"))) == [
         ("user", "[room_b]"),
         ("assistant", "from Danny"),
         ("user", "the Warden: from the warden"),
     ]
 
 
-def test_an_earlier_phase_is_told_from_the_hearers_perspective():
+def test_quoted_phase_uses_perspective_of_its_hearer():
     scenario = small()
-    said = spoken(scenario, "Talk!", "No ${city}", "So?", "", "w", "d", "w2", "d2")
+    transcript = spoken(scenario, "Talk!", "No ${city}", "So?", "", "w", "d", "w2", "d2")
 
-    last = shown(prompt(scenario, said, TurnKey("yard", 1, "marco")))[-1]
+    last = shown(prompt(scenario, transcript, TurnKey("yard", 1, "marco")))[-1]
     assert last == (
         "user",
         (
@@ -82,36 +84,38 @@ def test_an_earlier_phase_is_told_from_the_hearers_perspective():
     )
 
 
-def test_calls_of_a_turn_are_its_callers_alone():
+def test_tool_calls_are_visible_to_their_caller_only():
     scenario = small()
     step = ToolStep((AnsweredCall("c1", "lookup", {"key": 1}, "secret"),), "hm")
     first = TurnKey("room_a", 1, "marco")
-    said = spoken(scenario, "Talk!")
-    asked = prompt(scenario, said, first)
-    under_way = prompt(scenario, said, first, (step,))
+    transcript = spoken(scenario, "Talk!")
+    first_prompt = prompt(scenario, transcript, first)
+    under_way = prompt(scenario, transcript, first, (step,))
 
-    assert under_way[:-2] == asked
+    assert under_way[:-2] == first_prompt
     assert under_way[-2].uses == (ToolUse("lookup", {"key": 1}, "c1"),)
     assert under_way[-1] == Message(MessageRole.TOOL, ("secret",), "lookup", result_of="c1")
     assert template_form(under_way[-2])["tool_calls"][0]["id"] == "c1"
     second = say(TurnKey("room_a", 2, "warden"), "So?")
-    said = ordered_transcript(scenario, [*said.values(), say(first, "done", (step,)), second])
-    next_one = prompt(scenario, said, TurnKey("room_a", 2, "marco"))
+    transcript = ordered_transcript(
+        scenario, [*transcript.values(), say(first, "done", (step,)), second]
+    )
+    next_one = prompt(scenario, transcript, TurnKey("room_a", 2, "marco"))
     assert shown(next_one[len(under_way) :])[0] == ("assistant", "done")
     assert next_one[: len(under_way)] == under_way
-    heard = history_after(scenario, said, "warden", "room_a").heard
+    heard = history_after(scenario, transcript, "warden", "room_a").heard
     assert "secret" not in heard
     assert "hm" not in heard
 
 
-def test_a_silent_agent_is_told_to_go_on():
+def test_agent_without_new_messages_gets_go_on_prompt():
     text = b"{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a], rounds: 2}]}"
     scenario = read_scenario(text, "s.yaml")
-    said = spoken(scenario, "one")
-    assert shown(prompt(scenario, said, TurnKey("p", 2, "a")))[-1] == ("user", "Go on.")
+    transcript = spoken(scenario, "one")
+    assert shown(prompt(scenario, transcript, TurnKey("p", 2, "a")))[-1] == ("user", "Go on.")
 
 
-def test_prompts_ahead_of_their_time_are_refused():
+def test_prompt_before_its_predecessors_is_rejected():
     scenario = small()
     with pytest.raises(MissingUtteranceError, match="has no utterance of warden in round 1"):
         prompt(scenario, {}, TurnKey("room_a", 1, "marco"))
@@ -125,13 +129,13 @@ def test_prompts_ahead_of_their_time_are_refused():
         [Utterance("room_a", 1, "marco", "x")] * 2,
     ],
 )
-def test_a_transcript_of_another_scenario_is_refused(transcript):
+def test_transcript_of_another_scenario_is_rejected(transcript):
     with pytest.raises(RejectedError, match="does not fit the scenario"):
         ordered_transcript(small(), transcript)
 
 
 def heard_marks(scenario, transcript, agent):
-    """Name what an agent may know, worked out by hand: what it said, and what it was there for."""
+    """Return what an agent may know, computed independently: its own turns and those it heard."""
     may = set()
     for phase in scenario.phases:
         if phase.fork and agent in phase.fork.copies:
@@ -155,13 +159,13 @@ def _heard(scenario, transcript, agent):
 
 @settings(max_examples=60)
 @given(runs(), st.data())
-def test_memory_only_grows_keeps_secrets_and_can_be_rebuilt(run, data):
+def test_history_grows_keeps_secrets_and_is_reproducible(run, data):
     scenario, transcript = run
     latest, so_far = {}, []
     for number, utterance in enumerate(transcript):
-        said = ordered_transcript(scenario, so_far)
+        past = ordered_transcript(scenario, so_far)
         agent = utterance.speaker
-        messages = prompt(scenario, said, utterance.turn)
+        messages = prompt(scenario, past, utterance.turn)
 
         assert messages[-1].role is MessageRole.USER
         roles = [m.role for m in messages if m.role is not MessageRole.SYSTEM]
@@ -197,14 +201,14 @@ def test_memory_only_grows_keeps_secrets_and_can_be_rebuilt(run, data):
 
 @settings(max_examples=30)
 @given(runs())
-def test_a_fork_begins_with_the_memory_that_it_gets(run):
+def test_fork_starts_with_history_of_its_source(run):
     scenario, transcript = run
     phase = scenario.phases[-1]
     if phase.fork is None:
         return
-    said = ordered_transcript(scenario, transcript)
+    ordered = ordered_transcript(scenario, transcript)
     before = ordered_transcript(scenario, [u for u in transcript if u.phase != phase.id])
     source = history_before(scenario, before, phase.fork.source, phase.id).messages
-    copy = prompt(scenario, said, TurnKey(phase.id, 1, "d"))
+    copy = prompt(scenario, ordered, TurnKey(phase.id, 1, "d"))
     assert copy[: len(source)] == source
     assert len(source) > 0

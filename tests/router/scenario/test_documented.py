@@ -28,14 +28,14 @@ RECORDS = (Scenario, Role, Phase, ToolStub, CannedAnswer, Expectation)
 RECORDS += (Fanout, MemoryEdit, PlaceHint, TurnOptions)
 
 
-def test_the_example_can_be_read_and_its_fault_is_told_as_shown():
+def test_example_is_read_and_its_error_is_as_documented():
     assert read_scenario(EXAMPLE.encode(), "two-rooms.yaml").name == "two-rooms"
     with pytest.raises(ScenarioError) as caught:
         read_scenario(EXAMPLE.replace("[marco, danny]", "[marco, dany]").encode(), "two-rooms.yaml")
     assert caught.value.message in PAGE
 
 
-def test_the_example_of_tools_can_be_read():
+def test_tools_example_is_read():
     text = PAGE[PAGE.index("## Tools") :]
     example = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
     scenario = read_scenario(example.encode(), "records-office.yaml")

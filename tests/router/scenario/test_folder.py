@@ -26,7 +26,7 @@ def folder(tmp_path):
     return inside
 
 
-def test_a_text_is_read_as_it_is(folder):
+def test_text_file_is_read_verbatim(folder):
     scenario = read_scenario_file(folder / "s.yaml")
     assert scenario.phases[0].prompts["a"].parts == ("Told: ${x}\n",)
 
@@ -49,7 +49,7 @@ def test_a_text_is_read_as_it_is(folder):
         ("bytes", "not UTF-8"),
     ],
 )
-def test_no_name_leads_out(folder, name, why):
+def test_file_names_cannot_escape_the_folder(folder, name, why):
     (folder / "link").symlink_to(folder.parent / "secret.txt")
     (folder / "linked").symlink_to(folder.parent)
     (folder / "circle").symlink_to(folder / "circle")
@@ -60,7 +60,7 @@ def test_no_name_leads_out(folder, name, why):
         ScenarioFolder(folder)(name)
 
 
-def test_a_file_that_is_not_there_is_told_with_its_place(folder):
+def test_missing_file_is_reported_with_its_position(folder):
     (folder / "s.yaml").write_text(FILE % "texts/b.txt")
     with pytest.raises(
         ScenarioError, match=r"^s\.yaml:3:\d+: phases\[0\]\.prompts\.a\.file: 'texts/b"
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_is_told_with_its_place(folder):
         read_scenario_file(folder / "t.yaml")
 
 
-def test_texts_that_were_read_are_kept_and_counted(folder):
+def test_text_files_are_cached_and_counted(folder):
     texts = ScenarioFolder(folder)
     for n in range(64):
         (folder / f"{n}").write_text("x")

@@ -37,7 +37,7 @@ def scenario(expected="{cached_share_min: 0}"):
     return read_scenario(JUDGED.replace("EXPECTED", expected).encode(), "s")
 
 
-SAID = [
+UTTERANCES = [
     say(TurnKey("one", 1, "ann"), "The  OTTER\nswims", (STEP,)),
     say(TurnKey("one", 1, "bob"), "Noted."),
     say(TurnKey("two", 1, "ann"), "My otter: Noted."),
@@ -63,13 +63,13 @@ SAID = [
         ("{agent: eve, cached_share_min: 0.6}", False, "0.500 of 100 tokens"),
     ],
 )
-def test_an_expectation_is_judged(expected, holds, found):
+def test_expectation_is_judged(expected, holds, found):
     figures = {
         TurnKey("two", 1, "ann"): PromptFigures(100, 100),
         TurnKey("two", 1, "eve"): PromptFigures(100, 50),
     }
     file = scenario(expected)
-    (verdict,) = judge_phase(file, "two", ordered_transcript(file, SAID), figures)
+    (verdict,) = judge_phase(file, "two", ordered_transcript(file, UTTERANCES), figures)
     assert (verdict.holds, verdict.found.startswith(found)) == (holds, True), verdict.found
 
 
@@ -85,24 +85,24 @@ def test_an_expectation_is_judged(expected, holds, found):
         ("{agent: eve, cached_share_min: 0}", "eve cached_share_min 0"),
     ],
 )
-def test_an_expectation_is_told_as_it_was_written(expected, spelled):
+def test_expectation_is_reported_as_written(expected, spelled):
     file = scenario(expected)
-    (verdict,) = judge_phase(file, "two", ordered_transcript(file, SAID), {})
+    (verdict,) = judge_phase(file, "two", ordered_transcript(file, UTTERANCES), {})
     assert verdict.expected == spelled
 
 
-def test_what_was_said_is_told_in_the_order_of_the_file():
-    assert list(ordered_transcript(scenario(), reversed(SAID)).values()) == SAID
+def test_transcript_is_ordered_as_in_the_file():
+    assert list(ordered_transcript(scenario(), reversed(UTTERANCES)).values()) == UTTERANCES
 
 
 def test_directives_name_results_and_messages():
     file = scenario()
     phase = file.phases[1]
-    said = ordered_transcript(file, SAID)
-    assert directive_items(file, said, phase, phase.directives[0]) == [
+    transcript = ordered_transcript(file, UTTERANCES)
+    assert directive_items(file, transcript, phase, phase.directives[0]) == [
         {"tool_call_id": "c1", "replacement": "[cleared]", "mode": "amortize"}
     ]
-    forgotten = directive_items(file, said, phase, phase.directives[1])
+    forgotten = directive_items(file, transcript, phase, phase.directives[1])
     assert [item["message"] for item in forgotten] == [
         {"role": "user", "content": "[one]\n\nThe moon is up."},
         {"role": "assistant", "content": ""},
@@ -111,7 +111,7 @@ def test_directives_name_results_and_messages():
     ]
 
 
-def test_a_call_is_answered_by_its_arguments():
+def test_tool_call_is_answered_by_its_arguments():
     file = small()
     assert answer_call(file, "marco", "lookup", {"key": {"a": 1, "b": 2}}) == "it is Oslo"
     assert answer_call(file, "marco", "lookup", '{"key": {"a": 1}, "c": 3}') == "it is Oslo"
@@ -124,7 +124,7 @@ def test_a_call_is_answered_by_its_arguments():
     assert json.loads(json.dumps(offered))["function"]["name"] == "lookup"
 
 
-def test_a_run_sets_variables_as_they_are():
+def test_run_variables_are_not_expanded():
     file = with_variables(small(), {"city": "${room_a.messages[danny]}"})
     assert (
         answer_call(file, "marco", "lookup", {"key": {"a": 1}}) == "it is ${room_a.messages[danny]}"
@@ -133,7 +133,7 @@ def test_a_run_sets_variables_as_they_are():
         with_variables(small(), {"town": "x"})
 
 
-def test_ids_outlive_runs_or_do_not():
+def test_agent_ids_depend_on_their_lifetime():
     file = scenario()
     assert agent_id(file, "ann", "run-1") == "scn.s.ann"
     assert agent_id(file, "eve", "run-1") == "scn.s.run-1.eve"

@@ -48,7 +48,7 @@ def stages():
         yield text
 
 
-def test_each_step_leaves_a_file_that_can_be_read():
+def test_each_step_leaves_a_valid_file():
     first, *_, last = (read_scenario(text.encode(), FILE) for text in stages())
     turns = sum(len(list(phase.turns)) for phase in first.phases)
     assert f"lighthouse: {turns} turns in {len(first.phases)} phases, no errors\n" in SHOWN
@@ -56,30 +56,30 @@ def test_each_step_leaves_a_file_that_can_be_read():
     assert len(last.phases) == 5
 
 
-def test_it_goes_as_the_page_says(capsys):
+def test_output_is_as_documented(capsys):
     whole = list(stages())[-1]
     scenario = read_scenario(whole.encode(), FILE)
     player = Player(scenario, mlx_lm.load(str(recall.DEFAULT_OUT))[:2]).play()
     assert [v.expectation for v in player.verdicts if not v.holds] == []
     assert len(player.verdicts) == 5
 
-    said = ordered_transcript(scenario, player.transcript)
-    rows = [to_plain(utterance) for utterance in said.values()]
+    transcript = ordered_transcript(scenario, player.transcript)
+    rows = [to_plain(utterance) for utterance in transcript.values()]
     for phases in ("evening", "morning"), tuple(phase.id for phase in scenario.phases):
-        told = [row for row in rows if row["phase"] in phases]
-        print_transcripts([{"arm": "warm", "number": 1, "transcript": told}])
+        phase_rows = [row for row in rows if row["phase"] in phases]
+        print_transcripts([{"arm": "warm", "number": 1, "transcript": phase_rows}])
         assert any(capsys.readouterr().out in block for block in SHOWN)
-    asked = prompt(scenario, said, TurnKey("letter", 1, "guest"))[-1]
-    assert asked.texts[0] + "\n" in SHOWN
+    message = prompt(scenario, transcript, TurnKey("letter", 1, "guest"))[-1]
+    assert message.texts[0] + "\n" in SHOWN
 
 
-def test_each_mistake_is_told_as_the_page_says():
+def test_each_mistake_is_reported_as_documented():
     whole = list(stages())[-1]
-    told = []
+    messages = []
     for right, wrong in MISTAKES:
         assert right in whole
         with pytest.raises(ScenarioError) as caught:
             read_scenario(whole.replace(right, wrong, 1).encode(), FILE)
-        told.append(caught.value.message.splitlines()[0])
+        messages.append(caught.value.message.splitlines()[0])
     shown = [block for block in SHOWN if block.startswith(f"{FILE}:")]
-    assert shown == ["\n".join(told) + "\n"]
+    assert shown == ["\n".join(messages) + "\n"]

@@ -27,5 +27,5 @@ APART, NEAR = PlaceHint(apart_from=("other",)), PlaceHint(together_with=("other"
         (PlaceHint(node="z"), "a", [], None),
     ],
 )
-def test_the_chosen_node(place, current, others, chosen):
+def test_place_hint_chooses_node(place, current, others, chosen):
     assert choose_node(place, NODES, current, others) == chosen

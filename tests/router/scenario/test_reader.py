@@ -26,7 +26,7 @@ def complaints(text, files=None):
     return caught.value.message.splitlines()
 
 
-def test_all_of_a_scenario_is_read():
+def test_whole_scenario_is_read():
     scenario = small()
     assert scenario.name == "cells"
     assert scenario.agents["warden"].system.parts == (
@@ -174,7 +174,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("word", ["true", "True", "TRUE"])
-def test_words_are_read_as_in_yaml_1_2(word):
+def test_scalars_are_read_as_in_yaml_1_2(word):
     text = HEAD + "tools:\n  t:\n    description: d\n    parameters: {type: object}\n"
     text += f"    answers: [{{when: {{flag: {word}, n: 0x1F, o: 0o17}}, text: y}}]\n" + ONE
     scenario = read_scenario(text.encode(), "s.yaml")
@@ -184,19 +184,19 @@ def test_words_are_read_as_in_yaml_1_2(word):
 @pytest.mark.parametrize(
     "name", ["Zo\u00eb", "\u041c\u0430\u0440\u043a\u043e", "\u9a6c\u53ef Marco", "Dr. B 2"]
 )
-def test_names_of_one_alphabet_are_fine(name):
+def test_names_of_one_alphabet_are_accepted(name):
     text = HEAD.replace("bob: {}", f"bob: {{name: {name}}}") + ONE
     assert read_scenario(text.encode(), "s.yaml").shown_name("bob") == name
 
 
 @pytest.mark.parametrize(("text", "expected"), WRONG)
-def test_a_fault_is_told(text, expected):
+def test_error_is_reported_with_position_and_remedy(text, expected):
     found = complaints(text)
     assert any(expected in line for line in found), "\n".join(found)
     assert all(line.startswith("s.yaml:") for line in found)
 
 
-def test_all_faults_are_told_at_once_in_order():
+def test_all_errors_are_reported_together_in_order():
     text = dedent("""\
         scenario: s
         titel: x
@@ -215,7 +215,7 @@ def test_all_faults_are_told_at_once_in_order():
     ]
 
 
-def test_only_so_many_faults_are_told():
+def test_reported_errors_are_bounded():
     found = complaints(PHASE + "".join(f"    x{n}: 1\n" for n in range(1_000)))
     assert len(found) == SCENARIO_ERRORS_MAX + 1
     assert found[-1] == "s.yaml: there are more errors, reported once these are fixed"
@@ -250,7 +250,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_is_refused_in_little_time_and_memory(name):
+def test_hostile_text_is_rejected_in_bounded_time_and_memory(name):
     tracemalloc.start()
     began = time.process_time()
     try:
@@ -268,7 +268,7 @@ LINES = SMALL.splitlines()
 
 @settings(max_examples=200)
 @given(st.data())
-def test_any_damage_is_read_or_refused(data):
+def test_damaged_scenario_is_read_or_rejected(data):
     text = list(LINES)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(text) - 1))
@@ -279,17 +279,17 @@ def test_any_damage_is_read_or_refused(data):
         )
         text[at : at + data.draw(st.integers(0, 2))] = [new]
     raw = "\n".join(text).encode("utf-8", "surrogatepass")
-    told = ()
+    diagnostics = ()
     try:
         read_scenario(raw, "s.yaml")
     except ScenarioError as error:
-        told = error.diagnostics
+        diagnostics = error.diagnostics
     lines = raw.count(b"\n") + 2
-    assert all(1 <= c.line <= lines and c.column >= 1 for c in told)
+    assert all(1 <= c.line <= lines and c.column >= 1 for c in diagnostics)
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused(raw):
+def test_arbitrary_bytes_are_rejected(raw):
     with pytest.raises(ScenarioError):
         read_scenario(raw, "s.yaml")

@@ -12,7 +12,7 @@ from router.scenario.report import rows, savings
 from router.scenario.run_events import AgentAsked, AgentSpoke, PhaseBegan, Waited
 from router.scenario.run_state import RunState
 from router.scenario.transcript import Utterance
-from tests.router.scenario.script_fabric import Script, perform, prepared, told
+from tests.router.scenario.script_fabric import Script, perform, prepared, texts_of
 
 pytestmark = pytest.mark.anyio
 ROOMS = b"""
@@ -25,7 +25,7 @@ phases:
 """
 
 
-async def test_a_whole_run(tmp_path):
+async def test_whole_run_performs_all_turns_and_actions(tmp_path):
     script, events = Script(), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
@@ -42,10 +42,10 @@ async def test_a_whole_run(tmp_path):
     assert [e.phase for e in events if isinstance(e, PhaseBegan)] == ["read", "review", "decide"]
 
 
-async def test_nobody_hears_what_only_another_was_told(tmp_path):
+async def test_private_prompts_stay_private(tmp_path):
     script = Script()
     await perform(tmp_path / "r.jsonl", script)
-    for agent, messages in script.asked:
+    for agent, messages in script.prompts:
         text = "\n".join(message.texts[0] for message in messages)
         if not agent.endswith(".one"):
             assert "You are the first" not in text
@@ -54,7 +54,7 @@ async def test_nobody_hears_what_only_another_was_told(tmp_path):
 
 
 @pytest.mark.parametrize("breaks_at", range(8))
-async def test_a_run_that_broke_off_asks_nothing_twice(tmp_path, breaks_at):
+async def test_resumed_run_repeats_no_turns(tmp_path, breaks_at):
     whole = await perform(tmp_path / "whole.jsonl", Script())
     path, first, again = tmp_path / "r.jsonl", Script(breaks_at), Script()
     if breaks_at < 7:
@@ -64,8 +64,8 @@ async def test_a_run_that_broke_off_asks_nothing_twice(tmp_path, breaks_at):
         await perform(path, first)
     again.held, again.places = first.held, first.places  # the same fabric
     run = await perform(path, again)
-    assert told(run) == told(whole)
-    questions = [(agent, len(messages)) for agent, messages in first.asked + again.asked]
+    assert texts_of(run) == texts_of(whole)
+    questions = [(agent, len(messages)) for agent, messages in first.prompts + again.prompts]
     once = {name for name in questions if questions.count(name) == 1}
     # Who spoke beside the one that failed may have been asked without its answer being noted.
     assert len(questions) - len(once) <= 2
@@ -73,39 +73,39 @@ async def test_a_run_that_broke_off_asks_nothing_twice(tmp_path, breaks_at):
     assert not {done[-1] for done in first.done if done[0] == "direct"} & set(ops)
 
 
-async def test_the_journal_has_each_turn_before_anybody_is_told(tmp_path):
+async def test_turn_is_journaled_before_it_is_reported(tmp_path):
     path, seen = tmp_path / "r.jsonl", []
     journal, run = prepared(path, Script())
 
-    def tell(event):
+    def report(event):
         if isinstance(event, AgentSpoke):
             seen.append(path.read_bytes().count(b'"event":"turn"'))
 
-    run._report = tell
+    run._report = report
     await run.run()
     journal.close()
     assert len(seen) == 6
     assert all(count >= number for number, count in enumerate(seen, 1))
 
 
-async def test_what_cannot_be_done_yet_is_tried_again(tmp_path):
+async def test_unavailable_fabric_is_retried(tmp_path):
     events = []
     run = await perform(tmp_path / "r.jsonl", Script(later=3), events=events)
     assert len(run.state.transcript) == 6
     assert sum(isinstance(event, Waited) for event in events) == 3
 
 
-async def test_a_cold_run_erases_who_speaks_before_each_phase(tmp_path):
+async def test_cold_run_erases_speakers_before_each_phase(tmp_path):
     script = Script()
     run = await perform(tmp_path / "r.jsonl", script, begins_cold=True)
     erased = [agent for what, agent, *_ in script.done if what == "erase"]
     assert erased == ["scn.crew.lead", "scn.crew.r1.one", "scn.crew.r1.two"] * 3
     assert not [done for done in script.done if done[0] in ("fork", "prefetch", "direct")]
-    assert told(run) == told(await perform(tmp_path / "warm.jsonl", Script()))
+    assert texts_of(run) == texts_of(await perform(tmp_path / "warm.jsonl", Script()))
 
 
 @pytest.mark.parametrize("turn", ["first", "second"])
-async def test_a_cold_run_erases_nobody_whose_phase_has_begun(tmp_path, turn):
+async def test_cold_run_keeps_agents_of_a_running_phase(tmp_path, turn):
     has_begun = asyncio.Event()
 
     class Slow(Script):
@@ -125,7 +125,7 @@ async def test_a_cold_run_erases_nobody_whose_phase_has_begun(tmp_path, turn):
     assert script.done.count(("erase", "scn.crew.other")) == 3
 
 
-async def test_a_cold_run_that_goes_on_erases_nobody_of_a_phase_that_had_begun(tmp_path):
+async def test_resumed_cold_run_keeps_agents_of_a_started_phase(tmp_path):
     journal, run = prepared(tmp_path / "r.jsonl", Script(), begins_cold=True, raw=ROOMS)
     journal.close()
     figures = TurnFigures(1, 0, 1, 0.5, 1.0, "a", "hot")
@@ -133,7 +133,7 @@ async def test_a_cold_run_that_goes_on_erases_nobody_of_a_phase_that_had_begun(t
     assert run._idle() == ["other"]
 
 
-async def test_a_report_has_each_agent_of_each_phase(tmp_path):
+async def test_report_has_each_agent_of_each_phase(tmp_path):
     warm = await perform(tmp_path / "warm.jsonl", Script())
     cold = await perform(tmp_path / "cold.jsonl", Script(), begins_cold=True)
     found = {(row.phase, row.agent): row for row in rows(warm.state)}
@@ -149,7 +149,7 @@ async def test_a_report_has_each_agent_of_each_phase(tmp_path):
     ]  # fmt: skip
 
 
-async def test_the_line_that_a_crash_cut_off_is_dropped(tmp_path):
+async def test_truncated_last_journal_line_is_dropped(tmp_path):
     path, first = tmp_path / "r.jsonl", Script()
     await perform(path, first)
     raw = path.read_bytes()
@@ -158,11 +158,11 @@ async def test_the_line_that_a_crash_cut_off_is_dropped(tmp_path):
     again.held = first.held  # the same fabric
     run = await perform(path, again)
     assert len(run.state.transcript) == 6
-    assert len(again.asked) == 1
+    assert len(again.prompts) == 1
     assert path.read_bytes() == raw
 
 
-def test_journals_that_are_none_or_anothers_are_refused(tmp_path):
+def test_invalid_or_foreign_journal_is_rejected(tmp_path):
     path, head = tmp_path / "r.jsonl", JournalHead("r1", "crew", "d")
     RunJournal(path, head).close()
     for other in (JournalHead("r2", "crew", "d"), JournalHead("r1", "crew", "e")):
@@ -174,7 +174,7 @@ def test_journals_that_are_none_or_anothers_are_refused(tmp_path):
             RunJournal(path, head)
 
 
-async def test_what_was_said_twice_or_by_nobody_is_refused(tmp_path):
+async def test_duplicate_or_foreign_turn_is_rejected(tmp_path):
     events = []
     run = await perform(tmp_path / "r.jsonl", Script(), events=events)
     first = next(event for event in events if isinstance(event, AgentSpoke))
@@ -185,7 +185,7 @@ async def test_what_was_said_twice_or_by_nobody_is_refused(tmp_path):
         RunState.of(run.scenario, [stranger])
 
 
-def test_two_processes_do_not_write_one_journal(tmp_path):
+def test_journal_has_one_writer(tmp_path):
     path, head = tmp_path / "r.jsonl", JournalHead("r1", "crew", "d")
     first = RunJournal(path, head)
     with pytest.raises(ConflictError, match="in progress in another process"):
@@ -195,7 +195,7 @@ def test_two_processes_do_not_write_one_journal(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-async def test_turns_are_told_as_they_begin(tmp_path):
+async def test_turn_starts_are_reported(tmp_path):
     events = []
     await perform(tmp_path / "r.jsonl", Script(), events=events)
     begun = [event.turn.speaker for event in events if isinstance(event, AgentAsked)]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Forgetful(Script):
-    """Loses all directives as agents answer, as often as it is told to."""
+    """Loses all directives as agents answer, `losses` times."""
 
     def __init__(self, losses):
         super().__init__()
@@ -30,18 +30,18 @@ class Forgetful(Script):
         return await super().ask(question)
 
 
-async def test_an_answer_without_the_edits_of_its_agent_is_dropped(tmp_path):
+async def test_answer_without_its_agents_edits_is_dropped(tmp_path):
     script, events = Forgetful(2), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
-    given = [done for done in script.done if done[0] == "direct"]
-    assert len(given) == 3
-    assert len(set(given)) == 1, "the same directives, by the same operation"
+    directives = [done for done in script.done if done[0] == "direct"]
+    assert len(directives) == 3
+    assert len(set(directives)) == 1, "the same directives, by the same operation"
     assert len(run.state.transcript) == 6
     waited = [event for event in events if isinstance(event, Waited)]
     assert ["added again" in event.why for event in waited] == [True] * 2
 
 
-async def test_an_agent_that_never_keeps_its_edits_ends_the_run(tmp_path):
+async def test_agent_that_always_loses_its_edits_ends_the_run(tmp_path):
     with pytest.raises(AskAgainError, match=r"asking lead \(last on b\): tried 30 times"):
         await perform(tmp_path / "r.jsonl", Forgetful(1_000))
 
@@ -58,7 +58,7 @@ phases:
 """
 
 
-async def test_a_fork_is_given_again_what_it_inherited_and_nothing_else(tmp_path):
+async def test_fork_regains_only_its_inherited_edits(tmp_path):
     class Lossy(Script):
         async def ask(self, question):
             if self.count == 4:
@@ -67,12 +67,12 @@ async def test_a_fork_is_given_again_what_it_inherited_and_nothing_else(tmp_path
 
     script = Lossy()
     await perform(tmp_path / "r.jsonl", script, raw=HEIRS)
-    given = [(done[1], done[3]) for done in script.done if done[0] == "direct"]
-    assert [agent for agent, _ in given] == ["scn.crew.lead", "scn.crew.lead", "scn.crew.heir"]
-    assert given[2][1] == given[0][1]
+    directives = [(done[1], done[3]) for done in script.done if done[0] == "direct"]
+    assert [agent for agent, _ in directives] == ["scn.crew.lead", "scn.crew.lead", "scn.crew.heir"]
+    assert directives[2][1] == directives[0][1]
 
 
-async def test_edits_and_forks_that_the_fabric_keeps_refusing_do_not_end_a_run(tmp_path):
+async def test_rejected_edits_and_forks_do_not_end_the_run(tmp_path):
     class Dead(Script):
         async def fork(self, source, copy, to, op):
             raise AskAgainError("its process is dead", 0.0)  # noqa: TRY003 - as it comes
@@ -93,19 +93,19 @@ async def test_edits_and_forks_that_the_fabric_keeps_refusing_do_not_end_a_run(t
     assert [done[1] for done in script.done if done[0] == "direct"] == ["scn.crew.lead"]
 
 
-class Bereaved(Script):
+class LostNode(Script):
     """Has lost the node of `lead`, without a replica, until the agent takes a turn."""
 
     def __init__(self, spoken_before, *, held=()):
         super().__init__()
         self.spoken_before = spoken_before  # answers of the fabric before the node is lost
-        self.tried = 0
+        self.attempts = 0
         self.held["scn.crew.lead"] = set(held)
 
     def require_owner(self, agent):
         is_lost = agent == "scn.crew.lead" and self.count == self.spoken_before
         if is_lost:
-            self.tried += 1
+            self.attempts += 1
             raise MemoryLostError("its node is lost", 0.0)  # noqa: TRY003 - as it comes
 
     async def fork(self, source, copy, to, op):
@@ -126,19 +126,19 @@ def whys(events):
     return [event.why for event in events if isinstance(event, Waited)]
 
 
-async def test_a_directive_whose_agent_lost_its_node_is_given_after_its_next_answer(tmp_path):
-    script, events = Bereaved(6), []
+async def test_directive_is_applied_after_next_answer_when_node_is_lost(tmp_path):
+    script, events = LostNode(6), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
-    assert script.tried == SCENARIO_LOST_TRIES_MAX
-    given = [done for done in script.done if done[0] == "direct"]
-    assert [done[1] for done in given] == ["scn.crew.lead"]
+    assert script.attempts == SCENARIO_LOST_TRIES_MAX
+    directives = [done for done in script.done if done[0] == "direct"]
+    assert [done[1] for done in directives] == ["scn.crew.lead"]
     assert script.count == 6 + 2, "the answer without the directive is dropped"
     assert any("edited after its next answer" in why for why in whys(events))
 
 
-async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
-    script, events = Bereaved(2), []
+async def test_fork_of_lost_agent_is_recomputed(tmp_path):
+    script, events = LostNode(2), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
     assert not [done for done in script.done if done[0] == "fork"]
@@ -146,13 +146,11 @@ async def test_a_fork_of_an_agent_that_lost_its_node_is_computed_anew(tmp_path):
 
 
 @pytest.mark.parametrize("held", [(), ("scn-of-an-earlier-run",)], ids=["unedited", "edited"])
-async def test_earlier_edits_of_an_agent_that_lost_its_node_are_undone_after_its_answer(
-    tmp_path, held
-):
-    script, events = Bereaved(0, held=held), []
+async def test_earlier_edits_of_lost_agent_are_undone_after_its_answer(tmp_path, held):
+    script, events = LostNode(0, held=held), []
     journal, run = prepared(tmp_path / "r.jsonl", script, events=events)
     await run.undo_edits()
-    assert script.tried == SCENARIO_LOST_TRIES_MAX
+    assert script.attempts == SCENARIO_LOST_TRIES_MAX
     await run.run()
     journal.close()
     assert [done for done in script.done if done[0] == "take back"] == [
@@ -163,7 +161,7 @@ async def test_earlier_edits_of_an_agent_that_lost_its_node_are_undone_after_its
     assert len(undone) == len(held)
 
 
-async def test_a_run_that_goes_on_undoes_earlier_edits_of_agents_that_did_nothing_yet(tmp_path):
+async def test_resumed_run_undoes_earlier_edits_of_unused_agents(tmp_path):
     raw = CREW.replace(b"  one: {lifetime: ephemeral,", b"  new: {}\n  one: {lifetime: ephemeral,")
     raw += b"  - {id: last, agents: [new]}\n"
     with pytest.raises(FabricError, match="gone"):
@@ -186,27 +184,27 @@ def series_of(tmp_path, script, **plan):
     return [agent for what, agent, *_ in script.done if what == "erase"]
 
 
-def test_the_agents_of_one_run_are_erased_at_its_end(tmp_path):
+def test_ephemeral_agents_are_erased_at_end_of_run(tmp_path):
     script = Script()
     erased = series_of(tmp_path, script)
     assert erased[-2:] == ["scn.crew.r1.one", "scn.crew.r1.two"]
     assert set(script.places) == {"scn.crew.lead"}
 
 
-def test_a_run_that_broke_off_keeps_the_agents_that_it_goes_on_with(tmp_path):
+def test_interrupted_run_keeps_its_agents(tmp_path):
     script = Script(breaks_at=4)
     with pytest.raises(FabricError, match="gone"):
         series_of(tmp_path, script)
     assert set(script.places) == {"scn.crew.lead", "scn.crew.r1.one", "scn.crew.r1.two"}
 
 
-def test_the_agents_of_a_cold_performance_are_erased_at_its_end(tmp_path):
+def test_agents_of_cold_arm_are_erased_at_its_end(tmp_path):
     script = Script()
     series_of(tmp_path, script, is_compared=True)
     assert set(script.places) == {"scn.crew.lead"}
 
 
-def test_an_agent_that_cannot_be_erased_at_the_end_fails_no_run(tmp_path):
+def test_failed_erasure_at_end_does_not_fail_the_run(tmp_path):
     class Stubborn(Script):
         async def erase(self, agent):
             if self.count == 7:
@@ -216,7 +214,7 @@ def test_an_agent_that_cannot_be_erased_at_the_end_fails_no_run(tmp_path):
     series_of(tmp_path, Stubborn())
 
 
-def test_two_runs_of_one_name_have_operations_of_their_own(tmp_path):
+def test_runs_of_same_name_have_distinct_operations(tmp_path):
     scenario, ops = read_scenario(CREW, "crew.yaml"), []
     for folder in ("one", "two", "one"):
         script = Script()

@@ -18,7 +18,7 @@ def as_editors_see(text):
     return plain(read_tree(text.encode(), Diagnostics("x")))
 
 
-def test_the_schema_is_one_and_every_field_says_what_it_is_for():
+def test_schema_is_valid_and_every_field_has_a_description():
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
     def described(schema):
@@ -29,7 +29,7 @@ def test_the_schema_is_one_and_every_field_says_what_it_is_for():
     described(json_schema())
 
 
-def test_the_schema_accepts_what_the_reader_does():
+def test_schema_accepts_valid_scenario():
     VALIDATOR.validate(as_editors_see(SMALL))
 
 
@@ -54,7 +54,7 @@ def test_the_schema_accepts_what_the_reader_does():
         ("name: Marco", "temperature: 3"),
     ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(old, new):
+def test_schema_and_reader_reject_the_same_mistakes(old, new):
     text = SMALL.replace(old, new, 1)
     assert text != SMALL
     with pytest.raises(ScenarioError):
@@ -83,8 +83,8 @@ def places(value, path=()):
 
 @settings(max_examples=150)
 @given(st.data())
-def test_what_the_schema_refuses_the_reader_refuses(data):
-    """One value anywhere is replaced; of what remains the reader may find more, but never less."""
+def test_reader_rejects_all_that_schema_rejects(data):
+    """Replace one value anywhere; the reader may find more errors than the schema, never fewer."""
     whole = as_editors_see(SMALL)
     path = data.draw(st.sampled_from(list(places(whole))[1:]))
     spot = whole

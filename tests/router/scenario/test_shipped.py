@@ -28,7 +28,7 @@ def loaded():
     return mlx_lm.load(str(recall.DEFAULT_OUT))[:2]
 
 
-def test_they_are_as_large_as_they_say():
+def test_shipped_scenarios_have_documented_sizes():
     found = {name: shipped_scenario(name) for name in shipped_names()}
     assert {n: sum(len(list(p.turns)) for p in s.phases) for n, s in found.items()} == TURNS
     assert len(found["prisoners-dilemma"].phases) == 5
@@ -39,14 +39,14 @@ def test_they_are_as_large_as_they_say():
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_editors_accept_them(name):
+def test_shipped_scenarios_match_the_schema(name):
     whole = yaml.safe_load(shipped_file(name).read_text())
     assert whole["scenario"] == name
     jsonschema.Draft202012Validator(json_schema()).validate(whole)
 
 
 @pytest.mark.parametrize("name", sample(TURNS, "debate"))
-def test_the_recall_model_remembers_all_that_is_expected(name, loaded):
+def test_recall_model_meets_all_expectations(name, loaded):
     player = Player(shipped_scenario(name), loaded).play()
 
     assert len(player.transcript) == TURNS[name]
@@ -54,7 +54,7 @@ def test_the_recall_model_remembers_all_that_is_expected(name, loaded):
     assert len(player.verdicts) == sum(len(p.expect) for p in player.scenario.phases)
 
 
-def test_articles_are_as_long_as_experts_need_them(loaded):
+def test_expert_articles_have_required_length(loaded):
     articles = sorted((Path(shipped_file("debate")).parent / "articles").glob("*.txt"))
     tokens = [len(loaded[1].encode(path.read_text())) for path in articles]
     assert len(tokens) == 10

@@ -12,17 +12,17 @@ def filled(text, value):
     return render(parse_template(text), lambda _: iter([value]))
 
 
-def test_places_are_filled_once():
+def test_placeholders_are_filled_once():
     assert filled("a ${x} b ${p.messages[q]}", "${x}") == "a ${x} b ${x}"
     assert filled("costs $${x} and $5 and {y}", "!") == "costs ${x} and $5 and {y}"
     assert filled("ends ${x}\n\n", " ") == "ends"
 
 
 @given(st.text())
-def test_what_is_filled_in_is_never_read(value):
+def test_filled_values_are_not_expanded(value):
     assert filled("<${x}>", value) == f"<{value}>"
 
 
-def test_growth_is_bounded():
+def test_filled_text_is_bounded():
     with pytest.raises(TooLargeError, match="grows beyond"):
         filled("${x}" * 100, "y" * 100_000)

@@ -43,7 +43,7 @@ def by_definition(scenario, ended):
             yield from together if phase.order == "parallel" else [first]
 
 
-def test_turns_follow_each_other_or_run_at_once():
+def test_turns_run_in_sequence_or_in_parallel():
     found = [(due[0], len(due)) for due in walk(small())]
     assert found == [
         ("room_a1warden", 1),
@@ -59,7 +59,7 @@ def test_turns_follow_each_other_or_run_at_once():
     ]
 
 
-def test_phases_without_common_agents_run_beside_each_other():
+def test_phases_without_common_agents_run_in_parallel():
     assert list(walk(read_scenario(FORKED, "s"))) == [
         ["p1a", "p1b", "q1c"],
         ["p1b", "q1c"],
@@ -70,7 +70,7 @@ def test_phases_without_common_agents_run_beside_each_other():
     ]
 
 
-def test_who_is_to_speak_soon_is_known():
+def test_upcoming_speakers_are_listed():
     scenario = small()
     ended = {TurnKey("room_a", 1, "warden")}
     assert names(TurnTable(scenario).upcoming(ended, 3)) == [
@@ -84,7 +84,7 @@ def test_who_is_to_speak_soon_is_known():
 
 @settings(max_examples=40)
 @given(runs(), st.data())
-def test_a_run_resumed_anywhere_has_the_same_turns(run, data):
+def test_resumed_run_has_the_same_turns(run, data):
     scenario, transcript = run
     every = {TurnKey(p.id, n, s) for p in scenario.phases for n, s in p.turns}
     assert {u.turn for u in transcript} == every

@@ -8,7 +8,7 @@ import pytest
 from tests.router.simulate.small import FAST_DECODE, GIB, OneNode, node, prompt
 
 
-def test_one_turn_alone_takes_its_prompt_and_one_step():
+def test_single_turn_takes_prefill_and_decode_time():
     one = OneNode()
     one.ask(0.0, "a", prompt((1, 1024)), answer_tokens=11)
     one.run()
@@ -17,7 +17,7 @@ def test_one_turn_alone_takes_its_prompt_and_one_step():
     assert one.end_s["a"] == pytest.approx(1024 / 512 + 11 / 50, abs=0.01)  # and its last save
 
 
-def test_prefill_slows_down_with_the_context():
+def test_prefill_slows_down_with_context():
     """With half the speed at position h, n tokens take about n/P · (1 + n/2h)."""
     one = OneNode(node(context_half_tokens=8_192, decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "a", prompt((1, 8_192)))
@@ -27,7 +27,7 @@ def test_prefill_slows_down_with_the_context():
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
-def test_waits_of_equal_prompts_are_those_of_a_queue_with_one_server(load):
+def test_waits_of_equal_prompts_match_md1_queue(load):
     """M/D/1: random arrivals, equal work S = 1 s; the mean wait is load · S / 2(1 - load)."""
     rng, one, at_s = random.Random(3), OneNode(node(decode_tokens_per_s=FAST_DECODE)), 0.0
     free_s, waits_s = 0.0, []
@@ -42,7 +42,7 @@ def test_waits_of_equal_prompts_are_those_of_a_queue_with_one_server(load):
     assert fmean(waits_s) == pytest.approx(load / (2 * (1 - load)), rel=0.1)
 
 
-def test_long_prompts_share_the_engine():
+def test_long_prompts_alternate_in_chunks():
     """Two equal long prompts take turns, so both end near the end of both."""
     one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
     for agent in (1, 2):
@@ -54,7 +54,7 @@ def test_long_prompts_share_the_engine():
     assert first == pytest.approx(second - 2.0)  # a chunk of each in turn
 
 
-def test_a_short_prompt_overtakes_a_long_one():
+def test_short_prompt_overtakes_long_one():
     one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "long", prompt((1, 16_384)))
     one.ask(0.1, "short", prompt((2, 256)))
@@ -63,7 +63,7 @@ def test_a_short_prompt_overtakes_a_long_one():
     assert one.first_s["short"] < 2.0 < one.first_s["long"]
 
 
-def test_answers_slow_each_other_down_by_the_root_of_their_number():
+def test_decode_slows_with_square_root_of_batch_size():
     one = OneNode(node(prefill_tokens_per_s=1e9))
     for agent in range(4):
         one.ask(0.0, f"a{agent}", prompt((agent, 128)), answer_tokens=100)
@@ -72,7 +72,7 @@ def test_answers_slow_each_other_down_by_the_root_of_their_number():
     assert max(one.end_s.values()) == pytest.approx(100 * 2 / 50, rel=0.03)
 
 
-def test_a_prompt_slows_down_answers_but_never_stops_them():
+def test_prefill_slows_decode_but_never_stops_it():
     one = OneNode()
     one.ask(0.0, "answers", prompt((1, 128)), answer_tokens=50)
     one.ask(0.5, "reads", prompt((2, 5_120)))
@@ -83,7 +83,7 @@ def test_a_prompt_slows_down_answers_but_never_stops_them():
     assert one.first_s["reads"] > 5_120 / 512
 
 
-def test_turns_wait_for_memory():
+def test_turns_wait_for_free_memory():
     """Two turns do not fit together: the second begins when the first has ended."""
     small = node(hot_bytes=1_000 * 36_864, decode_tokens_per_s=10.0)
     one = OneNode(small)
@@ -94,7 +94,7 @@ def test_turns_wait_for_memory():
     assert one.first_s["b"] > one.end_s["a"] - 0.1
 
 
-def test_a_cache_on_disk_is_read_first():
+def test_cache_on_disk_is_loaded_instead_of_recomputed():
     """An idle cache that lost its memory is loaded at the disk's speed instead of computed."""
     one = OneNode(node(hot_bytes=3_000 * 36_864, disk_bytes_per_s=36_864_000.0))
     one.ask(0.0, "a", prompt((1, 2_048)))
@@ -106,7 +106,7 @@ def test_a_cache_on_disk_is_read_first():
     assert one.first_s["a2"] == pytest.approx(2.048 + 128 / 512 + 0.02, abs=0.01)
 
 
-def test_a_lost_node_loses_its_turns_once():
+def test_lost_node_loses_each_turn_once():
     one = OneNode()
     one.ask(0.0, "reads", prompt((1, 5_120)))
     one.ask(0.0, "answers", prompt((2, 128)), answer_tokens=1_000)
@@ -119,7 +119,7 @@ def test_a_lost_node_loses_its_turns_once():
     assert one.machine.engine.active_count == 0
 
 
-def test_a_slowed_node_takes_as_much_longer():
+def test_slowed_node_takes_proportionally_longer():
     one = OneNode(node(hot_bytes=GIB))
     one.machine.engine.slowness = 3.0
     one.ask(0.0, "a", prompt((1, 512)))

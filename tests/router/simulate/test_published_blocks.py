@@ -23,15 +23,15 @@ def computed_of_burst(**changes):
     return one.machine.engine.computed_tokens
 
 
-def test_a_beginning_that_is_being_computed_is_not_visible():
+def test_prefix_in_flight_is_not_visible():
     assert computed_of_burst(shares_heads_in_flight=False) == AGENTS * (HEAD + OWN)
 
 
-def test_a_beginning_is_computed_once_while_others_wait_for_it():
+def test_common_prefix_is_computed_once_while_others_wait():
     assert computed_of_burst() == HEAD + AGENTS * OWN
 
 
-def test_who_waits_for_a_beginning_holds_no_memory():
+def test_turn_waiting_for_prefix_holds_no_memory():
     """Memory for two turns: all wait for the first one's beginning, then run two at a time."""
     tokens = HEAD + OWN + 512
     one = OneNode(node(hot_bytes=2 * tokens * 36_864, decode_tokens_per_s=10.0))
@@ -45,7 +45,7 @@ def test_who_waits_for_a_beginning_holds_no_memory():
     assert one.machine.engine.computed_tokens == HEAD + 4 * OWN
 
 
-def test_no_wait_for_a_beginning_is_longer_than_computing_it():
+def test_wait_for_prefix_is_bounded_by_computing_it():
     """The first turn computes its long own part between; who waits computes the rest itself."""
     one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "other", prompt((9, 30_000)))
@@ -57,7 +57,7 @@ def test_no_wait_for_a_beginning_is_longer_than_computing_it():
     assert one.machine.engine.computed_tokens <= 30_000 + 2 * (HEAD + OWN)
 
 
-def test_a_head_from_another_turn_is_read_from_the_disk():
+def test_prefix_of_another_turn_is_loaded_from_disk():
     one = OneNode(node(disk_bytes_per_s=36_864 * 1_024.0, decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "leads", prompt((1, HEAD), (2, OWN)))
     one.ask(0.1, "waits", prompt((1, HEAD), (3, OWN)))
@@ -67,7 +67,7 @@ def test_a_head_from_another_turn_is_read_from_the_disk():
     assert one.first_s["waits"] == pytest.approx((HEAD + OWN) / 512 + loaded_s - 0.1, abs=0.51)
 
 
-def test_blocks_visible_at_arrival_are_noticed(monkeypatch):
+def test_prematurely_visible_blocks_are_detected(monkeypatch):
     """The planted fault: a prompt's blocks are visible as soon as its turn gets its memory."""
     start = node_cache.NodeCache.reserve
 
@@ -79,10 +79,10 @@ def test_blocks_visible_at_arrival_are_noticed(monkeypatch):
     monkeypatch.setattr(node_cache.NodeCache, "reserve", publish_too_early)
 
     with pytest.raises(AssertionError):
-        test_a_beginning_that_is_being_computed_is_not_visible()
+        test_prefix_in_flight_is_not_visible()
 
 
-def test_blocks_of_a_running_answer_appear_one_after_another():
+def test_blocks_of_running_answer_appear_one_by_one():
     """9.4 MB at 1 GB/s are 9.4 ms, and a saver takes a twentieth of the time."""
     cache = NodeCache(1 << 34, 1 << 40, 36_864, 1e9)
     cache.answer("a", prompt((1, 2_560)), now_s=10.0)
@@ -100,7 +100,7 @@ def test_blocks_of_a_running_answer_appear_one_after_another():
     assert seen(1e6) == 0
 
 
-def test_own_cache_is_reused_to_the_token_and_others_by_blocks():
+def test_own_cache_is_reused_by_token_and_foreign_cache_by_block():
     cache = NodeCache(1 << 34, 1 << 40, 36_864, 1e9)
     cache.keep(KeptAgent("a", prompt((1, 1_000)), (1,), 1, 1), is_hot=True)
     longer = prompt((1, 1_000), (2, 100))
@@ -113,7 +113,7 @@ def test_own_cache_is_reused_to_the_token_and_others_by_blocks():
     assert same.tokens == 999  # the last token is always computed
 
 
-def test_the_agents_used_longest_ago_leave_a_full_disk():
+def test_full_disk_evicts_least_recently_used_agents():
     cache = NodeCache(1 << 34, 2_000 * 36_864, 36_864, 1e9)
     for number in range(4):
         cache.keep(KeptAgent(f"a{number}", prompt((number, 600)), (1,), 1, 1), is_hot=False)
@@ -123,7 +123,7 @@ def test_the_agents_used_longest_ago_leave_a_full_disk():
     assert cache.disk_tokens == 1_800
 
 
-def test_a_node_lists_agents_that_leave_its_memory_and_its_disk():
+def test_node_lists_agents_evicted_from_memory_and_disk():
     one = OneNode(node(hot_bytes=1_500 * 36_864, disk_bytes=3_000 * 36_864))
     one.ask(0.0, "a", prompt((1, 900)))
     one.run()
@@ -143,7 +143,7 @@ def test_a_node_lists_agents_that_leave_its_memory_and_its_disk():
     }
 
 
-def test_a_shared_beginning_takes_its_bytes_once():
+def test_shared_prefix_is_stored_once():
     cache = NodeCache(1 << 34, 1 << 40, 36_864, 1e9)
     for number in range(3):
         extent = prompt((7, 1_024), (number, 128))
@@ -161,7 +161,7 @@ def common(one, other):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_tree_finds_what_a_search_of_all_chains_finds(seed):
+def test_prefix_tree_equals_linear_search(seed):
     rng, tree, chains = random.Random(seed), PrefixTree(), []
 
     def chain():

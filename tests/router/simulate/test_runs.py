@@ -57,7 +57,7 @@ def test_every_turn_is_answered_once(policy, faults):
     books_are_empty(run)
 
 
-def test_a_turn_answered_twice_is_noticed():
+def test_turn_answered_twice_is_detected():
     run = workload_run("W6", sessions=3)
     saved = type(run.dispatcher)._on_end
 
@@ -70,7 +70,7 @@ def test_a_turn_answered_twice_is_noticed():
         run.play()
 
 
-def test_a_turn_that_is_never_answered_is_noticed(monkeypatch):
+def test_unanswered_turn_is_detected(monkeypatch):
     """The planted fault: clients do not repeat turns whose node was lost."""
     monkeypatch.setattr("router.simulate.run.STALLED_S", 600.0)
     faults = FAULTS["all lost"]
@@ -81,7 +81,7 @@ def test_a_turn_that_is_never_answered_is_noticed(monkeypatch):
         run.play()
 
 
-def test_a_drained_node_gives_its_agents_away_with_their_memory():
+def test_drained_node_migrates_agents_with_their_caches():
     drained = Conditions(faults=(Fault(FaultKind.DRAIN, "middle", 30.0),))
     run = workload_run("W4", sessions=20, conditions=drained)
     outcome = run.play()
@@ -102,7 +102,7 @@ def test_slow_links_delay_a_drain():
     assert relocated(200.0) > relocated(1.0)
 
 
-def test_a_lost_node_that_returns_has_its_disk():
+def test_returning_node_keeps_its_disk():
     run = workload_run("W4", "sticky", sessions=12)
     run.play()
     machine = max(run.machines.values(), key=lambda each: len(each.cache.agents))
@@ -115,7 +115,7 @@ def test_a_lost_node_that_returns_has_its_disk():
     assert run.router.fleet.directory.agents_of_node(machine.name) == owned
 
 
-def test_a_silent_node_gets_no_turns_after_its_lease():
+def test_silent_node_gets_no_turns_after_its_lease():
     lost = Conditions(faults=(Fault(FaultKind.LOSE, "fast", 60.0),))
     run = workload_run("W1", sessions=12, load=2.0, conditions=lost)
     run.play()
@@ -127,7 +127,7 @@ def test_a_silent_node_gets_no_turns_after_its_lease():
     assert not run.router.fleet.is_up("fast")
 
 
-def test_equal_nodes_get_equal_parts():
+def test_equal_nodes_get_equal_shares():
     twins = fleet(node("a"), node("b"))
     for policy in ("seconds", "sticky", "least-load", "round-robin"):
         run = workload_run("W2", policy, sessions=200, on=twins)
@@ -136,7 +136,7 @@ def test_equal_nodes_get_equal_parts():
         assert abs(first - second) < 40, policy
 
 
-def test_policies_differ():
+def test_policies_produce_different_results():
     """Each policy decides differently somewhere: no two have the same figures."""
     names = [name for name in policy_names() if not name.startswith(("router", "dynamo-tuned"))]
     figures = {}
@@ -150,7 +150,7 @@ def test_policies_differ():
     assert figures["sticky"][1] > figures["round-robin"][1]
 
 
-def test_seeds_and_loads_differ():
+def test_seeds_and_loads_produce_different_results():
     runs = {
         (seed, load): workload_run("W6", sessions=20, seed=seed, load=load).play().ttft_mean_s
         for seed in (1, 2)
@@ -177,7 +177,7 @@ def simulate_json(hash_seed):
     return done.stdout
 
 
-def test_the_same_seed_gives_the_same_bytes_in_another_process():
+def test_same_seed_gives_same_bytes_in_another_process():
     one, other = simulate_json("1"), simulate_json("2")
 
     assert one == other
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process():
 
 
 @pytest.mark.parametrize("faults", ["none", "drained and lost", "slowed"])
-def test_a_view_that_is_reused_is_the_one_that_would_be_built(faults, monkeypatch):
+def test_reused_view_equals_rebuilt_view(faults, monkeypatch):
     reused, view = [], Machine.view
 
     def checked(self):
@@ -201,7 +201,7 @@ def test_a_view_that_is_reused_is_the_one_that_would_be_built(faults, monkeypatc
     assert False in reused
 
 
-def test_speeds_that_nodes_misreport_are_in_their_views():
+def test_misreported_speeds_appear_in_node_views():
     run = workload_run("W6", sessions=2, conditions=Conditions(wrong_speeds=(0.6, 1.6)))
     views = {name: machine.view().prefill_tokens_per_s for name, machine in run.machines.items()}
     real = {model.name: model.prefill_tokens_per_s for model in THREE.each()}

@@ -36,7 +36,7 @@ def studied():
 # --- fleets -----------------------------------------------------------------------------------
 
 
-def test_shipped_fleets():
+def test_shipped_fleets_have_documented_sizes():
     counts = {name: read_fleet(name).count for name in shipped_names()}
 
     assert counts == {
@@ -62,19 +62,19 @@ def test_shipped_fleets():
         ("7", "must be a map"),
     ],
 )
-def test_mistakes_of_a_fleet(text, message):
+def test_invalid_fleet_is_rejected(text, message):
     with pytest.raises(RejectedError, match=re.escape(message)):
         parse_fleet(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize("text", ["a: [", "nodes: \x00"])
-def test_a_file_that_is_no_yaml(tmp_path, text):
+def test_invalid_yaml_is_rejected(tmp_path, text):
     (tmp_path / "f.yaml").write_text(text)
     with pytest.raises(RejectedError, match="is no YAML"):
         read_fleet(str(tmp_path / "f.yaml"))
 
 
-def test_an_unknown_fleet():
+def test_unknown_fleet_is_rejected():
     with pytest.raises(RejectedError, match="four-unequal"):
         read_fleet("five")
 
@@ -113,13 +113,13 @@ def test_solved_hit_rate_is_reached():
     assert outcome.cached_share == pytest.approx(HitRate().cached_share, abs=0.02)
 
 
-def test_an_impossible_hit_rate():
+def test_impossible_hit_rate_is_rejected():
     with pytest.raises(RejectedError, match="fewer turns"):
         _ = HitRate(prompt_tokens=1_000, cached_share=0.5, turns=10).system_tokens
 
 
 @pytest.mark.parametrize("load", [0.25, 0.5])
-def test_load_is_a_share_of_what_nodes_can_do(load):
+def test_load_is_a_share_of_node_capacity(load):
     """A fleet of one node is busy for about the share of time that was asked for."""
     outcome = workload_run("W9", "sticky", sessions=150, load=load, on=fleet(node())).play()
 
@@ -136,7 +136,7 @@ def test_capacity_grows_with_nodes():
 # --- faults and names -------------------------------------------------------------------------
 
 
-def test_faults_as_text():
+def test_faults_and_factors_are_parsed():
     slow = parse_fault("slow:pro-1@60+30x2.5")
     lost = parse_fault("lose:ultra@9.5")
 
@@ -154,18 +154,18 @@ def test_faults_as_text():
 @pytest.mark.parametrize(
     "text", ["", "lose", "lose:a", "lose:a@x", "lose:a@1x2", "slow:a@1", "slow:a@1x0", "burn:a@1"]
 )
-def test_no_faults(text):
+def test_invalid_fault_is_rejected(text):
     with pytest.raises(RejectedError, match="is no fault"):
         parse_fault(text)
 
 
 @pytest.mark.parametrize("text", ["", "1", "2-1", "0-1", "a-b"])
-def test_no_factors(text):
+def test_invalid_factors_are_rejected(text):
     with pytest.raises(RejectedError, match="range of factors"):
         parse_factors(text)
 
 
-def test_unknown_names():
+def test_unknown_names_are_rejected_with_suggestions():
     with pytest.raises(RejectedError, match="did you mean 'sticky'"):
         placement_of("stiky")
     with pytest.raises(RejectedError, match="known: W1"):
@@ -177,7 +177,7 @@ def test_unknown_names():
 # --- figures ----------------------------------------------------------------------------------
 
 
-def test_interval_of_known_values():
+def test_interval_matches_known_values():
     """Mean 3, standard deviation 1.581, n 5: 2.776 · 1.581 / √5 = 1.963."""
     found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
 
@@ -192,7 +192,7 @@ def test_ratios_are_paired_by_seed():
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_a_study_compares_with_the_shipped_policy(studied):
+def test_study_compares_with_shipped_policy(studied):
     study, cells = studied
     (cell,) = cells
     plain = study.as_json(cells)["cells"][0]
@@ -205,7 +205,7 @@ def test_a_study_compares_with_the_shipped_policy(studied):
     assert overall(cells)["seconds"] == (1.0, 1.0)
 
 
-def test_tuning_takes_the_best_scale(studied):
+def test_tuning_chooses_best_scale(studied):
     _, (cell,) = studied
     tuned = cell.compared[2]
     for scale in DYNAMO_SCALES:
@@ -218,7 +218,7 @@ def test_tuning_takes_the_best_scale(studied):
 # --- reports ----------------------------------------------------------------------------------
 
 
-def test_html_needs_nothing_else(studied):
+def test_html_report_is_self_contained(studied):
     study, cells = studied
     page = report.html(study, cells, "macfabric simulate W6 --fleet <b>")
 
@@ -234,7 +234,7 @@ def test_html_needs_nothing_else(studied):
         assert name in page
 
 
-def test_png_is_a_picture(studied):
+def test_png_report_is_a_valid_image(studied):
     _, cells = studied
     raw = report.png(cells)
     parts, at = {}, 8
@@ -257,7 +257,7 @@ def test_png_is_a_picture(studied):
     assert raw == report.png(cells)
 
 
-def test_a_request_survives_json_and_repeats_its_command():
+def test_simulate_request_round_trips_and_prints_its_command():
     request = SimulateRequest(
         workloads=("W1", "W2"), loads=(0.5,), policies=("sticky",), link_mbit=10_000.0, seeds=5
     )

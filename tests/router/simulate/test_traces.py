@@ -32,28 +32,28 @@ def row(blocks, out=10, **more):
 def played(rows, **more):
     """Play a trace; return when each turn was asked, by agent, and the run."""
     run = SimulatedRun(THREE, "seconds", 1, arrivals_of(rows, **more))
-    asked, ask = [], run.dispatcher.ask
+    turns, ask = [], run.dispatcher.ask
 
     def note(turn):
-        asked.append((turn.agent, round(run.timeline.now_s, 3), run.dispatcher.counters.answered))
+        turns.append((turn.agent, round(run.timeline.now_s, 3), run.dispatcher.counters.answered))
         ask(turn)
 
     run.dispatcher.ask = note
-    return asked, run.play()
+    return turns, run.play()
 
 
-def test_rows_of_the_published_format(tmp_path):
+def test_mooncake_rows_are_read_and_played(tmp_path):
     later = MOONCAKE | {"timestamp": 30535, "hash_ids": [0, 1, *range(50, 62)]}
     rows = read_trace(trace(tmp_path, MOONCAKE, "\n", later))
-    asked, outcome = played(rows)
+    turns, outcome = played(rows)
 
-    assert [(agent, at_s) for agent, at_s, _ in asked] == [("row-1", 27.482), ("row-3", 30.535)]
+    assert [(agent, at_s) for agent, at_s, _ in turns] == [("row-1", 27.482), ("row-3", 30.535)]
     assert outcome.turns == 2
     assert [each.at_s for each in rows] == [27.482, 30.535]
     assert played(rows, speedup=2.0)[0][0][1] == 13.741
 
 
-def test_rows_share_what_their_ids_share(tmp_path):
+def test_rows_share_common_hash_ids(tmp_path):
     shared = list(range(8))
     longer = row([*shared, 90], timestamp=60_000)
     other = row([91, *shared], timestamp=120_000)
@@ -63,27 +63,27 @@ def test_rows_share_what_their_ids_share(tmp_path):
     assert outcome.cached_share == pytest.approx(8 / (8 + 9 + 9), rel=0.01)
 
 
-def test_a_session_is_one_agent_whose_turns_wait(tmp_path):
+def test_session_is_one_agent_with_sequential_turns(tmp_path):
     first = row([1], session_id="s", timestamp=1_000)
     second = row([1, 2], session_id="s", delay=500, tool_wait_ms=250)
-    asked, outcome = played(read_trace(trace(tmp_path, first, second)))
+    turns, outcome = played(read_trace(trace(tmp_path, first, second)))
 
-    assert [agent for agent, _, _ in asked] == ["s", "s"]
-    assert asked[1][2] == 1  # after the first was answered
-    assert asked[1][1] > 1.0 + 0.75
+    assert [agent for agent, _, _ in turns] == ["s", "s"]
+    assert turns[1][2] == 1  # after the first was answered
+    assert turns[1][1] > 1.0 + 0.75
     assert outcome.relocated_share == 0.0
 
 
-def test_a_join_waits_for_all_of_its_branches(tmp_path):
+def test_join_waits_for_all_branches(tmp_path):
     rows = [
         row([1], id="root", session_id="s"),
         row([1, 2], id="left", session_id="s", branch=1, wait_for=["root"]),
         row([1, 3], out=400, id="right", session_id="s", branch=2, wait_for=["root"]),
         row([1, 4], id="join", session_id="s", wait_for=["left", "right"], delay=100),
     ]
-    asked, outcome = played(read_trace(trace(tmp_path, *rows)))
+    turns, outcome = played(read_trace(trace(tmp_path, *rows)))
 
-    assert [(agent, answered) for agent, _, answered in asked] == [
+    assert [(agent, answered) for agent, _, answered in turns] == [
         ("s", 0),
         ("s.1", 1),
         ("s.2", 1),
@@ -111,7 +111,7 @@ def test_a_join_waits_for_all_of_its_branches(tmp_path):
         (row([1]) | {"output_length": True}, "output_length must be a whole number"),
     ],
 )
-def test_the_first_wrong_line_is_named(tmp_path, wrong, message):
+def test_first_invalid_line_is_named(tmp_path, wrong, message):
     path = trace(tmp_path, row([1], id="first", session_id="s"), wrong)
 
     with pytest.raises(RejectedError) as refused:
@@ -120,11 +120,11 @@ def test_the_first_wrong_line_is_named(tmp_path, wrong, message):
     assert message in refused.value.message
 
 
-def test_a_line_that_is_too_long(tmp_path):
+def test_overlong_line_is_rejected(tmp_path):
     with pytest.raises(RejectedError, match="at most"):
         read_trace(trace(tmp_path, " " * (1 << 21) + "{}\n"))
 
 
-def test_an_empty_trace(tmp_path):
+def test_empty_trace_is_rejected(tmp_path):
     with pytest.raises(RejectedError, match="no rows"):
         read_trace(trace(tmp_path, "\n"))

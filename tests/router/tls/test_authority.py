@@ -24,7 +24,7 @@ HOSTS = Subject.of(["studio.local", "192.168.1.10", "127.0.0.1", "::1"])
 
 def contexts(folder, server, client, trusted_by_server, trusted_by_client):
     """Return both ends' contexts; None: no certificate."""
-    made = []
+    ends = []
     for side, pair, trusted in (
         (ssl.PROTOCOL_TLS_SERVER, server, trusted_by_server),
         (ssl.PROTOCOL_TLS_CLIENT, client, trusted_by_client),
@@ -34,11 +34,11 @@ def contexts(folder, server, client, trusted_by_server, trusted_by_client):
         context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
         context.load_verify_locations(cadata=trusted.decode())
         if pair is not None:
-            file = folder / f"{len(made)}.pem"
+            file = folder / f"{len(ends)}.pem"
             file.write_bytes(pair.certificate + pair.key)
             context.load_cert_chain(file)
-        made.append(context)
-    return made
+        ends.append(context)
+    return ends
 
 
 def handshake(server, client, name):
@@ -56,7 +56,7 @@ def handshake(server, client, name):
                 continue
 
 
-def test_members_know_each_other_by_name_and_address(tmp_path):
+def test_members_verify_each_other_by_name_and_address(tmp_path):
     authority = make_authority("a", NOW)
     member = issue_member(authority, HOSTS, NOW)
     ends = contexts(tmp_path, member, member, authority.certificate, authority.certificate)
@@ -67,7 +67,7 @@ def test_members_know_each_other_by_name_and_address(tmp_path):
         handshake(*ends, "192.168.1.99")
 
 
-def test_a_client_without_a_certificate_or_with_anothers_is_refused(tmp_path):
+def test_client_without_valid_certificate_is_refused(tmp_path):
     authority, other = make_authority("a", NOW), make_authority("b", NOW)
     member, stranger = issue_member(authority, HOSTS, NOW), issue_member(other, HOSTS, NOW)
 
@@ -77,7 +77,7 @@ def test_a_client_without_a_certificate_or_with_anothers_is_refused(tmp_path):
             handshake(*ends, MEMBER_NAME)
 
 
-def test_a_server_of_another_authority_is_refused(tmp_path):
+def test_server_of_another_authority_is_refused(tmp_path):
     authority, other = make_authority("a", NOW), make_authority("a", NOW)
     member, impostor = issue_member(authority, HOSTS, NOW), issue_member(other, HOSTS, NOW)
     ends = contexts(tmp_path, impostor, member, authority.certificate, authority.certificate)
@@ -86,7 +86,7 @@ def test_a_server_of_another_authority_is_refused(tmp_path):
         handshake(*ends, MEMBER_NAME)
 
 
-def test_a_member_cannot_issue_certificates(tmp_path):
+def test_member_cannot_issue_certificates(tmp_path):
     authority = make_authority("a", NOW)
     member = issue_member(authority, HOSTS, NOW)
     forged = issue_member(member, HOSTS, NOW)
@@ -97,7 +97,7 @@ def test_a_member_cannot_issue_certificates(tmp_path):
         handshake(*ends, MEMBER_NAME)
 
 
-def test_what_a_certificate_says_can_be_read_back():
+def test_certificate_fields_are_read_back():
     authority = make_authority("a", NOW)
     member = issue_member(authority, HOSTS, NOW)
 

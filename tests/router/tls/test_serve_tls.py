@@ -32,7 +32,7 @@ def keys(tmp_path):
 
 
 def own_certificate(folder):
-    """What an operator brings: another authority's certificate for this machine, and its key."""
+    """Write another authority's certificate for this machine, and its key, as an operator would."""
     now = datetime.now(UTC)
     authority = make_authority("of the operator", now)
     own = issue_member(authority, Subject.of(["127.0.0.1", "localhost"]), now)
@@ -44,7 +44,7 @@ def own_certificate(folder):
 
 @asynccontextmanager
 async def serving(keys, settings):
-    """A router over one node that speaks TLS, too; give its URL."""
+    """Run a router over one node, both with TLS; yield its URL."""
     found = read_router_keys(keys.path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(keys.path / "member.pem", keys.path / "member.key")
@@ -80,53 +80,53 @@ async def serving(keys, settings):
         await node.stop()
 
 
-async def asked(url, authority):
+async def get_models(url, authority):
     context = ssl.create_default_context(cafile=str(authority))
     async with httpx2.AsyncClient(verify=context, base_url=url) as http:
         return await http.get("/v1/models", headers=BEARER)
 
 
-async def test_beyond_loopback_a_router_speaks_https_by_itself(keys, tmp_path):
+async def test_router_beyond_loopback_uses_https_by_default(keys, tmp_path):
     async with serving(keys, RouterSettings(host="0.0.0.0", api_keys=KEYS)) as url:
         assert url.startswith("https://")
-        answer = await asked(url, keys.authority)
+        answer = await get_models(url, keys.authority)
         assert answer.status_code == 200
         with pytest.raises(httpx2.ConnectError):
-            await asked(url, make_keys(tmp_path / "others").authority)
+            await get_models(url, make_keys(tmp_path / "others").authority)
         async with httpx2.AsyncClient(base_url=url.replace("https", "http")) as http:
-            told = await http.get("/v1/models", headers=BEARER)
-    assert told.status_code == 400
-    assert told.json()["error"]["code"] == "https_required"
+            response = await http.get("/v1/models", headers=BEARER)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "https_required"
 
 
-async def test_it_speaks_https_at_both_loopbacks_and_its_certificate_is_for_both(keys):
+async def test_https_works_on_both_loopbacks(keys):
     async with serving(keys, RouterSettings(host="0.0.0.0", api_keys=KEYS)) as url:
         port = url.rpartition(":")[2]
         for host in ("127.0.0.1", "[::1]"):
-            answer = await asked(f"https://{host}:{port}", keys.authority)
+            answer = await get_models(f"https://{host}:{port}", keys.authority)
             assert answer.status_code == 200, host
             async with httpx2.AsyncClient(base_url=f"http://{host}:{port}") as http:
-                told = await http.get("/v1/models", headers=BEARER)
-            assert told.json()["error"]["code"] == "https_required", host
+                response = await http.get("/v1/models", headers=BEARER)
+            assert response.json()["error"]["code"] == "https_required", host
 
 
-async def test_on_loopback_it_speaks_http_unless_told_otherwise(keys):
+async def test_router_on_loopback_uses_http_unless_configured(keys):
     async with serving(keys, RouterSettings(api_keys=KEYS)) as url:
         assert url.startswith("http://")
     always = RouterSettings(api_keys=KEYS, tls=TlsSettings(mode="always"))
     async with serving(keys, always) as url:
-        assert (await asked(url, keys.authority)).status_code == 200
+        assert (await get_models(url, keys.authority)).status_code == 200
 
 
-async def test_an_operators_own_certificate_is_the_one_that_clients_see(keys, tmp_path):
+async def test_operator_certificate_is_served_to_clients(keys, tmp_path):
     settings = RouterSettings(host="0.0.0.0", api_keys=KEYS, tls=own_certificate(tmp_path))
     async with serving(keys, settings) as url:
-        assert (await asked(url, tmp_path / "own-ca.pem")).status_code == 200
+        assert (await get_models(url, tmp_path / "own-ca.pem")).status_code == 200
         with pytest.raises(httpx2.ConnectError):
-            await asked(url, keys.authority)
+            await get_models(url, keys.authority)
 
 
-async def test_files_that_are_no_certificate_are_named_before_anything_is_served(keys, tmp_path):
+async def test_invalid_certificate_files_are_named_at_start(keys, tmp_path):
     tls = own_certificate(tmp_path)
     (tmp_path / "own.key").write_text("no key")
     settings = RouterSettings(host="0.0.0.0", api_keys=KEYS, tls=tls)
@@ -135,7 +135,7 @@ async def test_files_that_are_no_certificate_are_named_before_anything_is_served
             pass
 
 
-async def test_the_command_line_reaches_it_and_says_what_is_missing(keys, tmp_path, monkeypatch):
+async def test_command_line_connects_and_names_missing_ca(keys, tmp_path, monkeypatch):
     def ask(url):
         return find_fabric(url, tmp_path / "none", KEY).get("/v1/models")
 

@@ -88,7 +88,7 @@ def is_closed(sock):
         return True
 
 
-def test_requests_are_answered_and_leave_nothing(server, keys):
+def test_requests_are_answered_and_connections_released(server, keys):
     body = b"x" * 3_000_000
     head = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body)
     with tls_to(server, keys) as sock:
@@ -100,11 +100,11 @@ def test_requests_are_answered_and_leave_nothing(server, keys):
     until(lambda: len(server.table) == 0)
 
 
-@pytest.mark.parametrize("says", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16" * 5000])
-def test_who_does_not_shake_hands_is_closed_in_time(server, keys, monkeypatch, says):
+@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16" * 5000])
+def test_missing_handshake_times_out(server, keys, monkeypatch, data):
     monkeypatch.setattr(tls_gate, "HANDSHAKE_TIMEOUT_S", 0.5)
     with socket.create_connection(server.address, timeout=HANG_S) as sock:
-        sock.sendall(says)
+        sock.sendall(data)
         until(lambda: is_closed(sock))
 
     until(lambda: len(server.table) == 0)
@@ -112,10 +112,10 @@ def test_who_does_not_shake_hands_is_closed_in_time(server, keys, monkeypatch, s
         assert b"200 OK" in answer(sock)
 
 
-@pytest.mark.parametrize("says", [GET, b"\x00" * 5000])
-def test_who_speaks_no_tls_is_told_what_is_spoken(server, keys, says):
+@pytest.mark.parametrize("data", [GET, b"\x00" * 5000])
+def test_clear_text_client_gets_https_required(server, keys, data):
     with socket.create_connection(server.address, timeout=HANG_S) as sock:
-        raw = answer(sock, says)
+        raw = answer(sock, data)
         assert is_closed(sock)
 
     head, _, body = raw.partition(b"\r\n\r\n")
@@ -124,7 +124,7 @@ def test_who_speaks_no_tls_is_told_what_is_spoken(server, keys, says):
     until(lambda: len(server.table) == 0)
 
 
-def test_who_never_shakes_hands_takes_no_place_from_who_does(server, keys):
+def test_silent_connections_do_not_block_tls_clients(server, keys):
     silent = [socket.create_connection(server.address, timeout=HANG_S) for _ in range(40)]
     try:
         until(lambda: sum(map(has_ended, silent)) >= 32)
@@ -146,7 +146,7 @@ def has_ended(sock):
         return True
 
 
-def test_slow_headers_are_cut_behind_tls_too(server, keys, monkeypatch):
+def test_slow_headers_are_cut_over_tls(server, keys, monkeypatch):
     monkeypatch.setattr(guarded_connection, "HEAD_S", 0.3)
     with tls_to(server, keys) as sock:
         assert b"slow_headers" in answer(sock, GET[:-4])

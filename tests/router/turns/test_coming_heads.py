@@ -22,28 +22,28 @@ COUNT = 8
 
 
 def request(number, *, kind=IdentityKind.AGENT, text=SYSTEM, tenant=TENANT):
-    said = [
+    messages = [
         Message(MessageRole.SYSTEM, (text,)),
         Message(MessageRole.USER, (f"I am number {number}.",)),
     ]
     identity = Identity(kind, AgentId(f"agent-{number}") if kind is IdentityKind.AGENT else None)
     return TurnRequest(
-        OperationId(f"op-{number}"), tenant, "echo", identity, Sampling(), chat_prompt(said)
+        OperationId(f"op-{number}"), tenant, "echo", identity, Sampling(), chat_prompt(messages)
     )
 
 
-def found(made, turn):
+def found(fabric, turn):
     """Return the share of a turn's prompt that each node has, or is about to have."""
-    prefixes = snapshots.of_turn(made.fleet, turn).prefixes
+    prefixes = snapshots.of_turn(fabric.fleet, turn).prefixes
     assert all(prefix.agent is None for prefix in prefixes), "no conversation is continued"
     return {prefix.node: prefix.share for prefix in prefixes}
 
 
-async def sent(made, turn):
+async def sent(fabric, turn):
     """Send a turn whose node does not answer yet; return its task."""
-    count = sum(len(node.requests) for node in made.nodes.values())
-    task = asyncio.create_task(made.services.turns.open(turn))
-    await until(lambda: sum(len(node.requests) for node in made.nodes.values()) > count)
+    count = sum(len(node.requests) for node in fabric.nodes.values())
+    task = asyncio.create_task(fabric.services.turns.open(turn))
+    await until(lambda: sum(len(node.requests) for node in fabric.nodes.values()) > count)
     return task
 
 
@@ -53,51 +53,51 @@ async def ended(*tasks):
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_agents_that_arrive_together_go_where_their_beginning_is_computed():
-    """Although the other node has nothing to do."""
-    async with rig("ab", tended=False) as made:
-        made[FAST].view_changes = {"prefill_tokens_per_s": 400.0, "decode_tokens_per_s": 50.0}
-        made[SLOW].view_changes = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 5.0}
-        await made.fleet.membership.refresh()
-        for node in made.nodes.values():
+async def test_simultaneous_agents_go_where_their_prefix_is_computed():
+    """They go there although the other node is idle."""
+    async with rig("ab", tended=False) as fabric:
+        fabric[FAST].view_changes = {"prefill_tokens_per_s": 400.0, "decode_tokens_per_s": 50.0}
+        fabric[SLOW].view_changes = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 5.0}
+        await fabric.fleet.membership.refresh()
+        for node in fabric.nodes.values():
             node.does.hang = True
-        tasks = [await sent(made, request(number)) for number in range(COUNT)]
-        assert [len(made[name].requests) for name in (FAST, SLOW)] == [COUNT, 0]
+        tasks = [await sent(fabric, request(number)) for number in range(COUNT)]
+        assert [len(fabric[name].requests) for name in (FAST, SLOW)] == [COUNT, 0]
         alone_s = request(0).prompt.tokens_estimate / 400
-        assert made.fleet.ledger.prefill_s(FAST) < 1.5 * alone_s, "computed once, and the tails"
+        assert fabric.fleet.ledger.prefill_s(FAST) < 1.5 * alone_s, "computed once, and the tails"
         await ended(*tasks)
-        assert found(made, request(99)) == {}, "none is computed any more"
+        assert found(fabric, request(99)) == {}, "none is computed any more"
 
 
-async def test_what_is_refused_or_private_or_of_others_is_not_found():
-    async with rig("a", tended=False) as made:
-        made[FAST].does.hang = True
-        tasks = [await sent(made, request(1))]
-        assert found(made, request(2))[FAST] > 0.9
-        assert found(made, request(2, kind=IdentityKind.CONTENT))[FAST] > 0.9
-        assert found(made, request(1, kind=IdentityKind.CONTENT))[FAST] == 1.0
-        assert found(made, request(2, tenant=TenantId("other"))) == {}
+async def test_pending_prefix_excludes_refused_turns_and_other_tenants():
+    async with rig("a", tended=False) as fabric:
+        fabric[FAST].does.hang = True
+        tasks = [await sent(fabric, request(1))]
+        assert found(fabric, request(2))[FAST] > 0.9
+        assert found(fabric, request(2, kind=IdentityKind.CONTENT))[FAST] > 0.9
+        assert found(fabric, request(1, kind=IdentityKind.CONTENT))[FAST] == 1.0
+        assert found(fabric, request(2, tenant=TenantId("other"))) == {}
         await ended(*tasks)
-        made[FAST].does.hang = False
-        made[FAST].does.refuse = OverloadedError("full")
+        fabric[FAST].does.hang = False
+        fabric[FAST].does.refuse = OverloadedError("full")
         with pytest.raises(OverloadedError):
-            await made.services.turns.open(request(1))
-        assert found(made, request(2)) == {}
+            await fabric.services.turns.open(request(1))
+        assert found(fabric, request(2)) == {}
 
 
-async def test_what_takes_far_too_long_is_not_waited_for(monkeypatch):
+async def test_pending_prefix_expires(monkeypatch):
     monkeypatch.setattr(turns, "COMING_S_MIN", 0.0)
     monkeypatch.setattr(turns, "COMING_FACTOR", 0.0)
-    async with rig("a", tended=False) as made:
-        made[FAST].does.hang = True
-        task = await sent(made, request(1))
-        await until(lambda: not found(made, request(2)))
+    async with rig("a", tended=False) as fabric:
+        fabric[FAST].does.hang = True
+        task = await sent(fabric, request(1))
+        await until(lambda: not found(fabric, request(2)))
         await ended(task)
 
 
-async def test_an_admitted_prompt_is_found_as_its_agents():
-    async with rig("a", tended=False) as made:
-        opened = await made.services.turns.open(request(1))
-        assert found(made, request(2))[FAST] > 0.9
-        assert len(made.fleet.sketches) == 1
+async def test_admitted_prompt_is_indexed_under_its_agent():
+    async with rig("a", tended=False) as fabric:
+        opened = await fabric.services.turns.open(request(1))
+        assert found(fabric, request(2))[FAST] > 0.9
+        assert len(fabric.fleet.sketches) == 1
         await opened.close()

@@ -18,7 +18,7 @@ from tests.router.rig import rig, until
 
 pytestmark = pytest.mark.anyio
 KEY = ("default", "alice")
-SAID = "word " * 8_000  # 10 s of prefill on a fake node
+PROMPT = "word " * 8_000  # 10 s of prefill on a fake node
 
 
 def node_of(answer):
@@ -29,14 +29,14 @@ def node_of(answer):
 async def joined_in_part(**options):
     """Run a fabric of two nodes; node-b has Alice, and has not joined yet."""
     nodes = [FakeNode("node-a"), FakeNode("node-b")]
-    sketch = chat_prompt([Message(MessageRole.USER, (SAID,))]).sketch
-    nodes[1].memory[KEY] = Memory(*KEY, epoch=4, text=f"<user>{SAID}", sketch=sketch)
+    sketch = chat_prompt([Message(MessageRole.USER, (PROMPT,))]).sketch
+    nodes[1].memory[KEY] = Memory(*KEY, epoch=4, text=f"<user>{PROMPT}", sketch=sketch)
     settings = RouterSettings(nodes_expected=2)
-    async with rig(nodes=nodes, settings=settings, started=False, **options) as made:
-        made.late = made.listed.pop("node-b")
-        await until(made.fleet.ready)
-        await until(made.fleet.membership.settled)
-        yield made
+    async with rig(nodes=nodes, settings=settings, started=False, **options) as fabric:
+        fabric.late = fabric.listed.pop("node-b")
+        await until(fabric.fleet.ready)
+        await until(fabric.fleet.membership.settled)
+        yield fabric
 
 
 @pytest.fixture
@@ -52,119 +52,119 @@ def waits(monkeypatch):
     return seconds
 
 
-def join(made):
-    made.listed["node-b"] = made.late
+def join(fabric):
+    fabric.listed["node-b"] = fabric.late
 
 
-async def ask_then_join(made, *said, **options):
-    asking = asyncio.create_task(made.chat(*said, **options))
+async def ask_then_join(fabric, *contents, **options):
+    asking = asyncio.create_task(fabric.chat(*contents, **options))
     await asyncio.sleep(0.3)
     was_answered = asking.done()
-    join(made)
+    join(fabric)
     return was_answered, await asking
 
 
-async def test_a_turn_waits_for_the_node_that_has_its_agent():
-    async with joined_in_part() as made:
-        was_answered, answer = await ask_then_join(made, SAID, "noted", "and?", agent="alice")
+async def test_turn_waits_for_node_with_its_agent():
+    async with joined_in_part() as fabric:
+        was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?", agent="alice")
 
     assert (was_answered, node_of(answer)) == (False, "node-b")
     assert answer.headers["x-macfabric-epoch"] == "4", "it was not begun anew"
 
 
-async def test_a_conversation_found_by_its_content_waits_likewise():
-    async with joined_in_part() as made:
-        was_answered, answer = await ask_then_join(made, SAID, "noted", "and?")
+async def test_conversation_found_by_content_waits_for_owner():
+    async with joined_in_part() as fabric:
+        was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?")
 
     assert (was_answered, node_of(answer)) == (False, "node-b")
     assert answer.headers["x-macfabric-agent"] == "alice"
 
 
 @pytest.mark.parametrize("agent", ["alice", None])
-async def test_where_no_node_joins_a_turn_waits_as_long_as_its_prefill_takes(agent):
-    async with joined_in_part(scale=4.0) as made:
-        began_s = made.fleet.clock.monotonic_s()
-        answer = await made.chat(SAID, "noted", "and?", agent=agent)
-        waited_s = made.fleet.clock.monotonic_s() - began_s
-        again = asyncio.create_task(made.chat(SAID, "noted", "and then?", agent=agent))
+async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
+    async with joined_in_part(scale=4.0) as fabric:
+        began_s = fabric.fleet.clock.monotonic_s()
+        answer = await fabric.chat(PROMPT, "noted", "and?", agent=agent)
+        waited_s = fabric.fleet.clock.monotonic_s() - began_s
+        again = asyncio.create_task(fabric.chat(PROMPT, "noted", "and then?", agent=agent))
         first, _ = await asyncio.wait({again}, timeout=30)
 
     assert node_of(answer) == "node-a"
-    assert waited_s >= len(SAID) / 4 / 1000.0
+    assert waited_s >= len(PROMPT) / 4 / 1000.0
     assert first == {again}
 
 
-async def test_the_wait_has_a_ceiling(monkeypatch):
+async def test_owner_wait_is_capped(monkeypatch):
     monkeypatch.setattr("router.turns.owner_wait.OWNER_WAIT_S_MAX", 0.5)
-    async with joined_in_part() as made:
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
-        await made.fleet.membership.refresh()
-        answer = await made.chat(SAID, "noted", "and?", agent="alice")
+    async with joined_in_part() as fabric:
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
+        await fabric.fleet.membership.refresh()
+        answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice")
 
     assert node_of(answer) == "node-a"
 
 
-async def test_a_conversation_that_just_began_does_not_wait(waits):
-    async with joined_in_part() as made:
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
-        await made.fleet.membership.refresh()
-        answer = await made.chat(SAID)
+async def test_new_conversation_does_not_wait(waits):
+    async with joined_in_part() as fabric:
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
+        await fabric.fleet.membership.refresh()
+        answer = await fabric.chat(PROMPT)
 
     assert (node_of(answer), waits) == ("node-a", [])
 
 
-async def test_a_short_conversation_waits_likewise(waits):
-    async with joined_in_part() as made:
-        await made.chat("hi", "noted", "and?")
+async def test_short_conversation_waits(waits):
+    async with joined_in_part() as fabric:
+        await fabric.chat("hi", "noted", "and?")
 
     assert len(waits) == 1
 
 
-async def test_an_agent_that_was_begun_or_reported_does_not_wait(waits):
-    async with joined_in_part() as made:
-        bob = await made.chat("hi", agent="bob")
+async def test_known_agent_does_not_wait(waits):
+    async with joined_in_part() as fabric:
+        bob = await fabric.chat("hi", agent="bob")
         waits.clear()
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
-        await made.fleet.membership.refresh()
-        answer = await made.chat(SAID, "noted", "and?", agent="bob")
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
+        await fabric.fleet.membership.refresh()
+        answer = await fabric.chat(PROMPT, "noted", "and?", agent="bob")
 
     assert {node_of(bob), node_of(answer)} == {"node-a"}
     assert waits == []
 
 
-async def test_a_node_that_missed_its_time_is_not_waited_for(waits):
-    async with joined_in_part() as made:
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
-        await made.fleet.membership.refresh()
-        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()
-        answer = await made.chat(SAID, "noted", "and?", agent="alice")
+async def test_late_node_is_not_awaited(waits):
+    async with joined_in_part() as fabric:
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
+        await fabric.fleet.membership.refresh()
+        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
+        answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice")
 
     assert node_of(answer) == "node-a"
     assert waits == []
     assert int(answer.headers["x-macfabric-epoch"]) > 1_024, "node-b may still own her"
 
 
-async def test_a_node_that_loads_when_the_router_meets_it_is_waited_for():
-    async with joined_in_part() as made:
-        made.fleet.discovery._gathered_s = made.fleet.clock.monotonic_s()  # it came much later
-        made.late.is_loading = True
-        join(made)
-        await until(lambda: made.fleet.membership.find("node-b"))
-        await made.fleet.membership.refresh()
-        asking = asyncio.create_task(made.chat(SAID, "noted", "and?", agent="alice"))
+async def test_loading_node_is_awaited():
+    async with joined_in_part() as fabric:
+        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()  # it came much later
+        fabric.late.is_loading = True
+        join(fabric)
+        await until(lambda: fabric.fleet.membership.find("node-b"))
+        await fabric.fleet.membership.refresh()
+        asking = asyncio.create_task(fabric.chat(PROMPT, "noted", "and?", agent="alice"))
         await asyncio.sleep(0.3)
-        made.late.is_loading = False
+        fabric.late.is_loading = False
         answer = await asking
 
     assert node_of(answer) == "node-b"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_waiting_stream_names_what_it_waits_for(count, monkeypatch):
+async def test_waiting_stream_names_awaited_nodes(count, monkeypatch):
     monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
-    async with joined_in_part() as made:
+    async with joined_in_part() as fabric:
         options = {"agent": "alice", "stream": True, "n": count}
-        was_answered, answer = await ask_then_join(made, SAID, "noted", "and?", **options)
+        was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?", **options)
 
     assert not was_answered
     assert answer.status_code == 200
@@ -178,29 +178,29 @@ async def test_a_waiting_stream_names_what_it_waits_for(count, monkeypatch):
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_waited_in_vain_ends_with_an_error(monkeypatch):
+async def test_stream_that_waited_in_vain_ends_with_error(monkeypatch):
     monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
-    async with joined_in_part(scale=4.0) as made:
-        made["node-a"].does.refuse = ConflictError("not now", code="busy")
-        answer = await made.chat(SAID, "noted", "and?", agent="alice", stream=True)
+    async with joined_in_part(scale=4.0) as fabric:
+        fabric["node-a"].does.refuse = ConflictError("not now", code="busy")
+        answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice", stream=True)
 
     assert answer.status_code == 200
     assert answer.text.startswith(": waiting for ")
     assert '"code":"busy"' in answer.text
 
 
-async def test_health_reports_a_fabric_that_serves_in_part():
-    async with joined_in_part() as made:
-        http = made.http()
+async def test_health_reports_partial_fabric():
+    async with joined_in_part() as fabric:
+        http = fabric.http()
         partial = await http.get("/healthz")
-        stranger = await made.http(operates=False).get("/healthz")
-        made.fleet.discovery.expected = ExpectedNodes(
+        stranger = await fabric.http(operates=False).get("/healthz")
+        fabric.fleet.discovery.expected = ExpectedNodes(
             names=(NodeName("node-a"), NodeName("node-b"))
         )
         named = (await http.get("/healthz")).json()
-        join(made)
-        await until(made.fleet.membership.has_all_reports)
-        await until(lambda: not made.fleet.discovery.awaited())
+        join(fabric)
+        await until(fabric.fleet.membership.has_all_reports)
+        await until(lambda: not fabric.fleet.discovery.awaited())
         whole = (await http.get("/healthz")).json()
 
     assert (partial.status_code, partial.json()["status"]) == (200, "partial")
@@ -210,9 +210,9 @@ async def test_health_reports_a_fabric_that_serves_in_part():
     assert (whole["status"], whole["missing"], whole["unmet"]) == ("ok", [], 0)
 
 
-async def test_generate_does_not_begin_an_agent_that_an_awaited_node_may_have():
-    async with joined_in_part() as made:
-        answer = await made.http().post("/v1/agents/alice/generate", json={"text": "and?"})
+async def test_generate_is_503_while_agent_may_be_on_awaited_node():
+    async with joined_in_part() as fabric:
+        answer = await fabric.http().post("/v1/agents/alice/generate", json={"text": "and?"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "agents_unknown")
     assert answer.headers["retry-after"]

@@ -38,55 +38,55 @@ def defaulted(**changes):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ROUTES)
-async def test_what_a_request_leaves_out_is_the_nodes(path, stream):
-    async with rig(nodes=[defaulted()]) as made:
-        answer = await made.http().post(path, json={**ROUTES[path], "stream": stream})
+async def test_omitted_sampling_fields_use_node_defaults(path, stream):
+    async with rig(nodes=[defaulted()]) as fabric:
+        answer = await fabric.http().post(path, json={**ROUTES[path], "stream": stream})
         assert answer.status_code == 200, answer.text
 
-    (request,) = made["node-a"].requests
+    (request,) = fabric["node-a"].requests
     assert sampled(request) == FILLED
     assert request.sampling.seed is None
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_what_a_request_has_stays(path):
+async def test_explicit_sampling_fields_are_kept(path):
     own = {"temperature": 0, "top_p": 1.0}
     if "generate" not in path:
         own["top_k"] = 0
-    async with rig(nodes=[defaulted()]) as made:
-        await made.http().post(path, json={**ROUTES[path], **own})
+    async with rig(nodes=[defaulted()]) as fabric:
+        await fabric.http().post(path, json={**ROUTES[path], **own})
         path_of_another = path.replace("mira", "ivan")
-        await made.http().post(path_of_another, json={**ROUTES[path], **dict.fromkeys(own)})
+        await fabric.http().post(path_of_another, json={**ROUTES[path], **dict.fromkeys(own)})
 
-    first, second = made["node-a"].requests
+    first, second = fabric["node-a"].requests
     assert sampled(first) == {**FILLED, **own}
     assert sampled(second) == FILLED, "null is left out"
 
 
-async def test_several_answers_and_their_seeds_share_the_defaults():
-    async with rig(nodes=[defaulted()]) as made:
-        await made.chat("hi", n=3, seed=7)
+async def test_several_answers_share_defaults_with_distinct_seeds():
+    async with rig(nodes=[defaulted()]) as fabric:
+        await fabric.chat("hi", n=3, seed=7)
 
-    requests = made["node-a"].requests
+    requests = fabric["node-a"].requests
     assert all(sampled(request) == FILLED for request in requests)
     assert {request.sampling.seed for request in requests} == {7, 8, 9}
 
 
-async def test_each_model_has_its_own():
+async def test_each_model_has_its_own_sampling_defaults():
     nodes = [defaulted(), FakeNode("node-b", model="plain")]
-    async with rig(nodes=nodes) as made:
+    async with rig(nodes=nodes) as fabric:
         for model in (MODEL, "plain"):
-            answer = await made.chat("hi", model=model)
+            answer = await fabric.chat("hi", model=model)
             assert answer.status_code == 200, answer.text
 
-    assert sampled(made["node-a"].requests[0]) == FILLED
-    assert sampled(made["node-b"].requests[0]) == dict(BUILT_IN)
+    assert sampled(fabric["node-a"].requests[0]) == FILLED
+    assert sampled(fabric["node-b"].requests[0]) == dict(BUILT_IN)
 
 
-async def test_everybody_sees_which_defaults_are_in_force():
-    async with rig(nodes=[defaulted()]) as made:
+async def test_node_list_shows_effective_sampling_defaults():
+    async with rig(nodes=[defaulted()]) as fabric:
         for operates in (True, False):
-            http = made.http(operates=operates)
+            http = fabric.http(operates=operates)
             (row,) = (await http.get("/v1/nodes")).json()["data"]
             assert row["sampling"] == {
                 "temperature": {"value": 0.6, "source": "generation_config.json"},

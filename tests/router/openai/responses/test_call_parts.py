@@ -37,15 +37,15 @@ PARTS = [
 ]
 
 
-async def events(made, told, **more):
-    made["node-a"].does.events = told
-    answer = await made.http().post("/v1/responses", json={**BODY, **more})
+async def events(fabric, node_events, **more):
+    fabric["node-a"].does.events = node_events
+    answer = await fabric.http().post("/v1/responses", json={**BODY, **more})
     return [json.loads(part.split("data: ")[1]) for part in answer.text.split("\n\n")[:-1]]
 
 
-async def test_calls_are_streamed_while_they_are_written():
-    async with rig("a") as made:
-        found = await events(made, PARTS)
+async def test_tool_calls_stream_as_they_are_generated():
+    async with rig("a") as fabric:
+        found = await events(fabric, PARTS)
 
     deltas = [each["delta"] for each in found if each["type"].endswith("arguments.delta")]
     inputs = [each["delta"] for each in found if each["type"].endswith("input.delta")]
@@ -59,15 +59,15 @@ async def test_calls_are_streamed_while_they_are_written():
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
 
 
-async def test_a_call_that_is_cut_is_incomplete():
+async def test_truncated_tool_call_is_incomplete():
     cut = [
         *PARTS[:3],
         ToolCalls((ToolCall("look", '{"at": ', "first", is_broken=True),)),
         Finished(FinishReason.LENGTH, 4, broken_calls=1),
     ]
-    async with rig("a") as made:
-        found = await events(made, cut)
-        whole = (await made.http().post("/v1/responses", json={**BODY, "stream": False})).json()
+    async with rig("a") as fabric:
+        found = await events(fabric, cut)
+        whole = (await fabric.http().post("/v1/responses", json={**BODY, "stream": False})).json()
 
     assert found[-1]["type"] == "response.incomplete"
     for response in (found[-1]["response"], whole):
@@ -79,15 +79,15 @@ async def test_a_call_that_is_cut_is_incomplete():
         assert (output[1]["arguments"], output[1]["call_id"]) == ('{"at": ', "first")
 
 
-async def test_a_cut_call_of_a_custom_tool_has_its_text_so_far():
+async def test_truncated_custom_tool_call_keeps_partial_text():
     cut = [
         ToolCallPart(4, "second", "patch", '{"input": "a\\nb'),
         ToolCalls((ToolCall("patch", '{"input": "a\\nb', "second", is_broken=True),)),
         Finished(FinishReason.LENGTH, 4, broken_calls=1),
     ]
-    async with rig("a") as made:
-        found = await events(made, cut)
-        whole = (await made.http().post("/v1/responses", json={**BODY, "stream": False})).json()
+    async with rig("a") as fabric:
+        found = await events(fabric, cut)
+        whole = (await fabric.http().post("/v1/responses", json={**BODY, "stream": False})).json()
 
     for response in (found[-1]["response"], whole):
         (item,) = response["output"]
@@ -95,7 +95,7 @@ async def test_a_cut_call_of_a_custom_tool_has_its_text_so_far():
         assert item["input"] == "a\nb"
 
 
-async def test_calls_that_come_at_once_are_all_complete():
+async def test_simultaneous_tool_calls_are_all_complete():
     at_once = [
         ToolCallPart(1, "first", "look", "{}"),
         ToolCalls((ToolCall("look", "{}", "first"),)),
@@ -103,7 +103,7 @@ async def test_calls_that_come_at_once_are_all_complete():
         ToolCalls((ToolCall("look", "{}", "second"),)),
         Finished(FinishReason.TOOL_CALLS, 2),
     ]
-    async with rig("a") as made:
-        found = await events(made, at_once)
+    async with rig("a") as fabric:
+        found = await events(fabric, at_once)
     output = found[-1]["response"]["output"]
     assert [item["status"] for item in output] == ["completed", "completed"]

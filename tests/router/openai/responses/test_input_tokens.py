@@ -12,13 +12,13 @@ PATH = "/v1/responses/input_tokens"
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-async def test_the_sdk_counts_what_a_response_would_read():
-    async with rig(nodes=[CountingNode("node-a")]) as made:
-        client = made.openai()
+async def test_input_tokens_counts_full_prompt():
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
+        client = fabric.openai()
         counted = await client.responses.input_tokens.count(
             model=MODEL, input="say one two", instructions="be brief", tools=[LOOK]
         )
-        node = made["node-a"]
+        node = fabric["node-a"]
         first = await client.responses.create(model=MODEL, input="hello")
         continued = await client.responses.input_tokens.count(
             model=MODEL, input="again", previous_response_id=first.id
@@ -33,17 +33,17 @@ async def test_the_sdk_counts_what_a_response_would_read():
     assert continued.input_tokens > len("helloagain")
 
 
-async def test_pictures_and_hosted_tools_are_listed_as_in_a_response():
+async def test_input_tokens_lists_ignored_images_and_hosted_tools():
     picture = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
     body = {"model": MODEL, "input": [picture], "tools": [{"type": "web_search"}]}
-    async with rig(nodes=[CountingNode("node-a")]) as made:
-        answer = await made.http().post(PATH, json=body)
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
+        answer = await fabric.http().post(PATH, json=body)
     assert answer.headers["x-macfabric-ignored"] == "web_search, input_image"
 
 
-async def test_what_cannot_be_counted_is_refused():
-    async with rig(nodes=[CountingNode("node-a")]) as made:
-        client = made.openai()
+async def test_input_tokens_rejects_unknown_model_input_or_response():
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
+        client = fabric.openai()
         with pytest.raises(openai.NotFoundError):
             await client.responses.input_tokens.count(model="gpt", input="x")
         with pytest.raises(openai.BadRequestError, match="input"):
@@ -54,12 +54,12 @@ async def test_what_cannot_be_counted_is_refused():
             )
 
 
-async def test_compaction_is_not_found_and_the_error_says_what_to_do():
-    async with rig(nodes=[CountingNode("node-a")]) as made:
+async def test_compaction_is_404_with_advice():
+    async with rig(nodes=[CountingNode("node-a")]) as fabric:
         body = {"model": MODEL, "input": "x"}
-        answer = await made.http().post("/v1/responses/compact", json=body)
-        shown = await made.http().get("/v1/responses/compact")
-        counted = await made.http().get(PATH)
+        answer = await fabric.http().post("/v1/responses/compact", json=body)
+        shown = await fabric.http().get("/v1/responses/compact")
+        counted = await fabric.http().get(PATH)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (404, "unknown_url")
     assert "truncation" in error["message"]

@@ -43,16 +43,16 @@ THOUGHT = [
 ]
 
 
-def seen(made, index=-1):
+def template_messages(fabric, index=-1):
     """Return what the template of the node's last turn was given."""
-    return [template_form(message) for message in made["node-a"].requests[index].messages]
+    return [template_form(message) for message in fabric["node-a"].requests[index].messages]
 
 
-async def test_answers_whole():
-    async with rig("a") as made:
-        done = await made.openai().responses.create(**BODY, instructions="be brief")
-        asked = made["node-a"].requests[0]
-        messages = seen(made)
+async def test_unstreamed_response_has_all_fields():
+    async with rig("a") as fabric:
+        done = await fabric.openai().responses.create(**BODY, instructions="be brief")
+        request = fabric["node-a"].requests[0]
+        messages = template_messages(fabric)
 
     assert (done.object, done.status, done.model) == ("response", "completed", MODEL)
     assert done.id.startswith("resp_")
@@ -65,18 +65,18 @@ async def test_answers_whole():
     assert done.usage.input_tokens_details.cached_tokens == 0
     assert done.usage.output_tokens_details.reasoning_tokens == 0
     assert (done.instructions, done.tool_choice, done.tools) == ("be brief", "auto", [])
-    assert asked.sampling.max_tokens == COMPLETION_TOKENS_MAX
+    assert request.sampling.max_tokens == COMPLETION_TOKENS_MAX
     assert messages == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "say one two"},
     ]
 
 
-async def test_the_events_of_a_stream_come_numbered_in_their_order():
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
+async def test_stream_events_are_numbered_and_ordered():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
         body = {**BODY, "stream": True, "tools": [LOOK, PATCH, SPACE]}
-        answer = await made.http().post(PATH, json=body)
+        answer = await fabric.http().post(PATH, json=body)
 
     events = []
     for part in answer.text.split("\n\n")[:-1]:
@@ -116,10 +116,10 @@ async def test_the_events_of_a_stream_come_numbered_in_their_order():
 SUMMARIES = ["auto", "concise", "detailed"]
 
 
-async def test_a_requested_summary_of_a_thought_is_the_thought_in_the_sdks_events():
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client, more = made.openai(), {"tools": [LOOK, PATCH, SPACE]}
+async def test_reasoning_summary_events_carry_the_thought():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
+        client, more = fabric.openai(), {"tools": [LOOK, PATCH, SPACE]}
         stream = await client.responses.create(
             **BODY, **more, reasoning={"summary": "auto"}, stream=True
         )
@@ -145,20 +145,20 @@ async def test_a_requested_summary_of_a_thought_is_the_thought_in_the_sdks_event
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("field", ["summary", "generate_summary"])
 @pytest.mark.parametrize("value", [*SUMMARIES, None, "none"])
-async def test_a_summary_comes_only_where_it_is_requested(streams, field, value):
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client, more = made.openai(), {"reasoning": {field: value}}
+async def test_reasoning_summary_is_sent_only_on_request(streams, field, value):
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
+        client, more = fabric.openai(), {"reasoning": {field: value}}
         if streams:
             async with client.responses.stream(**BODY, **more) as stream:
                 done = await stream.get_final_response()
         else:
             done = await client.responses.create(**BODY, **more)
-        given = [{"role": "user", "content": "x"}, done.output[0].model_dump(exclude_unset=True)]
-        await client.responses.create(model=MODEL, input=[*given, *given[:1]])
-        sent_back = seen(made)
+        items = [{"role": "user", "content": "x"}, done.output[0].model_dump(exclude_unset=True)]
+        await client.responses.create(model=MODEL, input=[*items, *items[:1]])
+        sent_back = template_messages(fabric)
         await client.responses.create(model=MODEL, input="x", previous_response_id=done.id)
-        continued = seen(made)
+        continued = template_messages(fabric)
 
     thought = done.output[0]
     is_summary = value in SUMMARIES
@@ -168,16 +168,16 @@ async def test_a_summary_comes_only_where_it_is_requested(streams, field, value)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_the_sdk_reads_thoughts_texts_and_calls(streams):
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client, tools = made.openai(), [LOOK, PATCH, SPACE, {"type": "web_search"}]
+async def test_sdk_reads_reasoning_text_and_calls(streams):
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
+        client, tools = fabric.openai(), [LOOK, PATCH, SPACE, {"type": "web_search"}]
         if streams:
             async with client.responses.stream(**BODY, tools=tools) as stream:
                 done = await stream.get_final_response()
         else:
             done = await client.responses.create(**BODY, tools=tools)
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
     thought, message, look, patch, log = done.output
     assert (thought.type, thought.content[0].text) == ("reasoning", "hm")
@@ -188,15 +188,15 @@ async def test_the_sdk_reads_thoughts_texts_and_calls(streams):
     assert look.call_id == "abcdefgh1", "the model's own"
     assert len({look.call_id, patch.call_id, log.call_id}) == 3
     assert done.usage.output_tokens_details.reasoning_tokens == 2
-    names = [tool["function"]["name"] for tool in asked.tools]
+    names = [tool["function"]["name"] for tool in request.tools]
     assert names == ["look", "patch", "git__log"]
-    assert asked.tools[1]["function"]["parameters"]["required"] == ["input"]
+    assert request.tools[1]["function"]["parameters"]["required"] == ["input"]
 
 
-async def test_what_was_answered_can_be_sent_back_as_it_came():
-    async with rig("a") as made:
-        made["node-a"].does.events = THOUGHT
-        client, tools = made.openai(), [LOOK, PATCH, SPACE]
+async def test_output_items_can_be_sent_back_unchanged():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = THOUGHT
+        client, tools = fabric.openai(), [LOOK, PATCH, SPACE]
         done = await client.responses.create(
             **BODY, tools=tools, store=False, include=["reasoning.encrypted_content"]
         )
@@ -208,17 +208,17 @@ async def test_what_was_answered_can_be_sent_back_as_it_came():
             }
             for index, item in enumerate(done.output[2:])
         ]
-        given = [{"role": "user", "content": BODY["input"]}, *done.output, *outputs]
-        await client.responses.create(model=MODEL, input=given, tools=tools)
-        whole = seen(made)
+        items = [{"role": "user", "content": BODY["input"]}, *done.output, *outputs]
+        await client.responses.create(model=MODEL, input=items, tools=tools)
+        whole = template_messages(fabric)
         # Some clients keep no more of a thought than what they cannot read.
-        given[1] = {
+        items[1] = {
             "type": "reasoning",
             "summary": [],
             "encrypted_content": done.output[0].encrypted_content,
         }
-        await client.responses.create(model=MODEL, input=given, tools=tools)
-        sealed = seen(made)
+        await client.responses.create(model=MODEL, input=items, tools=tools)
+        sealed = template_messages(fabric)
 
     assert whole == sealed
     assert [message["role"] for message in whole] == ["user", "assistant", "tool", "tool", "tool"]
@@ -236,19 +236,19 @@ async def test_what_was_answered_can_be_sent_back_as_it_came():
     assert [message["content"] for message in whole[2:]] == ["result 0", "result 1", "result 2"]
 
 
-async def test_an_answer_goes_on_from_a_stored_one():
-    async with rig("a") as made:
-        client = made.openai()
+async def test_response_continues_from_stored_response():
+    async with rig("a") as fabric:
+        client = fabric.openai()
         first = await client.responses.create(**BODY, instructions="be brief", metadata={"a": "b"})
         raw = await client.responses.with_raw_response.create(
             model=MODEL, input="and three", previous_response_id=first.id, instructions="be long"
         )
         second = raw.parse()
-        messages = seen(made)
+        messages = template_messages(fabric)
         third = await client.responses.create(
             model=MODEL, input="and four", previous_response_id=second.id
         )
-        agents = [request.identity.agent for request in made["node-a"].requests]
+        agents = [request.identity.agent for request in fabric["node-a"].requests]
         branch = await client.responses.with_raw_response.create(
             model=MODEL, input="or five", previous_response_id=first.id
         )
@@ -265,13 +265,13 @@ async def test_an_answer_goes_on_from_a_stored_one():
     assert branch.headers["x-macfabric-agent"] != raw.headers["x-macfabric-agent"]
 
 
-async def test_what_is_stored_can_be_read_and_deleted_by_its_tenant_alone():
+async def test_stored_response_is_visible_to_its_tenant_only():
     settings = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY})
-    async with rig("a", settings=settings) as made:
-        mine, other = made.openai(KEY), made.openai(OTHER_KEY)
+    async with rig("a", settings=settings) as fabric:
+        mine, other = fabric.openai(KEY), fabric.openai(OTHER_KEY)
         done = await mine.responses.create(**BODY)
         again = await mine.responses.retrieve(done.id)
-        given = await mine.responses.input_items.list(done.id)
+        stored_items = await mine.responses.input_items.list(done.id)
         with pytest.raises(openai.NotFoundError):
             await other.responses.retrieve(done.id)
         with pytest.raises(openai.BadRequestError, match="not found"):
@@ -284,37 +284,37 @@ async def test_what_is_stored_can_be_read_and_deleted_by_its_tenant_alone():
         unkept = await mine.responses.create(**BODY, store=False)
         with pytest.raises(openai.NotFoundError):
             await mine.responses.retrieve(unkept.id)
-        with pytest.raises(openai.BadRequestError) as told:
+        with pytest.raises(openai.BadRequestError) as caught:
             await mine.responses.create(**BODY, previous_response_id=unkept.id)
 
     assert again == done
-    assert given.data[0].content[0].text == BODY["input"]
-    assert told.value.code == "previous_response_not_found"
-    assert told.value.param == "previous_response_id"
+    assert stored_items.data[0].content[0].text == BODY["input"]
+    assert caught.value.code == "previous_response_not_found"
+    assert caught.value.param == "previous_response_id"
 
 
-async def test_an_item_may_be_named_instead_of_sent_again():
-    async with rig("a") as made:
-        client = made.openai()
+async def test_item_reference_stands_for_stored_item():
+    async with rig("a") as fabric:
+        client = fabric.openai()
         first = await client.responses.create(**BODY)
-        given = [
+        items = [
             {"role": "user", "content": BODY["input"]},
             {"type": "item_reference", "id": first.output[0].id},
             {"role": "user", "content": "and?"},
         ]
-        await client.responses.create(model=MODEL, input=given)
-        messages = seen(made)
-        given[1]["id"] = "msg_none"
-        with pytest.raises(openai.BadRequestError) as told:
-            await client.responses.create(model=MODEL, input=given)
+        await client.responses.create(model=MODEL, input=items)
+        messages = template_messages(fabric)
+        items[1]["id"] = "msg_none"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input=items)
 
     assert messages[1] == {"role": "assistant", "content": first.output_text}
-    assert told.value.param == "input[1].id"
+    assert caught.value.param == "input[1].id"
 
 
-async def test_an_erased_agents_responses_are_gone_with_it():
-    async with rig("a") as made:
-        client, http = made.openai(), made.http()
+async def test_erasing_agent_deletes_its_responses():
+    async with rig("a") as fabric:
+        client, http = fabric.openai(), fabric.http()
         kept = await client.responses.create(**BODY, extra_headers={"x-agent-id": "ivan"})
         gone = await client.responses.create(**BODY, extra_headers={"x-agent-id": "mira"})
         erased = await http.delete("/v1/agents/mira")
@@ -326,10 +326,10 @@ async def test_an_erased_agents_responses_are_gone_with_it():
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_that_is_cut_is_incomplete(streams):
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "on"), Finished(FinishReason.LENGTH, 1)]
-        client = made.openai()
+async def test_truncated_response_is_incomplete(streams):
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "on"), Finished(FinishReason.LENGTH, 1)]
+        client = fabric.openai()
         if streams:
             stream = await client.responses.create(**BODY, stream=True, max_output_tokens=1)
             events = [event async for event in stream]
@@ -343,10 +343,10 @@ async def test_an_answer_that_is_cut_is_incomplete(streams):
     assert done.max_output_tokens == 1
 
 
-async def test_an_error_in_mid_stream_is_its_last_event():
-    async with rig("a") as made:
-        made["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
-        client = made.openai()
+async def test_mid_stream_error_is_the_last_event():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        client = fabric.openai()
         events = [event async for event in await client.responses.create(**BODY, stream=True)]
         failed = events[-1]
         with pytest.raises(openai.NotFoundError):
@@ -357,65 +357,65 @@ async def test_an_error_in_mid_stream_is_its_last_event():
     assert (failed.response.status, failed.response.error.message) == ("failed", "it broke")
 
 
-async def test_errors_before_the_first_event_have_openais_shape():
-    async with rig("a") as made:
-        made["node-a"].does.refuse = RetryLaterError("no", retry_after_s=3.0)
+async def test_errors_before_first_event_have_openai_shape():
+    async with rig("a") as fabric:
+        fabric["node-a"].does.refuse = RetryLaterError("no", retry_after_s=3.0)
         with pytest.raises(openai.InternalServerError):
-            await made.openai().responses.create(**BODY, stream=True)
-        missing = await made.http().get(f"{PATH}/resp_x/nothing")
+            await fabric.openai().responses.create(**BODY, stream=True)
+        missing = await fabric.http().get(f"{PATH}/resp_x/nothing")
 
     assert missing.json()["error"]["code"] == "unknown_url"
 
 
-async def test_log_probabilities_where_they_are_asked_for():
+async def test_logprobs_are_returned_on_request():
     token = TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5)))
-    async with rig("a") as made:
+    async with rig("a") as fabric:
         events = [Delta(0, "a", logprobs=(token,)), Finished(FinishReason.STOP, 1)]
-        made["node-a"].does.events = events
-        client, include = made.openai(), ["message.output_text.logprobs"]
+        fabric["node-a"].does.events = events
+        client, include = fabric.openai(), ["message.output_text.logprobs"]
         done = await client.responses.create(**BODY, include=include, top_logprobs=2)
         async with client.responses.stream(**BODY, include=include, top_logprobs=2) as stream:
             streamed = await stream.get_final_response()
-        asked = made["node-a"].requests[0]
+        request = fabric["node-a"].requests[0]
 
-    assert asked.sampling.logprobs == 2
+    assert request.sampling.logprobs == 2
     for each in (done, streamed):
-        told = each.output[0].content[0].logprobs[0]
-        assert (told.token, told.logprob) == ("a", -0.5)
-        assert [other.token for other in told.top_logprobs] == ["a", "b"]
+        token_logprob = each.output[0].content[0].logprobs[0]
+        assert (token_logprob.token, token_logprob.logprob) == ("a", -0.5)
+        assert [other.token for other in token_logprob.top_logprobs] == ["a", "b"]
 
 
-async def test_a_client_that_leaves_stops_its_node():
-    async with rig("a") as made:
-        node = made["node-a"]
+async def test_disconnected_client_cancels_turn():
+    async with rig("a") as fabric:
+        node = fabric["node-a"]
         node.does.events = [Delta(i, "word ") for i in range(500)]
         node.does.delay_s = 0.01
-        async with made.openai().responses.stream(**BODY) as stream:
+        async with fabric.openai().responses.stream(**BODY) as stream:
             async for _ in stream:
                 break
         await until(lambda: node.cancelled == 1)
         await asyncio.sleep(0)
 
 
-async def test_what_is_ignored_is_told_as_a_header_may_be():
-    async with rig("a") as made:
+async def test_ignored_header_is_sanitized():
+    async with rig("a") as fabric:
         tools = [{"type": "web_search\u20ac\r\nx-more: 1"}]
-        answer = await made.http().post(PATH, json={**BODY, "tools": tools})
+        answer = await fabric.http().post(PATH, json={**BODY, "tools": tools})
 
     assert answer.status_code == 200
     assert answer.headers["x-macfabric-ignored"] == "web_search???x-more: 1"
     assert "x-more" not in answer.headers
 
 
-async def test_a_short_name_does_not_stand_for_more_than_a_body_may_be():
-    async with rig("a") as made:
+async def test_item_references_count_toward_body_limit():
+    async with rig("a") as fabric:
         text = "x" * 4_096
-        made["node-a"].does.events = [Delta(0, text), Finished(FinishReason.STOP, 1)]
-        first = await made.openai().responses.create(**BODY)
+        fabric["node-a"].does.events = [Delta(0, text), Finished(FinishReason.STOP, 1)]
+        first = await fabric.openai().responses.create(**BODY)
         named = {"type": "item_reference", "id": first.output[0].id}
         many = [named] * (BODY_BYTES_MAX // len(text))
-        answer = await made.http().post(PATH, json={"model": MODEL, "input": many})
-        asked_count = len(made["node-a"].requests)
+        answer = await fabric.http().post(PATH, json={"model": MODEL, "input": many})
+        requests_count = len(fabric["node-a"].requests)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-    assert asked_count == 1
+    assert requests_count == 1

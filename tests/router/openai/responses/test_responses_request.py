@@ -23,16 +23,16 @@ def messages(*items, **fields):
     return as_templates_get_it(parse(input=list(items), **fields).prompt)
 
 
-def test_what_a_coding_agent_sends_first():
-    def said(role, text):
+def test_first_request_of_coding_agent_is_read():
+    def message(role, text):
         return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
 
-    asked = parse(
+    request = parse(
         input=[
-            said("developer", "a"),
-            said("developer", "b"),
-            said("user", "c"),
-            said("user", "d"),
+            message("developer", "a"),
+            message("developer", "b"),
+            message("user", "c"),
+            message("user", "d"),
         ],
         tools=[
             {"type": "function", "name": "shell", "parameters": {}, "strict": False},
@@ -50,28 +50,28 @@ def test_what_a_coding_agent_sends_first():
         client_metadata={"x": "y"},
     )
 
-    assert asked.identity == Identity(IdentityKind.GROUP, "session-1")
-    assert [(m["role"], m["content"]) for m in as_templates_get_it(asked.prompt)] == [
+    assert request.identity == Identity(IdentityKind.GROUP, "session-1")
+    assert [(m["role"], m["content"]) for m in as_templates_get_it(request.prompt)] == [
         ("system", "a\n\nb"),
         ("user", "c\n\nd"),
     ]
-    assert [tool["function"]["name"] for tool in asked.prompt.tools] == ["shell"]
-    assert asked.prompt.template_options == {"reasoning_effort": "medium"}
-    assert asked.ignored == ("web_search",)
-    assert (asked.stream, asked.keeps) == (True, False)
-    assert asked.prompt.calls == CallChoice(takes_one=True)
-    assert asked.carries_thoughts
+    assert [tool["function"]["name"] for tool in request.prompt.tools] == ["shell"]
+    assert request.prompt.template_options == {"reasoning_effort": "medium"}
+    assert request.ignored == ("web_search",)
+    assert (request.stream, request.keeps) == (True, False)
+    assert request.prompt.calls == CallChoice(takes_one=True)
+    assert request.carries_thoughts
 
 
-def test_a_billing_line_that_a_proxy_hands_on_is_dropped_and_told():
+def test_billing_header_line_from_proxy_is_dropped_and_listed():
     billing = "x-anthropic-billing-header: cc_version=2.1"
-    asked = parse(input="c", instructions=f"{billing}\na")
-    assert [m["content"] for m in as_templates_get_it(asked.prompt)] == ["a", "c"]
-    assert asked.ignored == ("x-anthropic-billing-header",)
+    request = parse(input="c", instructions=f"{billing}\na")
+    assert [m["content"] for m in as_templates_get_it(request.prompt)] == ["a", "c"]
+    assert request.ignored == ("x-anthropic-billing-header",)
     assert parse(input=[], previous_response_id="resp_1", instructions="a").ignored == ()
 
 
-def test_instructions_come_first_and_join_what_developers_say():
+def test_instructions_precede_developer_messages():
     found = messages(
         {"role": "developer", "content": "b"},
         {"role": "user", "content": [{"type": "input_text", "text": "c"}]},
@@ -86,7 +86,7 @@ def test_instructions_come_first_and_join_what_developers_say():
     ]
 
 
-def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
+def test_tool_choice_none_keeps_tools_in_prompt_but_parses_no_calls():
     tools = [{"type": "function", "name": "look", "parameters": {}}]
     none = parse(tools=tools, tool_choice="none").prompt
     auto = parse(tools=tools).prompt
@@ -95,7 +95,7 @@ def test_none_leaves_the_tools_in_the_prompt_and_reads_no_calls():
     assert (none.reads_calls, auto.reads_calls) == (False, True)
 
 
-def test_tools_of_every_kind_may_be_chosen_by_name():
+def test_tools_of_every_kind_can_be_chosen_by_name():
     tools = [
         {"type": "function", "name": "look", "strict": True},
         {"type": "custom", "name": "patch"},
@@ -116,7 +116,7 @@ def test_tools_of_every_kind_may_be_chosen_by_name():
         assert calls.must_call == (choice["type"] != "allowed_tools")
 
 
-def test_a_grammar_is_told_with_its_tool():
+def test_custom_tool_grammar_appears_in_its_description():
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "X"+'}
     prompt = parse(tools=[{"type": "custom", "name": "p", "format": form}]).prompt
 
@@ -127,7 +127,7 @@ def test_a_grammar_is_told_with_its_tool():
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "xhigh"])
-def test_efforts_become_words_that_templates_know(effort):
+def test_effort_maps_to_template_values(effort):
     options = parse(reasoning={"effort": effort}).prompt.template_options
     known = {"none": "low", "minimal": "low", "low": "low", "xhigh": "high"}
 
@@ -135,7 +135,7 @@ def test_efforts_become_words_that_templates_know(effort):
     assert options.get("enable_thinking") is (False if effort == "none" else None)
 
 
-def test_a_thought_sealed_elsewhere_is_left_out_and_a_summary_is_better_than_nothing():
+def test_foreign_encrypted_reasoning_is_dropped_but_summary_is_used():
     for sealed in ("gAAAA", "%%%", "", "é"):
         item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
         assert "reasoning_content" not in messages(item, {"role": "user", "content": "x"})[0]
@@ -143,7 +143,7 @@ def test_a_thought_sealed_elsewhere_is_left_out_and_a_summary_is_better_than_not
     assert messages(summed, {"role": "user", "content": "x"})[0]["reasoning_content"] == "s"
 
 
-def test_an_answers_format():
+def test_text_format_sets_output_format():
     schema = {"type": "object"}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     found = [
@@ -219,7 +219,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda x: str(x)[:50])
-def test_what_is_wrong_is_refused_by_name(fields, param):
+def test_invalid_field_is_rejected_with_its_parameter(fields, param):
     with pytest.raises(RejectedError) as refused:
         parse(**fields)
 
@@ -234,6 +234,6 @@ NAMES = [
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4))
-def test_whatever_comes_is_read_or_refused(fields):
+def test_arbitrary_fields_are_parsed_or_rejected(fields):
     with suppress(RejectedError):  # and nothing else
         parse(**fields)

@@ -5,7 +5,7 @@ from fabric.turn.messages import Message, MessageRole
 from router.openai.responses.store import ResponseStore, StoredResponse
 
 
-def made(name, text="x", agent="mira", epoch=5):
+def stored(name, text="x", agent="mira", epoch=5):
     message = Message(MessageRole.ASSISTANT, (text,))
     return StoredResponse({"id": name}, [], (message,), {f"item-{name}": message}, agent, epoch)
 
@@ -15,11 +15,11 @@ def store():
     return ResponseStore(lambda _: 0)
 
 
-def test_the_oldest_of_the_tenant_with_most_goes_first(store, monkeypatch):
+def test_oldest_response_of_largest_tenant_is_evicted_first(store, monkeypatch):
     monkeypatch.setattr(router.openai.responses.store, "RESPONSES_STORED_MAX", 4)
-    store.put("small", made("s"))
+    store.put("small", stored("s"))
     for index in range(5):
-        store.put("large", made(f"l{index}"))
+        store.put("large", stored(f"l{index}"))
 
     assert [store.get("large", f"l{i}") is not None for i in range(5)] == [False] * 2 + [True] * 3
     assert store.get("small", "s")
@@ -27,20 +27,20 @@ def test_the_oldest_of_the_tenant_with_most_goes_first(store, monkeypatch):
     assert store.item("large", "item-l4") is not None
 
 
-def test_they_take_so_many_bytes_together_and_one_that_is_larger_is_not_kept(store, monkeypatch):
+def test_stored_bytes_are_bounded_and_oversized_response_is_not_stored(store, monkeypatch):
     monkeypatch.setattr(router.openai.responses.store, "RESPONSES_BYTES_MAX", 10_000)
     for index in range(5):
-        store.put("t", made(f"r{index}", "x" * 4_000))
+        store.put("t", stored(f"r{index}", "x" * 4_000))
     kept = [index for index in range(5) if store.get("t", f"r{index}")]
-    store.put("t", made("huge", "x" * 20_000))
+    store.put("t", stored("huge", "x" * 20_000))
 
     assert kept == [3, 4]
     assert store.get("t", "huge") is None
     assert store._sizes == {}
 
 
-def test_what_was_deleted_is_gone_once(store):
-    store.put("t", made("r"))
+def test_deleted_response_is_gone(store):
+    store.put("t", stored("r"))
 
     assert store.delete("t", "r")
     assert not store.delete("t", "r")
@@ -49,15 +49,15 @@ def test_what_was_deleted_is_gone_once(store):
     assert (store._by_tenant, store._items, store._sizes, store._count) == ({}, {}, {}, 0)
 
 
-def test_an_agents_go_when_it_is_erased_and_none_comes_behind():
+def test_erasing_agent_removes_its_responses_and_rejects_late_ones():
     erased = {}
     store = ResponseStore(lambda key: erased.get(key, 0))
-    store.put("t", made("r"))
-    store.put("t", made("other", agent="ivan"))
+    store.put("t", stored("r"))
+    store.put("t", stored("other", agent="ivan"))
     erased["t", "mira"] = 7
     store.forget(("t", "mira"))
-    store.put("t", made("late", epoch=7))
-    store.put("t", made("next", epoch=8))
+    store.put("t", stored("late", epoch=7))
+    store.put("t", stored("next", epoch=8))
 
     assert [store.get("t", name) is not None for name in ("r", "other", "late", "next")] == [
         *(False, True, False, True)

@@ -12,7 +12,7 @@ CONTEXT = 4_000
 HEADER = "x-macfabric-policies"
 
 
-def said(turns, chars=100):
+def turn_items(turns, chars=100):
     items = [{"role": "developer", "content": "be brief"}]
     for n in range(turns):
         items += [
@@ -22,21 +22,21 @@ def said(turns, chars=100):
     return [*items, {"role": "user", "content": "and now?"}]
 
 
-async def ask(made, items, **more):
+async def ask(fabric, items, **more):
     body = {"model": MODEL, "input": items, "truncation": "auto", **more}
-    return await made.http().post("/v1/responses", json=body)
+    return await fabric.http().post("/v1/responses", json=body)
 
 
 def node():
-    made = CountingNode("node-a")
-    made.view_changes["context_tokens_max"] = CONTEXT
-    return made
+    fake = CountingNode("node-a")
+    fake.view_changes["context_tokens_max"] = CONTEXT
+    return fake
 
 
-async def test_the_oldest_turns_go_until_the_rest_fits_with_room_for_the_answer():
+async def test_oldest_turns_are_dropped_until_prompt_and_answer_fit():
     a = node()
-    async with rig(nodes=[a]) as made:
-        answer = await ask(made, said(50))
+    async with rig(nodes=[a]) as fabric:
+        answer = await ask(fabric, turn_items(50))
 
     messages = a.requests[0].messages
     dropped = 102 - len(messages)
@@ -50,39 +50,39 @@ async def test_the_oldest_turns_go_until_the_rest_fits_with_room_for_the_answer(
     assert len(a.counted) <= 5
 
 
-async def test_less_is_dropped_for_a_short_answer():
+async def test_fewer_turns_are_dropped_for_a_short_answer():
     a = node()
-    async with rig(nodes=[a]) as made:
-        await ask(made, said(50), max_output_tokens=1)
+    async with rig(nodes=[a]) as fabric:
+        await ask(fabric, turn_items(50), max_output_tokens=1)
     assert CONTEXT * 3 // 4 < sum(map(chars_of, a.requests[0].messages)) < CONTEXT
 
 
-async def test_what_fits_is_left_alone_and_what_is_short_is_not_counted():
+async def test_fitting_prompt_is_unchanged_and_short_one_is_not_counted():
     a = node()
-    async with rig(nodes=[a]) as made:
-        await ask(made, said(19))
+    async with rig(nodes=[a]) as fabric:
+        await ask(fabric, turn_items(19))
         counted = len(a.counted)
         a.view_changes["context_tokens_max"] = 1 << 20
-        await made.fleet.membership.refresh()
-        answer = await ask(made, said(19))
+        await fabric.fleet.membership.refresh()
+        answer = await ask(fabric, turn_items(19))
 
     assert [len(request.messages) for request in a.requests] == [40, 40]
     assert (counted, len(a.counted)) == (1, 1)
     assert answer.headers[HEADER] == "truncation=0"
 
 
-async def test_growing_conversations_begin_alike_for_many_turns():
+async def test_growing_conversation_is_cut_rarely_so_its_prefix_stays_cached():
     a = node()
-    async with rig(nodes=[a]) as made:
+    async with rig(nodes=[a]) as fabric:
         for turns in range(40, 80):
-            await ask(made, said(turns))
+            await ask(fabric, turn_items(turns))
     begins = [request.messages[1].texts[0][:4] for request in a.requests]
 
     assert begins == sorted(begins)
     assert len(set(begins)) <= 8, "40 turns of 200 tokens, of which 500 go at a time"
 
 
-async def test_a_long_loop_of_tools_loses_its_oldest_steps():
+async def test_long_tool_loop_drops_oldest_steps():
     a = node()
     items = [{"role": "user", "content": "go"}]
     for n in range(40):
@@ -91,8 +91,8 @@ async def test_a_long_loop_of_tools_loses_its_oldest_steps():
             call,
             {"type": "function_call_output", "call_id": f"c{n}", "output": "r" * 200},
         ]
-    async with rig(nodes=[a]) as made:
-        answer = await ask(made, items)
+    async with rig(nodes=[a]) as fabric:
+        answer = await ask(fabric, items)
 
     messages = a.requests[0].messages
     assert answer.status_code == 200
@@ -103,25 +103,25 @@ async def test_a_long_loop_of_tools_loses_its_oldest_steps():
     assert sum(map(chars_of, messages)) <= CONTEXT * 3 // 4
 
 
-async def test_what_cannot_be_made_to_fit_is_left_to_be_refused():
+async def test_prompt_that_cannot_fit_is_not_truncated():
     a = node()
-    async with rig(nodes=[a]) as made:
-        answer = await ask(made, [*said(3), {"role": "user", "content": "x" * 9_000}])
-    assert len(a.requests[0].messages) == len(said(3))
+    async with rig(nodes=[a]) as fabric:
+        answer = await ask(fabric, [*turn_items(3), {"role": "user", "content": "x" * 9_000}])
+    assert len(a.requests[0].messages) == len(turn_items(3))
     assert answer.headers[HEADER] == "truncation=0"
 
 
-async def test_without_it_nothing_is_dropped():
+async def test_truncation_disabled_drops_nothing():
     a = node()
-    async with rig(nodes=[a]) as made:
-        answer = await ask(made, said(50), truncation="disabled")
+    async with rig(nodes=[a]) as fabric:
+        answer = await ask(fabric, turn_items(50), truncation="disabled")
     assert len(a.requests[0].messages) == 102
     assert HEADER not in answer.headers
 
 
-async def test_what_is_stored_is_what_was_said():
+async def test_stored_response_keeps_untruncated_conversation():
     a = node()
-    async with rig(nodes=[a]) as made:
-        first = (await ask(made, said(50))).json()
-        await ask(made, "more", previous_response_id=first["id"], truncation="disabled")
+    async with rig(nodes=[a]) as fabric:
+        first = (await ask(fabric, turn_items(50))).json()
+        await ask(fabric, "more", previous_response_id=first["id"], truncation="disabled")
     assert len(a.requests[1].messages) == 104
