@@ -151,7 +151,7 @@ class FakeFabric:
     """Serves ANSWERS on a free port; `key` makes it ask for one, `page` makes it no fabric."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, object]] = []
+        self.requests: list[tuple[str, str, object]] = []
         self.key: str | None = None
         self.page: bytes | None = None
         self.media_type = "application/json"
@@ -182,7 +182,7 @@ class FakeFabric:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         length = int(request.headers.get("content-length", 0))
         body = json.loads(request.rfile.read(length)) if length else None
-        self.asked.append((request.command, request.path, body))
+        self.requests.append((request.command, request.path, body))
         if self.holds:
             self._closes.wait(60)
             return

@@ -77,7 +77,7 @@ def fake(tmp_path, monkeypatch):
     return folder
 
 
-def test_listing(run):
+def test_list_names_and_describes_benchmarks(run):
     status, text, _ = run("--list")
     listed = json.loads(run("--list", "--json")[1])
 
@@ -88,7 +88,7 @@ def test_listing(run):
     assert run()[:2] == (0, text)
 
 
-def test_what_is_listed_can_be_run(run):
+def test_listed_benchmarks_have_entry_points(run):
     for name in json.loads(run("--list", "--json")[1]):
         assert "_" not in name, "as docs/benchmarks.md spells it"
         tree = ast.parse((ROOT / "benchmarks" / f"{name.replace('-', '_')}.py").read_text())
@@ -97,7 +97,7 @@ def test_what_is_listed_can_be_run(run):
         assert {"add_arguments", "run"} <= functions, name
 
 
-def test_help_of_one(run, fake):
+def test_help_describes_one_benchmark(run, fake):
     status, out, _ = run("fake", "--help")
 
     assert status == 0
@@ -107,14 +107,14 @@ def test_help_of_one(run, fake):
 
 
 @pytest.mark.parametrize("argv", [("fly",), ("--json", "fly"), ("fake", "--unknown")])
-def test_misuse(run, fake, argv):
+def test_misuse_exits_with_2(run, fake, argv):
     status, out, err = run(*argv)
 
     assert (status, out) == (2, "")
     assert "fake" in err
 
 
-def test_no_folder(run, fake):
+def test_missing_checkout_is_an_error(run, fake):
     shutil.rmtree(fake)
     status, out, err = run("fake")
 
@@ -123,7 +123,7 @@ def test_no_folder(run, fake):
 
 
 @pytest.mark.parametrize(("figure", "status"), [("1.0", 0), ("0.99", 1), ("nan", 1)])
-def test_a_missed_limit_is_exit_status_1(run, fake, figure, status):
+def test_missed_limit_exits_with_1(run, fake, figure, status):
     found, out, _ = run("--json", "fake", "--figure", figure)
     record = json.loads(out)
     shown, text, _ = run("fake", "--figure", figure)
@@ -136,7 +136,7 @@ def test_a_missed_limit_is_exit_status_1(run, fake, figure, status):
 
 
 @pytest.mark.parametrize("name", ["fake_two", "fake-two"])
-def test_a_quick_run_judges_no_limits(run, fake, name):
+def test_quick_run_judges_no_limits(run, fake, name):
     (fake / "fake_two.py").write_text(FAKE)
     status, out, _ = run("--quick", "--json", name, "--figure", "0.5")
     record = json.loads(out)
@@ -150,11 +150,11 @@ def test_a_quick_run_judges_no_limits(run, fake, name):
     assert any("not judged" in note for note in record["notes"])
 
 
-def test_a_killed_benchmark_failed(run, fake):
+def test_killed_benchmark_exits_with_1(run, fake):
     assert run("fake", "--then", "die")[0] == 1
 
 
-def test_terminated_with_the_command(fake):
+def test_benchmark_is_terminated_with_the_command(fake):
     code = (
         "import sys; from pathlib import Path; from router.cli import bench, main;"
         "bench.FOLDER = Path(sys.argv[1]); sys.exit(main.main(sys.argv[2:]))"
@@ -171,7 +171,7 @@ def test_terminated_with_the_command(fake):
 
 
 @pytest.mark.nightly
-def test_a_real_one_as_json(run):
+def test_real_benchmark_prints_json(run):
     status, out, err = run("perplexity", "--quick", "--json", "--windows", "1")
     record = json.loads(out)
 

@@ -28,9 +28,9 @@ def run(capsys, *argv):
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_keys_are_made_where_the_file_ships_them_from(shipped, capsys, tmp_path):
-    status, said = run(capsys, "certs", "create", str(shipped))
-    folder = Path(said["folder"])
+def test_certs_create_writes_keys_to_the_mounted_folder(shipped, capsys, tmp_path):
+    status, printed = run(capsys, "certs", "create", str(shipped))
+    folder = Path(printed["folder"])
 
     assert status == 0
     assert folder == tmp_path / "home/.macfabric/cluster/keys"
@@ -42,14 +42,14 @@ def test_keys_are_made_where_the_file_ships_them_from(shipped, capsys, tmp_path)
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     subject = subject_of((folder / "member.pem").read_bytes())
     assert {"192.168.1.10", "192.168.1.11", "192.168.1.12", "127.0.0.1"} <= subject.addresses
-    assert datetime.fromisoformat(said["expires"]) - datetime.now(UTC) > timedelta(days=800)
+    assert datetime.fromisoformat(printed["expires"]) - datetime.now(UTC) > timedelta(days=800)
 
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert run(capsys, "certs", "create", str(shipped))[1]["done"] == []
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_another_mac_needs_another_certificate_only(shipped, capsys):
+def test_adding_a_mac_renews_only_the_certificate(shipped, capsys):
     folder = Path(run(capsys, "certs", "create", str(shipped))[1]["folder"])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     text = shipped.read_text()
@@ -61,7 +61,7 @@ def test_another_mac_needs_another_certificate_only(shipped, capsys):
     assert "10.9.8.7" in subject_of(after["member.pem"]).addresses
 
 
-def test_rotating_replaces_all_but_what_memory_depends_on(shipped, capsys):
+def test_rotation_keeps_cluster_key_and_optionally_authority(shipped, capsys):
     folder = Path(run(capsys, "certs", "create", str(shipped))[1]["folder"])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     run(capsys, "certs", "rotate", str(shipped))
@@ -76,15 +76,15 @@ def test_rotating_replaces_all_but_what_memory_depends_on(shipped, capsys):
 def test_local_keys_are_rotated_only_while_nothing_runs(tmp_path, capsys):
     from router.cli.data_folder import DataFolder
 
-    status, said = run(capsys, "certs", "rotate", "--data", str(tmp_path / "data"))
+    status, printed = run(capsys, "certs", "rotate", "--data", str(tmp_path / "data"))
     assert status == 0
     first = expires_at((tmp_path / "data/member.pem").read_bytes())
-    assert datetime.fromisoformat(said["expires"]) == first
+    assert datetime.fromisoformat(printed["expires"]) == first
     with DataFolder(tmp_path / "data").claimed():
         assert main(["certs", "rotate", "--data", str(tmp_path / "data")]) == 1
 
 
-def test_a_file_that_ships_no_keys_is_refused(shipped, capsys):
+def test_file_without_key_mount_is_refused(shipped, capsys):
     config = yaml.safe_load(shipped.read_text())
     del config["file_mounts"]["~/macfabric/keys"]
     shipped.write_text(yaml.safe_dump(config))

@@ -18,10 +18,12 @@ DIGEST = "sha256:" + sha256(KEY.encode()).hexdigest()
 
 
 def keys(*argv, router=None):
-    """Return the keys in force, and what was said."""
-    parser, said = argparse.ArgumentParser(), []
+    """Return the settings with client keys, and the printed notes."""
+    parser, notes = argparse.ArgumentParser(), []
     add_key_options(parser)
-    return with_client_keys(router or RouterSettings(), parser.parse_args(argv), said.append), said
+    return with_client_keys(
+        router or RouterSettings(), parser.parse_args(argv), notes.append
+    ), notes
 
 
 def write(path, text, mode=0o600):
@@ -30,41 +32,41 @@ def write(path, text, mode=0o600):
     return f"--api-key-file={path}"
 
 
-def test_without_any_nothing_changes(monkeypatch):
+def test_settings_are_unchanged_without_a_client_key(monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
     assert keys() == (RouterSettings(), [])
 
 
 @pytest.mark.parametrize("text", [KEY, f"{KEY}\n", DIGEST])
-def test_a_file_with_one_key_is_the_default_tenants(tmp_path, text):
-    router, said = keys(write(tmp_path / "key", text))
+def test_key_file_with_one_key_is_for_the_default_tenant(tmp_path, text):
+    router, notes = keys(write(tmp_path / "key", text))
 
-    assert (router.api_keys, said) == ({"default": DIGEST}, [])
+    assert (router.api_keys, notes) == ({"default": DIGEST}, [])
 
 
-def test_a_file_may_name_tenants(tmp_path):
+def test_key_file_may_name_tenants(tmp_path):
     router, _ = keys(write(tmp_path / "keys.yaml", f"alice: {KEY}\nbob: {OTHER}\n"))
 
     assert router.api_keys == {"alice": KEY, "bob": OTHER}
 
 
-def test_the_environment_has_one_that_no_child_inherits(monkeypatch):
+def test_key_in_environment_is_used_and_removed(monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    router, said = keys()
+    router, notes = keys()
 
     assert router.api_keys == {"default": DIGEST}
-    assert KEY_VARIABLE in said[0]
-    assert KEY not in said[0]
+    assert KEY_VARIABLE in notes[0]
+    assert KEY not in notes[0]
     assert KEY_VARIABLE not in os.environ
 
 
-def test_an_argument_is_taken_with_a_warning_and_before_the_environment(monkeypatch):
+def test_key_argument_precedes_environment_with_a_warning(monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, OTHER)
-    router, said = keys("--api-key", KEY)
+    router, notes = keys("--api-key", KEY)
 
     assert router.api_keys == {"default": DIGEST}
-    assert "--api-key-file FILE" in said[0]
+    assert "--api-key-file FILE" in notes[0]
     assert KEY_VARIABLE not in os.environ
 
 
@@ -79,12 +81,12 @@ def test_an_argument_is_taken_with_a_warning_and_before_the_environment(monkeypa
         (f"alice: {KEY}\nbob: {KEY}", 0o600, "this is the key of api_keys.alice, too"),
     ],
 )
-def test_files_that_are_refused(tmp_path, text, mode, why):
+def test_invalid_key_file_is_refused(tmp_path, text, mode, why):
     with pytest.raises(CommandError, match=why):
         keys(write(tmp_path / "key", text, mode))
 
 
-def test_other_things_that_are_refused(tmp_path, monkeypatch):
+def test_invalid_or_conflicting_client_key_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(CommandError, match="no such file"):
         keys(f"--api-key-file={tmp_path / 'none'}")
@@ -118,12 +120,12 @@ def test_other_things_that_are_refused(tmp_path, monkeypatch):
         ("cors_origins", ["app.example"]),
     ],
 )
-def test_names_and_origins_are_exact(setting, names):
+def test_inexact_hosts_and_origins_are_rejected(setting, names):
     with pytest.raises(RejectedError, match=f"macfabric.router.{setting}"):
         parse_settings({"router": {setting: names}})
 
 
-def test_names_and_origins_that_are_some():
+def test_exact_hosts_and_origins_are_accepted():
     hosts = ["host.docker.internal", "studio.local", "192.168.1.20", "my_host"]
     origins = ["https://app.example", "http://localhost:3000", "app://obsidian.md", "http://[::1]"]
     router = parse_settings({"router": {"allowed_hosts": hosts, "cors_origins": origins}}).router

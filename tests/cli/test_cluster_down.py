@@ -45,14 +45,14 @@ def laptop(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_nodes_save_before_any_ray_is_stopped(laptop, run):
+def test_down_saves_nodes_before_stopping_ray(laptop, run):
     status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"), "--json")
     first, *others = (laptop / "calls").read_text().splitlines()
 
     assert status == 0
     assert [row["ok"] for row in json.loads(out)["macs"]] == [True, True, True]
-    asked = "mac@10.0.0.1 ~/macfabric/venv/bin/macfabric down --json --data ~/'my data'"
-    assert first.endswith(asked)
+    head_call = "mac@10.0.0.1 ~/macfabric/venv/bin/macfabric down --json --data ~/'my data'"
+    assert first.endswith(head_call)
     assert f"-i {laptop}/key" in first
     assert "BatchMode=yes" in first
     assert sorted(call.split(" -- ")[1] for call in others) == [
@@ -61,7 +61,7 @@ def test_the_nodes_save_before_any_ray_is_stopped(laptop, run):
 
 
 @pytest.mark.parametrize("gone", ["10.0.0.1", "10.0.0.3"])
-def test_a_mac_that_is_not_there_is_told_and_the_others_stop(laptop, run, gone):
+def test_unreachable_mac_is_reported_and_others_stop(laptop, run, gone):
     (laptop / "gone").write_text(gone)
     status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"))
     lines = {line.split()[0]: line for line in out.splitlines()[1:]}
@@ -73,12 +73,12 @@ def test_a_mac_that_is_not_there_is_told_and_the_others_stop(laptop, run, gone):
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_heads_progress_is_shown(laptop, run, status):
+def test_head_progress_is_shown_in_words(laptop, run, status):
     (laptop / "progress").write_text(PROGRESS)
     (laptop / "status").write_text(str(status))
-    got, out, error = run("down", "--config", str(laptop / "cluster.yaml"))
+    exit_status, out, error = run("down", "--config", str(laptop / "cluster.yaml"))
 
-    assert got == status
+    assert exit_status == status
     assert "10.0.0.1: asking process 7 to stop; turns get 30 s to end" in error
     assert "10.0.0.1: waiting for running turns: 2, up to 29 s" in error
     assert "10.0.0.1: stopping the nodes; agents in memory are saved first" in error
@@ -88,7 +88,7 @@ def test_the_heads_progress_is_shown(laptop, run, status):
     assert ("its router did not stop: something else" in " ".join(out.split())) == (status == 1)
 
 
-def test_the_heads_progress_is_one_object_a_line_with_json(laptop, run):
+def test_head_progress_is_one_json_object_per_line(laptop, run):
     (laptop / "progress").write_text(PROGRESS)
     (laptop / "status").write_text("0")
     _, out, error = run("down", "--config", str(laptop / "cluster.yaml"), "--json")
@@ -101,7 +101,7 @@ def test_the_heads_progress_is_one_object_a_line_with_json(laptop, run):
     ]
 
 
-def test_a_head_that_does_not_answer_in_time_is_left(laptop, run, monkeypatch):
+def test_unresponsive_head_times_out(laptop, run, monkeypatch):
     (laptop / "bin" / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(cluster_down, "STOP_TIMEOUT_S", 0.5)
     status, out, _ = run("down", "--config", str(laptop / "cluster.yaml"), "--wait", "0")
@@ -119,7 +119,7 @@ def test_a_head_that_does_not_answer_in_time_is_left(laptop, run, monkeypatch):
         lambda c: c["metadata"]["macfabric"].update(modle="x"),
     ],
 )
-def test_a_file_that_names_no_macs_is_misuse(laptop, run, spoil):
+def test_file_without_macs_is_misuse(laptop, run, spoil):
     config = json.loads(json.dumps(CLUSTER))
     spoil(config)
     (laptop / "cluster.yaml").write_text(yaml.safe_dump(config))
@@ -130,5 +130,5 @@ def test_a_file_that_names_no_macs_is_misuse(laptop, run, spoil):
     assert not (laptop / "calls").exists()
 
 
-def test_a_folder_and_a_file_at_once_is_misuse(laptop, run):
+def test_folder_and_file_together_are_misuse(laptop, run):
     assert run("down", "--config", "x", "--data", "y")[0] == 2

@@ -13,7 +13,7 @@ from router.cli.errors import CommandError
 from router.supervise.processes import ProcessId, identify
 
 
-def test_everything_is_private(tmp_path):
+def test_all_files_are_private(tmp_path):
     folder = DataFolder(tmp_path / "a" / "b")
     folder.create()
     folder.write_settings(FabricSettings())
@@ -24,7 +24,7 @@ def test_everything_is_private(tmp_path):
     assert all(mode & 0o077 == 0 for mode in modes.values())
 
 
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
+def test_folder_writable_by_others_is_refused(tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
@@ -35,7 +35,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
-def test_a_folder_of_another_user_is_refused(tmp_path):
+def test_folder_of_another_user_is_refused(tmp_path):
     anothers = tmp_path / "anothers"
     anothers.mkdir(mode=0o700)
     os.chown(anothers, 65534, 65534)
@@ -44,7 +44,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
         DataFolder(anothers).create()
 
 
-def test_a_folder_that_others_may_read_is_closed(tmp_path):
+def test_folder_readable_by_others_becomes_private(tmp_path):
     folder = DataFolder(tmp_path / "read")
     folder.path.mkdir(mode=0o755)
     (folder.path / "logs").mkdir(mode=0o755)
@@ -59,7 +59,7 @@ def test_a_folder_that_others_may_read_is_closed(tmp_path):
     assert stat.S_IMODE((folder.path / "logs").stat().st_mode) == 0o700
 
 
-def test_what_libraries_leave_behind_is_removed(tmp_path):
+def test_temporary_files_of_libraries_are_removed(tmp_path):
     folder = DataFolder(tmp_path / "data")
     folder.create()
     temporary, elsewhere = folder.path / "tmp", tmp_path / "elsewhere"
@@ -76,7 +76,7 @@ def test_what_libraries_leave_behind_is_removed(tmp_path):
     assert (elsewhere / "file").exists()
 
 
-def test_one_fabric_at_a_time(tmp_path):
+def test_folder_is_claimed_by_one_fabric_at_a_time(tmp_path):
     folder = DataFolder(tmp_path)
     with folder.claimed(), pytest.raises(CommandError, match="running"), folder.claimed():
         pytest.fail("claimed twice")
@@ -84,7 +84,7 @@ def test_one_fabric_at_a_time(tmp_path):
         pass
 
 
-def test_settings_survive_a_round_trip(tmp_path):
+def test_settings_round_trip(tmp_path):
     router = RouterSettings(port=0, api_keys={"family": "0123456789abcdef"})
     settings = FabricSettings(model="/m", local_nodes=("node-a", "node-b"), router=router)
     folder = DataFolder(tmp_path)
@@ -95,7 +95,7 @@ def test_settings_survive_a_round_trip(tmp_path):
     assert parse_settings(written["metadata"]["macfabric"]) == settings
 
 
-def test_processes_survive_a_round_trip(tmp_path):
+def test_process_record_round_trips(tmp_path):
     folder = DataFolder(tmp_path)
     up, child = ProcessId(7, "then"), ProcessId(8, "later")
     folder.write_run(up, {"router": child})
@@ -103,18 +103,18 @@ def test_processes_survive_a_round_trip(tmp_path):
     assert folder.read_run() == (up, {"router": child})
 
 
-def test_a_damaged_record_is_none(tmp_path):
+def test_damaged_process_record_is_ignored(tmp_path):
     folder = DataFolder(tmp_path)
     for text in ("", "[]", '{"up": 3, "processes": []}', '{"processes": {"a": {"pid": "x"}}}'):
         folder.run.write_text(text)
         assert folder.read_run() == (None, {})
 
 
-def test_no_record_is_none(tmp_path):
+def test_missing_process_record_is_empty(tmp_path):
     assert DataFolder(tmp_path).read_run() == (None, {})
 
 
-def test_where_data_is_by_default(monkeypatch):
+def test_default_data_dir_follows_environment_and_settings(monkeypatch):
     monkeypatch.delenv("MACFABRIC_DATA", raising=False)
     assert default_data_dir().name == ".macfabric"
     assert str(default_data_dir(FabricSettings(data_dir="/x"))) == "/x"
@@ -123,7 +123,7 @@ def test_where_data_is_by_default(monkeypatch):
     assert str(default_data_dir(FabricSettings(data_dir="/x"))) == "/y"
 
 
-def test_what_a_crash_left_elsewhere_is_removed(tmp_path):
+def test_ray_folder_left_by_a_crash_is_removed(tmp_path):
     folder = DataFolder(tmp_path)
     outside, strange = tmp_path / "macfabric-ray-x1", tmp_path / "documents"
     for path in (outside, strange):

@@ -59,9 +59,9 @@ class StoppingUp:
 def up(tmp_path):
     folder = DataFolder(tmp_path)
     folder.create()
-    made = StoppingUp(folder)
-    yield made
-    made.end()
+    stopping = StoppingUp(folder)
+    yield stopping
+    stopping.end()
 
 
 def begin_down(up, *options):
@@ -77,7 +77,7 @@ def down(up, *options):
 
 
 @pytest.mark.parametrize(("options", "signals"), [((), 1), (("--wait", "0"), 2)])
-def test_a_second_down_ends_turns_only_where_it_says_so(up, options, signals):
+def test_second_down_cuts_turns_only_with_wait_0(up, options, signals):
     first = begin_down(up, "--json")
     rows = [json.loads(first.stderr.readline()) for _ in range(2)]
     second = down(up, *options)
@@ -90,7 +90,7 @@ def test_a_second_down_ends_turns_only_where_it_says_so(up, options, signals):
     assert (rows[1]["event"], rows[1]["turns"]) == ("draining", 2)
 
 
-def test_progress_is_shown_in_words(up):
+def test_down_shows_progress_in_words(up):
     done = down(up)
     assert "asking process" in done.stderr
     assert "waiting for running turns: 2, up to" in done.stderr

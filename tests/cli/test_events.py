@@ -37,7 +37,7 @@ def stream(fabric):
     return fabric
 
 
-def test_people_read_one_line_per_event(run, stream):
+def test_text_output_is_one_line_per_event(run, stream):
     status, out, err = run("events", "--url", stream.url)
     lines = out.splitlines()
 
@@ -50,16 +50,16 @@ def test_people_read_one_line_per_event(run, stream):
     assert (status, err) == (1, f"macfabric: the router at {stream.url} has stopped\n")
 
 
-def test_programs_read_one_object_per_line(run, stream):
+def test_json_output_is_one_object_per_line(run, stream):
     _, out, _ = run("events", "--json", "--url", stream.url)
-    told = [json.loads(line) for line in out.splitlines()]
+    rows = [json.loads(line) for line in out.splitlines()]
 
-    assert told[0] == {"event": "snapshot", "id": "x1", "data": SNAPSHOT}
-    assert told[1] == {"event": "agent.moved", "id": "x2", "data": MOVED}
+    assert rows[0] == {"event": "snapshot", "id": "x1", "data": SNAPSHOT}
+    assert rows[1] == {"event": "agent.moved", "id": "x2", "data": MOVED}
 
 
-def test_ctrl_c_ends_it_well(run, stream, monkeypatch):
-    def interrupted(told):
+def test_ctrl_c_exits_with_0(run, stream, monkeypatch):
+    def interrupted(event):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(events, "_as_line", interrupted)
@@ -74,27 +74,27 @@ def test_ctrl_c_ends_it_well(run, stream, monkeypatch):
         (b"event: x\ndata: {}", "has stopped"),
     ],
 )
-def test_a_stream_that_breaks_is_told(run, stream, page, why):
+def test_broken_stream_is_reported(run, stream, page, why):
     stream.page = page
     status, out, err = run("events", "--url", stream.url)
     assert (status, out) == (1, "")
     assert why in err
 
 
-def test_what_is_no_stream_is_told(run, fabric):
+def test_missing_event_stream_is_reported(run, fabric):
     status, _, err = run("events", "--url", fabric.url)
     assert status == 1
     assert "has no events to follow" in err
 
 
-def test_what_the_fabric_refuses_is_told(run, fabric):
+def test_refused_key_is_reported(run, fabric):
     fabric.key = "secret"
     status, _, err = run("events", "--url", fabric.url)
     assert status == 1
     assert "refuses the key" in err
 
 
-def test_help_says_how_it_ends(run):
+def test_help_mentions_ctrl_c(run):
     status, out, _ = run("events", "--help")
     assert status == 0
     assert "Ctrl-C" in out

@@ -26,7 +26,7 @@ def stored(tmp_path):
     return make_folder(tmp_path / "data")
 
 
-def test_sound_damaged_repaired(run, stored, tmp_path):
+def test_fsck_reports_and_repairs_damage(run, stored, tmp_path):
     data = f"--data={tmp_path / 'data'}"
     status, out, _ = run("fsck", data)
     assert status == 0
@@ -45,7 +45,7 @@ def test_sound_damaged_repaired(run, stored, tmp_path):
     assert run("fsck", data)[0] == 0
 
 
-def test_the_default_folder_is_the_fabrics(run, stored, tmp_path, monkeypatch):
+def test_fsck_uses_the_fabrics_data_folder_by_default(run, stored, tmp_path, monkeypatch):
     monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "data"))
     assert run("fsck")[0] == 0
     monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "nowhere"))

@@ -15,7 +15,7 @@ from router.supervise.processes import descendants, identify, is_alive, wait_gon
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
-# Prints until, and after, it is told to end.
+# Prints until, and after, it gets SIGTERM.
 CHATTERER = """
 import signal, sys, time
 told = []
@@ -67,7 +67,7 @@ def until(keeper: Keeper, kind: str) -> dict:
     pytest.fail(f"no event {kind}")
 
 
-def test_starts_and_ends(keeper, tmp_path):
+def test_keeper_starts_and_ends_a_process(keeper, tmp_path):
     keeper.start("sleeper", SLEEPER, {}, tmp_path / "log")
     started = until(keeper, "started")
     process = keeper.children["sleeper"]
@@ -84,7 +84,7 @@ def test_starts_and_ends(keeper, tmp_path):
     assert keeper.children == {}
 
 
-def test_forwards_lines_and_logs_errors(keeper, tmp_path):
+def test_keeper_forwards_lines_and_logs_errors(keeper, tmp_path):
     keeper.start("talker", TALKER, {}, tmp_path / "log", piped=True)
 
     assert until(keeper, "line")["text"] == "hello"
@@ -92,7 +92,7 @@ def test_forwards_lines_and_logs_errors(keeper, tmp_path):
     assert (tmp_path / "log").read_text() == "oops\n"
 
 
-def test_output_goes_to_the_log_otherwise(keeper, tmp_path):
+def test_unpiped_output_goes_to_the_log(keeper, tmp_path):
     keeper.start("talker", TALKER, {}, tmp_path / "log")
     until(keeper, "exited")
 
@@ -100,8 +100,8 @@ def test_output_goes_to_the_log_otherwise(keeper, tmp_path):
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
 
 
-def test_a_log_that_grows_without_end_is_begun_anew(keeper, tmp_path):
-    """One that strangers add lines to must not fill the disk; the last lines stay."""
+def test_growing_log_is_rotated(keeper, tmp_path):
+    """A log that anyone can add lines to must not fill the disk; the last lines are kept."""
     talk = "import time\nfor i in range(50): print(i, 'x' * 1_000_000, flush=True)\n"
     talk += "time.sleep(2.5)\nprint('the end', flush=True)\ntime.sleep(60)"
     log, older = tmp_path / "log", tmp_path / "log.1"
@@ -116,7 +116,7 @@ def test_a_log_that_grows_without_end_is_begun_anew(keeper, tmp_path):
     assert older.stat().st_mode & 0o077 == 0
 
 
-def test_what_cannot_start_says_why(keeper, tmp_path):
+def test_failed_start_reports_its_reason(keeper, tmp_path):
     keeper.start("ghost", ["/nowhere/to/be/found"], {}, tmp_path / "log")
     event = until(keeper, "exited")
 
@@ -124,7 +124,7 @@ def test_what_cannot_start_says_why(keeper, tmp_path):
     assert "No such file" in event["why"]
 
 
-def test_ends_one_that_never_stops_talking(keeper, tmp_path):
+def test_process_that_never_stops_printing_is_ended(keeper, tmp_path):
     for _ in range(3):
         keeper.start(
             "chatterer", [sys.executable, "-c", CHATTERER], {}, tmp_path / "log", piped=True
@@ -136,7 +136,7 @@ def test_ends_one_that_never_stops_talking(keeper, tmp_path):
         assert [len(e["text"]) for e in events if e["event"] == "line"][-1] == 200_000
 
 
-def test_ending_by_a_dead_keeper_does_not_hang(keeper, tmp_path):
+def test_end_does_not_hang_when_keeper_is_dead(keeper, tmp_path):
     keeper.start("sleeper", SLEEPER, {}, tmp_path / "log")
     until(keeper, "started")
     os.kill(keeper.process.pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_ending_by_a_dead_keeper_does_not_hang(keeper, tmp_path):
     assert keeper.end(["sleeper"], 5.0)[-1]["name"] == KEEPER
 
 
-def test_tells_of_its_own_end(keeper):
+def test_keeper_reports_its_own_end(keeper):
     os.kill(keeper.process.pid, signal.SIGTERM)
 
     assert until(keeper, "exited")["name"] == KEEPER
@@ -163,7 +163,7 @@ def test_orphans_are_adopted_and_ended(keeper, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])  # the latter by a terminal
-def test_nothing_outlives_an_owner_that_is_gone(tmp_path, how):
+def test_no_process_outlives_its_owner(tmp_path, how):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -181,7 +181,7 @@ def test_nothing_outlives_an_owner_that_is_gone(tmp_path, how):
         owner.stdout.close()
 
 
-def test_a_killed_keeper_is_cleaned_up_after(tmp_path):
+def test_processes_of_killed_keeper_are_ended(tmp_path):
     kept = Keeper(tmp_path / "keeper.log")
     # The grandchild shares its parent's session, as Ray's processes do.
     code = ORPHANAGE.replace(", start_new_session=True", "") + "time.sleep(60)"

@@ -22,7 +22,7 @@ def contents(keys):
     return {path.name: path.read_bytes() for path in keys.path.iterdir()}
 
 
-def test_what_is_there_stays(keys):
+def test_existing_keys_are_kept(keys):
     assert len(keys.create(HOSTS, NOW)) == 3
     before = contents(keys)
 
@@ -34,7 +34,7 @@ def test_what_is_there_stays(keys):
     assert modes == {0o600}
 
 
-def test_fewer_hosts_need_no_new_certificate_and_more_do(keys):
+def test_only_additional_hosts_need_a_new_certificate(keys):
     keys.create(HOSTS, NOW)
     before = contents(keys)
 
@@ -46,7 +46,7 @@ def test_fewer_hosts_need_no_new_certificate_and_more_do(keys):
     assert changed == {"member.pem", "member.key"}
 
 
-def test_a_certificate_is_renewed_before_it_ends(keys):
+def test_certificate_is_renewed_before_expiry(keys):
     keys.create(HOSTS, NOW)
     ends = NOW + MEMBER_VALID
 
@@ -56,7 +56,7 @@ def test_a_certificate_is_renewed_before_it_ends(keys):
 
 @pytest.mark.parametrize("name", ["member.pem", "member.key", "ca.pem"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "anothers"])
-def test_what_does_not_fit_together_is_issued_anew(keys, tmp_path, name, damage):
+def test_mismatched_keys_are_reissued(keys, tmp_path, name, damage):
     keys.create(HOSTS, NOW)
     other = KeyFolder.in_data(tmp_path / "other")
     other.path.mkdir()
@@ -69,7 +69,7 @@ def test_what_does_not_fit_together_is_issued_anew(keys, tmp_path, name, damage)
 
     assert keys.why_renew(HOSTS, NOW) is not None
     if name == "ca.pem" and damage != "missing":
-        # Nobody is trusted anew by mistake.
+        # No authority becomes trusted by mistake.
         with pytest.raises((CommandError, ValueError)):
             keys.create(HOSTS, NOW)
         keys.rotate(HOSTS, NOW, with_authority=True)
@@ -78,7 +78,7 @@ def test_what_does_not_fit_together_is_issued_anew(keys, tmp_path, name, damage)
     assert keys.why_renew(HOSTS, NOW) is None
 
 
-def test_rotating_keeps_the_cluster_key_and_the_authority(keys):
+def test_rotation_keeps_cluster_key_and_authority(keys):
     keys.create(HOSTS, NOW)
     before = contents(keys)
     keys.rotate(HOSTS, NOW, with_authority=False)
@@ -92,7 +92,7 @@ def test_rotating_keeps_the_cluster_key_and_the_authority(keys):
     assert not is_issued_by(after["member.pem"], last["ca.pem"])
 
 
-def test_a_lost_authority_is_told_with_what_to_do(keys):
+def test_lost_authority_key_is_reported_with_remedy(keys):
     keys.create(HOSTS, NOW)
     keys.authority_key.unlink()
 

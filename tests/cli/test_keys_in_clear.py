@@ -19,12 +19,12 @@ LAN = "http://192.168.1.10:8000"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    made = DataFolder(tmp_path / "data")
-    made.create()
-    made.renew_operator_key()
+    data_folder = DataFolder(tmp_path / "data")
+    data_folder.create()
+    data_folder.renew_operator_key()
     for name in ("MACFABRIC_URL", "MACFABRIC_API_KEY", "MACFABRIC_OPERATOR_KEY"):
         monkeypatch.delenv(name, raising=False)
-    return made
+    return data_folder
 
 
 def found(folder, url, record=None):
@@ -41,36 +41,36 @@ def found(folder, url, record=None):
         "https://10.0.0.9:8000",
     ],
 )
-def test_the_folders_key_is_sent_where_only_the_router_can_read_it(folder, url):
-    asked = found(folder, url)
+def test_operator_key_is_sent_over_loopback_or_https(folder, url):
+    client = found(folder, url)
 
-    assert asked.operator_key == folder.read_operator_key()
-    assert not sends_key_readably(asked)
+    assert client.operator_key == folder.read_operator_key()
+    assert not sends_key_readably(client)
 
 
-def test_the_folders_key_is_not_sent_readably_over_a_network(folder, fabric, monkeypatch):
-    asked = found(folder, LAN)
-    assert asked.operator_key is None
-    assert not sends_key_readably(asked)
+def test_operator_key_is_not_sent_in_clear_text_over_a_network(folder, fabric, monkeypatch):
+    client = found(folder, LAN)
+    assert client.operator_key is None
+    assert not sends_key_readably(client)
 
     monkeypatch.setitem(STATUSES, ("GET", "/v1/nodes"), 403)
     with pytest.raises(RefusedError, match=r"router\.tls\.mode.*MACFABRIC_OPERATOR_KEY"):
-        replace(asked, url=fabric.url).nodes()
+        replace(client, url=fabric.url).nodes()
 
 
-def test_who_sends_a_key_readably_over_a_network_is_warned(folder, monkeypatch, capsys):
+def test_sending_a_key_in_clear_text_prints_a_warning(folder, monkeypatch, capsys):
     monkeypatch.setenv("MACFABRIC_OPERATOR_KEY", "given")
-    asked = found(folder, LAN)
+    client = found(folder, LAN)
 
-    assert asked.operator_key == "given"
-    assert sends_key_readably(asked)
+    assert client.operator_key == "given"
+    assert sends_key_readably(client)
     fabric_of(argparse.Namespace(url=LAN, data=None, key="a-tenants"))
     assert "can read the key" in capsys.readouterr().err
     monkeypatch.delenv("MACFABRIC_OPERATOR_KEY")
     assert not sends_key_readably(find_fabric(LAN, None)), "there is no key to read"
 
 
-def test_the_warning_is_printed_beside_the_answer(run, fabric, monkeypatch):
+def test_clear_text_warning_goes_to_stderr(run, fabric, monkeypatch):
     monkeypatch.setattr("router.cli.endpoint.is_loopback", lambda host: False)
     status, out, err = run("nodes", "--url", fabric.url, "--key", "a-tenants")
 
@@ -80,7 +80,7 @@ def test_the_warning_is_printed_beside_the_answer(run, fabric, monkeypatch):
     assert "a-tenants" not in err
 
 
-def test_a_router_that_speaks_https_is_named(fabric, monkeypatch):
+def test_https_router_is_named_in_error(fabric, monkeypatch):
     refused = {"error": {"message": "x", "code": "https_required"}}
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), refused)
     monkeypatch.setitem(STATUSES, ("GET", "/v1/nodes"), 400)
@@ -88,7 +88,7 @@ def test_a_router_that_speaks_https_is_named(fabric, monkeypatch):
         Fabric(fabric.url).nodes()
 
 
-def test_a_server_that_speaks_no_https_is_named():
+def test_http_server_is_named_in_error():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():

@@ -42,22 +42,22 @@ def launched(folder, fabric, *argv, **environment):
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_each_program_is_told_address_model_and_key(folder, fabric, name):
+def test_each_program_gets_address_model_and_key(folder, fabric, name):
     fabric.key = KEY
     program = ["anything"] if name == "any" else []
     arguments, environment = launched(
         folder, fabric, name, "--", *program, "--its-own", MACFABRIC_API_KEY=KEY
     )
 
-    told = json.dumps([arguments, environment])
-    assert fabric.url in told
-    assert "recall" in told
+    configuration = json.dumps([arguments, environment])
+    assert fabric.url in configuration
+    assert "recall" in configuration
     assert KEY in environment.values()
     assert arguments[-1] == "--its-own"
     assert KEY not in arguments, "other accounts can read command lines"
 
 
-def test_a_variable_that_would_win_is_taken_away(folder, fabric):
+def test_conflicting_variable_is_removed(folder, fabric):
     _, environment = launched(folder, fabric, "claude", ANTHROPIC_API_KEY="of another service")
 
     assert environment["ANTHROPIC_BASE_URL"] == fabric.url
@@ -65,7 +65,7 @@ def test_a_variable_that_would_win_is_taken_away(folder, fabric):
     assert "ANTHROPIC_API_KEY" not in environment
 
 
-def test_printed_lines_do_in_a_shell_what_a_start_does(folder, fabric, run, monkeypatch):
+def test_printed_shell_lines_equal_a_direct_start(folder, fabric, run, monkeypatch):
     fabric.key = KEY
     monkeypatch.setenv("MACFABRIC_API_KEY", KEY)
     status, out, err = run("launch", "claude", "--print", "--url", fabric.url, "--key", KEY)
@@ -83,20 +83,20 @@ def test_printed_lines_do_in_a_shell_what_a_start_does(folder, fabric, run, monk
     assert {name: environment.get(name) for name in names} == {n: started[1][n] for n in names}
 
 
-def test_json_holds_command_and_environment(fabric, run):
+def test_launch_prints_command_and_environment_as_json(fabric, run):
     status, out, _ = run("launch", "codex", "--json", "--url", fabric.url)
 
-    told = json.loads(out)
+    printed = json.loads(out)
     assert status == 0
-    assert told["command"][0] == "codex"
-    assert told["model"] == "recall"
-    assert f"{fabric.url}/v1" in shlex.join(told["command"])
+    assert printed["command"][0] == "codex"
+    assert printed["model"] == "recall"
+    assert f"{fabric.url}/v1" in shlex.join(printed["command"])
 
 
-def test_the_fabrics_authority_is_handed_on(tmp_path):
+def test_ca_file_is_passed_to_programs(tmp_path):
     for name, client in PROGRAMS.items():
-        made = client.configure(_served(str(tmp_path / "ca.pem")))
-        assert str(tmp_path / "ca.pem") in made.environment.values(), name
+        configured = client.configure(_served(str(tmp_path / "ca.pem")))
+        assert str(tmp_path / "ca.pem") in configured.environment.values(), name
         assert None not in client.configure(_served(None)).environment.values()
 
 
@@ -105,7 +105,7 @@ def _served(authority):
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "said"),
+    ("argv", "status", "reason"),
     [
         (["claude"], 1, "claude is not installed here. Install it (npm install"),
         (["any"], 2, "name the program"),
@@ -114,15 +114,15 @@ def _served(authority):
         (["emacs"], 2, "invalid choice"),
     ],
 )
-def test_what_it_says_where_it_cannot(fabric, run, monkeypatch, tmp_path, argv, status, said):
+def test_failed_launch_states_its_reason(fabric, run, monkeypatch, tmp_path, argv, status, reason):
     monkeypatch.setenv("PATH", str(tmp_path))
     found, _, err = run("launch", *argv[:1], "--url", fabric.url, *argv[1:])
 
     assert found == status
-    assert said in err
+    assert reason in err
 
 
-def test_of_several_models_one_is_to_be_named(fabric, run, monkeypatch):
+def test_model_must_be_named_when_several_are_served(fabric, run, monkeypatch):
     rows = [{"id": "recall"}, {"id": "recall-window"}]
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/models"), {"object": "list", "data": rows})
 
@@ -144,7 +144,7 @@ def limited(fabric, monkeypatch):
     return fabric
 
 
-def test_each_program_knows_the_context_and_the_longest_answer(folder, limited):
+def test_each_program_gets_context_and_completion_limits(folder, limited):
     _, claude = launched(folder, limited, "claude")
     codex, _ = launched(folder, limited, "codex")
     _, opencode = launched(folder, limited, "opencode")
@@ -168,14 +168,14 @@ def test_each_program_knows_the_context_and_the_longest_answer(folder, limited):
     assert qwen["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "5000"
 
 
-def test_most_of_the_context_is_left_for_the_conversation(folder, limited, monkeypatch):
+def test_completion_limit_is_capped_to_a_quarter_of_context(folder, limited, monkeypatch):
     monkeypatch.setitem(LIMITED, "max_output_tokens", 32_768)
     _, claude = launched(folder, limited, "claude")
 
     assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(32_768 // 4)
 
 
-def test_an_administrators_defaults_of_qwen_stay(folder, limited):
+def test_administrators_qwen_defaults_are_kept(folder, limited):
     _, qwen = launched(folder, limited, "qwen", QWEN_CODE_SYSTEM_DEFAULTS_PATH="/of/admins")
 
     assert qwen["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "/of/admins"
@@ -183,16 +183,14 @@ def test_an_administrators_defaults_of_qwen_stay(folder, limited):
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"any"}))
-def test_a_fabric_that_lists_no_limits_starts_programs_without_them(fabric, run, name):
+def test_programs_get_no_limits_from_a_fabric_without_them(fabric, run, name):
     _, out, _ = run("launch", name, "--json", "--url", fabric.url)
 
     for word in ("MAX_OUTPUT", "context_window", "limit", "metadata", "SYSTEM_DEFAULTS"):
         assert word not in out
 
 
-def test_a_file_that_cannot_be_written_does_not_keep_a_program_from_starting(
-    limited, run, monkeypatch, tmp_path
-):
+def test_unwritable_metadata_file_does_not_prevent_launch(limited, run, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "file"))
     status, out, err = run("launch", "aider", "--json", "--url", limited.url)
@@ -203,7 +201,7 @@ def test_a_file_that_cannot_be_written_does_not_keep_a_program_from_starting(
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_no_program_asks_a_proxy_for_the_fabric(folder, fabric, name):
+def test_fabric_address_bypasses_proxies(folder, fabric, name):
     program = ["anything"] if name == "any" else []
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "intra.example, 127.0.0.1"}
     _, environment = launched(folder, fabric, name, "--", *program, **proxies)
@@ -214,5 +212,5 @@ def test_no_program_asks_a_proxy_for_the_fabric(folder, fabric, name):
     assert urllib.request.proxy_bypass_environment("127.0.0.1", {"no": environment["no_proxy"]})
 
 
-def test_a_fabric_elsewhere_is_asked_directly_too():
+def test_remote_fabric_bypasses_proxies():
     assert _served(None).direct["NO_PROXY"].split(",")[-1] == "fabric"

@@ -14,7 +14,7 @@ def program(text: str, judge=mac_check.judge_tests, name="one") -> Step:
     return Step(name, "something", (sys.executable, "-c", text), judge)
 
 
-def test_a_step_that_fails_ends_no_other(monkeypatch, capsys):
+def test_failed_step_does_not_stop_others(monkeypatch, capsys):
     steps = (
         program("print('FAILED tests/a.py::test_b - boom'); print('1 failed'); exit(1)"),
         program("import os; os.kill(os.getpid(), 9)", name="two"),
@@ -29,7 +29,7 @@ def test_a_step_that_fails_ends_no_other(monkeypatch, capsys):
     assert rows[2]["detail"] == "3 passed in 1 s"
 
 
-def test_a_step_that_does_not_end_is_ended(monkeypatch):
+def test_step_is_killed_after_timeout(monkeypatch):
     monkeypatch.setattr(mac_check, "STEP_TIMEOUT_S", 0.5)
     found = mac_check.run_step(program("import time; time.sleep(60)"), quick=False)
 
@@ -39,7 +39,7 @@ def test_a_step_that_does_not_end_is_ended(monkeypatch):
 @pytest.mark.parametrize(
     ("met", "verdict"), [(True, "ok"), (None, "ok"), (False, "missed")], ids=str
 )
-def test_missed_limits_of_a_benchmark_are_named_first(met, verdict):
+def test_missed_limits_of_benchmark_are_listed_first(met, verdict):
     kept = {"statement": "kept", "figure": 0.5, "bound": 1.0, "met": met and True}
     other = {"statement": "other", "figure": None, "bound": 1.0, "met": met}
     found, detail = mac_check.judge_bench(0, json.dumps({"limits": [kept, other], "met": met}))
@@ -54,11 +54,11 @@ def test_missed_limits_of_a_benchmark_are_named_first(met, verdict):
 
 
 @pytest.mark.parametrize("judge", [mac_check.judge_bench, mac_check.judge_demo])
-def test_a_program_that_prints_no_json_failed_and_its_last_line_says_why(judge):
+def test_program_without_json_fails_with_its_last_line(judge):
     assert judge(1, "some\nFatalError: no such model\n") == ("failed", "FatalError: no such model")
 
 
-def test_doctor_warns_without_failing():
+def test_doctor_warning_does_not_fail_the_step():
     checks = [{"name": "sleep", "verdict": "warning", "detail": "it sleeps"}]
     printed = json.dumps({"ok": True, "checks": checks})
 
@@ -67,7 +67,7 @@ def test_doctor_warns_without_failing():
     assert mac_check.judge_doctor(0, "{}")[0] == "failed"
 
 
-def test_a_table_has_a_row_for_each_step_and_no_path():
+def test_table_has_a_row_per_step_and_no_paths():
     one = Result("demo", "that it runs", "ok", "a | b", 1.0, 0.0)
     text = mac_check.table(mac_check.machine(), [one, replace(one, name="two")])
 
@@ -78,15 +78,15 @@ def test_a_table_has_a_row_for_each_step_and_no_path():
     assert str(mac_check.ROOT) not in text
 
 
-def test_swap_is_read_as_macos_says_it(monkeypatch):
-    said = "total = 2048.00M  used = 1028.25M  free = 1019.75M  (encrypted)"
-    monkeypatch.setattr(mac_check, "run", lambda *_: said)
+def test_swap_usage_of_macos_is_parsed(monkeypatch):
+    line = "total = 2048.00M  used = 1028.25M  free = 1019.75M  (encrypted)"
+    monkeypatch.setattr(mac_check, "run", lambda *_: line)
 
     assert mac_check.used_swap_mib() == 1028.25
 
 
 @pytest.mark.slow
-def test_real_steps_run(capsys):
+def test_real_steps_succeed(capsys):
     names = ["doctor", "tests", "device errors", "bench append"]
     status = mac_check.main(["--quick", *(part for name in names for part in ("--only", name))])
     table = capsys.readouterr().out

@@ -39,12 +39,12 @@ def choices() -> dict:
     return actions[0].choices
 
 
-def test_every_command_is_there():
+def test_all_commands_are_declared():
     assert set(choices()) == COMMANDS
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_help(run, command):
+def test_help_of_each_command_exits_with_0(run, command):
     status, out, _ = run(command, "--help")
 
     assert status == 0
@@ -61,14 +61,14 @@ def parsers(parser=None):
 
 
 @pytest.mark.parametrize("parser", list(parsers()), ids=lambda parser: parser.prog)
-def test_help_describes_the_command_and_every_argument(parser):
+def test_help_describes_command_and_every_argument(parser):
     assert parser.description
     named = [a.dest for a in parser._actions if not isinstance(a, argparse._SubParsersAction)
              and not a.help]  # fmt: skip
     assert named == []
 
 
-def test_help_of_erase_says_that_it_is_final(run):
+def test_help_of_erase_states_that_it_is_final(run):
     assert "cannot be undone" in " ".join(run("erase", "--help")[1].split())
 
 
@@ -81,7 +81,7 @@ def test_help_of_erase_says_that_it_is_final(run):
         (["fly"], "See `macfabric --help`"),
     ],
 )
-def test_an_unknown_command_suggests_one(run, argv, hint):
+def test_unknown_command_suggests_a_similar_one(run, argv, hint):
     status, out, err = run(*argv)
 
     assert (status, out) == (2, "")
@@ -89,19 +89,19 @@ def test_an_unknown_command_suggests_one(run, argv, hint):
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "ray", "scenario"}))
-def test_json_everywhere(command):
+def test_every_command_has_a_json_option(command):
     assert "--json" in choices()[command].format_help()
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_misuse(run, name):
+def test_misuse_exits_with_2(run, name):
     status, out, err = run(*MISUSES[name])
 
     assert (status, out) == (2, "")
     assert err
 
 
-def test_local_nodes_of_one_name_are_misuse(run, tmp_path):
+def test_duplicate_local_node_names_are_misuse(run, tmp_path):
     config = tmp_path / "cluster.yaml"
     config.write_text("metadata: {macfabric: {local_nodes: [node-b]}}")
     status, _, err = run("up", "--nodes", "2", "--config", str(config))
@@ -110,7 +110,7 @@ def test_local_nodes_of_one_name_are_misuse(run, tmp_path):
     assert "same name" in err
 
 
-def test_a_wrong_setting_is_misuse(run, tmp_path):
+def test_invalid_setting_is_misuse(run, tmp_path):
     config = tmp_path / "cluster.yaml"
     config.write_text("metadata: {macfabric: {node: {hot_bytes: 0}}}")
     status, _, err = run("up", "--config", str(config))
@@ -119,7 +119,7 @@ def test_a_wrong_setting_is_misuse(run, tmp_path):
     assert "macfabric.node.hot_bytes: must be positive" in err
 
 
-def test_a_folder_that_cannot_be_made(run, tmp_path):
+def test_uncreatable_data_folder_is_an_error(run, tmp_path):
     (tmp_path / "file").touch()
     status, _, err = run("up", "--data", str(tmp_path / "file"))
 
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_made(run, tmp_path):
     assert "cannot hold a fabric's data" in err
 
 
-def test_a_taken_port_is_told_at_once(run, tmp_path):
+def test_port_in_use_is_reported_at_once(run, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, _, err = run("up", "--data", str(tmp_path / "data"), "--port", port)
@@ -136,7 +136,7 @@ def test_a_taken_port_is_told_at_once(run, tmp_path):
     assert f"cannot listen on 127.0.0.1 port {port}" in err
 
 
-def test_an_address_of_another_machine_is_told_as_such(run, tmp_path):
+def test_address_of_another_machine_is_reported(run, tmp_path):
     host = "203.0.113.7"  # for documentation: nobody has it
     status, _, err = run("up", "--data", str(tmp_path / "d"), "--host", host, "--port", "0")
 
@@ -154,7 +154,7 @@ def test_optimized_python_is_refused():
     assert "python -O" in done.stderr
 
 
-def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
+def test_foreign_package_is_refused(run, monkeypatch, tmp_path):
     (tmp_path / "fabric").mkdir()
     (tmp_path / "fabric" / "__init__.py").touch()
     monkeypatch.setattr(import_check, "_ROOT", tmp_path)
@@ -165,7 +165,7 @@ def test_a_foreign_package_is_refused(run, monkeypatch, tmp_path):
     assert "router" in err
 
 
-def test_each_command_is_declared_where_the_table_says():
+def test_each_command_is_declared_in_its_module():
     everything = _choices(build_parser())
 
     assert list(DECLARATIONS) == list(everything)
@@ -180,7 +180,7 @@ def _choices(parser):
     return commands.choices
 
 
-def test_a_command_loads_no_other_one():
+def test_command_does_not_import_other_commands():
     code = (
         "import sys; from router.cli.commands import build_parser; build_parser(['bench']);"
         "print(sorted({'numpy', 'cryptography', 'router.scenario'} & set(sys.modules)))"
@@ -192,7 +192,7 @@ def test_a_command_loads_no_other_one():
     assert done.stdout.strip() == "[]"
 
 
-def test_help_needs_no_heavy_package():
+def test_help_imports_no_heavy_package():
     code = (
         "import sys; from router.cli.commands import build_parser; build_parser();"
         "print(sorted({'ray', 'mlx', 'openai', 'rich', 'aiohttp'} & set(sys.modules)))"

@@ -34,21 +34,21 @@ VALUES = [
 
 
 @pytest.mark.parametrize("seconds", DURATIONS)
-def test_durations(seconds):
+def test_durations_have_readable_units(seconds):
     assert human_seconds(seconds) == DURATIONS[seconds]
 
 
 @pytest.mark.parametrize("value", [None, "soon", float("nan"), float("inf")])
-def test_no_duration(value):
+def test_invalid_duration_is_a_dash(value):
     assert human_seconds(value) == "-"
 
 
 @pytest.mark.parametrize(("name", "value", "shown"), VALUES)
-def test_values_by_their_names(name, value, shown):
+def test_values_are_formatted_by_their_names(name, value, shown):
     assert human_value(name, value) == shown
 
 
-def test_moments_are_times_of_day(run, fabric, monkeypatch):
+def test_timestamps_are_printed_as_local_dates(run, fabric, monkeypatch):
     born = {**AGENT, "created_s": 1795649693.1483097}
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/agents/mira"), born)
     text = run("agent", "mira", "--url", fabric.url)[1]

@@ -54,7 +54,7 @@ def spawn():
         popen.stdout.close()
 
 
-def test_a_live_process_has_an_identity(spawn):
+def test_live_process_has_an_identity(spawn):
     popen = spawn(SLEEPER)
     process = identify(popen.pid)
 
@@ -63,7 +63,7 @@ def test_a_live_process_has_an_identity(spawn):
     assert is_alive(process)
 
 
-def test_a_reused_pid_is_a_stranger(spawn):
+def test_reused_pid_is_a_different_process(spawn):
     popen = spawn(SLEEPER)
     stranger = ProcessId(popen.pid, "long ago")
 
@@ -72,7 +72,7 @@ def test_a_reused_pid_is_a_stranger(spawn):
     assert popen.poll() is None
 
 
-def test_a_zombie_is_dead(spawn):
+def test_zombie_is_dead(spawn):
     popen = spawn("pass")
     process = identify(popen.pid)
     deadline_s = time.monotonic() + 60
@@ -90,7 +90,7 @@ def test_descendants_are_found_across_sessions(spawn):
     assert [process.pid for process in descendants([parent.pid])] == [child]
 
 
-def test_end_takes_the_descendants_along(spawn):
+def test_end_includes_descendants(spawn):
     parent = spawn(PARENT)
     child = identify(int(parent.stdout.readline()))
 
@@ -98,7 +98,7 @@ def test_end_takes_the_descendants_along(spawn):
     assert not is_alive(child)
 
 
-def test_a_session_is_known_by_its_leader(spawn):
+def test_session_members_are_found_by_their_leader(spawn):
     parent = spawn(PARENT.replace(", start_new_session=True", ""))
     leader = identify(parent.pid)
     child = identify(int(parent.stdout.readline()))
@@ -114,7 +114,7 @@ def test_a_session_is_known_by_its_leader(spawn):
     assert not is_alive(child)
 
 
-def test_end_kills_what_does_not_listen(spawn):
+def test_end_kills_process_that_ignores_sigterm(spawn):
     popen = spawn(STUBBORN)
     popen.stdout.readline()
     began_s = time.monotonic()
@@ -124,7 +124,7 @@ def test_end_kills_what_does_not_listen(spawn):
     assert popen.wait() == -signal.SIGKILL
 
 
-def test_records_survive_a_round_trip():
+def test_process_record_round_trips():
     process = identify(os.getpid())
 
     assert from_record(to_record(process)) == process
@@ -133,12 +133,12 @@ def test_records_survive_a_round_trip():
 @pytest.mark.parametrize(
     "record", [None, 7, {}, {"pid": "7", "started": "x"}, {"pid": 1, "started": "x"}, {"pid": 7}]
 )
-def test_a_damaged_record_is_no_process(record):
+def test_damaged_record_is_no_process(record):
     assert from_record(record) is None
 
 
-def test_ps_tells_the_same_as_proc(spawn):
-    """What macOS uses, tried wherever there is a ps."""
+def test_ps_agrees_with_proc(spawn):
+    """macOS uses this; test it wherever there is a ps."""
     parent = spawn(PARENT)
     child = int(parent.stdout.readline())
     rows = processes._ps_rows()
@@ -147,13 +147,13 @@ def test_ps_tells_the_same_as_proc(spawn):
     assert rows[parent.pid].started
 
 
-def test_ps_names_a_start_alike_wherever_the_user_is(spawn, monkeypatch):
+def test_ps_start_time_is_independent_of_time_zone(spawn, monkeypatch):
     """`up` and `down` may run in different shells, and a Mac travels."""
     popen = spawn(SLEEPER)
     here = _ps_start(popen.pid)
     monkeypatch.setenv("TZ", "AWAY-9")
 
-    # Linux's ps works a start out anew each time, to the second.
+    # Linux's ps recomputes a start each time, to the second.
     assert abs(_ps_start(popen.pid) - here) < timedelta(minutes=1)
 
 

@@ -1,4 +1,4 @@
-"""No client of ours asks a proxy for a fabric: proxies do not reach this machine's addresses."""
+"""Our clients bypass proxies, which do not reach this machine's addresses."""
 
 import json
 import time
@@ -38,14 +38,14 @@ def streaming(fabric, monkeypatch):
     return fabric
 
 
-def test_the_demo_asks_the_fabric_itself(streaming):
+def test_demo_bypasses_proxies(streaming):
     agent = make_agents()[0]
     turn = Speaker(Fabric(streaming.url), "recall").ask(Conversation(agent), agent.facts[0], "cold")
 
     assert (turn.problem, turn.answer) == ("", "otter lantern")
 
 
-def test_its_health_check_too(fabric):
+def test_demo_health_check_bypasses_proxies(fabric):
     pulse = Pulse(fabric.url)
     pulse.start()
     while not pulse.asked:
@@ -55,7 +55,7 @@ def test_its_health_check_too(fabric):
     assert pulse.failures == []
 
 
-def test_so_do_the_benchmarks(streaming):
+def test_benchmarks_bypass_proxies(streaming):
     sample = against_mlx_lm.ask(streaming.url, "recall", "hi", 2)
     client = migrate._Client(streaming.url, "recall")
     answer, _ = client._post_once(CHAT, {}, {})
@@ -64,7 +64,7 @@ def test_so_do_the_benchmarks(streaming):
     assert answer.status == 200
 
 
-def test_the_command_line_finds_nodes_and_agents(fabric, run):
+def test_queries_bypass_proxies(fabric, run):
     for command in ("nodes", "agents", "status"):
         status, _, err = run(command, "--url", fabric.url)
         assert (status, err) == (0, ""), command

@@ -47,7 +47,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_prints_text(run, fabric, name):
+def test_query_prints_text(run, fabric, name):
     argv, wanted, _ = COMMANDS[name]
     status, out, err = run(*argv, "--url", fabric.url)
 
@@ -56,7 +56,7 @@ def test_prints_text(run, fabric, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_prints_json(run, fabric, name):
+def test_query_prints_json(run, fabric, name):
     argv, _, wanted = COMMANDS[name]
     status, out, err = run(*argv, "--url", fabric.url, "--json")
     printed = json.loads(out)
@@ -73,7 +73,7 @@ def test_columns_are_aligned_in_a_pipe(run, fabric):
     assert lines[2][at:].startswith("-")
 
 
-def test_json_of_status_counts(run, fabric):
+def test_status_json_has_counts(run, fabric):
     printed = json.loads(run("status", "--url", fabric.url, "--json")[1])
 
     assert printed["agents"] == 2
@@ -81,7 +81,7 @@ def test_json_of_status_counts(run, fabric):
     assert printed["url"] == fabric.url
 
 
-def test_status_names_every_address_at_which_the_router_listens(run, fabric, monkeypatch):
+def test_status_lists_every_listening_address(run, fabric, monkeypatch):
     urls = ["http://127.0.0.1:8000", "http://[::1]:8000"]
     monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "ok", "urls": urls})
     _, printed, _ = run("status", "--url", fabric.url)
@@ -89,7 +89,7 @@ def test_status_names_every_address_at_which_the_router_listens(run, fabric, mon
     assert ", ".join(urls) in printed
 
 
-def test_status_says_why_a_node_does_not_start_and_when_it_tries_again(run, fabric, monkeypatch):
+def test_status_shows_why_a_node_failed_and_its_next_start(run, fabric, monkeypatch):
     failed = {"state": "failed", "failure": "FatalError: no model", "starts_again_in_s": 12.4}
     monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "unavailable", "nodes": []})
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), {"data": [{"name": "node-c", **failed}]})
@@ -98,16 +98,16 @@ def test_status_says_why_a_node_does_not_start_and_when_it_tries_again(run, fabr
 
     assert status == 1
     assert "unavailable" in printed
-    told = "node-c failed: FatalError: no model; tries to start again in 12 s"
-    assert f"warning: {told}" in printed
+    failure = "node-c failed: FatalError: no model; tries to start again in 12 s"
+    assert f"warning: {failure}" in printed
 
 
-def test_pin_says_what_it_wants_and_whether_it_counts(run, fabric):
+def test_pin_sends_its_state_and_warns_when_without_effect(run, fabric):
     run("pin", "mira", "--off", "--url", fabric.url)
     status, out, _ = run("pin", "ivan", "--url", fabric.url)
 
-    asked = [(method, path, body) for method, path, body in fabric.asked]
-    assert asked == [
+    requests = [(method, path, body) for method, path, body in fabric.requests]
+    assert requests == [
         ("POST", "/v1/agents/mira/pin", {"pinned": False}),
         ("POST", "/v1/agents/ivan/pin", {"pinned": True}),
     ]
@@ -115,7 +115,7 @@ def test_pin_says_what_it_wants_and_whether_it_counts(run, fabric):
     assert "without effect" in out
 
 
-def test_watching_a_drain_ends_with_it_and_names_who_is_left(run, fabric):
+def test_drain_waits_until_its_end_and_lists_stuck_agents(run, fabric):
     status, out, err = run("drain", "node-b", "--url", fabric.url)
     printed = json.loads(run("drain", "node-b", "--json", "--url", fabric.url)[1])
 
@@ -126,72 +126,72 @@ def test_watching_a_drain_ends_with_it_and_names_who_is_left(run, fabric):
     assert printed == STUCK
 
 
-def test_a_drain_that_somebody_else_ended_is_no_success(run, fabric):
+def test_drain_ended_by_undrain_fails(run, fabric):
     status, _, err = run("drain", "node-c", "--url", fabric.url)
 
     assert status == 1
     assert "was ended by `undrain`" in err
 
 
-def test_copies_say_what_they_want(run, fabric):
+def test_fork_and_replicate_send_their_options(run, fabric):
     run("fork", "mira", "--as", "ivan", "--to", "node-b", "--url", fabric.url)
     run("replicate", "mira", "--to", "node-b", "--once", "--url", fabric.url)
 
-    assert [(path, body) for _, path, body in fabric.asked] == [
+    assert [(path, body) for _, path, body in fabric.requests] == [
         ("/v1/agents/mira/fork", {"as": "ivan", "to": "node-b"}),
         ("/v1/agents/mira/replicate", {"to": "node-b", "keep": False}),
     ]
 
 
-def test_an_erasure_that_a_node_owes_is_not_done(run, fabric):
+def test_erasure_pending_on_a_node_exits_with_1(run, fabric):
     status, out, _ = run("erase", "ivan", "--url", fabric.url)
 
     assert status == 1
     assert "node-b is away" in out
 
 
-def test_an_erasure_says_what_borrowers_lost_and_which_runs_quote_the_agent(run, fabric):
+def test_erasure_reports_borrowed_tokens_and_quoting_runs(run, fabric):
     _, out, _ = run("erase", "ivan", "--url", fabric.url)
 
     assert "640 tokens of 2 other agents dropped" in out
     assert "run debate-1 still quotes it" in out
 
 
-def test_an_erasure_removes_runs_that_quote_the_agent_if_asked(run, fabric):
+def test_erase_with_runs_removes_quoting_runs(run, fabric):
     _, out, _ = run("erase", "ivan", "--runs", "--url", fabric.url)
 
-    assert fabric.asked == [("DELETE", "/v1/agents/ivan?runs=true", None)]
+    assert fabric.requests == [("DELETE", "/v1/agents/ivan?runs=true", None)]
     assert "run debate-1, which quoted it, is removed" in out
 
 
-def test_migrate_says_where_to(run, fabric):
+def test_migrate_sends_its_target(run, fabric):
     run("migrate", "mira", "--to", "node-b", "--url", fabric.url)
 
-    assert fabric.asked == [("POST", "/v1/agents/mira/migrate", {"to": "node-b"})]
+    assert fabric.requests == [("POST", "/v1/agents/mira/migrate", {"to": "node-b"})]
 
 
 def test_names_are_quoted_in_paths(run, fabric):
     status, _, err = run("agent", "a/../b", "--url", fabric.url)
 
-    assert fabric.asked[0][1] == "/v1/agents/a%2F..%2Fb"
+    assert fabric.requests[0][1] == "/v1/agents/a%2F..%2Fb"
     assert status == 1
     assert "no agent is called that" in err
 
 
-def test_endpoint_comes_from_the_environment(run, fabric, monkeypatch):
+def test_endpoint_is_read_from_environment(run, fabric, monkeypatch):
     monkeypatch.setenv("MACFABRIC_URL", fabric.url + "/")
 
     assert run("nodes")[0] == 0
 
 
-def test_endpoint_comes_from_the_data_folder(run, fabric, tmp_path):
+def test_endpoint_is_read_from_data_folder(run, fabric, tmp_path):
     folder = DataFolder(tmp_path)
     write_private(folder.endpoint, json.dumps({"url": fabric.url}))
 
     assert run("nodes", "--data", str(tmp_path))[0] == 0
 
 
-def test_a_folder_without_a_fabric_says_how_to_start(run, tmp_path):
+def test_missing_fabric_error_mentions_macfabric_up(run, tmp_path):
     status, out, err = run("agents", "--data", str(tmp_path))
 
     assert (status, out) == (1, "")
@@ -199,7 +199,7 @@ def test_a_folder_without_a_fabric_says_how_to_start(run, tmp_path):
     assert "macfabric up" in err
 
 
-def test_a_silent_address_says_how_to_start(run):
+def test_refused_connection_error_mentions_macfabric_up(run):
     status, _, err = run("status", "--url", "http://127.0.0.1:1")
 
     assert status == 1
@@ -208,14 +208,14 @@ def test_a_silent_address_says_how_to_start(run):
 
 
 @pytest.mark.parametrize("url", ["localhost", "ftp://x", "http://:80", "http://x:port"])
-def test_what_is_no_address_is_misuse(run, url):
+def test_invalid_url_is_misuse(run, url):
     status, _, err = run("nodes", "--url", url)
 
     assert status == 2
     assert "http://127.0.0.1:8000" in err
 
 
-def test_a_key_is_sent(run, fabric, monkeypatch):
+def test_api_key_is_sent(run, fabric, monkeypatch):
     fabric.key = "0123456789abcdef"
     refused = run("nodes", "--url", fabric.url)
     monkeypatch.setenv("MACFABRIC_API_KEY", fabric.key)
@@ -227,7 +227,7 @@ def test_a_key_is_sent(run, fabric, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [b"<html>", b"", b"[]", b'{"data": 3}'])
-def test_another_server_is_told_apart(run, fabric, page):
+def test_other_server_is_recognized(run, fabric, page):
     fabric.page = page
     status, _, err = run("nodes", "--url", fabric.url)
 
@@ -235,13 +235,13 @@ def test_another_server_is_told_apart(run, fabric, page):
     assert "fabric" in err
 
 
-def test_whoever_reads_the_data_folder_operates_the_fabric(run, fabric, tmp_path, monkeypatch):
+def test_operator_key_of_data_folder_is_sent_to_its_own_fabric(run, fabric, tmp_path, monkeypatch):
     folder = DataFolder(tmp_path / "data")
     folder.create()
     key = folder.renew_operator_key()
     folder.endpoint.write_text(json.dumps({"url": fabric.url}))
-    asked = []
-    monkeypatch.setattr(Fabric, "_headers", lambda self, more: asked.append(self) or dict(more))
+    clients = []
+    monkeypatch.setattr(Fabric, "_headers", lambda self, more: clients.append(self) or dict(more))
 
     run("nodes")
     run("nodes", "--url", fabric.url)
@@ -253,7 +253,7 @@ def test_whoever_reads_the_data_folder_operates_the_fabric(run, fabric, tmp_path
     run("nodes")
 
     assert folder.operator_key.stat().st_mode & 0o777 == 0o644
-    assert [(e.key, e.operator_key) for e in asked] == [
+    assert [(e.key, e.operator_key) for e in clients] == [
         (None, key),
         (None, key),
         (None, None),
@@ -264,7 +264,7 @@ def test_whoever_reads_the_data_folder_operates_the_fabric(run, fabric, tmp_path
     assert not folder.operator_key.exists()
 
 
-def test_a_new_operators_key_is_private(tmp_path):
+def test_new_operator_key_is_private(tmp_path):
     folder = DataFolder(tmp_path / "data")
     folder.create()
     first, second = folder.renew_operator_key(), folder.renew_operator_key()
@@ -273,7 +273,7 @@ def test_a_new_operators_key_is_private(tmp_path):
     assert folder.operator_key.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_fabric_that_is_starting_is_told_apart_from_none(run, tmp_path):
+def test_starting_fabric_is_distinguished_from_none(run, tmp_path):
     folder = DataFolder(tmp_path / "data")
     folder.create()
     assert "No fabric is running" in run("status")[2]

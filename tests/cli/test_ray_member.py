@@ -73,7 +73,7 @@ class Mac:
         return self.member.start_head(self.cluster_file)
 
     def ray_calls(self):
-        """Return what `ray` was asked to do since the last look, without options."""
+        """Return the `ray` subcommands since the last call, without options."""
         path = self.home / "ray-calls"
         calls = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def show_processes(monkeypatch, listed):
     )
 
 
-def test_head(mac, monkeypatch):
+def test_head_starts_ray_with_options_and_environment(mac, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", "192.168.1.5 50000 192.168.1.10 22")
     monkeypatch.setattr("socket.gethostname", lambda: "Annas-Mac_mini.local")
     assert mac.start_head()
@@ -166,7 +166,7 @@ def test_head(mac, monkeypatch):
         assert (mac.home / "macfabric" / folder).stat().st_mode & 0o077 == 0
 
 
-def test_worker(mac, monkeypatch):
+def test_worker_starts_ray_with_options_and_environment(mac, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", "192.168.1.10 50000 192.168.1.11 22")
     monkeypatch.setenv("RAY_HEAD_IP", "192.168.1.10")
     assert mac.member.start_worker("192.168.1.10:6379")
@@ -183,7 +183,7 @@ def test_worker(mac, monkeypatch):
     }
 
 
-def test_address_without_ssh(mac):
+def test_own_address_is_found_without_ssh(mac):
     """A Mac answers by `ipconfig`, Linux by `hostname -I`."""
     mac.install("bin/hostname", '#!/bin/sh\n[ "$*" = -I ] && echo 192.168.3.3 10.0.0.1\n')
     assert ray_member.own_address() == "192.168.3.3"
@@ -193,7 +193,7 @@ def test_address_without_ssh(mac):
 
 
 @pytest.mark.parametrize(("most", "expected"), [(100_000, 65_536), (12_000, 10_240)])
-def test_open_files_are_as_many_as_the_system_grants(monkeypatch, most, expected):
+def test_open_file_limit_is_raised_as_far_as_possible(monkeypatch, most, expected):
     granted = []
 
     def setrlimit(_, limits):
@@ -206,8 +206,8 @@ def test_open_files_are_as_many_as_the_system_grants(monkeypatch, most, expected
     assert granted == [expected]
 
 
-def test_tables_of_an_earlier_version_are_removed(mac):
-    """They held the cluster's key."""
+def test_tables_of_earlier_version_are_removed(mac):
+    """Those tables contained the cluster's key."""
     tables = mac.member.tables
     tables.mkdir()
     (tables / "session_name").write_text("session_2026-01-01_00-00-00_000000_1")
@@ -221,8 +221,8 @@ def test_tables_of_an_earlier_version_are_removed(mac):
     assert len(list(tables.iterdir())) == 2
 
 
-def test_a_start_that_fails_is_tried_again(mac):
-    """Ray itself tries a worker once."""
+def test_failed_start_is_retried(mac):
+    """Ray itself starts a worker only once."""
     once = '[ -e "$HOME/tried" ] || { touch "$HOME/tried"; exit 1; }\n'
     mac.install("macfabric/venv/bin/ray", RECORD_RAY + once)
 
@@ -230,7 +230,7 @@ def test_a_start_that_fails_is_tried_again(mac):
     assert mac.ray_calls() == ["stop", "start", "stop", "start"]
 
 
-def test_a_head_that_never_starts_leaves_no_router(mac):
+def test_head_that_never_starts_leaves_no_router(mac):
     mac.install("macfabric/venv/bin/ray", RECORD_RAY + "exit 1\n")
 
     assert not mac.start_head()
@@ -240,7 +240,7 @@ def test_a_head_that_never_starts_leaves_no_router(mac):
 
 
 @pytest.mark.parametrize("change", ["nothing", "code", "file", "keys", "ray is gone"])
-def test_a_head_that_runs_is_left_alone_unless_something_changed(mac, monkeypatch, change):
+def test_running_head_is_restarted_only_after_changes(mac, monkeypatch, change):
     show_processes(monkeypatch, HEAD_PROCESSES)
     assert mac.start_head()
     assert mac.ray_calls() == ["stop", "start"]
@@ -259,7 +259,7 @@ def test_a_head_that_runs_is_left_alone_unless_something_changed(mac, monkeypatc
     assert (mac.router_pid() == router) == (change == "nothing")
 
 
-def test_router_that_ended_is_started_again(mac, monkeypatch):
+def test_ended_router_is_restarted(mac, monkeypatch):
     show_processes(monkeypatch, HEAD_PROCESSES)
     mac.start_head()
     router = identify(mac.router_pid())
@@ -272,7 +272,7 @@ def test_router_that_ended_is_started_again(mac, monkeypatch):
     assert mac.router_pid() != router.pid
 
 
-def test_router_is_a_private_driver_of_its_own_session(mac):
+def test_router_runs_as_private_driver_in_its_own_session(mac):
     mac.start_head()
     wait_for(mac.home / "serve-environment")
     arguments = (mac.home / "serve-arguments").read_text().splitlines()
@@ -283,7 +283,7 @@ def test_router_is_a_private_driver_of_its_own_session(mac):
     assert os.getsid(mac.router_pid()) == mac.router_pid()
 
 
-def test_another_program_with_the_routers_pid_is_left_alone(mac):
+def test_other_program_with_the_routers_pid_is_left_alone(mac):
     mac.member.router_pid.write_text(f"{os.getpid()}\n")
     mac.start_head()
 

@@ -24,7 +24,7 @@ def run(capfd):
     return call
 
 
-def test_table_json_and_files(run, tmp_path):
+def test_simulate_prints_table_and_json_and_writes_files(run, tmp_path):
     page, picture = tmp_path / "page.html", tmp_path / "chart.png"
     arguments = (
         "W6",
@@ -50,7 +50,7 @@ def test_table_json_and_files(run, tmp_path):
     assert record["command"].startswith("macfabric simulate W6")
 
 
-def test_a_trace(run, tmp_path):
+def test_simulate_plays_a_trace(run, tmp_path):
     row = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
     status, out, _ = run("--trace", str(tmp_path / "t.jsonl"), "--policy", "sticky", "--seeds", "1")
@@ -59,7 +59,7 @@ def test_a_trace(run, tmp_path):
     assert out.splitlines()[1].startswith("t ")
 
 
-def test_listing(run):
+def test_list_names_workloads_fleets_and_policies(run):
     status, out, _ = run("--list", "--json")
 
     assert status == 0
@@ -78,7 +78,7 @@ def test_listing(run):
         ({"trace": "x", "workloads": ["W1"]}, "a trace has its own turns"),
     ],
 )
-def test_what_does_not_exist_is_one_line(changes, message, monkeypatch, capsys):
+def test_unknown_name_is_a_one_line_error(changes, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["simulate", json.dumps(changes)])
     status, printed = simulate(), capsys.readouterr()
 
@@ -87,7 +87,7 @@ def test_what_does_not_exist_is_one_line(changes, message, monkeypatch, capsys):
     assert printed.err.count("\n") == 1
 
 
-def test_a_failure_is_the_status_of_the_command(run):
+def test_failure_exits_with_1(run):
     status, out, err = run("W99")
 
     assert (status, out) == (1, "")
@@ -95,7 +95,7 @@ def test_a_failure_is_the_status_of_the_command(run):
 
 
 @pytest.mark.parametrize("argv", [("--load", "0"), ("--seeds", "none"), ("--sessions", "0")])
-def test_misuse(run, argv):
+def test_misuse_exits_with_2(run, argv):
     status, out, err = run(*argv)
 
     assert (status, out) == (2, "")

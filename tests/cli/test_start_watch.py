@@ -22,12 +22,12 @@ def world(tmp_path):
     return World(tmp_path)
 
 
-def test_a_start_without_progress_is_given_up(world):
+def test_start_without_progress_times_out(world):
     assert world.pass_time(STALL_S / 2) is None
     assert "no progress" in world.pass_time(STALL_S / 2 + 1)
 
 
-def test_a_log_that_grows_is_progress(world, tmp_path):
+def test_growing_log_counts_as_progress(world, tmp_path):
     log = tmp_path / "ray-node-a.log"
     for step in range(8):
         log.write_text("x" * (step + 1))
@@ -35,7 +35,7 @@ def test_a_log_that_grows_is_progress(world, tmp_path):
     assert "no progress" in world.pass_time(STALL_S + 1)
 
 
-def test_processor_time_is_progress_unless_it_is_that_of_an_idle_fabric(world):
+def test_cpu_time_above_idle_counts_as_progress(world):
     for _ in range(8):
         world.cpu_s += CPU_PROGRESS_S + 1
         assert world.pass_time(STALL_S / 2) is None
@@ -45,13 +45,13 @@ def test_processor_time_is_progress_unless_it_is_that_of_an_idle_fabric(world):
     assert "no progress" in reason
 
 
-def test_an_event_of_a_process_is_progress(world):
+def test_process_event_counts_as_progress(world):
     for _ in range(4):
         world.watch.note()
         assert world.pass_time(STALL_S / 2) is None
 
 
-def test_no_start_takes_for_ever(world):
+def test_start_has_an_absolute_limit(world):
     while world.now_s < 100.0 + START_LIMIT_S:
         world.watch.note()
         assert world.pass_time(60.0) is None

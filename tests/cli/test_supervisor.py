@@ -30,7 +30,7 @@ ValueError: the reason
 
 
 class FakeKeeper:
-    """Tells prepared events and notes what is started."""
+    """A keeper with prepared events, which records what is started."""
 
     def __init__(self):
         self.events, self.started, self.children = [], [], {}
@@ -43,7 +43,7 @@ class FakeKeeper:
 
 
 class FakeRay:
-    """A cluster of one Ray node that starts when told."""
+    """A cluster of one Ray node that starts once `runs` is set."""
 
     def __init__(self):
         self.started, self.runs, self.short_dir = [], False, None
@@ -72,26 +72,26 @@ def supervisor(tmp_path):
         at_exit="flush",
         start_timeout_s=1.0,
     )
-    made = Supervisor(plan, FakeKeeper(), None, lambda _: None, lambda: False)
-    made.url, made.phases["ready"] = f"http://127.0.0.1:{PORT}", 0.0
-    return made
+    instance = Supervisor(plan, FakeKeeper(), None, lambda _: None, lambda: False)
+    instance.url, instance.phases["ready"] = f"http://127.0.0.1:{PORT}", 0.0
+    return instance
 
 
-def exited(name):
+def exited_event(name):
     return {"event": "exited", "name": name, "status": -9, "why": ""}
 
 
 @pytest.mark.parametrize("name", [ROUTER, NODES])
-def test_what_ends_is_started_again_in_the_same_step(supervisor, name):
-    supervisor.keeper.events.append(exited(name))
+def test_ended_process_is_restarted_in_the_same_step(supervisor, name):
+    supervisor.keeper.events.append(exited_event(name))
 
     supervisor._step()
 
     assert [started for started, _ in supervisor.keeper.started] == [name]
 
 
-def test_a_router_comes_back_where_its_clients_look_for_it(supervisor):
-    supervisor.keeper.events.append(exited(ROUTER))
+def test_restarted_router_keeps_its_port(supervisor):
+    supervisor.keeper.events.append(exited_event(ROUTER))
 
     supervisor._step()
 
@@ -99,15 +99,13 @@ def test_a_router_comes_back_where_its_clients_look_for_it(supervisor):
     assert argv[argv.index("--port") + 1] == str(PORT)
 
 
-def test_what_ends_again_and_again_is_started_ever_later_and_takes_nothing_along(
-    supervisor, monkeypatch
-):
+def test_repeatedly_ending_process_is_restarted_with_backoff(supervisor, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("router.cli.supervisor.time.monotonic", lambda: now_s[0])
     pauses = []
     for _ in range(12):
         count, ended_s = len(supervisor.keeper.started), now_s[0]
-        supervisor.keeper.events.append(exited(ROUTER))
+        supervisor.keeper.events.append(exited_event(ROUTER))
         supervisor._step()
         while len(supervisor.keeper.started) == count:
             now_s[0] += 0.5
@@ -120,19 +118,19 @@ def test_what_ends_again_and_again_is_started_ever_later_and_takes_nothing_along
     assert {name for name, _ in supervisor.keeper.started} == {ROUTER}, "the nodes never noticed"
 
     now_s[0] += RESTART_WINDOW_S + 1
-    supervisor.keeper.events.append(exited(ROUTER))
+    supervisor.keeper.events.append(exited_event(ROUTER))
     count = len(supervisor.keeper.started)
     supervisor._step()
     assert len(supervisor.keeper.started) == count + 1, "what was long ago is forgiven"
 
 
 @pytest.mark.parametrize("name", [ROUTER, NODES])
-def test_what_cannot_even_start_ends_the_fabric_and_says_why(supervisor, name):
+def test_process_that_never_starts_ends_the_fabric_with_its_reason(supervisor, name):
     del supervisor.phases["ready"]
     log = supervisor.plan.folder.log(name)
     log.parent.mkdir()
     log.write_text(TRACEBACK)
-    supervisor.keeper.events.append(exited(name))
+    supervisor.keeper.events.append(exited_event(name))
 
     with pytest.raises(CommandError, match=f"{name} ended with status -9") as caught:
         supervisor._step()
@@ -143,10 +141,14 @@ def test_what_cannot_even_start_ends_the_fabric_and_says_why(supervisor, name):
     assert supervisor.keeper.started == []
 
 
-def test_ray_gets_more_than_one_try_to_start(supervisor):
+def test_ray_start_is_retried(supervisor):
     del supervisor.phases["ready"]
     supervisor.ray = FakeRay()
-    supervisor.keeper.events += [exited("ray-node-a"), exited(NODES), exited("ray-node-a")]
+    supervisor.keeper.events += [
+        exited_event("ray-node-a"),
+        exited_event(NODES),
+        exited_event("ray-node-a"),
+    ]
     for _ in range(3):
         supervisor._step()
 
@@ -155,23 +157,23 @@ def test_ray_gets_more_than_one_try_to_start(supervisor):
     supervisor.ray.runs = True
     supervisor._step()
     assert [name for name, _ in supervisor.keeper.started] == [NODES]
-    supervisor.keeper.events.append(exited("ray-node-a"))
+    supervisor.keeper.events.append(exited_event("ray-node-a"))
     with pytest.raises(CommandError, match="ray-node-a ended"):
         supervisor._step()
 
 
-def test_a_start_that_fails_names_the_process_that_failed_first(supervisor):
+def test_failed_start_names_the_process_that_failed_first(supervisor):
     del supervisor.phases["ready"]
     supervisor.ray = FakeRay()
     for name, text in (("ray-node-a", "the GCS has become overloaded"), (NODES, "no cluster")):
         log = supervisor.plan.folder.log(name)
         log.parent.mkdir(exist_ok=True)
         log.write_text(text)
-    supervisor.keeper.events.append(exited("ray-node-a"))
+    supervisor.keeper.events.append(exited_event("ray-node-a"))
     supervisor._step()
     supervisor.plan.folder.log("ray-node-a").unlink()  # as the next try does
     supervisor._ended[NODES] = [time.monotonic()] * START_TRIES  # it has used its tries
-    supervisor.keeper.events.append(exited(NODES))
+    supervisor.keeper.events.append(exited_event(NODES))
 
     with pytest.raises(CommandError, match="nodes ended") as caught:
         supervisor._step()
@@ -180,7 +182,7 @@ def test_a_start_that_fails_names_the_process_that_failed_first(supervisor):
     assert "GCS has become overloaded" in str(caught.value)
 
 
-def test_a_start_that_stalls_names_what_it_waits_for(supervisor):
+def test_stalled_start_names_the_awaited_process(supervisor):
     supervisor.phases.clear()
     supervisor.url = None
     supervisor.ray = FakeRay()
@@ -191,20 +193,20 @@ def test_a_start_that_stalls_names_what_it_waits_for(supervisor):
     assert supervisor._awaited() == NODES
 
 
-def test_serve_gives_up_where_ray_was_never_joined(supervisor):
+def test_serve_fails_if_ray_was_never_joined(supervisor):
     del supervisor.phases["ready"]
     supervisor.plan = replace(supervisor.plan, waits_for_good=True)
-    supervisor.keeper.events.append(exited(NODES))
+    supervisor.keeper.events.append(exited_event(NODES))
     with pytest.raises(CommandError, match="nodes ended"):
         supervisor._step()
 
     supervisor._on_line(NODES, '{"event": "connected"}')
-    supervisor.keeper.events.append(exited(NODES))
+    supervisor.keeper.events.append(exited_event(NODES))
     supervisor._step()
     assert [name for name, _ in supervisor.keeper.started] == [NODES]
 
 
-def test_a_stop_notes_how_far_it_is(supervisor):
+def test_stop_records_its_progress(supervisor):
     folder = supervisor.plan.folder
     supervisor.stop(hurry=lambda: False)
     assert folder.read_stop_progress() == {"event": "stopping"}

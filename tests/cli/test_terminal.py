@@ -68,11 +68,11 @@ BREACHES = [
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_a_raw_write_is_found(breach):
+def test_raw_write_is_found(breach):
     assert list(raw_writes("router/cli/queries.py", breach))
 
 
-def test_only_one_module_writes():
+def test_only_one_module_writes_to_the_terminal():
     paths = [path.relative_to(ROOT).as_posix() for room in ("fabric", "node", "router")
              for path in (ROOT / room).rglob("*.py")]  # fmt: skip
     found = {path: list(raw_writes(path, (ROOT / path).read_text())) for path in paths}
@@ -82,7 +82,7 @@ def test_only_one_module_writes():
 
 
 @pytest.mark.parametrize("write", [print_line, print_error])
-def test_controls_are_escaped(write, capsys):
+def test_control_characters_are_escaped(write, capsys):
     write(HOSTILE)
     out, err = capsys.readouterr()
 
@@ -91,7 +91,7 @@ def test_controls_are_escaped(write, capsys):
     assert out.count("\n") <= 1, "one call of print_line is one line"
 
 
-def test_json_keeps_its_meaning(capsys):
+def test_json_output_keeps_its_meaning(capsys):
     print_json({"id": HOSTILE})
     out = capsys.readouterr().out
 
@@ -101,7 +101,7 @@ def test_json_keeps_its_meaning(capsys):
 
 @pytest.mark.parametrize("command", [["agents"], ["agent", "mira"], ["nodes"], ["status"]])
 @pytest.mark.parametrize("as_json", [False, True])
-def test_hostile_names_are_shown_escaped(run, fabric, monkeypatch, command, as_json):
+def test_hostile_names_are_escaped(run, fabric, monkeypatch, command, as_json):
     hostile = {**AGENT, "id": HOSTILE, "node": HOSTILE, "last_match": {"kind": HOSTILE}}
     listed = {"object": "list", "data": [{**hostile, "name": HOSTILE, "state": HOSTILE,
               "degraded": HOSTILE, "model": HOSTILE}]}  # fmt: skip
@@ -115,7 +115,7 @@ def test_hostile_names_are_shown_escaped(run, fabric, monkeypatch, command, as_j
     assert "\nreal line" not in out
 
 
-def test_a_narrow_terminal_never_cuts_ids(capsys, monkeypatch):
+def test_narrow_terminal_never_truncates_ids(capsys, monkeypatch):
     monkeypatch.setattr(output, "output_is_terminal", lambda: True)
     monkeypatch.setattr(output, "terminal_columns", lambda: 30)
     agent = "an-agent-whose-id-is-longer-than-the-terminal"
@@ -129,8 +129,8 @@ def test_a_narrow_terminal_never_cuts_ids(capsys, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def heard_interrupts():
-    """Let children hear Ctrl-C, also where the tests themselves run in the background."""
+def default_sigint():
+    """Let children react to Ctrl-C even if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -143,7 +143,7 @@ def macfabric(*argv: str, **options: object) -> subprocess.Popen:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 @pytest.mark.parametrize("argv", [["scenario", "list"], ["scenario", "schema"], ["--help"],
                                   ["doctor", "--json"], ["bench", "--help"]])  # fmt: skip
-def test_a_full_disk_is_one_line(argv):
+def test_full_disk_is_a_one_line_error(argv):
     with Path("/dev/full").open("w") as full:
         process = macfabric(*argv, stdout=full, stderr=subprocess.PIPE, text=True)
         err = process.communicate(timeout=120)[1]
@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_line(argv):
     ]
 
 
-def test_a_closed_pipe_is_silent():
+def test_closed_pipe_is_silent():
     with macfabric("scenario", "schema", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         err = process.stderr.read()
@@ -169,7 +169,7 @@ def test_closed_streams_are_no_error():
     assert done.returncode == 0
 
 
-def test_an_ascii_terminal_gets_escapes(tmp_path):
+def test_ascii_terminal_gets_escapes(tmp_path):
     scenario = tmp_path / "naïve.yaml"
     scenario.write_text("name: x\n")
     parent, child = pty.openpty()
@@ -186,11 +186,11 @@ def test_an_ascii_terminal_gets_escapes(tmp_path):
     os.close(parent)
 
 
-def test_ctrl_c_is_one_line(fabric):
+def test_ctrl_c_is_a_one_line_error(fabric):
     fabric.holds = True
     process = macfabric("nodes", "--url", fabric.url, stderr=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60
-    while not fabric.asked and time.monotonic() < deadline_s:
+    while not fabric.requests and time.monotonic() < deadline_s:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=60)[1]
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_a_child_without_a_traceback(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 @pytest.mark.parametrize("argv", [["bench", "--list"], ["fsck"]])
-def test_a_full_disk_of_a_child_is_one_line(argv, tmp_path):
+def test_full_disk_of_child_is_a_one_line_error(argv, tmp_path):
     (tmp_path / "nodes" / "node-a").mkdir(parents=True)
     data = ["--data", str(tmp_path)] if argv == ["fsck"] else []
     with Path("/dev/full").open("w") as full:
@@ -235,8 +235,8 @@ def test_a_full_disk_of_a_child_is_one_line(argv, tmp_path):
     assert "cannot write to standard output" in err
 
 
-def test_ctrl_c_while_commands_load_is_one_line():
-    """A signal that comes while modules are imported."""
+def test_ctrl_c_during_imports_is_a_one_line_error():
+    """Send the signal while modules are imported."""
     code = (
         "import signal, sys\n"
         "class Interrupts:\n"
@@ -258,7 +258,7 @@ READERS = [
 
 
 @pytest.mark.parametrize("command", READERS)
-def test_an_unreadable_file_is_one_line(run, tmp_path, command):
+def test_unreadable_file_is_a_one_line_error(run, tmp_path, command):
     for path, why in ((tmp_path / "absent.yaml", "no such file"), (tmp_path, "is a directory")):
         status, out, err = run(*command.split(), str(path))
 

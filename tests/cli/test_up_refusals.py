@@ -38,11 +38,11 @@ def run(command, data, *options, cwd=ROOT):
     return ran.returncode, ran.stderr
 
 
-def test_a_model_that_nobody_can_load(tmp_path):
+def test_up_refuses_empty_model_folder(tmp_path):
     (tmp_path / "empty").mkdir()
-    status, told = up(tmp_path, "--model", str(tmp_path / "empty"))
+    status, err = up(tmp_path, "--model", str(tmp_path / "empty"))
 
-    assert (status, "has no config.json" in told) == (2, True)
+    assert (status, "has no config.json" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_model_that_nobody_can_load(tmp_path):
         ("mine", "write an absolute path, from / or ~"),
     ],
 )
-def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monkeypatch):
+def test_serve_refuses_unloadable_model_of_its_file(tmp_path, model, why, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name in ("weightless", "mine"):
         (tmp_path / name).mkdir()
@@ -65,9 +65,9 @@ def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monk
     config.write_text(yaml.safe_dump({"metadata": {"macfabric": {"model": chosen}}}))
     data = tmp_path / "data"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    status, told = run("serve", data, "--config", str(config), cwd=tmp_path)
+    status, err = run("serve", data, "--config", str(config), cwd=tmp_path)
 
-    assert (status, f"macfabric.model {chosen}: {why}" in told) == (2, True), told
+    assert (status, f"macfabric.model {chosen}: {why}" in err) == (2, True), err
     assert not data.exists(), "nothing was begun"
 
 
@@ -81,7 +81,7 @@ def test_serve_says_the_same_of_the_model_of_its_file(tmp_path, model, why, monk
         ("{tmp}/weightless/config.json", "no such folder"),
     ],
 )
-def test_models_that_are_none(tmp_path, model, why, monkeypatch):
+def test_invalid_models_are_refused(tmp_path, model, why, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weightless").mkdir()
     (tmp_path / "weightless" / "config.json").write_text("{}")
@@ -90,7 +90,7 @@ def test_models_that_are_none(tmp_path, model, why, monkeypatch):
         chosen_model(model.format(tmp=tmp_path))
 
 
-def test_models_that_are_some(tmp_path, monkeypatch):
+def test_valid_models_are_accepted(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     (tmp_path / "mine" / "model.safetensors").write_bytes(WEIGHTS)
@@ -118,7 +118,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_weights_that_are_not_whole(tmp_path, name):
+def test_incomplete_weights_are_refused(tmp_path, name):
     files, why = BROKEN[name]
     for file, raw in ({"config.json": b"{}"} | files).items():
         (tmp_path / file).write_bytes(raw)
@@ -127,7 +127,7 @@ def test_weights_that_are_not_whole(tmp_path, name):
         chosen_model(str(tmp_path))
 
 
-def test_an_index_of_weights_that_are_there(tmp_path):
+def test_complete_sharded_weights_are_accepted(tmp_path):
     index = b'{"weight_map": {"x": "model-1.safetensors"}}'
     files = {"config.json": b"{}", "model-1.safetensors": WEIGHTS}
     for file, raw in (files | {"model.safetensors.index.json": index}).items():
@@ -137,18 +137,18 @@ def test_an_index_of_weights_that_are_there(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["nonsense", "abcd", ""])
-def test_a_broken_cluster_key(tmp_path, key):
+def test_invalid_cluster_key_is_refused(tmp_path, key):
     (tmp_path / "cluster.key").write_text(key)
     (tmp_path / "cluster.key").chmod(0o600)
-    status, told = up(tmp_path)
+    status, err = up(tmp_path)
 
     assert status == 1
-    assert f"{tmp_path / 'cluster.key'} is no cluster key" in told
+    assert f"{tmp_path / 'cluster.key'} is no cluster key" in err
 
 
-def test_a_lock_that_is_a_folder(tmp_path):
+def test_lock_that_is_a_folder_is_refused(tmp_path):
     (tmp_path / "lock").mkdir()
-    status, told = up(tmp_path)
+    status, err = up(tmp_path)
 
     assert status == 1
-    assert f"{tmp_path / 'lock'} cannot be locked: Is a directory" in told
+    assert f"{tmp_path / 'lock'} cannot be locked: Is a directory" in err

@@ -52,15 +52,15 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_belief(name):
+def test_turn_claims_are_verified(name):
     turn, objection = CLAIMS[name]
-    said = problem_of(turn, COLD_TURN if turn.state != COLD else None)
+    problem = problem_of(turn, COLD_TURN if turn.state != COLD else None)
 
-    assert objection in said
-    assert bool(said) == bool(objection)
+    assert objection in problem
+    assert bool(problem) == bool(objection)
 
 
-def test_ratios_are_of_medians():
+def test_ratios_use_medians():
     turns = [replace(COLD_TURN, first_token_ms=ms) for ms in (900.0, 1_000.0, 5_000.0)]
     turns += [replace(GOOD, first_token_ms=ms) for ms in (10.0, 20.0, 30.0)]
     turns += [replace(GOOD, state=DISK, cache="disk", first_token_ms=100.0)]
@@ -69,7 +69,7 @@ def test_ratios_are_of_medians():
     assert ratios([GOOD]) == {}
 
 
-def test_table(capsys):
+def test_results_table_shows_answers_and_times(capsys):
     turns = [COLD_TURN, GOOD, replace(GOOD, state=PEER, right=False, cache="peer")]
     show(["mira"], turns, Pulse("http://127.0.0.1:1"), 61.5)
     out = capsys.readouterr().out
@@ -80,11 +80,11 @@ def test_table(capsys):
     assert "61.5 s in all" in out
 
 
-def test_records_hold_every_figure():
+def test_records_contain_every_figure():
     assert as_record([GOOD])[0]["cached_tokens"] == 2_000
 
 
-def test_the_script_is_the_same_every_time():
+def test_demo_script_is_deterministic():
     agents = make_agents()
 
     assert agents == make_agents()
@@ -92,7 +92,7 @@ def test_the_script_is_the_same_every_time():
     assert len({fact.value for agent in agents for fact in agent.facts}) == 20
 
 
-def test_there_is_a_fact_for_every_state_told_exactly_once():
+def test_each_state_has_a_fact_stated_exactly_once():
     assert len(SUBJECTS) == len(STATES)
     for agent in make_agents():
         for fact in agent.facts:

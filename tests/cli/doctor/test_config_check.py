@@ -167,28 +167,28 @@ def spoiled(spoil) -> dict:
     return config
 
 
-def here_and_now(findings):
+def machine_independent(findings):
     """Leave out what depends on this machine: the operator's ssh key and Ray's password."""
     mine = ("auth.ssh_private_key", "file_mounts.~/macfabric/keys")
-    told = ("nowhere", "starts the workers")
+    relevant = ("nowhere", "starts the workers")
     ours = [f for f in findings if "compiled files" not in f.message]  # of whoever ran it before
-    return [f for f in ours if f.where not in mine or any(t in f.message for t in told)]
+    return [f for f in ours if f.where not in mine or any(t in f.message for t in relevant)]
 
 
-def test_the_shipped_file_is_fine():
-    assert here_and_now(own_findings(SHIPPED, ROOT)) == []
+def test_shipped_file_has_no_findings():
+    assert machine_independent(own_findings(SHIPPED, ROOT)) == []
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_finds(name):
+def test_config_check_finds_mistake(name):
     spoil, level, where, text = MISTAKES[name]
-    found = here_and_now(own_findings(spoiled(spoil), ROOT))
+    found = machine_independent(own_findings(spoiled(spoil), ROOT))
 
     assert [f for f in found if (f.level, f.where) == (level, where) and text in f.message], found
 
 
 @pytest.mark.parametrize("name", REJECTED_BY_RAY)
-def test_passes_on_what_ray_says(run, tmp_path, name):
+def test_config_check_reports_error_of_ray(run, tmp_path, name):
     spoil, text = REJECTED_BY_RAY[name]
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(spoiled(spoil)))
@@ -201,7 +201,7 @@ def test_passes_on_what_ray_says(run, tmp_path, name):
     assert "\n" not in ray[0]
 
 
-def test_mounts_are_looked_for_where_ray_up_runs(run, tmp_path, monkeypatch):
+def test_mounts_are_resolved_from_working_directory(run, tmp_path, monkeypatch):
     path = tmp_path / "elsewhere" / "cluster.yaml"
     path.parent.mkdir()
     mounts = {"~/x": "./fabric", SHIPPED_KEYS: str(tmp_path / "made" / "keys")}
@@ -216,7 +216,7 @@ def test_mounts_are_looked_for_where_ray_up_runs(run, tmp_path, monkeypatch):
     assert (status, f"seen from {path.parent}" in out) == (1, True)
 
 
-def test_what_ray_would_ship_beside_the_sources_is_named(tmp_path, monkeypatch):
+def test_compiled_files_in_mounts_are_reported(tmp_path, monkeypatch):
     compiled = tmp_path / "app" / "__pycache__" / "x.cpython-312.pyc"
     compiled.parent.mkdir(parents=True)
     (tmp_path / "app" / "x.py").touch()
@@ -237,7 +237,7 @@ def test_what_ray_would_ship_beside_the_sources_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "", "{", "\x00"])
-def test_what_is_no_cluster_file_is_misuse(run, tmp_path, text):
+def test_invalid_cluster_file_is_misuse(run, tmp_path, text):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
 
@@ -251,7 +251,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("where", KEYS)
-def test_plain_keys_are_warned_of_and_digests_are_not(run, tmp_path, where):
+def test_plain_keys_are_warned_about_but_digests_are_not(run, tmp_path, where):
     path = tmp_path / "cluster.yaml"
 
     def findings(router, mode):
@@ -272,7 +272,7 @@ def test_plain_keys_are_warned_of_and_digests_are_not(run, tmp_path, where):
     assert findings(hashed, 0o644) == []
 
 
-def test_key_files_are_read_and_only_where_nobody_else_can(run, tmp_path):
+def test_key_file_must_be_private_and_valid(run, tmp_path):
     path, keys = tmp_path / "cluster.yaml", tmp_path / "keys.yaml"
     router = {"api_keys_file": str(keys), "api_keys": {"other": "fedcba9876543210"}}
     path.write_text(yaml.safe_dump({"metadata": {"macfabric": {"router": router}}}))
@@ -306,16 +306,16 @@ def test_key_files_are_read_and_only_where_nobody_else_can(run, tmp_path):
         ({"api_keys": {"a": "SHA256:" + "z" * 64}}, "64 hexadecimal"),
     ],
 )
-def test_keys_that_cannot_be_are_refused(router, text):
+def test_invalid_or_duplicate_keys_are_rejected(router, text):
     with pytest.raises(RejectedError) as refused:
         parse_settings({"router": router})
     assert text in refused.value.message
     assert "0123456789" not in refused.value.message
 
 
-def test_an_operator_may_be_called_like_a_tenant_that_nobody_may_be():
-    made = parse_settings({"router": {"operator_keys": {"_selftest": "0123456789abcdef"}}})
-    assert list(made.router.operator_keys) == ["_selftest"]
+def test_operator_may_use_a_name_reserved_for_tenants():
+    settings = parse_settings({"router": {"operator_keys": {"_selftest": "0123456789abcdef"}}})
+    assert list(settings.router.operator_keys) == ["_selftest"]
 
 
 @pytest.fixture
@@ -335,32 +335,32 @@ def keyed(run, tmp_path, monkeypatch):
     return check
 
 
-def test_keys_that_fit_are_fine(keyed):
+def test_matching_keys_have_no_findings(keyed):
     assert [f for f in keyed(lambda _: None) if "key" in f[1] and "ssh" not in f[1]] == []
 
 
-def test_an_address_that_the_certificate_does_not_name_is_found(keyed):
+def test_address_missing_from_certificate_is_found(keyed):
     found = keyed(lambda c: c["provider"]["worker_ips"].append("10.9.8.7"))
 
     where = "file_mounts.~/macfabric/keys"
     assert [f[0] for f in found if f[1] == where and "10.9.8.7" in f[2]] == ["error"]
 
 
-def test_a_file_that_ships_its_keys_elsewhere_is_found(keyed):
+def test_keys_dir_outside_the_mounts_is_found(keyed):
     found = keyed(lambda c: c["metadata"]["macfabric"].update(keys_dir="~/elsewhere"))
 
     assert ("error", "metadata.macfabric.keys_dir") in [f[:2] for f in found]
 
 
-def test_a_file_of_keys_that_travels_with_them_is_looked_for_where_it_is_made(keyed, tmp_path):
-    travels = {"api_keys_file": "~/macfabric/keys/api-keys.yaml"}
+def test_shipped_api_keys_file_is_checked_at_its_local_source(keyed, tmp_path):
+    shipped_file = {"api_keys_file": "~/macfabric/keys/api-keys.yaml"}
 
     def change(config):
-        config["metadata"]["macfabric"]["router"].update(travels)
+        config["metadata"]["macfabric"]["router"].update(shipped_file)
 
     where = "metadata.macfabric.router.api_keys_file"
     assert [f[1] for f in keyed(change) if f[1] == where] == [where]
-    made = tmp_path / "home/.macfabric/cluster/keys/api-keys.yaml"
-    made.write_text("family: 0123456789abcdef\n")
-    made.chmod(0o600)
+    file = tmp_path / "home/.macfabric/cluster/keys/api-keys.yaml"
+    file.write_text("family: 0123456789abcdef\n")
+    file.chmod(0o600)
     assert [f for f in keyed(change) if "metadata.macfabric.router" in f[1]] == []

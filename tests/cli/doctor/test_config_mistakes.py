@@ -192,15 +192,15 @@ def check(run, home, tmp_path, monkeypatch):
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         status, out, err = run("config", "check", str(path), "--json")
         assert err == ""
-        told_status, text, _ = run("config", "check", str(path))
-        assert told_status == status
+        text_status, text, _ = run("config", "check", str(path))
+        assert text_status == status
         return status, json.loads(out)["findings"], text
 
     call.path = path
     return call
 
 
-def test_a_good_file_is_fine(check):
+def test_valid_file_has_no_findings(check):
     status, findings, text = check()
 
     assert (status, findings) == (0, [])
@@ -208,7 +208,7 @@ def test_a_good_file_is_fine(check):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_found_at_its_place(check, name):
+def test_mistake_is_found_at_its_place(check, name):
     change, level, where, text = MISTAKES[name]
     status, findings, shown = check(change)
     found = [f for f in findings if (f["level"], f["where"]) == (level, where)
@@ -224,11 +224,11 @@ def test_a_mistake_is_found_at_its_place(check, name):
         assert f"{check.path}:{found[0]['line']}: {level}: {where}: " in shown
 
 
-def test_there_are_58():
+def test_number_of_mistakes_matches_documentation():
     assert len(MISTAKES) == 58
 
 
-def test_all_mistakes_are_told_at_once(check):
+def test_all_mistakes_are_reported_at_once(check):
     apart = {"model of the hub", "model folder absent", "hot_bytes of a TiB", "size in words",
              "Ray's port", "port of ssh", "port of http", "port too high", "host of a worker",
              "key absent", "no key", "setting misspelt", "number over 255", "1,024 workers",
@@ -247,7 +247,7 @@ def test_all_mistakes_are_told_at_once(check):
     ] == []
 
 
-def test_a_key_that_is_written_twice_is_found(run, home, tmp_path, monkeypatch):
+def test_duplicate_key_is_found(run, home, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(good()) + "max_workers: 2\n")
@@ -258,7 +258,7 @@ def test_a_key_that_is_written_twice_is_found(run, home, tmp_path, monkeypatch):
     assert found["line"] == len(path.read_text().splitlines())
 
 
-def test_lines_of_paths_with_dots_and_places_in_lists():
+def test_line_numbers_of_dotted_paths_and_list_items():
     tree = compose("a:\n  b.c/d:\n    - x\n    - y: 1\n  e: 2\n")
 
     assert [line_of(tree, where) for where in ("a", "a.b.c/d", "a.b.c/d[1].y", "a.e")] == [
@@ -271,7 +271,7 @@ def test_lines_of_paths_with_dots_and_places_in_lists():
     assert list(repeated_keys(compose("a: 1\nb: {c: 1, c: 2}\na: 2\n"))) == [("b.c", 2), ("a", 3)]
 
 
-def test_a_warning_alone_is_not_called_fine(check):
+def test_file_with_warnings_only_is_accepted_with_a_note(check):
     status, _, text = check(MISTAKES["data_dir in /tmp"][0])
 
     assert status == 0

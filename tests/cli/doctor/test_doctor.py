@@ -13,7 +13,7 @@ from router.cli.doctor import doctor
 from router.cli.doctor.doctor import sampling_checks
 
 
-def test_a_healthy_machine(run, tmp_path):
+def test_doctor_succeeds_on_healthy_machine(run, tmp_path):
     status, out, err = run("doctor", "--data", str(tmp_path))
 
     assert (status, err) == (0, "")
@@ -21,7 +21,7 @@ def test_a_healthy_machine(run, tmp_path):
     assert "No fabric is running" in out
 
 
-def test_json(run, tmp_path):
+def test_doctor_prints_json(run, tmp_path):
     printed = json.loads(run("doctor", "--json", "--data", str(tmp_path))[1])
     names = {check["name"] for check in printed["checks"]}
 
@@ -30,7 +30,7 @@ def test_json(run, tmp_path):
     assert {check["verdict"] for check in printed["checks"]} <= {"ok", "warning", "error"}
 
 
-def test_a_failed_memory_test_is_an_error(run, fabric):
+def test_failed_self_test_is_an_error(run, fabric):
     status, out, _ = run("doctor", "--url", fabric.url)
 
     assert status == 1
@@ -38,7 +38,7 @@ def test_a_failed_memory_test_is_an_error(run, fabric):
     assert "ethernet 192.168.1.10 10000 Mbit/s" in out
 
 
-def test_a_template_in_an_unknown_format_is_a_warning():
+def test_unknown_template_format_is_a_warning():
     rows = [{"name": "node-a"}, {"name": "node-b", "template_warning": "calls are shown as text"}]
     (found,) = doctor.template_checks(rows)
 
@@ -46,7 +46,7 @@ def test_a_template_in_an_unknown_format_is_a_warning():
     assert found.detail == "calls are shown as text"
 
 
-def test_ray_variables_are_told(monkeypatch):
+def test_ray_variables_are_a_warning(monkeypatch):
     found = doctor._ray_variables({"RAY_ADDRESS": "x", "HOME": "/h"})
 
     assert found.verdict == "warning"
@@ -54,30 +54,30 @@ def test_ray_variables_are_told(monkeypatch):
     assert doctor._ray_variables({"HOME": "/h"}).verdict == "ok"
 
 
-def test_a_foreign_name_is_an_error(monkeypatch):
+def test_foreign_package_name_is_an_error(monkeypatch):
     monkeypatch.setattr(doctor, "foreign_names", lambda: ["fabric (/elsewhere)"])
 
     assert doctor._names().verdict == "error"
 
 
-def test_an_unwritable_disk_is_an_error(monkeypatch, tmp_path):
+def test_unwritable_disk_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
 
     assert doctor._disk(tmp_path / "not" / "yet", GIB).verdict == "error"
 
 
-def test_a_missing_package_is_an_error(monkeypatch):
+def test_missing_package_is_an_error(monkeypatch):
     monkeypatch.setattr(doctor, "PACKAGES", ("surely-not-installed",))
     (found,) = doctor._packages()
 
     assert found.verdict == "error"
 
 
-def test_a_long_folder_is_told(tmp_path):
+def test_long_data_folder_path_is_a_warning(tmp_path):
     assert doctor._sockets(tmp_path / ("long" * 30)).verdict == "warning"
 
 
-def test_this_system_is_known():
+def test_this_system_is_supported():
     assert doctor._system().verdict == "ok"
     assert ("macOS" in doctor._system().detail) == (sys.platform == "darwin")
 
@@ -87,7 +87,7 @@ def details(run, *argv):
     return {check["name"]: (check["verdict"], check["detail"]) for check in checks}
 
 
-def test_memory_and_disk_are_judged_by_the_settings_given(run, tmp_path):
+def test_memory_and_disk_checks_use_settings_of_config_option(run, tmp_path):
     config = tmp_path / "cluster.yaml"
     config.write_text("metadata: {macfabric: {node: {hot_bytes: 100TiB, disk_bytes: 3 MiB}}}")
     found = details(run, "--data", str(tmp_path / "data"), "--config", str(config))
@@ -98,13 +98,13 @@ def test_memory_and_disk_are_judged_by_the_settings_given(run, tmp_path):
     assert "agents may take 3.0 MiB more" in found["disk"][1]
 
 
-def test_memory_and_disk_are_judged_by_the_settings_in_force(run, tmp_path):
+def test_memory_and_disk_checks_use_stored_settings(run, tmp_path):
     (tmp_path / "config.yaml").write_text("metadata: {macfabric: {node: {hot_bytes: 77MiB}}}")
 
     assert "agents' caches 77.0 MiB" in details(run, "--data", str(tmp_path))["memory"][1]
 
 
-def test_a_models_weights_count_and_one_that_does_not_fit_is_an_error(monkeypatch, tmp_path):
+def test_model_weights_that_exceed_memory_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "memory_bytes", lambda: 16 * GIB)
     settings = parse_settings({"model": str(tmp_path)})
     unknown = doctor._memory(settings)
@@ -131,9 +131,7 @@ def test_a_models_weights_count_and_one_that_does_not_fit_is_an_error(monkeypatc
         (64 * GIB, "", 48 * GIB),
     ],
 )
-def test_a_macs_gpu_has_its_part_of_the_ram_or_what_its_owner_set(
-    monkeypatch, ram_bytes, limit, gpu_bytes
-):
+def test_gpu_memory_limit_of_mac_follows_ram_or_setting(monkeypatch, ram_bytes, limit, gpu_bytes):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(doctor, "memory_bytes", lambda: ram_bytes)
     monkeypatch.setattr(doctor, "run", lambda *command: limit)
@@ -141,7 +139,7 @@ def test_a_macs_gpu_has_its_part_of_the_ram_or_what_its_owner_set(
     assert doctor._gpu_bytes() == gpu_bytes
 
 
-def test_a_wrong_config_is_told(run, tmp_path):
+def test_invalid_config_is_misuse(run, tmp_path):
     config = tmp_path / "cluster.yaml"
     config.write_text("metadata: {macfabric: {node: {hot_bytes: many}}}")
     status, out, err = run("doctor", "--config", str(config))
@@ -150,7 +148,7 @@ def test_a_wrong_config_is_told(run, tmp_path):
     assert "macfabric.node.hot_bytes" in err
 
 
-def test_a_drive_that_is_nearly_full_is_a_warning(monkeypatch, tmp_path):
+def test_nearly_full_drive_is_a_warning(monkeypatch, tmp_path):
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(256 * GIB, 250 * GIB, 6 * GIB))
     found = doctor._disk(tmp_path, 500 * GIB)
@@ -166,7 +164,7 @@ def sampled(node, **values):
     return {"name": node, "model": "qwen", "sampling": {**fields, **own}}
 
 
-def test_it_says_how_requests_are_sampled_and_where_nodes_differ():
+def test_sampling_check_reports_defaults_and_differences():
     own = {"temperature": (0.6, "generation_config.json"), "top_k": (20, "settings")}
     (alike,) = sampling_checks([sampled("node-a", **own), sampled("node-b", **own)])
     (differs,) = sampling_checks([sampled("node-a", **own), sampled("node-b")])

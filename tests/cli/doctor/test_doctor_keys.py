@@ -1,4 +1,4 @@
-"""The doctor tells of keys that end soon, do not fit together, or are open to others."""
+"""The doctor reports keys that expire soon, do not match, or are readable by others."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -22,37 +22,37 @@ def verdict(keys, now=NOW):
     return check.verdict, check.detail
 
 
-def test_sound_keys_are_ok(keys):
-    said, detail = verdict(keys)
+def test_valid_keys_are_ok(keys):
+    level, detail = verdict(keys)
 
-    assert said == "ok"
+    assert level == "ok"
     assert str((NOW + MEMBER_VALID).year) in detail
 
 
 @pytest.mark.parametrize(
-    ("before_the_end", "said"),
+    ("before_the_end", "expected"),
     [(31, "ok"), (29, "warning"), (1, "warning"), (-1, "error")],
 )
-def test_an_end_is_told_a_month_ahead(keys, before_the_end, said):
-    assert verdict(keys, NOW + MEMBER_VALID - timedelta(days=before_the_end))[0] == said
+def test_expiring_certificate_is_warned_about_a_month_ahead(keys, before_the_end, expected):
+    assert verdict(keys, NOW + MEMBER_VALID - timedelta(days=before_the_end))[0] == expected
 
 
 @pytest.mark.parametrize("name", ["cluster.key", "member.key", "authority.key"])
-def test_keys_open_to_others_are_wrong(keys, name):
+def test_keys_readable_by_others_are_an_error(keys, name):
     (keys.path / name).chmod(0o644)
-    said, detail = verdict(keys)
+    level, detail = verdict(keys)
 
-    assert said == "error"
+    assert level == "error"
     assert name in detail
 
 
-def test_a_certificate_without_its_key_is_wrong(keys):
+def test_certificate_without_its_key_is_an_error(keys):
     (keys.path / "member.key").unlink()
 
     assert verdict(keys)[0] == "error"
 
 
-def test_where_there_are_no_keys_nothing_is_said(tmp_path, monkeypatch):
+def test_absent_keys_have_no_findings(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert list(key_checks(tmp_path, NOW)) == []

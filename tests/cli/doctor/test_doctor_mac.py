@@ -56,7 +56,7 @@ def found(**prints):
     return {check.name: check for check in mac_checks(run, FOLDER, 16 * GIB)}
 
 
-def test_a_mac_in_order():
+def test_well_configured_mac_has_no_warnings():
     checks = found()
     assert {check.verdict for check in checks.values()} == {"ok"}
     assert len(checks) == len(IN_ORDER)
@@ -65,7 +65,7 @@ def test_a_mac_in_order():
 
 
 @pytest.mark.parametrize("command", TRAPS)
-def test_a_trap_is_a_warning_with_its_remedy(command):
+def test_misconfiguration_is_a_warning_with_its_remedy(command):
     text, name, remedy = TRAPS[command]
     checks = found(**{command: text})
     assert [each for each, check in checks.items() if check.verdict == "warning"] == [name]
@@ -73,11 +73,11 @@ def test_a_trap_is_a_warning_with_its_remedy(command):
 
 
 @pytest.mark.parametrize("command", IN_ORDER)
-def test_what_a_command_does_not_say_is_left_out(command):
+def test_check_is_omitted_when_its_command_prints_nothing(command):
     assert len(found(**{command: ""})) == len(IN_ORDER) - 1
 
 
-def test_a_gpu_limit_that_leaves_enough_is_no_trap():
+def test_sufficient_gpu_limit_is_ok():
     checks = found(**{"sysctl iogpu.wired_limit_mb": "12288\n"})
     assert checks["GPU memory"].verdict == "ok"
     assert "leaves 4,096" in checks["GPU memory"].detail

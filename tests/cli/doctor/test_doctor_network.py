@@ -1,4 +1,4 @@
-"""The doctor explains paths and knows the traps, from recorded answers and listings."""
+"""The doctor explains links and finds misconfigurations, from recorded answers and listings."""
 
 import json
 
@@ -40,16 +40,16 @@ def link(host, kind, *, peer=B, device="", **known):
     return LinkView(peer, host, 7, kind, device, **known)
 
 
-def told(*rows):
+def checked_links(*rows):
     return [(c.name, c.verdict, c.detail) for c in link_checks(stations_of(rows))]
 
 
-def test_two_cables_between_two_macs():
+def test_both_links_between_two_macs_are_listed_in_order():
     fast = link("10.88.0.2", TB, device="bridge0", reachable=True, rtt_s=0.0003, bytes_per_s=1.1e9)
     slow = link("192.168.1.11", LAN, device="en0", reachable=True, rtt_s=0.0008, bytes_per_s=117e6)
     rows = [row(A, [TB_A, LAN_A], [slow, fast]), row(B, [TB_B, LAN_B], [])]
 
-    assert told(*rows) == [
+    assert checked_links(*rows) == [
         (
             "node-a from node-b",
             "ok",
@@ -79,44 +79,44 @@ def test_two_cables_between_two_macs():
         ("192.168.1.11", "never_heard_of", "never_heard_of"),
     ],
 )
-def test_a_path_that_is_not_used_says_why_and_what_to_do(host, problem, advice):
+def test_unused_link_states_reason_and_advice(host, problem, advice):
     dead = link(host, TB, reachable=False, problem=problem)
-    ((_, verdict, detail),) = told(row(A, [TB_A], [dead]))
+    ((_, verdict, detail),) = checked_links(row(A, [TB_A], [dead]))
 
     assert verdict == "warning"
     assert "not used" in detail
     assert advice in detail
 
 
-def test_only_wifi_between_two_macs_that_both_have_thunderbolt():
+def test_wifi_only_between_thunderbolt_macs_is_reported():
     wifi = link("192.168.1.33", WIFI, reachable=True, rtt_s=0.004, bytes_per_s=30e6)
     dead = link("10.88.0.2", TB, reachable=False, problem="silent")
-    checks = told(row(A, [TB_A, LAN_A], [wifi, dead]), row(B, [TB_B], []))
+    checks = checked_links(row(A, [TB_A, LAN_A], [wifi, dead]), row(B, [TB_B], []))
 
     assert any("both have Thunderbolt, but only Wi-Fi" in detail for _, _, detail in checks)
-    other_without = told(row(A, [TB_A, LAN_A], [wifi, dead]), row(B, [LAN_B], []))
+    other_without = checked_links(row(A, [TB_A, LAN_A], [wifi, dead]), row(B, [LAN_B], []))
     assert not any("both have" in detail for _, _, detail in other_without)
 
 
-def test_both_cables_in_one_network():
+def test_two_interfaces_in_one_network_are_a_warning():
     bridged = Address("192.168.1.77", 7, TB, 0, "bridge0", AddressScope.SITE, 24)
-    ((name, verdict, detail),) = told(row(A, [bridged, LAN_A], []))
+    ((name, verdict, detail),) = checked_links(row(A, [bridged, LAN_A], []))
 
     assert (name, verdict) == ("node-a networks", "warning")
     assert "bridge0 192.168.1.77/24 and en0 192.168.1.10/24 are in one network" in detail
-    assert told(row(A, [TB_A, LAN_A], [])) == []
+    assert checked_links(row(A, [TB_A, LAN_A], [])) == []
 
 
-def test_an_address_that_the_cable_gave_itself_is_no_fault():
+def test_self_assigned_thunderbolt_address_is_ok():
     own = Address("169.254.33.7", 7, TB, 0, "bridge0", AddressScope.LINK, 16)
-    ((_, verdict, detail),) = told(row(A, [own, LAN_A], []))
+    ((_, verdict, detail),) = checked_links(row(A, [own, LAN_A], []))
 
     assert verdict == "ok"
     assert "bridge0 169.254.33.7/16 gave itself its address" in detail
 
 
 @pytest.mark.parametrize("links", [None, "x", [{"peer": 1}], [{"unknown": 1}]])
-def test_a_node_that_tells_links_otherwise_is_left_out(links):
+def test_node_with_unreadable_links_is_skipped(links):
     assert stations_of([{"name": "node-a", "addresses": [], "links": links}]) == []
 
 
@@ -193,7 +193,7 @@ def found(**prints):
     return {check.name: check for check in darwin_checks(mac(**prints))}
 
 
-def test_a_mac_with_every_trap():
+def test_every_network_misconfiguration_is_a_warning():
     checks = found(
         ipconfig=LEASE,
         socketfilterfw=FIREWALL_ON,
@@ -212,7 +212,7 @@ def test_a_mac_with_every_trap():
     assert "after 10 minutes" in checks["sleep"].detail
 
 
-def test_a_mac_in_order():
+def test_well_configured_mac_has_no_warnings():
     checks = found(
         ifconfig=IFCONFIG.format(host="10.88.0.1", status="active"),
         pmset=PMSET.replace("sleep                10", "sleep                0"),
@@ -223,7 +223,7 @@ def test_a_mac_in_order():
     assert checks["default route"].detail == "en0"
 
 
-def test_a_mac_without_a_cable_or_without_answers():
+def test_mac_without_cable_or_command_output_is_ok():
     assert (
         "no cable"
         in found(ifconfig=IFCONFIG.format(host="10.0.0.1", status="inactive"))["Thunderbolt"].detail
@@ -231,7 +231,7 @@ def test_a_mac_without_a_cable_or_without_answers():
     assert [check.verdict for check in darwin_checks(lambda *_: "")] == ["ok", "ok"]
 
 
-def test_routes_leases_and_settings_are_read_as_printed():
+def test_routes_leases_and_settings_are_parsed():
     routes = parse_netstat(NETSTAT)
 
     assert routes[0] == Route("default", "en0")
@@ -243,7 +243,7 @@ def test_routes_leases_and_settings_are_read_as_printed():
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "Destination\n\n", "State =", "Iface\nx y z\n"])
-def test_odd_output_says_nothing(text):
+def test_malformed_output_is_ignored(text):
     assert parse_netstat(text) == []
     assert parse_proc_route(text) == []
     assert default_device(parse_netstat(text)) is None
@@ -258,7 +258,7 @@ eth0	0001A8C0	00000000	0001	0	0	0	00FFFFFF	0
 """
 
 
-def test_linux_routes():
+def test_linux_routes_are_parsed_and_checked():
     assert parse_proc_route(PROC_ROUTE.format(device="eth0")) == [
         Route("default", "eth0"),
         Route("192.168.1.0/24", "eth0"),
@@ -268,7 +268,7 @@ def test_linux_routes():
     assert {check.verdict for check in network_checks()} <= {"ok", "warning"}
 
 
-def test_the_command_prints_paths_in_words_and_as_json(run, fabric, monkeypatch):
+def test_doctor_prints_links_as_text_and_json(run, fabric, monkeypatch):
     view = link("192.168.1.11", LAN, device="en0", reachable=True, rtt_s=0.0008, bytes_per_s=117e6)
     healthy = {**fake_fabric.NODES[0], **row(A, [LAN_A], [view])}
     urls = ["http://127.0.0.1:8000", "http://[::1]:8000"]

@@ -17,7 +17,7 @@ from tests.cli.doctor.test_config_check import ROOT, SHIPPED
         ({"use": "tests.router.policies.operators_own:Shouting"}, None, "", ""),
     ],
 )
-def test_what_cannot_be_made_is_found_by_its_place(policy, level, where, why):
+def test_invalid_policy_is_found_at_its_place(policy, level, where, why):
     config = copy.deepcopy(SHIPPED)
     config["metadata"]["macfabric"]["router"]["policies"] = [{"use": "keep_all"}, policy]
     place = "metadata.macfabric.router.policies"
