@@ -49,13 +49,13 @@ def test_renamed_fields_keep_their_bytes() -> None:
         {"count": "3", "parts": []},
     ],
 )
-def test_the_codes_own_names_are_unknown_in_bytes(plain: dict[str, object]) -> None:
+def test_python_field_names_are_rejected_in_bytes(plain: dict[str, object]) -> None:
     """There is one spelling; errors name the one that the sender used."""
     with pytest.raises(RejectedError, match=r"count|idle_since_s"):
         from_plain(Renamed, plain)
 
 
-def test_two_fields_of_one_name_are_a_mistake() -> None:
+def test_duplicate_wire_name_is_rejected() -> None:
     """Found as soon as the type is used, not when a store cannot be read."""
 
     @dataclass(frozen=True, slots=True)
@@ -88,20 +88,20 @@ class Chosen:
     color: Color = Color.RED
 
 
-def test_a_choice_is_read_by_its_value() -> None:
+def test_enum_is_decoded_by_value() -> None:
     """It comes back as the member."""
     assert unpack(Chosen, pack(Chosen(Level.HIGH))) == Chosen(Level.HIGH)
 
 
 @pytest.mark.parametrize("level", [True, False, 1.0, 0.0, "1", 2, None, [], {}])
-def test_what_only_equals_a_choice_is_none(level: object) -> None:
+def test_values_equal_to_an_enum_but_of_other_type_are_rejected(level: object) -> None:
     """In Python, True and 1.0 equal 1."""
     with pytest.raises(RejectedError, match="level"):
         from_plain(Chosen, {"level": level})
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_not_finite_is_refused(number):
+def test_non_finite_number_is_rejected(number):
     """NaN seconds of one node's queue would make every comparison of nodes false."""
 
     @dataclass(frozen=True, slots=True)

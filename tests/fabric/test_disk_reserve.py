@@ -20,12 +20,12 @@ SIZES = st.integers(0, 16_000 * GIB)
         (256, 0, 0),
     ],
 )
-def test_reserves(drive, usable, reserve):
+def test_reserve_follows_drive_size_and_usable_space(drive, usable, reserve):
     assert disk_reserve_bytes(drive * GIB, usable * GIB) == int(reserve * GIB)
 
 
 @given(drive=SIZES, free=SIZES, stored=SIZES)
-def test_what_is_stored_stays_and_the_reserve_is_not_touched(drive, free, stored):
+def test_capacity_covers_stored_bytes_and_keeps_the_reserve(drive, free, stored):
     capacity = disk_capacity_bytes(drive, free, stored)
     grown = capacity - stored
     reserve = disk_reserve_bytes(drive, free + stored)
@@ -37,5 +37,5 @@ def test_what_is_stored_stays_and_the_reserve_is_not_touched(drive, free, stored
 
 
 @given(drive=SIZES, free=st.integers(2 * GIB, 16_000 * GIB))
-def test_an_empty_store_may_always_grow(drive, free):
+def test_empty_store_always_has_capacity(drive, free):
     assert disk_capacity_bytes(drive, free, 0) >= GIB

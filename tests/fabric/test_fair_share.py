@@ -5,7 +5,7 @@ import pytest
 from fabric.fair_share import FairShare
 
 
-def test_one_alone_has_half_and_whoever_comes_finds_some():
+def test_each_owner_may_take_half_of_the_remaining_share():
     share = FairShare(64)
     counts = []
     for owner in "abcd":
@@ -20,12 +20,12 @@ def test_one_alone_has_half_and_whoever_comes_finds_some():
     assert all(share.take("b") for _ in range(4)), "what one gives back, others may take"
 
 
-def test_even_of_four_places_three_tenants_get_one():
+def test_three_owners_each_get_one_of_four_places():
     share = FairShare(4)
     assert [share.take(o) for o in "aaabbcc"] == [True, True, False, True, False, True, False]
 
 
-def test_what_is_given_back_is_forgotten_and_no_more_can_be_given():
+def test_returned_share_is_forgotten_and_cannot_be_returned_twice():
     share = FairShare(10)
     assert share.take("a", 0)
     assert share.take("a", 3)
@@ -36,7 +36,7 @@ def test_what_is_given_back_is_forgotten_and_no_more_can_be_given():
         share.give("a", 1)
 
 
-def test_holds_stay_within_the_limit_in_any_order():
+def test_total_held_stays_within_the_limit():
     rng = random.Random(5)
     share, held = FairShare(1000), dict.fromkeys("abcde", 0)
     for _ in range(5000):

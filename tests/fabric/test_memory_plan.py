@@ -18,7 +18,7 @@ def parts_of(plan):
 
 @pytest.mark.parametrize("machine", [MINI, STUDIO, LINUX], ids=["16 GB", "512 GB", "no GPU"])
 @pytest.mark.parametrize("nodes_count", [1, 3])
-def test_all_parts_together_are_the_nodes_share(machine, nodes_count):
+def test_parts_of_the_plan_sum_to_the_node_share(machine, nodes_count):
     machine = MachineMemory(
         machine.ram_bytes, machine.gpu_bytes, machine.buffers_max, nodes_count=nodes_count
     )
@@ -28,7 +28,7 @@ def test_all_parts_together_are_the_nodes_share(machine, nodes_count):
     assert nodes_count * plan.share_bytes <= machine.working_set_bytes < machine.ram_bytes
 
 
-def test_what_an_8b_model_leaves_on_a_mini_and_on_a_studio():
+def test_hot_bytes_with_8b_model_on_mini_and_studio():
     mini, studio = plan_memory(MINI, WEIGHTS), plan_memory(STUDIO, WEIGHTS)
 
     assert 4 * GIB < mini.hot_bytes < 5 * GIB
@@ -39,14 +39,14 @@ def test_what_an_8b_model_leaves_on_a_mini_and_on_a_studio():
 PREFIX_BYTES, CACHE_BYTES = 8 * KIB, 36 * KIB  # of a token of 8 billion parameters
 
 
-def test_a_prefix_of_131072_tokens_fits_beside_the_scores_of_a_mini():
+def test_prefix_of_131072_tokens_fits_in_prefill_memory_of_mini():
     mini = plan_memory(MINI, WEIGHTS)
 
     assert mini.with_prefix(PREFIX_BYTES, CACHE_BYTES, 131_072) == mini
 
 
 @pytest.mark.parametrize("context", [400_000, 10_000_000])
-def test_no_prefix_takes_more_than_the_longest_cache_that_fits_needs(context):
+def test_prefix_memory_is_bounded_by_longest_cache_that_fits(context):
     mini = plan_memory(MINI, WEIGHTS)
     plan = mini.with_prefix(8 * PREFIX_BYTES, CACHE_BYTES, context)
 
@@ -56,7 +56,7 @@ def test_no_prefix_takes_more_than_the_longest_cache_that_fits_needs(context):
     assert plan.prefill_bytes > mini.prefill_bytes
 
 
-def test_room_that_the_operator_leaves_is_used_first():
+def test_prefix_memory_uses_room_left_by_operator_limit_first():
     mini = plan_memory(MINI, WEIGHTS, 2 * GIB)
     plan = mini.with_prefix(4 * PREFIX_BYTES, CACHE_BYTES, 64_000)
 
@@ -64,11 +64,11 @@ def test_room_that_the_operator_leaves_is_used_first():
     assert plan.prefill_bytes == 4 * PREFIX_BYTES * 64_000
 
 
-def test_a_machine_without_a_gpu_offers_a_part_of_its_ram():
+def test_machine_without_gpu_offers_part_of_its_ram():
     assert LINUX.working_set_bytes == 18 * GIB
 
 
-def test_a_model_that_leaves_no_room_for_agents_is_refused_with_figures():
+def test_model_that_leaves_no_room_is_rejected_with_figures():
     with pytest.raises(FatalError) as caught:
         plan_memory(MINI, 10 * GIB)
 
@@ -78,7 +78,7 @@ def test_a_model_that_leaves_no_room_for_agents_is_refused_with_figures():
     assert "fewer nodes" not in caught.value.message
 
 
-def test_nodes_that_share_a_machine_are_refused_where_each_alone_would_fit():
+def test_nodes_that_do_not_fit_one_machine_together_are_rejected():
     three = MachineMemory(16 * GIB, 11 * GIB, 499_000, nodes_count=3)
     plan_memory(MINI, WEIGHTS)
 
@@ -86,7 +86,7 @@ def test_nodes_that_share_a_machine_are_refused_where_each_alone_would_fit():
         plan_memory(three, WEIGHTS)
 
 
-def test_the_least_that_fits_is_a_plan_and_one_byte_less_is_none():
+def test_largest_weights_fit_and_one_byte_more_is_rejected():
     beside = MINI.share_bytes - plan_memory(MINI, 0).hot_bytes
     weights = MINI.share_bytes - beside - HOT_BYTES_MIN
 
@@ -95,7 +95,7 @@ def test_the_least_that_fits_is_a_plan_and_one_byte_less_is_none():
         plan_memory(MINI, weights + 1)
 
 
-def test_an_operators_own_limit_counts_where_it_fits():
+def test_operator_limit_applies_where_it_fits():
     left_bytes = plan_memory(MINI, WEIGHTS).hot_bytes
 
     assert plan_memory(MINI, WEIGHTS, GIB).hot_bytes == GIB
@@ -105,14 +105,14 @@ def test_an_operators_own_limit_counts_where_it_fits():
         plan_memory(MINI, WEIGHTS, 8 * GIB)
 
 
-def test_arrays_count_as_so_much_that_their_number_stays_below_the_gpus_limit():
+def test_array_cost_keeps_their_count_below_the_gpu_limit():
     plan = plan_memory(STUDIO, WEIGHTS)
 
     assert plan.hot_bytes / plan.array_bytes_min < 499_000
     assert plan_memory(LINUX, WEIGHTS).array_bytes_min == 0
 
 
-def test_a_plan_is_explained_in_figures():
+def test_plan_is_explained_in_figures():
     words = plan_memory(MINI, WEIGHTS).explanation
 
     assert words.startswith("11.0 GiB for this node: the model's weights 4.5 GiB, prefill")

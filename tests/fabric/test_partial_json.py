@@ -29,13 +29,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES, ids=lambda text: text[:40])
-def test_what_is_whole_is_read(text):
+def test_complete_members_are_read(text):
     whole, so_far = CASES[text]
     assert whole_members(text) == whole
     assert so_far is None or whole_members(text, cuts_text=True) == so_far
 
 
-def test_every_beginning_of_an_object_gives_one():
+def test_every_prefix_of_an_object_gives_an_object():
     text = json.dumps({"a": ['x "y"\n', {"b": None}], "größe": "\U0001f600 東", "n": 17}) + "}"
     seen = [whole_members(text[:end]) for end in range(len(text))]
     assert seen[-1]["n"] == 17

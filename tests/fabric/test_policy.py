@@ -29,13 +29,13 @@ def names(choice):
     return [gone.key[1] for gone in choice.dropped]
 
 
-def test_nobody_goes_while_there_is_room():
+def test_no_agent_is_evicted_while_the_budget_suffices():
     crowd = [agent(f"a-{i}", idle=i) for i in range(10)]
     choice = choose(crowd, 100, Rules(), free_share=0.5)
     assert (names(choice), choice.free_bytes) == ([], 0)
 
 
-def test_the_least_valuable_go_until_it_fits_and_a_little_more():
+def test_least_valuable_agents_are_evicted_until_the_rest_fits():
     crowd = [agent(f"a-{i}", idle=10.0 * i) for i in range(10)]
     assert names(choose(crowd, 75, Rules())) == ["a-9", "a-8", "a-7"]
     assert names(choose(crowd, 75, Rules(), free_share=0.2)) == ["a-9", "a-8", "a-7", "a-6"]
@@ -52,12 +52,12 @@ def test_the_least_valuable_go_until_it_fits_and_a_little_more():
         ({"saves_s": 1.0}, {"saves_s": 2.0}),
     ],
 )
-def test_rank(worse, better):
+def test_eviction_prefers_the_worse_candidate(worse, better):
     crowd = [agent("a-worse", **worse), agent("a-better", **better)]
     assert names(choose(crowd, 21, Rules(), incoming={"a": 5})) == ["a-worse"]
 
 
-def test_the_expired_go_even_where_there_is_room_but_no_active_agent_does():
+def test_expired_agents_are_evicted_but_active_ones_are_not():
     crowd = [
         agent("a-old", idle=101),
         agent("a-young", idle=99),
@@ -69,7 +69,7 @@ def test_the_expired_go_even_where_there_is_room_but_no_active_agent_does():
     assert set(names(choose(crowd, 0, Rules(ttl_s=100)))) == {"a-old", "a-pinned", "a-young"}
 
 
-def test_shared_bytes_count_once_and_stay_while_anybody_needs_them():
+def test_shared_bytes_count_once_and_stay_while_referenced():
     shared = {"prefix": 50}
     crowd = [agent(f"a-{i}", idle=10.0 * i, shared=shared) for i in range(3)]
     assert tier_state(crowd, 80, Rules()).free_bytes == 0
@@ -79,7 +79,7 @@ def test_shared_bytes_count_once_and_stay_while_anybody_needs_them():
     assert choose(crowd, 59, Rules()).free_bytes == 59
 
 
-def test_a_flood_takes_nothing_from_a_tenant_within_its_floor():
+def test_flood_evicts_nothing_of_a_tenant_within_its_floor():
     quiet = [agent(f"b-{i}", idle=1_000.0 + i) for i in range(4)]
     flood = [agent(f"a-{i}", idle=float(i)) for i in range(50)]
     choice = choose([*quiet, *flood], 100, Rules())
@@ -91,7 +91,7 @@ def test_a_flood_takes_nothing_from_a_tenant_within_its_floor():
     assert {"b-0", "b-1", "b-2", "b-3"} <= set(names(unfair))
 
 
-def test_what_a_flood_has_in_use_is_refused_rather_than_paid_by_others():
+def test_active_agents_of_a_flood_do_not_evict_other_tenants():
     quiet = [agent(f"b-{i}", idle=1_000.0) for i in range(4)]
     flood = [agent(f"a-{i}", is_active=True) for i in range(8)]
     choice = choose([*quiet, *flood], 100, Rules())
@@ -99,12 +99,12 @@ def test_what_a_flood_has_in_use_is_refused_rather_than_paid_by_others():
     assert choice.quota_free_bytes["a"] >= choice.free_bytes
 
 
-def test_a_giant_above_its_floor_goes_even_though_it_falls_below():
+def test_agent_larger_than_its_tenant_floor_is_evicted():
     crowd = [agent("a-giant", size=60, idle=5), agent("b-1", size=45, idle=900)]
     assert names(choose(crowd, 100, Rules())) == ["a-giant"]
 
 
-def test_named_floors_and_quotas():
+def test_configured_floors_and_quotas_apply():
     rules = Rules({"a": TenantShare(quota=0.3, floor=0.1), "b": TenantShare(floor=0.6)})
     assert rules.floors_bytes(["a", "b", "c", "d"], 100) == pytest.approx(
         {"a": 10, "b": 60, "c": 15, "d": 15}
@@ -117,7 +117,7 @@ def test_named_floors_and_quotas():
     assert names(choose(crowd, 100, rules, incoming={"a": 10})) == ["a-4", "a-3", "a-2"]
 
 
-def test_pins_go_last_and_only_a_quarter_of_the_floor_counts():
+def test_pinned_agents_are_evicted_last_within_their_share():
     crowd = [agent(f"a-{i}", idle=10.0 * i, is_pinned=i >= 4) for i in range(10)]
     choice = choose(crowd, 80, Rules())
     # Two of six pinned agents fit a quarter of 80; the others are as good as unpinned.
@@ -130,7 +130,7 @@ def test_pins_go_last_and_only_a_quarter_of_the_floor_counts():
     assert len(tier_state(two, 80, Rules()).held) == 2
 
 
-def test_who_is_spent_goes_before_others_whatever_its_pin():
+def test_spent_agents_are_evicted_first_even_if_pinned():
     spent = agent("a-spent", size=2, saves_s=1_000.0, is_pinned=True, is_spent=True)
     pinned = agent("a-pinned", size=2, idle=50.0, is_pinned=True)
     crowd = [spent, agent("a-idle", idle=100.0), pinned, agent("a-copy", is_replica=True)]
@@ -138,7 +138,7 @@ def test_who_is_spent_goes_before_others_whatever_its_pin():
     assert choose(crowd, 99, Rules()).held == {pinned.key}
 
 
-def test_whatever_is_chosen_keeps_every_promise():
+def test_random_evictions_respect_floors_quotas_and_activity():
     """Random tiers: fits unless active ones are in the way; floors, quotas, actives, pins."""
     rng = random.Random(7)
     for _ in range(300):
@@ -172,7 +172,7 @@ def test_whatever_is_chosen_keeps_every_promise():
             assert had > min(floors[c.tenant], rules.quota_bytes(c.tenant, budget))
 
 
-def test_reuse_is_learned_per_tenant_and_forgotten():
+def test_reuse_probability_is_learned_per_tenant_and_decays():
     reuse = ReuseProbability()
     assert reuse.probability("a", 1) == 0.5
     for _ in range(200):
@@ -197,17 +197,17 @@ def test_reuse_is_learned_per_tenant_and_forgotten():
         ({"tenants": {"a": {"share": 1}}}, "share"),
     ],
 )
-def test_settings_that_cannot_be_meant(section, named):
+def test_invalid_policy_settings_are_rejected(section, named):
     with pytest.raises(RejectedError, match=named):
         parse_settings({"node": section})
 
 
-def test_settings_that_can():
+def test_valid_policy_settings_are_parsed():
     node = parse_settings({"node": {"tenants": {"a": {"quota": 1, "floor": 0.25}}}}).node
     assert node.rules.tenants == {"a": TenantShare(1.0, 0.25)}
 
 
-def test_what_is_superseded_goes_before_all_else_even_of_a_pinned_agent():
+def test_superseded_branches_of_a_pinned_agent_are_evicted_first():
     crowd = [
         agent("a-replica", is_replica=True, idle=50.0),
         agent("a-spent", is_spent=True, idle=50.0),

@@ -34,7 +34,7 @@ LARGEST = PREFILL_CHUNK_TOKENS_MAX
         (0, 1e9, True, 4_096),
     ],
 )
-def test_chunk_follows_position_speed_and_company(position, tokens_per_s, busy, want):
+def test_chunk_size_follows_position_speed_and_load(position, tokens_per_s, busy, want):
     got = prefill_chunk_tokens(
         position, LONG, largest=LARGEST, busy=busy, exact=False, tokens_per_s=tokens_per_s
     )
@@ -52,7 +52,7 @@ def test_chunk_follows_position_speed_and_company(position, tokens_per_s, busy, 
         (100_000, 1, PREFILL_CHUNK_TOKENS_BUSY_MIN),
     ],
 )
-def test_a_chunks_scores_fit_the_memory_for_them(position, pairs_max, want):
+def test_chunk_size_is_bounded_by_score_memory(position, pairs_max, want):
     options = {"largest": LARGEST, "busy": False, "exact": False, "tokens_per_s": 1e9}
     got = prefill_chunk_tokens(position, LONG, pairs_max=pairs_max, **options)
 
@@ -79,7 +79,7 @@ STOPS = st.lists(st.integers(0, 9_000), max_size=6).map(lambda found: tuple(sort
     tokens_per_s=st.floats(0, 1e6),
     stops=STOPS,
 )
-def test_chunks_cover_the_prompt_end_at_every_stop_and_keep_their_bounds(
+def test_chunks_cover_the_prompt_and_end_at_every_stop(
     length, start, largest, busy, exact, tokens_per_s, stops
 ):
     options = {"largest": largest, "busy": busy, "exact": exact, "tokens_per_s": tokens_per_s}
@@ -100,7 +100,7 @@ def test_chunks_cover_the_prompt_end_at_every_stop_and_keep_their_bounds(
 
 
 @given(st.integers(0, 4), st.integers(1, 3_000), st.booleans(), st.floats(0, 1e6))
-def test_exact_shapes_depend_on_nothing_but_the_grid(cut, length, busy, tokens_per_s):
+def test_exact_chunks_depend_on_the_grid_only(cut, length, busy, tokens_per_s):
     start = min(cut * 256, length - 1) // 256 * 256
     calm = {"largest": 4_096, "busy": False, "exact": True}
     other = {"largest": 512, "busy": busy, "exact": True, "tokens_per_s": tokens_per_s}

@@ -28,12 +28,12 @@ class Body:
     top_k: int | None = None
 
 
-def test_a_models_file_names_its_own_defaults():
+def test_defaults_are_read_from_the_generation_config():
     assert model_defaults(QWEN) == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     assert model_defaults({}) == {}
 
 
-def test_a_model_that_does_not_sample_is_greedy():
+def test_model_that_does_not_sample_is_greedy():
     assert model_defaults({**QWEN, "do_sample": False})["temperature"] == 0.0
     assert model_defaults({"do_sample": False}) == {"temperature": 0.0}
     assert "temperature" not in model_defaults({"eos_token_id": 1}), "an absent field says nothing"
@@ -48,14 +48,14 @@ def test_a_model_that_does_not_sample_is_greedy():
     ],
     ids=str,
 )  # fmt: skip
-def test_values_that_no_request_may_have_are_left_out(wrong):
+def test_invalid_default_values_are_ignored(wrong):
     assert model_defaults(wrong) == {}
     if None not in wrong.values():
         with pytest.raises(SettingsError, match=f"node.sampling.{next(iter(wrong))}"):
             parse_settings({"node": {"sampling": wrong}})
 
 
-def test_a_setting_replaces_the_models_value_field_by_field():
+def test_settings_override_model_defaults_per_field():
     merged = merged_defaults({"top_k": 0, "temperature": None}, model_defaults(QWEN))
 
     assert merged == (
@@ -65,7 +65,7 @@ def test_a_setting_replaces_the_models_value_field_by_field():
     )
 
 
-def test_a_request_goes_before_both_also_where_it_switches_a_field_off():
+def test_request_fields_override_all_defaults_even_when_zero():
     defaults = merged_defaults({}, model_defaults(QWEN))
     body = Body(temperature=0.0, top_k=0)
     left_out = left_out_fields(body)
@@ -75,7 +75,7 @@ def test_a_request_goes_before_both_also_where_it_switches_a_field_off():
     assert chosen_or_built_in(body) == {**BUILT_IN, "temperature": 0.0, "top_k": 0}
 
 
-def test_a_whole_number_stays_one_over_the_wire():
+def test_integer_default_stays_an_integer_over_the_wire():
     filled = filled_in(frozenset(BUILT_IN), [SamplingDefault("top_k", 20.0, FROM_MODEL)])
 
     assert (filled["top_k"], type(filled["top_k"])) == (20, int)
@@ -83,9 +83,9 @@ def test_a_whole_number_stays_one_over_the_wire():
     assert filled_in(frozenset(BUILT_IN), strange) == {}, "of a node of another version"
 
 
-def test_settings_name_each_field():
-    given = {"temperature": 0.7, "top_k": 40}
-    sampling = parse_settings({"node": {"sampling": given}}).node.sampling
+def test_sampling_settings_are_parsed_per_field():
+    section = {"temperature": 0.7, "top_k": 40}
+    sampling = parse_settings({"node": {"sampling": section}}).node.sampling
 
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.7, 40, None)
     with pytest.raises(SettingsError, match="did you mean temperature"):

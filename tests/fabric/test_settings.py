@@ -59,12 +59,12 @@ def section(setting: str, value: object) -> dict:
 
 
 @pytest.mark.parametrize("text", BYTES)
-def test_bytes_have_units(text):
+def test_byte_amounts_take_units(text):
     assert parse_bytes(text) == BYTES[text]
     assert parse_settings({"node": {"hot_bytes": text}}).node.hot_bytes == BYTES[text]
 
 
-def test_the_memory_for_caches_may_be_left_to_the_node():
+def test_hot_bytes_may_be_auto():
     for section in ({}, {"node": {"hot_bytes": "auto"}}, {"node": {"hot_bytes": None}}):
         settings = parse_settings(section)
         assert settings.node.hot_bytes is None
@@ -72,18 +72,18 @@ def test_the_memory_for_caches_may_be_left_to_the_node():
 
 
 @pytest.mark.parametrize("text", SECONDS)
-def test_durations_have_units(text):
+def test_durations_take_units(text):
     assert parse_seconds(text) == SECONDS[text]
     assert parse_settings({"node": {"disk_ttl_s": text}}).node.disk_ttl_s == SECONDS[text]
 
 
 @pytest.mark.parametrize("text", NO_BYTES)
-def test_other_text_is_no_amount_of_bytes(text):
+def test_invalid_byte_amounts_are_rejected(text):
     assert parse_bytes(text) is None
 
 
 @pytest.mark.parametrize("text", NO_SECONDS)
-def test_other_text_is_no_duration(text):
+def test_invalid_durations_are_rejected(text):
     assert parse_seconds(text) is None
 
 
@@ -97,17 +97,17 @@ def test_every_byte_and_duration_setting_takes_units():
 
 
 @pytest.mark.parametrize(("setting", "value", "text"), WRONG, ids=lambda value: str(value)[:30])
-def test_a_wrong_value_is_told_in_words(setting, value, text):
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_value_is_explained(setting, value, text):
+    with pytest.raises(SettingsError) as error:
         parse_settings(section(setting, value))
 
-    (problem,) = refused.value.problems
+    (problem,) = error.value.problems
     where = "router.tls" if "tls" in setting else setting
     assert problem.where == f"macfabric.{where}"
     assert text in problem.message
 
 
-def test_all_mistakes_are_told_at_once_and_the_rest_is_read():
+def test_all_errors_are_reported_at_once_and_the_rest_is_read():
     wrong = {
         "modle": "recall",
         "local_nodes": ["Node A"],
@@ -122,12 +122,12 @@ def test_all_mistakes_are_told_at_once_and_the_rest_is_read():
     ]  # fmt: skip
     assert settings.router.replicas == 1
     assert settings.node.hot_bytes == FabricSettings().node.hot_bytes
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         parse_settings(wrong)
-    assert refused.value.problems == problems
+    assert error.value.problems == problems
 
 
-def test_no_error_repeats_a_key():
+def test_errors_never_contain_keys():
     secret = 1234567890123456
     problems = inspect_settings({"router": {"api_keys": {"a": secret}, "operator_keys": [secret]}})[
         1
@@ -138,17 +138,17 @@ def test_no_error_repeats_a_key():
 
 
 @pytest.mark.parametrize("value", [None, {}])
-def test_no_section_means_all_defaults(value):
+def test_missing_section_means_all_defaults(value):
     assert parse_settings(value) == FabricSettings()
 
 
 @pytest.mark.parametrize("value", [[], "x", 3])
-def test_a_section_that_is_no_map_is_refused(value):
+def test_section_that_is_not_a_map_is_rejected(value):
     with pytest.raises(SettingsError, match="must be a map"):
         parse_settings(value)
 
 
-def test_what_is_written_is_read_back():
+def test_settings_round_trip():
     settings = parse_settings(
         {"node": {"hot_bytes": "1GiB", "disk_ttl_s": "1h", "tenants": {"a": {}}}}
     )
@@ -157,7 +157,7 @@ def test_what_is_written_is_read_back():
 
 
 @pytest.mark.parametrize("name", ["thinking_budget", "effort_budgets.low"])
-def test_a_budget_of_thoughts_is_a_number_of_tokens_or_none(name):
+def test_thinking_budget_is_a_token_count_or_unlimited(name):
     def node(tokens):
         first, _, rest = name.partition(".")
         return {"node": {first: {rest: tokens} if rest else tokens}}

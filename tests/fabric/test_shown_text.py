@@ -1,4 +1,4 @@
-"""No text that is shown can be obeyed by a terminal; JSON keeps its meaning."""
+"""Escaping of text for terminals: no control sequence remains; JSON keeps its meaning."""
 
 import json
 import unicodedata
@@ -25,7 +25,7 @@ HARMLESS = ["", "plain", "Ünïcödé 漢字 עברית", "👩\u200d💻", r"ba
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("escape", [escape_line, escape_block])
-def test_controls_are_escaped(escape, name):
+def test_control_characters_are_escaped(escape, name):
     shown = escape(ATTACKS[name])
 
     assert not any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in shown)
@@ -34,22 +34,22 @@ def test_controls_are_escaped(escape, name):
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_other_text_stays(text):
+def test_harmless_text_is_unchanged(text):
     assert escape_line(text) == escape_block(text) == text
 
 
-def test_only_a_block_keeps_its_lines():
+def test_only_blocks_keep_line_breaks():
     assert escape_line("a\n\tb") == r"a\n\tb"
     assert escape_block("a\n\tb\x1b") == "a\n\tb\\x1b"
 
 
-def test_a_block_drops_colours():
+def test_blocks_drop_color_sequences():
     assert escape_block("\x1b[1;31mred\x1b[0m \x1b[2J") == r"red \x1b[2J"
 
 
 @pytest.mark.parametrize("text", [*ATTACKS.values(), *HARMLESS])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_means_the_same(text, indent):
+def test_escaped_json_keeps_its_meaning(text, indent):
     document = escape_json(json.dumps({text: [text]}, ensure_ascii=False, indent=indent))
 
     assert json.loads(document) == {text: [text]}

@@ -15,7 +15,7 @@ NUMBERS = tuple(random.Random(0).randrange(1 << 32) for _ in range(50))
 LEAD_BYTES = 24  # magic and checksum
 
 
-def test_it_behaves_as_a_tuple():
+def test_u32s_behaves_as_a_tuple():
     ours = U32s(NUMBERS)
     assert (tuple(ours), len(ours), list(ours)) == (NUMBERS, 50, list(NUMBERS))
     assert (ours[3], ours[-1], ours[5:9]) == (NUMBERS[3], NUMBERS[-1], NUMBERS[5:9])
@@ -33,12 +33,12 @@ def test_it_behaves_as_a_tuple():
     ("numbers", "holds"),
     [((), True), ((7,), True), ((1, 1, 2), True), ((1, 3, 2), False), (((1 << 32) - 1, 0), False)],
 )
-def test_ascending(numbers, holds):
+def test_is_ascending_compares_neighbors(numbers, holds):
     assert U32s(numbers).is_ascending() is holds
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 32])
-def test_what_does_not_fit_is_refused(number):
+def test_values_beyond_32_bits_are_rejected(number):
     with pytest.raises(CorruptDataError):
         U32s([number])
     with pytest.raises(CorruptDataError):
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused(number):
 
 @pytest.mark.parametrize("tokens_count", [0, 1, 63, 64, 256])
 @pytest.mark.parametrize("blocks_count", [1, 20, 80])
-def test_a_record_packs_as_any_message(tokens_count, blocks_count):
+def test_record_packs_like_any_message(tokens_count, blocks_count):
     blocks = (
         [make_block(seed, tokens_count) for seed in range(blocks_count)] if tokens_count else []
     )

@@ -1,4 +1,4 @@
-"""One table says all of every control call."""
+"""The table of control calls: names, routes, limits and messages."""
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -24,33 +24,35 @@ from fabric.errors import RejectedError
 SPECS = list(CALLS.values())
 
 
-def within(kind: Any) -> Iterator[type]:
-    """List a class and all that it is made of."""
+def nested_types(kind: Any) -> Iterator[type]:
+    """List a class and the classes of its fields."""
     for part in get_args(kind):
-        yield from within(part)
+        yield from nested_types(part)
     if is_dataclass(kind):
         yield kind
         for hint in get_type_hints(kind).values():
-            yield from within(hint)
+            yield from nested_types(hint)
 
 
-def test_every_message_of_the_control_files_is_in_the_table_once():
+def test_call_table_lists_every_control_message_once():
     assert len({spec.message for spec in SPECS}) == len(SPECS)
     assert all(CALLS[spec.name] is spec is spec_of(spec.message) for spec in SPECS)
-    known = {part for spec in SPECS for kind in (spec.message, spec.reply) for part in within(kind)}
+    known = {
+        part for spec in SPECS for kind in (spec.message, spec.reply) for part in nested_types(kind)
+    }
     for module in (erasure_calls, node_calls, replica_calls, span_calls):
         defined = {kind for _, kind in getmembers(module, is_dataclass) if isinstance(kind, type)}
         unknown = {kind for kind in defined if kind.__module__ == module.__name__} - known
         assert not unknown, "neither a call, nor a reply, nor a part of one"
 
 
-def test_only_what_a_silent_stream_waits_for_goes_by_http():
+def test_only_calls_that_block_a_stream_go_by_http():
     by_http = {spec.message for spec in SPECS if spec.route is CallRoute.HTTP}
     expected = {SealAgent, CommitMigration, GrantTerm}
     assert by_http == expected, "each answers alike when it comes twice"
 
 
-def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
+def test_lost_nodes_get_only_the_calls_that_recover_them():
     assert {spec.name for spec in SPECS if spec.to_lost} == {
         "describe",
         "describe_changes",
@@ -60,7 +62,7 @@ def test_a_lost_node_is_asked_by_what_brings_it_back_alone():
     }
 
 
-def test_only_what_two_routers_cannot_disagree_about_is_open_to_any():
+def test_only_calls_independent_of_terms_are_open_to_any_router():
     assert {spec.name for spec in SPECS if spec.is_open} == {
         "describe",
         "describe_changes",
@@ -74,7 +76,7 @@ def test_only_what_two_routers_cannot_disagree_about_is_open_to_any():
     }
 
 
-def test_a_call_carries_its_routers_term():
+def test_call_carries_the_term_of_its_router():
     raw = encode_call(Flush(), 7)
     assert decode_with_term(raw) == (Flush(), 7)
     assert decode_with_term(encode_call(Flush())) == (Flush(), None)
@@ -82,11 +84,11 @@ def test_a_call_carries_its_routers_term():
     assert b"term" not in encode_call(Flush())
 
 
-def test_every_call_has_a_limit():
+def test_every_call_has_a_timeout():
     assert all(0 < spec.timeout_s <= 3_600 for spec in SPECS)
 
 
-def test_a_call_is_told_by_its_name():
+def test_call_is_identified_by_its_name():
     raw = encode_call(Flush(drop_hot=True))
     assert decode_call(raw) == ("flush", Flush(drop_hot=True))
     assert is_call(raw, Flush)

@@ -1,4 +1,4 @@
-"""One voter's promises: no two routers get one term, and nobody gets a term during a lease."""
+"""A voter grants each term to one router, and no term during another router's lease."""
 
 import pytest
 from hypothesis import given
@@ -14,12 +14,12 @@ def grant(term, router="one", lease_s=3.0, **more):
 
 
 def after(ballot, call, now_s):
-    made = ballot.after(call, now_s)
-    assert made is not None, "granted"
-    return made
+    granted = ballot.after(call, now_s)
+    assert granted is not None, "granted"
+    return granted
 
 
-def test_a_term_is_granted_once_the_lease_before_it_is_over():
+def test_term_is_granted_once_the_previous_lease_expires():
     held = after(Ballot(), grant(4, url="http://one"), 10.0)
     assert held == Ballot(TermView(4, "one", "http://one"), 13.0)
     assert held.after(grant(5, "two"), 12.9) is None
@@ -27,7 +27,7 @@ def test_a_term_is_granted_once_the_lease_before_it_is_over():
     assert after(held, grant(5, "two"), 13.0).granted == TermView(5, "two")
 
 
-def test_a_lease_is_renewed_by_its_router_alone_even_when_it_is_over():
+def test_lease_is_renewed_only_by_its_router_even_when_expired():
     held = after(Ballot(), grant(4), 10.0)
     assert after(held, grant(4), 12.0).until_s == 15.0
     assert after(held, grant(4), 20.0).until_s == 23.0
@@ -35,15 +35,15 @@ def test_a_lease_is_renewed_by_its_router_alone_even_when_it_is_over():
     assert held.after(grant(3, "two"), 20.0) is None
 
 
-def test_a_router_gives_its_term_up():
-    given = after(after(Ballot(), grant(4), 10.0), grant(4, lease_s=0.0), 11.0)
-    assert after(given, grant(5, "two"), 11.0).granted.term == 5
+def test_router_releases_its_term():
+    released = after(after(Ballot(), grant(4), 10.0), grant(4, lease_s=0.0), 11.0)
+    assert after(released, grant(5, "two"), 11.0).granted.term == 5
     with pytest.raises(OldRouterError):
-        given.check(4, 11.0)
+        released.check(4, 11.0)
     assert Ballot().after(grant(1, lease_s=0.0), 0.0) is None, "there is nothing to give up"
 
 
-def test_calls_are_taken_within_the_lease_of_the_granted_term():
+def test_calls_are_accepted_within_the_lease_of_their_term():
     Ballot().check(None, 0.0)
     held = after(Ballot(), grant(4), 10.0)
     held.check(4, 12.9)
@@ -53,7 +53,7 @@ def test_calls_are_taken_within_the_lease_of_the_granted_term():
         assert (refused.value.status, refused.value.code) == (409, "old_router")
 
 
-def test_a_later_term_is_known_by_its_calls_and_is_its_routers():
+def test_calls_of_a_later_term_are_recognized():
     held = after(Ballot(), grant(4), 10.0)
     assert held.is_later(6)
     assert not held.is_later(4)
@@ -78,18 +78,18 @@ def test_a_later_term_is_known_by_its_calls_and_is_its_routers():
         {"url": "u" * 513},
     ],
 )
-def test_what_no_router_sends_is_refused(wrong):
+def test_invalid_grants_are_rejected(wrong):
     with pytest.raises(RejectedError):
         GrantTerm(**{"term": 1, "router": "one", "lease_s": 3.0, **wrong})
 
 
 @pytest.mark.parametrize(("text", "term"), [(None, None), ("7", 7), ("0", 0)])
-def test_a_header_has_a_term(text, term):
+def test_term_header_is_parsed(text, term):
     assert parse_term(text) == term
 
 
 @pytest.mark.parametrize("text", ["", "-1", "x", "\u0663", "9" * 30])
-def test_a_header_without_a_number_is_refused(text):
+def test_term_header_without_a_number_is_rejected(text):
     with pytest.raises(RejectedError):
         parse_term(text)
 
@@ -100,17 +100,17 @@ CALLS = st.tuples(
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 2.0), CALLS), max_size=40))
-def test_whatever_is_asked_one_term_has_one_router_and_leases_do_not_overlap(asked):
+def test_each_term_has_one_router_and_leases_never_overlap(requests):
     ballot, now_s = Ballot(), 0.0
     owners, leases = {}, []
-    for step_s, (term, router, lease_s) in asked:
+    for step_s, (term, router, lease_s) in requests:
         now_s += step_s
-        made = ballot.after(GrantTerm(term, router, lease_s), now_s)
-        if made is None:
+        granted = ballot.after(GrantTerm(term, router, lease_s), now_s)
+        if granted is None:
             continue
-        assert made.granted.term >= ballot.granted.term, "terms only grow"
+        assert granted.granted.term >= ballot.granted.term, "terms only grow"
         assert owners.setdefault(term, router) == router
         for other, until_s in leases:
             assert other == router or until_s <= now_s, "a lease was broken"
-        leases = [(router, made.until_s)]
-        ballot = made
+        leases = [(router, granted.until_s)]
+        ballot = granted

@@ -3,7 +3,7 @@ import pytest
 from fabric.hosting.pace import Pace
 
 
-def test_bytes_win_time_and_single_ones_next_to_none():
+def test_upload_deadline_grows_with_bytes_received():
     pace = Pace(bytes_per_s=100, grace_s=10)
     assert pace.left_s == 10
     pace.add(1, waited_s=9)

@@ -15,7 +15,7 @@ from fabric.hosting.process import (
 )
 
 
-def test_the_limit_is_raised_as_far_as_allowed():
+def test_open_files_limit_is_raised_up_to_hard_limit():
     program = """
 import resource
 from fabric.hosting.process import OPEN_FILES, raise_open_files_limit
@@ -34,7 +34,7 @@ assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES
 
 @pytest.mark.parametrize("error", [ValueError, OSError])
 @pytest.mark.parametrize(("most", "expected"), [(10_240, 10_240), (6_000, 5_120), (300, 256)])
-def test_what_the_system_refuses_is_tried_lower(monkeypatch, error, most, expected):
+def test_open_files_limit_falls_back_to_what_the_system_accepts(monkeypatch, error, most, expected):
     """A Mac's hard limit is infinite, and its real one another setting."""
     limit = [256, resource.RLIM_INFINITY]
 
@@ -50,7 +50,7 @@ def test_what_the_system_refuses_is_tried_lower(monkeypatch, error, most, expect
     assert expected <= OPEN_FILES
 
 
-def test_what_is_there_is_not_walked_again():
+def test_garbage_collector_skips_objects_of_startup():
     before_s = sys.getswitchinterval()
     kept = [[] for _ in range(1_000)]
     try:

@@ -51,7 +51,7 @@ def _cells(arrangement: Arrangement) -> list[int]:
 
 
 @given(_edits())
-def test_edits_do_to_an_arrangement_what_they_do_to_a_list(edits: list[list[Move]]) -> None:
+def test_arrangement_after_edits_matches_token_list(edits: list[list[Move]]) -> None:
     found, cells = Arrangement(TOKENS, (), ()), list(range(TOKENS))
     for moves in edits:
         found, cells = found.after(moves), _moved(cells, moves)
@@ -63,7 +63,7 @@ def test_edits_do_to_an_arrangement_what_they_do_to_a_list(edits: list[list[Move
     assert found == Arrangement.of([(0, found.tokens_count), *found.ahead], found.shifts)
 
 
-def test_there_and_back_is_nowhere() -> None:
+def test_inverse_moves_restore_the_arrangement() -> None:
     before = Arrangement(20, (), (Shift(3, 8, 5), Shift(8, 12, -2)))
     out = before.after([Move(0, 4, 0), Move(4, 20, 30)])
     back = out.after([Move(0, 4, 0), Move(30, 46, 4)])
@@ -84,11 +84,11 @@ def test_there_and_back_is_nowhere() -> None:
     ],
     ids=str,
 )
-def test_what_no_edit_does_is_refused(moves: list[Move]) -> None:
+def test_invalid_moves_are_rejected(moves: list[Move]) -> None:
     with pytest.raises(AssertionError):
         Arrangement(10, ((14, 20),), ()).after(moves)
 
 
-def test_shifts_are_of_what_is_in_place() -> None:
+def test_shifts_must_cover_valid_tokens() -> None:
     with pytest.raises(AssertionError, match="valid tokens"):
         Arrangement.of([(0, 10), (14, 20)], [Shift(9, 12, 1)])

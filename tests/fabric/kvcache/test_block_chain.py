@@ -27,7 +27,7 @@ def _names(spans: tuple[BlockSpan, ...]) -> list[bytes]:
 
 
 @given(st.integers(0, len(TOKENS) - 1))
-def test_the_same_tokens_behind_an_edit_have_other_names(start: int) -> None:
+def test_edits_change_the_hashes_of_later_blocks(start: int) -> None:
     """In every group; and they begin where the edits end."""
     plain, edited = _spans(), _spans(_lineage(start))
     assert not set(_names(edited)) & set(_names(plain))
@@ -36,7 +36,7 @@ def test_the_same_tokens_behind_an_edit_have_other_names(start: int) -> None:
     assert all(span.end - span.start == BLOCK_TOKENS for span in edited[:-1])
 
 
-def test_names_follow_from_what_the_edits_did() -> None:
+def test_block_hashes_depend_on_edit_lineage() -> None:
     """Two histories of edits that leave the same tokens share nothing behind them."""
     one, other = _spans(_lineage(300)), _spans(_lineage(300, b"o"))
     assert not set(_names(one)) & set(_names(other))
@@ -44,7 +44,7 @@ def test_names_follow_from_what_the_edits_did() -> None:
 
 
 @given(ENDS, st.integers(0, len(TOKENS) - 1), st.booleans())
-def test_a_block_cut_short_is_named_as_the_last_of_fewer_tokens(
+def test_partial_block_is_hashed_like_last_block_of_shorter_prompt(
     end: int, start: int, is_edited: bool
 ) -> None:
     """A state within a block is the same one, whether or not more tokens follow."""
@@ -55,7 +55,7 @@ def test_a_block_cut_short_is_named_as_the_last_of_fewer_tokens(
 
 @pytest.mark.parametrize("known", [UNEDITED, _lineage(0), _lineage(300), _lineage(300, b"o")])
 @pytest.mark.parametrize("lineage", [UNEDITED, _lineage(300)])
-def test_known_names_of_other_edits_are_not_taken_over(
+def test_known_hashes_of_other_lineages_are_not_reused(
     known: EditLineage, lineage: EditLineage
 ) -> None:
     """However many tokens they have in common."""

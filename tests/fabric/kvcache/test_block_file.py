@@ -44,7 +44,7 @@ def test_file_opens_with_the_stock_library(dtype, tokens_count):
     assert contents[TOKENS_TENSOR] == token_bytes(block.tokens)
 
 
-def test_metadata_says_what_it_is(tmp_path):
+def test_metadata_identifies_the_block(tmp_path):
     path = tmp_path / "block.safetensors"
     path.write_bytes(header_of() + make_block(1).payload)
     with safetensors.safe_open(path, framework="numpy") as opened:
@@ -99,7 +99,7 @@ def test_layout_holds_for_every_shape(layers, heads, width, dtype, tokens_count)
     assert parse_parent(header, spec, FINGERPRINT, BLOCK, tokens_count) == PARENT
 
 
-def test_header_is_a_function_of_its_arguments():
+def test_header_depends_on_its_arguments_only():
     seen = {
         header_of(),
         header_of(parent=BLOCK),
@@ -111,7 +111,7 @@ def test_header_is_a_function_of_its_arguments():
     assert header_of() == header_of()
 
 
-def test_file_length_tells_the_tokens():
+def test_file_length_determines_token_count():
     sizes = tokens_by_file_bytes(SPEC)
     assert sorted(sizes.values()) == list(range(1, BLOCK_TOKENS + 1))
     for size, count in sizes.items():

@@ -55,7 +55,7 @@ def names_in(cells: list[str]) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
-def test_the_example_is_the_header_of_that_block():
+def test_documented_example_equals_rendered_header():
     block = make_block(1, 3)
     assert list(block.tokens) == list(
         map(int, re.search(r"tokens ([\d, \n]+) it", TEXT)[1].split(","))
@@ -70,7 +70,7 @@ def test_the_example_is_the_header_of_that_block():
     assert bytes(opened["tokens"]["data"]) == block.payload[-12:]
 
 
-def test_the_manifest_table_names_every_field():
+def test_manifest_table_names_every_field():
     named = names_in(first_cells("Manifests"))
     assert sorted(named) == sorted(wire_name(field) for field in fields(manifest.Manifest))
     sentence = re.search(r"A block is referred to as (.*?)\. A manifest", FLAT)[1]
@@ -80,7 +80,7 @@ def test_the_manifest_table_names_every_field():
         assert f"`{state.value}`" in section("Manifests")
 
 
-def test_tensors_are_named_and_ordered_as_written():
+def test_tensor_names_and_order_match_the_document():
     patterns = [re.sub(r"[NI]\b", r"\\d+", n).replace("SLOT", r"(?:keys|values|index)")
                 for n in names_in(first_cells("Block files", 1))]  # fmt: skip
     for group in CacheGroup:
@@ -89,7 +89,7 @@ def test_tensors_are_named_and_ordered_as_written():
         assert names[-1] == "tokens"
 
 
-def test_names_of_files():
+def test_file_names_match_the_document():
     rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", section("The folder"), re.MULTILINE))
     for group in CacheGroup:
         ref = make_block(1, 3, MIXED, group=group).ref
@@ -106,7 +106,7 @@ def test_names_of_files():
     assert f"DIR/{CLUSTER_KEY_FILE} " in TEXT
 
 
-def test_digests_are_made_as_written():
+def test_digests_match_the_document():
     """The table's recipes, followed by hand."""
     block = make_block(1, 3, MIXED)
     tokens = b"".join(token.to_bytes(4, "little") for token in block.tokens)
@@ -130,7 +130,7 @@ def test_digests_are_made_as_written():
         assert f"`{person}`" in TEXT
 
 
-def test_constants_are_the_codes():
+def test_documented_constants_equal_those_of_the_code():
     for sentence in (
         f"{manifest.MAGIC.decode()} | xxh3-128",
         f"{spec_file.MAGIC.decode()} | xxh3-128",
@@ -150,7 +150,7 @@ def test_constants_are_the_codes():
     assert len(magics) == 1
 
 
-def test_encrypted_files_are_as_written(tmp_path):
+def test_encrypted_files_match_the_document(tmp_path):
     """Decrypted by the recipe alone."""
     text = " ".join(section("Encrypted at rest").split())
     chunk_bytes = encrypted_file.CHUNK_BYTES
@@ -174,7 +174,7 @@ def test_encrypted_files_are_as_written(tmp_path):
     assert (magic, b"".join(opened)) == (b"MFSEAL01", plain)
 
 
-def test_the_spec_and_recovery_are_listed():
+def test_document_lists_spec_fields_and_recovery_steps():
     listed = re.search(r"msgpack map: ([\w, ]+)\n", section("The spec"))[1]
     assert listed.split(", ") == [field.name for field in fields(spec_file.SpecRecord)]
     assert len(re.findall(r"^\d\. ", section("Recovery"), re.MULTILINE)) == 7

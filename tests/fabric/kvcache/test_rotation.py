@@ -14,24 +14,24 @@ PLAIN = Rotation("keys", 2, 6, traditional=False, base=64.0, scale=0.5, frequenc
 OWN = Rotation("values", 0, 4, traditional=True, base=None, scale=1.0, frequencies=(1 / 3, 0.0))
 
 
-def test_halves_or_neighbours_turn_together():
+def test_rotation_pairs_halves_or_neighbors():
     assert PLAIN.pairs == ((2, 5), (3, 6), (4, 7))
     assert replace(PLAIN, traditional=True).pairs == ((2, 3), (4, 5), (6, 7))
 
 
-def test_angles_come_from_the_base_or_are_given():
+def test_angles_follow_from_base_or_explicit_frequencies():
     assert PLAIN.radians_per_token == pytest.approx((0.5, 0.5 / 4, 0.5 / 16))
     assert replace(OWN, scale=0.25).radians_per_token == (1 / 12, 0.0)
 
 
-def test_a_pair_without_frequency_stands_still():
+def test_pair_with_zero_frequency_does_not_rotate():
     assert moving_dims(PLAIN) == (2, 3, 4, 5, 6, 7)
     assert moving_dims(OWN) == (0, 1)
     assert moving_dims(replace(OWN, traditional=False)) == (0, 2)
 
 
 @pytest.mark.parametrize("value", [(PLAIN, OWN), (), UnknownRotation("why")])
-def test_survives_json_and_msgpack_exactly(value):
+def test_rotations_round_trip_exactly_in_json_and_msgpack(value):
     from_json = from_plain(CacheRotations, parse_json(dump_json({"r": value}))["r"])
     assert from_json == unpack(CacheRotations, pack(value)) == value
 
@@ -53,6 +53,6 @@ def test_survives_json_and_msgpack_exactly(value):
         {"base": None, "frequencies": (1.0, math.inf, 1.0)},
     ],
 )
-def test_what_is_no_rotation_is_refused(wrong):
+def test_invalid_rotation_is_rejected(wrong):
     with pytest.raises(RejectedError, match="rotation: "):
         replace(PLAIN, **wrong)

@@ -44,7 +44,7 @@ def refuses(prefix: bytes, file_bytes: int) -> None:
 
 @settings(deadline=None, database=None)
 @given(tensor_lists, st.dictionaries(texts, texts, max_size=4))
-def test_what_is_rendered_is_parsed_and_opens_elsewhere(tensors, metadata):
+def test_rendered_header_parses_here_and_in_the_reference_library(tensors, metadata):
     header = render_header(tensors, metadata)
     data = bytes(sum(tensor.size_bytes for tensor in tensors))
 
@@ -62,12 +62,12 @@ def test_what_is_rendered_is_parsed_and_opens_elsewhere(tensors, metadata):
     }
 
 
-def test_alignment_may_be_chosen():
+def test_header_alignment_is_configurable():
     assert len(render_header([], {}, align_bytes=64)) == 64
 
 
 @pytest.mark.parametrize("extra", ["missing", "trailing"])
-def test_data_of_another_length_is_refused(extra):
+def test_data_of_wrong_length_is_rejected(extra):
     header = raw(U8_PAIR)
     refuses(header, len(header) + 8 + (1 if extra == "trailing" else -1))
 
@@ -126,17 +126,17 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_header_is_refused(name):
+def test_hostile_header_is_rejected(name):
     header = raw(HOSTILE[name])
     refuses(header, len(header) + 8)
 
 
-def test_the_file_those_are_made_of_is_sound():
+def test_unmodified_header_is_valid():
     header = raw(entry())
     assert parse_header(header, len(header) + 8).tensors == (TensorSpec("a", "U8", (8,)),)
 
 
-def test_length_beyond_limit_file_or_prefix_is_refused():
+def test_length_beyond_limit_file_or_prefix_is_rejected():
     header = raw(entry())
     for claim in (len(header), HEADER_BYTES_MAX, HEADER_BYTES_MAX + 1, 1 << 63, (1 << 64) - 1):
         refuses(claim.to_bytes(8, "little") + header[8:], len(header) + 8)
@@ -145,7 +145,7 @@ def test_length_beyond_limit_file_or_prefix_is_refused():
         refuses(header, cut)
 
 
-def test_claims_allocate_nothing():
+def test_huge_declared_sizes_allocate_no_memory():
     shape = [1 << 20] * 2
     hostile = raw({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 1 << 42]}})
 
@@ -160,7 +160,7 @@ def test_claims_allocate_nothing():
 
 @settings(deadline=None, database=None, max_examples=300)
 @given(st.data())
-def test_whatever_is_accepted_opens_elsewhere_too(data):
+def test_accepted_headers_open_in_the_reference_library(data):
     """Mutated headers: ours refuses at least what the reference implementation refuses."""
     body = bytearray(json.dumps({"__metadata__": {"k": "v"}, **U8_PAIR}).encode())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -182,5 +182,5 @@ def test_whatever_is_accepted_opens_elsewhere_too(data):
 @given(st.binary(max_size=200), st.integers(0, 300))
 @example(b"", 0)
 @example(bytes(LENGTH_BYTES), 8)
-def test_noise_is_refused(noise, file_bytes):
+def test_random_bytes_are_rejected(noise, file_bytes):
     refuses(noise, file_bytes)

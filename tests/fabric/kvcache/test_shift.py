@@ -24,21 +24,23 @@ def _far(shifts: tuple[Shift, ...], tokens_count: int = TOKENS) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1)), max_size=6))
-def test_joined_shifts_are_as_few_as_can_be(lengths: list[tuple[int, int]]) -> None:
-    at, given_ = 0, []
+def test_merged_shifts_are_minimal(lengths: list[tuple[int, int]]) -> None:
+    at, shifts = 0, []
     for length, delta in lengths:
-        given_.append(Shift(at, at + length, delta))
+        shifts.append(Shift(at, at + length, delta))
         at += length
-    found = merge_shifts(given_)
+    found = merge_shifts(shifts)
 
-    assert _far(found, at) == _far(tuple(given_), at)
+    assert _far(found, at) == _far(tuple(shifts), at)
     assert all(s.delta and s.start < s.end for s in found)
     pairs = itertools.pairwise(found)
     assert not any((a.end, a.delta) == (b.start, b.delta) for a, b in pairs)
 
 
 @given(_shifts(), st.integers(0, TOKENS), st.integers(0, TOKENS))
-def test_a_cut_counts_from_its_own_start(shifts: tuple[Shift, ...], start: int, end: int) -> None:
+def test_cut_shifts_are_relative_to_the_cut(
+    shifts: tuple[Shift, ...], start: int, end: int
+) -> None:
     start, end = min(start, end), max(start, end)
     found = cut_shifts(shifts, start, end)
 
@@ -66,11 +68,11 @@ FULL = attention_layer(LayerKind.FULL, 2, (8, 8), bits=4, group_size=32, dtype="
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_one_layer_whose_rows_must_stay_is_enough(layer: LayerSpec, why: str) -> None:
+def test_one_unshiftable_layer_makes_the_cache_unshiftable(layer: LayerSpec, why: str) -> None:
     assert why in why_unshiftable(ModelCacheSpec((FULL, layer)))
     window = LayerSpec(LayerKind.WINDOW, FULL.slots, window_tokens=8)
     assert not why_unshiftable(ModelCacheSpec((FULL, window)))
 
 
-def test_rows_of_caches_that_cannot_be_cut_stay() -> None:
+def test_cache_without_layers_is_unshiftable() -> None:
     assert why_unshiftable(ModelCacheSpec(()))

@@ -13,13 +13,13 @@ STARTS = {0: 0, 255: 0, 299: 256, 300: 300, 555: 300, 556: 556, 699: 556}
 STARTS |= {700: 700, 899: 899, 905: 900, 1_999: 1_999, 2_255: 2_000, 2_256: 2_256}
 
 
-def test_a_block_begins_where_its_range_does_and_every_256_tokens():
+def test_window_blocks_begin_at_their_range_and_every_256_tokens():
     for position, start in STARTS.items():
         assert GRID.block_start(position) == start
         assert UNEDITED_GRID.block_start(position) == position // 256 * 256
 
 
-def test_only_whole_own_blocks_are_stored():
+def test_only_complete_blocks_of_a_range_are_stored():
     assert list(GRID.blocks(0, 2_600)) == [(300, 556), (556, 700), (900, 910), (2_000, 2_256),
         (2_256, 2_512)]  # fmt: skip
     assert list(GRID.blocks(556, 909)) == [(556, 700)]
@@ -28,7 +28,7 @@ def test_only_whole_own_blocks_are_stored():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_row_that_is_seen_is_held_or_computed_by_then(seed: int):
+def test_every_row_in_the_window_is_stored_or_already_computed(seed: int):
     """Token after token: those of the holes are computed, and what is ahead counts behind them."""
     rng = random.Random(seed)
     window = rng.choice([2, 8, 40, 300])

@@ -28,18 +28,18 @@ CORE = 1e9  # measured: level 1 on packed 4-bit blocks
         (GIGABIT, 0.1, 0, False),
     ],
 )
-def test_the_arithmetic(link, ratio, speed, pays):
+def test_zstd_is_used_only_where_it_saves_time(link, ratio, speed, pays):
     assert zstd_saves_time(link, ratio, speed) is pays
 
 
 @given(st.floats(1e5, 1e10), st.floats(0.01, 0.99), st.floats(1e6, 1e10))
-def test_a_slower_link_never_speaks_against_compression(link, ratio, speed):
+def test_slower_links_never_favor_uncompressed_transfer(link, ratio, speed):
     if zstd_saves_time(link, ratio, speed):
         assert zstd_saves_time(link / 2, ratio, speed)
 
 
 @given(st.binary(min_size=1, max_size=5_000))
-def test_a_slice_comes_back(raw):
+def test_compressed_slice_round_trips(raw):
     view = memoryview(bytearray(len(raw)))
     decompress_slice(compress_slice(raw), view)
 
@@ -64,12 +64,12 @@ def frame_of(raw, **options):
         bytes.fromhex("28b52ffde00000000010000000") + bytes(4),  # 17 bytes that claim 64 GiB
     ],
 )
-def test_any_other_frame_is_corrupt(frame):
+def test_malformed_frame_is_corrupt(frame):
     with pytest.raises(CorruptDataError):
         decompress_slice(frame, memoryview(bytearray(1_000)))
 
 
-def test_a_damaged_slice_never_writes_past_its_end():
+def test_damaged_slice_never_writes_past_its_buffer():
     rng = random.Random(5)
     raw = bytes(rng.choices(b"abcdefg", k=4_000))
     frame = bytearray(compress_slice(raw))

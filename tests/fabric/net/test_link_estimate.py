@@ -41,11 +41,11 @@ def play(link, events, now_s=0.0):
 
 
 @given(EVENTS, st.booleans())
-def test_whatever_happens_a_link_keeps_a_sane_price_and_is_asked_again(events, told):
-    link, now_s = play(le.LinkEstimate(GIGABIT, nominal_is_told=told), events)
+def test_link_rate_stays_bounded_and_pings_continue_after_any_events(events, is_nominal):
+    link, now_s = play(le.LinkEstimate(GIGABIT, nominal_is_told=is_nominal), events)
 
     assert 0 < link.expected_bytes_per_s < math.inf
-    if told:
+    if is_nominal:
         assert link.expected_bytes_per_s <= le.NOMINAL_SHARE_MAX * GIGABIT * (1 + 1e-9)
     assert le.PROBE_BYTES_MIN <= le.probe_bytes(link) <= PROBE_BYTES_MAX
     assert le.ping_due(link, now_s + max(le.PING_EVERY_S, le.REST_MAX_S))
@@ -53,7 +53,7 @@ def test_whatever_happens_a_link_keeps_a_sane_price_and_is_asked_again(events, t
 
 
 @given(st.floats(1e5, 1e8), st.floats(0.001, 10))
-def test_steady_transfers_teach_the_rate_they_reach(rate, seconds):
+def test_rate_estimate_converges_to_steady_transfer_rate(rate, seconds):
     link, now_s = FRESH, 0.0
     for _ in range(60):
         link = le.moved(link, max(le.SAMPLE_BYTES_MIN, int(rate * seconds)), seconds, now_s)
@@ -63,7 +63,7 @@ def test_steady_transfers_teach_the_rate_they_reach(rate, seconds):
     assert link.bytes_per_s == pytest.approx(min(sample, 1.25 * GIGABIT), rel=0.01)
 
 
-def test_one_odd_sample_moves_the_rate_by_a_fifth_and_a_long_one_by_more():
+def test_sample_weight_grows_with_transfer_duration():
     link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
     odd = le.moved(link, MIB, 0.1, 1.0)
     long = le.moved(link, 20 * MIB, 2.0, 1.0)
@@ -72,7 +72,7 @@ def test_one_odd_sample_moves_the_rate_by_a_fifth_and_a_long_one_by_more():
     assert long.bytes_per_s == pytest.approx(10 * MIB, rel=0.3)
 
 
-def test_a_stale_rate_is_replaced_and_a_few_bytes_are_no_rate():
+def test_stale_rate_is_replaced_and_small_transfers_are_ignored():
     link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
 
     assert le.moved(link, 1000, 0.5, 1.0).bytes_per_s == link.bytes_per_s
@@ -81,7 +81,7 @@ def test_a_stale_rate_is_replaced_and_a_few_bytes_are_no_rate():
     assert late.bytes_per_s == pytest.approx(10 * MIB)
 
 
-def test_a_failed_link_rests_longer_each_time_and_recovers_at_once():
+def test_failed_link_backs_off_exponentially_and_recovers_at_once():
     link, now_s, rests = FRESH, 0.0, []
     for _ in range(8):
         link = le.failed(le.asked(link, now_s), now_s)
@@ -94,20 +94,20 @@ def test_a_failed_link_rests_longer_each_time_and_recovers_at_once():
     assert le.answered(link, 0.001, now_s).is_reachable
 
 
-def test_streams_that_break_together_are_one_failure():
+def test_streams_that_break_together_count_as_one_failure():
     link = le.failed(le.failed(le.failed(FRESH, 5.0), 5.1), 5.9)
 
     assert link.failures == 1
 
 
-def test_a_refused_probe_is_repeated_soon_and_then_less_often():
+def test_refused_probes_are_retried_with_growing_delays():
     link, now_s, rests_s = le.answered(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
     for _ in range(8):
         link = le.probe_refused(le.probed(link, now_s))
-        asked_s = now_s
+        probed_s = now_s
         while not le.probe_due(link, now_s):
             now_s += 1.0
-        rests_s.append(now_s - asked_s)
+        rests_s.append(now_s - probed_s)
     measured = le.moved(link, MIB, 0.01, now_s)
 
     assert rests_s[0] == le.PROBE_REST_MIN_S
@@ -117,7 +117,7 @@ def test_a_refused_probe_is_repeated_soon_and_then_less_often():
     assert not le.probe_due(measured, now_s + le.RATE_FRESH_S - 1)
 
 
-def test_traffic_saves_pings_and_probes_but_doubt_asks_at_once():
+def test_traffic_replaces_pings_and_probes_but_doubt_forces_a_ping():
     link = le.answered(le.asked(FRESH, 0.0), 0.001, 0.0)
     assert le.probe_due(link, 1.0)
     busy = le.moved(link, 100 * MIB, 1.0, 20.0)
@@ -130,7 +130,7 @@ def test_traffic_saves_pings_and_probes_but_doubt_asks_at_once():
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1000.0)), max_size=50))
-def test_probes_take_a_hundredth_of_the_time_and_a_credit(steps):
+def test_probes_use_one_percent_of_time_plus_a_credit(steps):
     budget, now_s, spent_s, longest_s = le.ProbeBudget(), 0.0, 0.0, 0.0
     for seconds, pause_s in steps:
         budget = budget.at(now_s)
@@ -152,5 +152,5 @@ def test_probes_take_a_hundredth_of_the_time_and_a_credit(steps):
         (40.0, 40.0, True),  # a stopped process
     ],
 )
-def test_sleep_shows_in_the_clocks(steady_s, elapsed_s, away):
+def test_sleep_is_detected_from_both_clocks(steady_s, elapsed_s, away):
     assert le.was_away(steady_s, elapsed_s, 1.0) is away

@@ -3,7 +3,7 @@
 from fabric.net.wire import FETCHING, OTHER, SENDING, bounded
 
 
-def test_known_names_are_kept_and_all_others_are_one():
+def test_unknown_counter_names_are_summed_under_one():
     counts = {"bytes": 7, "refused_bad_key": 2} | {f"refused_made_up_{i}": 1 for i in range(9)}
 
     assert bounded(counts, SENDING) == {"bytes": 7, "refused_bad_key": 2, OTHER: 9}

@@ -56,7 +56,7 @@ names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32)
 
 
-def within(bytes_max):
+def block_range(bytes_max):
     """Offset and length of a range of a block, at most `bytes_max` long."""
     return st.integers(0, BLOCK_BYTES_MAX - 1).flatmap(
         lambda offset: st.tuples(
@@ -66,10 +66,12 @@ def within(bytes_max):
 
 
 checksums = st.binary(min_size=16, max_size=16)
-parts = st.tuples(digests, checksums, within(BLOCK_BYTES_MAX)).map(
+parts = st.tuples(digests, checksums, block_range(BLOCK_BYTES_MAX)).map(
     lambda drawn: FetchPart(drawn[0], drawn[1], *drawn[2])
 )
-raw_heads = within(TRANSFER_SLICE_BYTES_MAX).map(lambda at: PayloadHead(7, at[0], at[1], at[1]))
+raw_heads = block_range(TRANSFER_SLICE_BYTES_MAX).map(
+    lambda at: PayloadHead(7, at[0], at[1], at[1])
+)
 messages = st.one_of(
     st.builds(Hello, names, names, digests, digests),
     st.builds(Challenge, digests, digests),
@@ -97,11 +99,11 @@ def decode(raw, expected=ALL):
 
 
 @given(messages)
-def test_what_is_encoded_comes_back(message):
+def test_messages_round_trip(message):
     assert decode(encode_frame(message)) == message
 
 
-def test_the_largest_request_keeps_its_limit():
+def test_largest_request_fits_its_frame_limit():
     part = FetchPart(b"h" * 32, b"c" * 16, BLOCK_BYTES_MAX // 2, BLOCK_BYTES_MAX // 2)
     parts = (part,) * FETCH_PARTS_MAX
     message = FetchRequest(b"t" * TICKET_BYTES_MAX, parts, 1 << 60, Urgency.MIGRATION_TAIL)
@@ -112,13 +114,13 @@ def test_the_largest_request_keeps_its_limit():
 @given(st.binary(max_size=2_000))
 @example(b"mf")
 @example(b"mf\x01\x01\xff\xff\xff\xff")
-def test_garbage_is_rejected_and_nothing_else_happens(raw):
+def test_garbage_raises_rejected_error_only(raw):
     with pytest.raises(RejectedError):
         decode(raw)
 
 
 @given(st.sampled_from(sorted(_KINDS)), st.binary(max_size=600))
-def test_a_garbage_body_is_rejected_or_means_what_it_says(number, body):
+def test_garbage_body_is_rejected_or_decodes_to_its_kind(number, body):
     raw = struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, number, len(body)) + body
     try:
         message = decode(raw)
@@ -128,7 +130,7 @@ def test_a_garbage_body_is_rejected_or_means_what_it_says(number, body):
 
 
 @given(messages, st.data())
-def test_a_damaged_frame_is_rejected_or_still_a_valid_message(message, data):
+def test_damaged_frame_is_rejected_or_a_valid_message(message, data):
     raw = bytearray(encode_frame(message))
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
@@ -140,7 +142,7 @@ def test_a_damaged_frame_is_rejected_or_still_a_valid_message(message, data):
 
 
 @pytest.mark.parametrize("number", sorted(_KINDS))
-def test_deep_and_wide_bodies_cost_little_memory(number):
+def test_deep_and_wide_bodies_allocate_little_memory(number):
     _, limit = _KINDS[number]
     bombs = [
         (b"\xdd" + (limit - 1).to_bytes(4, "big")) * (limit // 5),
@@ -159,19 +161,19 @@ def test_deep_and_wide_bodies_cost_little_memory(number):
     assert limit <= FRAME_BYTES_MAX
 
 
-def test_the_head_alone_decides_how_much_is_read():
+def test_oversized_frame_is_rejected_by_its_head():
     head = struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 1, 513)
 
     with pytest.raises(TooLargeError, match="over the limit of 512"):
         decode_head(head, ALL)
 
 
-def test_only_an_expected_kind_is_read():
+def test_unexpected_frame_kind_is_rejected():
     with pytest.raises(RejectedError, match="unexpected frame"):
         decode(encode_frame(Goodbye()), (Hello, Proof))
 
 
-def test_another_version_is_named_whatever_its_frames_look_like():
+def test_other_protocol_version_is_reported_by_number():
     raw = struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION + 1, 250, 0xFFFFFFFF)
 
     with pytest.raises(RejectedError, match=f"protocol {PROTOCOL_VERSION + 1}") as caught:
@@ -214,7 +216,7 @@ def test_another_version_is_named_whatever_its_frames_look_like():
         lambda: Refusal("code", "m" * 301),
     ],
 )
-def test_no_message_holds_a_value_out_of_range(build):
+def test_messages_with_out_of_range_values_are_rejected(build):
     with pytest.raises(RejectedError):
         build()
 
@@ -223,11 +225,11 @@ def test_no_message_holds_a_value_out_of_range(build):
 
 
 @pytest.mark.parametrize("role", HandshakeRole)
-def test_a_proof_convinces_whoever_has_the_key(role):
+def test_proof_verifies_with_the_same_key(role):
     check_proof(KEY, role, HELLO, NONCE, prove(KEY, role, HELLO, NONCE))
 
 
-def test_a_proof_is_bound_to_key_role_nonces_names_and_model():
+def test_proof_is_bound_to_key_role_nonces_names_and_model():
     proof = prove(KEY, HandshakeRole.CLIENT, HELLO, NONCE)
     others = {
         "name": NodeName("mac-c"),
@@ -249,7 +251,7 @@ def test_a_proof_is_bound_to_key_role_nonces_names_and_model():
             check_proof(*arguments, proof)
 
 
-def test_names_cannot_slide_into_each_other():
+def test_proof_separates_adjacent_names():
     one = replace(HELLO, name=NodeName("ab"), source=NodeName("c"))
     other = replace(HELLO, name=NodeName("a"), source=NodeName("bc"))
 
@@ -276,20 +278,20 @@ def test_names_cannot_slide_into_each_other():
         RejectedError("m", code="bad_range"),
     ],
 )
-def test_an_error_crosses_the_wire_with_its_class_and_code(error):
+def test_error_class_and_code_survive_the_wire(error):
     refusal = decode(encode_frame(refusal_of(error)))
     crossed = refusal_error(refusal)
 
     assert (type(crossed), crossed.code) == (type(error), error.code)
 
 
-def test_a_code_that_no_node_sends_becomes_one_for_all():
+def test_unknown_refusal_codes_map_to_one_code():
     crossed = {refusal_error(Refusal(f"made_up_{i}", "m")).code for i in range(9)}
 
     assert crossed == {UNKNOWN_REFUSAL}
 
 
-def test_a_long_or_odd_message_is_cut_to_fit():
+def test_long_or_unprintable_error_message_is_shortened():
     refusal = refusal_of(FabricError("line\nline\x00" + "m" * 1_000))
 
     assert refusal.message.startswith("line line m")

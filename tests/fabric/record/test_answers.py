@@ -16,26 +16,26 @@ SPELLED = (
 )
 
 
-def test_they_are_written_as_they_always_were_and_read_back():
+def test_answers_keep_their_encoding_and_round_trip():
     assert encode_answers(ANSWERS) == SPELLED
     assert decode_answers(SPELLED) == ANSWERS
     assert encode_answers({}) == ""
     assert decode_answers("") == {}
 
 
-def test_signs_stand_behind_the_rest_and_only_where_there_are_any():
-    told = {1: OmittedParts("Hm.", signs=(5, 2**64 - 1)), 2: OmittedParts("So.")}
-    spelled = encode_answers(told)
+def test_signs_are_appended_only_where_present():
+    answers = {1: OmittedParts("Hm.", signs=(5, 2**64 - 1)), 2: OmittedParts("So.")}
+    spelled = encode_answers(answers)
     assert json.loads(spelled)[0][5:] == [f"{5:016x}ffffffffffffffff"]
     assert json.loads(spelled)[1][5:] == []
-    assert decode_answers(spelled) == told
+    assert decode_answers(spelled) == answers
     for other in ("more", "g" * 16, 5, "f" * 16 * 99):
         rows = json.loads(spelled)
         rows[0][5] = other
         assert decode_answers(json.dumps(rows))[1].signs == ()
 
 
-def test_what_later_versions_append_is_passed_over():
+def test_fields_appended_by_later_versions_are_ignored():
     rows = [[*row, "more"] for row in json.loads(SPELLED)]
     rows[0][4][0].append("more")
     assert decode_answers(json.dumps(rows)) == ANSWERS
@@ -51,5 +51,5 @@ def test_what_later_versions_append_is_passed_over():
     ],
     ids=range(15),
 )
-def test_what_does_not_parse_says_nothing(text):
+def test_unparsable_answers_decode_to_none(text):
     assert decode_answers(text) == {}

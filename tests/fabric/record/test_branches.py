@@ -1,4 +1,4 @@
-"""Branches: which blocks of a superseded form are kept, and which no longer."""
+"""Branches: which blocks of a superseded form are kept, and which are dropped."""
 
 from dataclasses import replace
 
@@ -27,14 +27,14 @@ def superseded(previous, after, gone=()):
     )
 
 
-def test_what_the_new_form_has_not_is_kept_but_for_parts_of_blocks():
+def test_branch_keeps_whole_blocks_absent_from_the_new_form():
     before, after = record(*BLOCKS[:4], TAIL), record(BLOCKS[0], *BLOCKS[5:7])
     branches = superseded(before, after)
     assert branches == (Branch(tuple(REFS[1:4]), before.tokens_count),)
     assert {*replace(after, branches=branches).kept_refs} == {*REFS[:4], *REFS[5:7]}
 
 
-def test_a_turn_in_the_same_form_adds_no_branch_and_keeps_those_before():
+def test_turn_in_same_form_keeps_existing_branches():
     branch = Branch((REFS[7],), 512)
     before = record(BLOCKS[0], branches=(branch,))
     keeps = branches_after(before, record(*BLOCKS[:2]), lambda _: [], is_superseded=False)
@@ -42,13 +42,13 @@ def test_a_turn_in_the_same_form_adds_no_branch_and_keeps_those_before():
     assert branches_after(None, before, lambda _: [], is_superseded=True) is None
 
 
-def test_a_form_that_comes_back_is_no_branch_any_more():
+def test_restored_form_is_removed_from_branches():
     before = record(BLOCKS[0], BLOCKS[2], branches=(Branch((REFS[1],), 512),))
     back = superseded(before, record(*BLOCKS[:2]))
     assert back == (Branch((REFS[2],), before.tokens_count),)
 
 
-def test_lost_blocks_are_left_out_and_the_oldest_branches_go():
+def test_branches_omit_lost_blocks_and_drop_the_oldest():
     before = record(BLOCKS[0], branches=(Branch((REFS[1], REFS[2]), 768),))
     (branch, _) = superseded(before, record(BLOCKS[3]), gone=[REFS[2]])
     assert branch.refs == (REFS[1],)
@@ -57,12 +57,12 @@ def test_lost_blocks_are_left_out_and_the_oldest_branches_go():
     assert kept == (*many[1:], Branch((REFS[0],), 256))
 
 
-def test_an_agent_with_directives_keeps_none():
+def test_agent_with_directives_keeps_no_branches():
     before = record(*BLOCKS[:2], branches=(Branch((REFS[5],), 512),))
     assert superseded(before, replace(record(BLOCKS[3]), directives=(object(),))) is None
 
 
-def test_branches_stay_where_they_are():
+def test_branches_persist_but_do_not_migrate():
     kept = record(BLOCKS[0], branches=(Branch((REFS[5],), 512),))
     assert decode_manifest(encode_manifest(kept)) == kept
     assert portable(kept, 0).branches is None
@@ -79,6 +79,6 @@ def test_branches_stay_where_they_are():
         (Branch((replace(REFS[1], tokens_count=BLOCK_TOKENS + 1),), 256),),
     ],
 )
-def test_impossible_branches_are_refused(branches):
+def test_invalid_branches_are_rejected(branches):
     with pytest.raises(CorruptDataError):
         encode_manifest(record(BLOCKS[0], branches=branches))

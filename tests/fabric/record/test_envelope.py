@@ -16,13 +16,13 @@ NOTES = Envelope(Note, "note", b"MFNOTE01", 64)
 RAW = NOTES.seal(pack(Note("hello")))
 
 
-def test_what_was_put_in_comes_out():
+def test_envelope_round_trips():
     assert RAW.startswith(b"MFNOTE01")
     assert NOTES.open(RAW) == Note("hello")
     assert Envelope(Note, "note", b"", 64).open(RAW[8:]) == Note("hello")
 
 
-def test_any_changed_or_missing_byte_is_found():
+def test_every_changed_or_missing_byte_is_detected():
     for at in range(len(RAW)):
         damaged = bytearray(RAW)
         damaged[at] ^= 1
@@ -32,7 +32,7 @@ def test_any_changed_or_missing_byte_is_found():
             NOTES.open(RAW[:at])
 
 
-def test_other_records_and_long_ones_are_refused_though_their_checksum_is_right():
+def test_foreign_and_oversized_records_with_valid_checksums_are_rejected():
     for body in (pack({"text": 1}), pack({"words": "hello"}), b"\xc1", b""):
         with pytest.raises(CorruptDataError, match="note does not decode"):
             NOTES.open(NOTES.seal(body))

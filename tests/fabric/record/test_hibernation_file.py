@@ -1,4 +1,4 @@
-"""The file of one agent: every byte counts, and nothing is held before it is checked."""
+"""The hibernation file of an agent: every frame is verified before it is used."""
 
 import itertools
 import random
@@ -104,7 +104,7 @@ def test_long_parts_take_several_frames():
     assert file_bytes(header, [len(long)]) == len(raw)
 
 
-def test_every_flipped_bit_is_refused():
+def test_every_flipped_bit_is_rejected():
     raw = encoded()
     for bit in range(8 * len(raw)):
         flipped = bytearray(raw)
@@ -113,7 +113,7 @@ def test_every_flipped_bit_is_refused():
             read(bytes(flipped))
 
 
-def test_without_a_key_damage_shows_anywhere_but_in_the_last_signature():
+def test_damage_before_last_signature_is_detected_without_key():
     raw = encoded()
     for at in range(len(raw) - TAG_BYTES):
         flipped = bytearray(raw)
@@ -122,7 +122,7 @@ def test_without_a_key_damage_shows_anywhere_but_in_the_last_signature():
             read(bytes(flipped), key=None)
 
 
-def test_every_truncation_is_refused():
+def test_every_truncation_is_rejected():
     raw = encoded()
     ends = list(ends_of(raw))
     assert ends[-1] == len(raw)
@@ -132,7 +132,7 @@ def test_every_truncation_is_refused():
         assert caught.value.code == "truncated_file"
 
 
-def test_frames_cannot_be_left_out_repeated_moved_or_added():
+def test_omitted_repeated_reordered_or_added_frames_are_rejected():
     raw = encoded()
     cuts = [0, len(MAGIC), *ends_of(raw)]
     parts = [raw[a:b] for a, b in itertools.pairwise(cuts)]
@@ -148,7 +148,7 @@ def test_frames_cannot_be_left_out_repeated_moved_or_added():
             read(lead + b"".join(order))
 
 
-def test_other_keys_are_told_from_damage():
+def test_wrong_key_is_distinguished_from_damage():
     raw = encoded()
     for key in (caller_signing_key(b"K" * 32), fabric_signing_key(b"c" * 32, TenantId("default"))):
         with pytest.raises(RejectedError) as caught:
@@ -175,7 +175,7 @@ def test_other_keys_are_told_from_damage():
         (MAGIC + b"\1\0\0\0\1\0\0\0\xc1", "damaged_file"),  # no msgpack
     ],
 )
-def test_first_bytes(lead, code):
+def test_lead_bytes_are_classified(lead, code):
     if code is None:
         assert peek_header(lead) is None
         return
@@ -186,7 +186,7 @@ def test_first_bytes(lead, code):
             assert caught.value.code == code
 
 
-def test_a_length_over_the_limit_is_refused_before_its_bytes_come():
+def test_oversized_frame_is_rejected_before_its_body_arrives():
     raw = encoded()
     end = next(ends_of(raw))
     reader = FrameReader(KEY)
@@ -219,7 +219,7 @@ def test_a_length_over_the_limit_is_refused_before_its_bytes_come():
     ],
     ids=str,
 )
-def test_headers_out_of_range(change):
+def test_headers_with_out_of_range_values_are_rejected(change):
     body = pack(replace(HEADER, **change))
     lead = MAGIC + bytes([FrameKind.HEADER, 0, 0, 0]) + len(body).to_bytes(4, "little") + body
     assert len(lead) < LEAD_BYTES_MAX

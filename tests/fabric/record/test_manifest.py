@@ -47,7 +47,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_records_are_neither_written_nor_read(name):
+def test_invalid_records_are_neither_written_nor_read(name):
     with pytest.raises(CorruptDataError):
         encode_manifest(WRONG[name])
     try:
@@ -58,13 +58,13 @@ def test_wrong_records_are_neither_written_nor_read(name):
         decode_manifest(raw)
 
 
-def test_a_word_held_back_from_the_last_token_is_part_of_the_text():
+def test_text_held_back_from_last_token_belongs_to_record():
     """A detokenizer may emit the last token's text only when the answer ends."""
     held = replace(RECORD, text=RECORD.text + "é" * (TOKEN_TEXT_BYTES_MAX // 2))
     assert decode_manifest(encode_manifest(held)) == held
 
 
-def test_text_up_to_the_limit_is_taken():
+def test_text_up_to_the_limit_is_accepted():
     size_bytes = TEXT_SLACK_BYTES + RECORD.tokens_count * TOKEN_TEXT_BYTES_MAX
     longest = _with_text("x" * size_bytes, size_bytes)
     assert decode_manifest(encode_manifest(longest)) == longest
@@ -77,7 +77,7 @@ def test_offered_blocks_need_no_text():
     assert decode_manifest(encode_manifest(bare)) == bare
 
 
-def test_a_cut_record_is_one_that_can_be_written():
+def test_truncated_record_is_writable():
     """Tokens whose text was held back end together: the first of them may end too far on."""
     size_bytes = TEXT_SLACK_BYTES + 300 * TOKEN_TEXT_BYTES_MAX
     ends = (*range(1, 11), *(size_bytes,) * (RECORD.tokens_count - 10))

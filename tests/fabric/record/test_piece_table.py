@@ -70,7 +70,9 @@ def test_every_position_resolves_to_its_token(case: tuple[PieceTable, list[Token
 
 
 @given(_edited(), st.data())
-def test_a_slice_is_a_slice(case: tuple[PieceTable, list[Token]], data: st.DataObject) -> None:
+def test_slice_equals_slice_of_token_list(
+    case: tuple[PieceTable, list[Token]], data: st.DataObject
+) -> None:
     """And begins at position 0."""
     table, tokens = case
     start, end = _range(data.draw, tokens)
@@ -78,7 +80,7 @@ def test_a_slice_is_a_slice(case: tuple[PieceTable, list[Token]], data: st.DataO
 
 
 @given(_edited(), st.data())
-def test_putting_back_what_was_taken_out_undoes_an_edit(
+def test_reinserting_removed_pieces_undoes_an_edit(
     case: tuple[PieceTable, list[Token]], data: st.DataObject
 ) -> None:
     """To the very same pieces, so that names and references are those of before."""
@@ -91,7 +93,7 @@ def test_putting_back_what_was_taken_out_undoes_an_edit(
 
 
 @given(_edited(), _SIZES)
-def test_blocks_are_appended_where_they_were_computed(
+def test_appended_blocks_keep_their_computed_positions(
     case: tuple[PieceTable, list[Token]], sizes: list[int]
 ) -> None:
     """What a turn adds behind an edited cache is in its own place."""
@@ -101,7 +103,7 @@ def test_blocks_are_appended_where_they_were_computed(
 
 
 @given(_edited(), st.data())
-def test_the_unedited_beginning_is_whole_blocks_in_their_own_places(
+def test_unedited_prefix_is_whole_blocks_in_place(
     case: tuple[PieceTable, list[Token]], data: st.DataObject
 ) -> None:
     """As far as asked for, and no further than the first piece that is none."""
@@ -119,7 +121,7 @@ def test_the_unedited_beginning_is_whole_blocks_in_their_own_places(
 
 
 @given(_edited(), st.sets(st.integers(0, 10)))
-def test_what_lies_before_an_unusable_block_is_counted(
+def test_tokens_before_an_unusable_block_are_counted(
     case: tuple[PieceTable, list[Token]], numbers: set[int]
 ) -> None:
     """Every token before the first one of such a block."""
@@ -129,7 +131,7 @@ def test_what_lies_before_an_unusable_block_is_counted(
     assert table.tokens_before(lost) == first
 
 
-def test_what_two_tables_begin_with() -> None:
+def test_tables_share_a_common_prefix() -> None:
     """The same parts of the same blocks, just as far from their places."""
     table, _ = _computed([4, 4, 4])
     other = table.splice(9, 10, PieceTable())
@@ -138,7 +140,7 @@ def test_what_two_tables_begin_with() -> None:
     assert table.tokens_in_common(PieceTable()) == 0
 
 
-def test_an_edit_in_figures() -> None:
+def test_splice_replaces_two_tokens_by_three() -> None:
     """Two tokens of three blocks give way to three others."""
     table, _ = _computed([4, 4, 4])
     (a, b, c), new = table.blocks, _ref(9, 3)
@@ -164,14 +166,14 @@ _BLOCK = _ref(1, 4)
         [Piece(_BLOCK, 0, 1, at) for at in range(PIECES_MAX + 1)],
     ],
 )
-def test_what_is_no_table_is_refused(items: list[Piece]) -> None:
+def test_invalid_piece_table_is_rejected(items: list[Piece]) -> None:
     """Outside of a block, before all tokens or behind them, or too many."""
     with pytest.raises(CorruptDataError):
         PieceTable(tuple(items))
 
 
 @pytest.mark.parametrize("position", [-1, 4])
-def test_a_position_of_no_token_is_nowhere(position: int) -> None:
+def test_position_out_of_range_is_rejected(position: int) -> None:
     """Nor is it counted from the end."""
     with pytest.raises(AssertionError):
         PieceTable().append([_BLOCK]).resolve(position)

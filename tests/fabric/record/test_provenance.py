@@ -34,7 +34,7 @@ LEAD = len(MAGIC) + 16
 
 
 @pytest.mark.parametrize(("notes", "provenance"), NOTES)
-def test_it_is_written_as_it_always_was_and_read_back(notes, provenance):
+def test_provenance_keeps_its_encoding_and_round_trips(notes, provenance):
     raw = encode_manifest(replace(RECORD, provenance=provenance))
 
     assert unpack_plain(raw[LEAD:])["extras"] == notes
@@ -64,7 +64,7 @@ def test_it_is_written_as_it_always_was_and_read_back(notes, provenance):
         "no words",
     ],
 )
-def test_what_says_nothing_is_passed_over_but_a_cut_record_stays_cut(notes, provenance):
+def test_unknown_notes_are_ignored_but_truncation_is_preserved(notes, provenance):
     plain = unpack_plain(encode_manifest(RECORD)[LEAD:]) | {"extras": notes}
     record = decode_manifest(Envelope(Manifest, "", MAGIC, 1 << 20).seal(pack(plain)))
 
@@ -73,14 +73,14 @@ def test_what_says_nothing_is_passed_over_but_a_cut_record_stays_cut(notes, prov
 
 
 @pytest.mark.parametrize("notes", [None, [], {"kept": True}, {"served": 5}, "cut"])
-def test_anything_but_texts_is_refused(notes):
+def test_notes_other_than_texts_are_rejected(notes):
     plain = unpack_plain(encode_manifest(RECORD)[LEAD:]) | {"extras": notes}
     raw = Envelope(Manifest, "", MAGIC, 1 << 20).seal(pack(plain))
     with pytest.raises(CorruptDataError, match=r"does not decode: message\.extras"):
         decode_manifest(raw)
 
 
-def test_only_its_own_id_finds_a_cut_record_and_a_fork():
+def test_cut_records_and_forks_are_not_found_by_content():
     def is_found(**notes):
         return replace(RECORD, provenance=Provenance(**notes)).is_found_by_content
 
@@ -89,7 +89,7 @@ def test_only_its_own_id_finds_a_cut_record_and_a_fork():
     assert not is_found(truncated_by=TruncatedBy.HIBERNATED)
 
 
-def test_what_was_answered_goes_with_the_context_and_the_rest_does_not():
+def test_only_answers_move_to_a_new_owner():
     own = replace(RECORD, provenance=Provenance(SERVED, answers="[]", is_kept=True))
     anew = owned_anew(own, own.key, NodeName("node-b"), 7, 1.0)
     assert anew.provenance == Provenance(answers="[]")

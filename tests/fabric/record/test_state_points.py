@@ -10,25 +10,25 @@ from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 from tests.support.blocks import make_block
 
 
-def test_states_are_kept_wherever_later_prompts_go_other_ways():
+def test_states_are_stored_where_later_prompts_may_diverge():
     marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
     assert state_points(905, marks, 0) == (BLOCK_TOKENS, 300, 400, 900, 904)
 
 
-def test_an_opening_that_comes_back_as_it_is_gets_no_state_of_its_own():
+def test_repeated_answer_opening_gets_no_state():
     """A name is repeated before the answer; a thought that is opened is not."""
     assert state_points(905, PromptMarks(conversation=900), 0) == (904,)
     assert state_points(905, PromptMarks(conversation=900, opens_more=True), 0) == (900, 904)
 
 
-def test_on_a_grid_all_points_are_block_boundaries():
+def test_state_points_on_grid_are_block_boundaries():
     """Where reuse is cut down to blocks, no other state serves."""
     marks = PromptMarks(head=300, asked=700, conversation=900, opens_more=True)
     points = state_points(1_100, marks, 0, on_grid=True)
     assert points == (256, 512, 768, 1_024)
 
 
-def test_what_is_done_needs_no_state_again():
+def test_state_points_before_the_reused_prefix_are_omitted():
     """Only points that the prompt still comes by are listed."""
     marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
     assert state_points(905, marks, 400) == (900, 904)
@@ -36,11 +36,11 @@ def test_what_is_done_needs_no_state_again():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 300])
-def test_prompts_without_messages_have_their_end_only(count):
+def test_prompts_without_messages_store_final_state_only(count):
     assert state_points(count, NO_MARKS, 0) == ((count - 1,) if count > 1 else ())
 
 
-def test_long_prompts_have_states_on_the_way():
+def test_long_prompts_store_intermediate_states():
     """An edit in the middle costs so many tokens at most."""
     count = 2 * STATE_EVERY_TOKENS + 2
     points = (STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS + 1)
@@ -52,14 +52,14 @@ def placed(*ends):
     return [Placed(block, end) for end in ends]
 
 
-def test_branches_have_states_unless_one_lies_right_before_them():
+def test_branches_store_states_unless_one_lies_just_before():
     marks = PromptMarks(head=300).with_branch(320).with_branch(310).with_branch(400)
     assert state_points(905, marks.with_branch(2_000), 0) == (BLOCK_TOKENS, 300, 320, 400, 904)
     assert state_points(905, marks, 390) == (904,)
     assert state_points(905, marks, 0, on_grid=True) == (BLOCK_TOKENS, 768)
 
 
-def test_the_newest_states_stay_with_those_that_are_come_back_to():
+def test_newest_states_and_marked_states_are_kept():
     """Fourteen calls of a tool later, the next question may begin behind the last one."""
     ends = [256, 300, 400, *range(500, 1_500, 50)]
     marks = PromptMarks(head=300, asked=390, conversation=1_440)
@@ -70,8 +70,8 @@ def test_the_newest_states_stay_with_those_that_are_come_back_to():
     assert kept[-STATES_NEWEST:] == ends[-STATES_NEWEST:]
 
 
-def test_of_the_others_those_stay_that_spare_most():
-    """Two beside each other spare little more than one, and early ones are seldom come back to."""
+def test_other_states_are_kept_by_tokens_saved():
+    """Two adjacent states save little more than one, and early ones are seldom reused."""
     ends = [2_000, 2_010, 4_000, 6_000, 6_005, 7_000, 7_100, 8_000, 8_100, 8_200, 8_205]
     assert [state.end for state in kept_states(placed(*ends))] == [
         *(4_000, 6_000, 7_000),
@@ -79,11 +79,11 @@ def test_of_the_others_those_stay_that_spare_most():
     ]
 
 
-def test_without_marks_the_first_that_others_find_stays():
+def test_first_block_state_is_kept_without_marks():
     ends = [10, 256, *range(500, 1_500, 50)]
     assert 256 in [state.end for state in kept_states(placed(*ends))]
 
 
-def test_few_states_all_stay():
+def test_few_states_are_all_kept():
     few = placed(5, 10)
     assert kept_states(few, PromptMarks(head=1_000, asked=9)) == tuple(few)

@@ -27,7 +27,7 @@ STONES = st.builds(
 
 
 @given(st.lists(STONES, max_size=20), st.randoms(use_true_random=False))
-def test_sets_are_the_same_in_any_order_and_however_often_merged(stones, random):
+def test_merging_tombstones_is_commutative_and_idempotent(stones, random):
     one, two = Tombstones(), Tombstones()
     one.merge(stones)
     shuffled = stones * 2
@@ -42,7 +42,7 @@ def test_sets_are_the_same_in_any_order_and_however_often_merged(stones, random)
         assert one.epoch_of(item.agent) >= item.epoch
 
 
-def test_bounded_and_who_erases_a_lot_forgets_its_own(monkeypatch):
+def test_full_set_drops_tombstones_of_the_tenant_with_most(monkeypatch):
     monkeypatch.setattr(erasure, "TOMBSTONES_MAX", 10)
     kept, flood = Tombstones(), [stone(f"x{i}", age_s=100.0 - i, tenant="loud") for i in range(50)]
     kept.merge([stone("quiet", age_s=1_000.0, tenant="calm")])
@@ -57,34 +57,34 @@ YEAR_S = 365 * 86_400.0
 
 
 @pytest.mark.parametrize("jumps_s", [[0.0] * 3, [YEAR_S, 0.0, -YEAR_S], [-NOW_S, YEAR_S, 0.0]])
-def test_the_oldest_go_first_whatever_the_calendar_says(monkeypatch, jumps_s):
+def test_oldest_tombstones_are_dropped_despite_clock_jumps(monkeypatch, jumps_s):
     monkeypatch.setattr(erasure, "TOMBSTONES_MAX", 2)
-    kept, made = Tombstones(), []
+    kept, tombstones = Tombstones(), []
     for number, jump_s in enumerate(jumps_s):
         erased_s = kept.next_s(NOW_S + jump_s)
-        made.append(tombstone(KEY, "t", f"x{number}", 1, erased_s))
-        kept.merge(made[-1:])
+        tombstones.append(tombstone(KEY, "t", f"x{number}", 1, erased_s))
+        kept.merge(tombstones[-1:])
 
-    assert sorted(kept, key=lambda item: item.erased_s) == made[1:]
+    assert sorted(kept, key=lambda item: item.erased_s) == tombstones[1:]
     again = Tombstones()
-    again.merge(made)
+    again.merge(tombstones)
     assert (tuple(again), again.fingerprint) == (tuple(kept), kept.fingerprint)
-    assert kept.merge(made[:1]) == [], "what went does not come back"
+    assert kept.merge(tombstones[:1]) == [], "a dropped tombstone does not return"
 
 
-def test_a_calendar_at_its_end_ends_no_erasures():
+def test_erasures_continue_at_the_last_representable_time():
     kept = Tombstones()
     for number in range(3):
-        made = tombstone(KEY, "t", f"x{number}", 1, kept.next_s(ERASED_S_MAX))
-        assert kept.merge([made]) == [made]
+        item = tombstone(KEY, "t", f"x{number}", 1, kept.next_s(ERASED_S_MAX))
+        assert kept.merge([item]) == [item]
 
 
 @given(
     st.lists(st.tuples(st.sampled_from("tuv"), st.integers(0, 30)), max_size=40, unique=True),
     st.randoms(use_true_random=False),
 )
-def test_full_sets_agree_whoever_told_whom_first(names, random):
-    """Else two nodes would tell each other the same for ever."""
+def test_full_sets_converge_in_any_merge_order(names, random):
+    """Otherwise two nodes would exchange the same tombstones forever."""
     stones = [stone(f"{number}", age_s=float(number), tenant=t) for t, number in names]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(erasure, "TOMBSTONES_MAX", 7)
@@ -112,7 +112,7 @@ def test_files_of_earlier_versions_are_read():
     assert encode_tombstone(stone("alice", 3)) == OLD_FILE
 
 
-def test_a_tombstone_does_not_tell_who_it_was():
+def test_tombstone_reveals_neither_agent_nor_tenant():
     raw = encode_tombstone(stone("someone@example.com", tenant="family"))
 
     assert b"someone" not in raw
@@ -121,7 +121,7 @@ def test_a_tombstone_does_not_tell_who_it_was():
     assert stone(tenant="t").agent != stone(tenant="u").agent
 
 
-def test_every_damaged_byte_is_noticed():
+def test_every_damaged_byte_is_detected():
     raw = encode_tombstone(stone())
     for index in range(len(raw)):
         damaged = bytearray(raw)
@@ -140,6 +140,6 @@ def test_every_damaged_byte_is_noticed():
         ("ab" * 16, 1, 2 * ERASED_S_MAX),
     ],
 )
-def test_no_other_tombstones_exist(agent, epoch, erased_s):
+def test_invalid_tombstones_are_rejected(agent, epoch, erased_s):
     with pytest.raises(RejectedError):
         Tombstone(agent, "cd" * 16, epoch, erased_s)

@@ -23,7 +23,7 @@ def test_runs_are_equal_and_ascending(old: list[bytes], new: list[bytes]) -> Non
 
 
 @given(st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=40), st.data())
-def test_what_is_left_of_a_text_of_different_chunks_is_found_whole(
+def test_all_remaining_chunks_of_distinct_text_are_found(
     old: list[bytes], data: st.DataObject
 ) -> None:
     """Whatever was taken out of it, and put between."""
@@ -35,7 +35,7 @@ def test_what_is_left_of_a_text_of_different_chunks_is_found_whole(
     assert [old[a] for a, _ in _pairs(old, new)] == kept
 
 
-def test_repeated_chunks_are_taken_along_with_their_neighbours() -> None:
+def test_repeated_chunks_align_with_their_neighbors() -> None:
     """A conversation repeats its marks, and only what is said tells messages apart."""
     old = [b"[", b"one", b"]", b"[", b"two", b"]", b"[", b"three", b"]"]
     new = [b"[", b"one", b"]", b"[", b"cut", b"]", b"[", b"three", b"]"]
@@ -44,7 +44,7 @@ def test_repeated_chunks_are_taken_along_with_their_neighbours() -> None:
     assert len(kept) == len(old) - 1
 
 
-def test_equal_texts_are_one_run() -> None:
+def test_equal_texts_align_as_one_run() -> None:
     """Also where nothing in them is there once."""
     text = [b"a", b"b"] * 9
     assert [run.count for run in align_chunks(text, text)] == [len(text)]

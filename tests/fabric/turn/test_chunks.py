@@ -18,7 +18,7 @@ def digests(ids, salt=SALT):
     return {chunk_digest(salt, tokens[a:b]) for a, b in chunks(tokens, {SPECIAL})}
 
 
-def test_chunks_are_of_bounded_length_in_order_and_begin_at_special_tokens():
+def test_chunks_are_bounded_ordered_and_begin_at_special_tokens():
     ids = [*drawn(1, 700), SPECIAL, *drawn(2, 5), SPECIAL, *drawn(3, 900)]
     found = chunks(as_tokens(ids), {SPECIAL})
     ends = [0, *(end for _, end in found)]
@@ -32,14 +32,14 @@ def test_chunks_are_of_bounded_length_in_order_and_begin_at_special_tokens():
     assert 706 in {start for start, _ in found}
 
 
-def test_what_two_texts_share_is_cut_alike_behind_its_first_chunks():
+def test_shared_text_is_chunked_alike_after_its_first_chunks():
     shared = drawn(4, 1_000)
     one = digests([*drawn(5, 333), *shared, *drawn(6, 100)])
     other = digests([SPECIAL, *drawn(7, 78), *shared])
     assert len(one & other) > 0.7 * len(digests(shared))
 
 
-def test_digests_are_of_one_tenant():
+def test_chunk_digests_differ_between_tenants():
     ids = drawn(8, 400)
     assert not digests(ids) & digests(ids, OTHER)
 

@@ -1,4 +1,4 @@
-"""Which rewritings of a history leave a conversation the same, and which make it another."""
+"""Which rewrites of a history continue a conversation, and which start another."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "read", "description": "On 20
 TOMORROW = [{"type": "function", "function": {"name": "read", "description": "On 2026-11-29."}}]
 
 
-def said(role, text):
+def message_of(role, text):
     return Message(role, (text,))
 
 
@@ -29,8 +29,8 @@ def result(text):
 
 
 BEFORE = [
-    said(SYSTEM, "You help.\nIt is 2026-11-28 09:41:07."),
-    said(USER, "What does it say?"),
+    message_of(SYSTEM, "You help.\nIt is 2026-11-28 09:41:07."),
+    message_of(USER, "What does it say?"),
     CALL,
     result(LONG),
 ]
@@ -39,18 +39,18 @@ FORM = form_chain(BEFORE, TOOLS).answered(ANSWER)
 
 def after(*changes):
     """Return the messages of the next turn, some of them changed: pairs of place and message."""
-    messages = [*BEFORE, ANSWER, said(USER, "And now?")]
+    messages = [*BEFORE, ANSWER, message_of(USER, "And now?")]
     for place, message in changes:
         messages[place] = message
     return messages
 
 
-def goes_on(messages, tools=TOOLS):
+def continues_form(messages, tools=TOOLS):
     return form_chain(messages, tools).continues(FORM)
 
 
-def test_the_next_turn_continues_the_form():
-    assert goes_on(after())
+def test_next_turn_continues_the_form():
+    assert continues_form(after())
     chain = form_chain(after(), TOOLS)
     assert FORM.digest in chain.beginnings()
     assert next(iter(chain.turns())) == FORM.digest
@@ -70,102 +70,102 @@ def test_the_next_turn_continues_the_form():
         "You help.\nIt  is 09:41.\n",
     ],
 )
-def test_a_clock_or_a_reminder_in_the_system_prompt_leaves_it_the_same(text):
-    assert goes_on(after((0, said(SYSTEM, text))))
+def test_clock_or_reminder_in_system_prompt_continues_the_form(text):
+    assert continues_form(after((0, message_of(SYSTEM, text))))
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        said(USER, "What does it say?\n<system-reminder>\nBe kind.\n</system-reminder>"),
-        said(USER, "<environment_details>2 files</environment_details>What does it say?"),
+        message_of(USER, "What does it say?\n<system-reminder>\nBe kind.\n</system-reminder>"),
+        message_of(USER, "<environment_details>2 files</environment_details>What does it say?"),
     ],
 )
-def test_a_reminder_in_a_question_leaves_it_the_same(message):
-    assert goes_on(after((1, message)))
+def test_reminder_in_user_message_continues_the_form(message):
+    assert continues_form(after((1, message)))
 
 
-def test_a_message_that_is_a_reminder_only_does_not_count():
-    reminder = said(USER, "<system-reminder>Use the list.</system-reminder>")
-    assert goes_on([BEFORE[0], reminder, *after()[1:]])
+def test_reminder_only_message_is_ignored():
+    reminder = message_of(USER, "<system-reminder>Use the list.</system-reminder>")
+    assert continues_form([BEFORE[0], reminder, *after()[1:]])
     assert form_chain([reminder], None).whole == form_chain([], None).whole
 
 
-def test_thoughts_ids_and_the_spelling_of_calls_do_not_count():
+def test_reasoning_call_ids_and_argument_spelling_are_ignored():
     call = replace(
         CALL,
         texts=(" I look.\n",),
         reasoning="Hm.",
         uses=(ToolUse("read", '{"n": 1, "path": "a"}', "other"),),
     )
-    assert goes_on(after((2, call)))
+    assert continues_form(after((2, call)))
 
 
 @pytest.mark.parametrize("text", ["[elided]", "", "[Old tool result content cleared]", "x" * 200])
-def test_a_placeholder_stands_for_a_result_in_both_directions(text):
-    assert goes_on(after((3, result(text))))
+def test_placeholder_matches_a_result_in_both_directions(text):
+    assert continues_form(after((3, result(text))))
     elided = form_chain([*BEFORE[:3], result(text)], TOOLS).answered(ANSWER)
     assert form_chain(after(), TOOLS).continues(elided)
 
 
-def test_a_reminder_in_a_result_leaves_it_the_same():
-    assert goes_on(after((3, result(f"{LONG}<system-reminder>Beware.</system-reminder>"))))
+def test_reminder_in_tool_result_continues_the_form():
+    assert continues_form(after((3, result(f"{LONG}<system-reminder>Beware.</system-reminder>"))))
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (0, said(SYSTEM, "You harm.\nIt is 2026-11-28 09:41:07.")),
-        (0, said(USER, "You help.\nIt is 2026-11-28 09:41:07.")),
-        (0, said(SYSTEM, "You help.\nIt is 2026-11-28 09:41:07.\n<system-reminder>open")),
-        (1, said(USER, "What did it say?")),
-        (1, said(USER, "Current time in Paris?")),
+        (0, message_of(SYSTEM, "You harm.\nIt is 2026-11-28 09:41:07.")),
+        (0, message_of(USER, "You help.\nIt is 2026-11-28 09:41:07.")),
+        (0, message_of(SYSTEM, "You help.\nIt is 2026-11-28 09:41:07.\n<system-reminder>open")),
+        (1, message_of(USER, "What did it say?")),
+        (1, message_of(USER, "Current time in Paris?")),
         (2, replace(CALL, texts=("I read.",))),
         (2, replace(CALL, uses=(ToolUse("read", {"path": "b", "n": 1}),))),
         (2, replace(CALL, uses=())),
         (3, result(LONG.replace("nine", "five"))),
         (3, result(LONG[:201])),
-        (3, said(USER, "It is read.")),
+        (3, message_of(USER, "It is read.")),
         (4, replace(ANSWER, texts=("It is undone.",))),
-        (4, said(USER, "It is done.")),
+        (4, message_of(USER, "It is done.")),
     ],
 )
-def test_any_other_change_makes_another_conversation(place, message):
-    assert not goes_on(after((place, message)))
+def test_any_other_change_starts_another_conversation(place, message):
+    assert not continues_form(after((place, message)))
 
 
-def test_short_results_are_no_placeholders_of_each_other():
+def test_short_results_are_not_placeholders():
     short = form_chain([*BEFORE[:3], result("42")], TOOLS).answered(ANSWER)
     assert not form_chain(after((3, result("43"))), TOOLS).continues(short)
 
 
-def test_more_or_fewer_messages_make_another_conversation():
-    assert not goes_on(BEFORE)
-    assert not goes_on([*BEFORE, said(USER, "And now?")])
-    assert not goes_on([*BEFORE[:2], *after()[4:]])
-    assert not goes_on([*BEFORE[:3], result("[elided]"), result("[elided]"), *after()[4:]])
-    assert not goes_on(after(), tools=None)
-    assert goes_on(after(), tools=TOMORROW)
+def test_more_or_fewer_messages_start_another_conversation():
+    assert not continues_form(BEFORE)
+    assert not continues_form([*BEFORE, message_of(USER, "And now?")])
+    assert not continues_form([*BEFORE[:2], *after()[4:]])
+    assert not continues_form([*BEFORE[:3], result("[elided]"), result("[elided]"), *after()[4:]])
+    assert not continues_form(after(), tools=None)
+    assert continues_form(after(), tools=TOMORROW)
 
 
-def test_a_question_alone_is_no_evidence():
+def test_first_question_alone_identifies_no_conversation():
     first = form_chain(BEFORE[:2], None)
     assert list(first.beginnings()) == list(first.turns()) == []
     assert not form_chain(BEFORE[:2], None).continues(first.whole)
 
 
-def test_a_question_in_one_line_keeps_its_words():
+def test_single_line_question_keeps_its_words():
     assert without_passing_texts("Date: today?", drops_lines=False) == "Date: today?"
     assert without_passing_texts("Date: today\nHelp.", drops_lines=True) == "Help."
 
 
-def test_hostile_texts_take_time_by_their_length_only():
+def test_hostile_texts_are_processed_in_linear_time():
     for text in ("<reminder>" * 50_000, "1:" * 200_000, "Sat, " * 100_000, "\u0130<reminder>" * 9):
         assert without_passing_texts(text, drops_lines=True) is not None
     assert without_passing_texts("\u0130<reminder>x</reminder>y", drops_lines=True) == "\u0130 y"
 
 
-def test_a_form_travels_and_damaged_bytes_are_refused():
+def test_form_round_trips_and_damaged_bytes_are_rejected():
     assert from_plain(ConversationForm, to_plain(FORM)) == FORM
     raw = to_plain(FORM)
     for damaged in (b"", raw[:-1], raw + b"\0"):

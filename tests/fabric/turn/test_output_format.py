@@ -75,12 +75,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_of_ordinary_size_is_taken(name):
+def test_output_format_of_ordinary_size_is_accepted(name):
     GOOD[name].check()
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_would_compile_for_long_or_is_none_is_refused(name):
+def test_invalid_or_oversized_output_format_is_rejected(name):
     with pytest.raises(RejectedError) as caught:
         BAD[name].check()
     assert caught.value.param == "response_format"
@@ -89,27 +89,29 @@ def test_what_would_compile_for_long_or_is_none_is_refused(name):
 
 @given(output=FORMATS)
 @settings(max_examples=300, deadline=None)
-def test_no_source_breaks_the_check(output):
+def test_check_raises_only_rejected_error(output):
     with suppress(RejectedError):
         output.check()
 
 
 @given(output=FORMATS)
 @settings(max_examples=100, deadline=None)
-def test_it_arrives_at_a_node_as_it_was(output):
+def test_output_format_round_trips_in_a_request(output):
     sampling = Sampling(output=output)
-    who = Identity(IdentityKind.AGENT, AgentId("mira"))
-    request = GenerateRequest(OperationId("op"), TenantId("default"), who, sampling, prompt="a")
+    identity = Identity(IdentityKind.AGENT, AgentId("mira"))
+    request = GenerateRequest(
+        OperationId("op"), TenantId("default"), identity, sampling, prompt="a"
+    )
     assert from_plain(GenerateRequest, parse_json(dump_json(request))).sampling == sampling
 
 
-def test_an_older_router_says_nothing_of_it():
+def test_sampling_without_output_field_has_no_format():
     plain = parse_json(dump_json(Sampling()))
     del plain["output"]
     assert from_plain(Sampling, plain).output is None
 
 
-def test_choices_and_tags_are_read():
+def test_choices_and_tags_are_parsed():
     assert choices_of(GOOD["choice"]) == ("yes", "no")
     (only,) = tags_of(GOOD["tags"])
     assert (only.trigger, only.begin, only.end) == ("<f", "<f=go>", "</f>")

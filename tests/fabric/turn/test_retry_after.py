@@ -18,11 +18,11 @@ COUNTS = st.integers(0, 10_000)
         (256, 1, 0.01, RETRY_AFTER_S_MAX),
     ],
 )
-def test_half_of_the_line_has_gone_by_then(waiting, running, turns_per_s, expected):
+def test_retry_after_is_time_to_serve_half_the_queue(waiting, running, turns_per_s, expected):
     assert retry_after_s(waiting, running, turns_per_s) == expected
 
 
 @given(COUNTS, COUNTS, st.floats(0, allow_nan=False))
-def test_it_is_within_what_clients_take(waiting, running, turns_per_s):
+def test_retry_after_stays_within_limits(waiting, running, turns_per_s):
     found = retry_after_s(waiting, running, turns_per_s)
     assert RETRY_AFTER_S_MIN <= found <= RETRY_AFTER_S_MAX

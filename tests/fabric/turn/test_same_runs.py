@@ -22,12 +22,12 @@ def found(hints=(HINT,), gaps=((4, 309),), prompt=PROMPT, least=48, **records):
     return same_runs(as_tokens(prompt), gaps, hints, tokens_of, least)
 
 
-def test_a_run_reaches_as_far_as_the_tokens_agree():
+def test_run_extends_as_far_as_tokens_agree():
     assert found() == [SameRun("r", 90, 290, 50)]
     assert found()[0].without_first(16) == SameRun("r", 106, 290, 66)
 
 
-def test_what_an_index_says_wrongly_is_nothing():
+def test_wrong_hint_yields_no_run():
     wrong = ChunkPlaces(100, 130, (("r", 141), ("r", 5_000), ("r", 0)))
     assert found([wrong]) == []
 
@@ -40,18 +40,18 @@ def test_runs_stay_within_gaps_and_do_not_overlap():
     assert found(gaps=((60, 100),)) == []
 
 
-def test_the_longest_of_several_records_is_taken():
+def test_longest_run_of_several_records_is_chosen():
     hint = ChunkPlaces(100, 130, (("s", 66), ("r", 140)))
     assert found([hint], s=[*drawn(5, 16), *SHARED[:140]]) == [SameRun("r", 90, 290, 50)]
 
 
-def test_a_records_first_tokens_are_in_no_run():
+def test_sink_tokens_of_a_record_are_in_no_run():
     hint = ChunkPlaces(50, 80, (("s", 0),))
     [run] = found([hint], s=SHARED)
     assert run == SameRun("s", EDIT_SINK_TOKENS, 200, 50 + EDIT_SINK_TOKENS)
 
 
-def test_only_the_longest_runs_are_taken_of_many():
+def test_only_the_longest_runs_are_kept():
     prompt, hints = [], []
     for number in range(SPANS_MAX + 10):
         start = number % 5 * 20

@@ -32,18 +32,14 @@ def kept(old: list[int], new: list[int]) -> int:
 
 @given(FEW, FEW)
 @settings(max_examples=100, deadline=None)
-def test_runs_of_what_repeats_itself_are_equal_and_ascending(
-    old: list[int], new: list[int]
-) -> None:
+def test_runs_of_repetitive_text_are_equal_and_ascending(old: list[int], new: list[int]) -> None:
     """Two messages of three words have much in common, and little that is there once."""
     kept(old, new)
 
 
 @given(SOME, st.data())
 @settings(max_examples=100, deadline=None)
-def test_runs_of_what_was_edited_are_equal_and_ascending(
-    old: list[int], data: st.DataObject
-) -> None:
+def test_runs_of_edited_text_are_equal_and_ascending(old: list[int], data: st.DataObject) -> None:
     """Parts taken out, changed, swapped and repeated."""
     new: list[int] = []
     for _ in range(data.draw(st.integers(0, 6))):
@@ -53,7 +49,7 @@ def test_runs_of_what_was_edited_are_equal_and_ascending(
     kept(old, new)
 
 
-def test_all_is_kept_but_what_was_edited() -> None:
+def test_runs_cover_everything_but_the_edits() -> None:
     """Of a listing of which some lines were changed, with what lies between them."""
     rng = random.Random(1)
     old = [rng.randrange(50_000) for _ in range(4_000)]
@@ -63,7 +59,7 @@ def test_all_is_kept_but_what_was_edited() -> None:
     assert kept(old, new) >= len(old) - 40 * 5
 
 
-def test_what_is_repeated_is_kept_beside_what_is_not() -> None:
+def test_repeated_tokens_align_beside_unique_ones() -> None:
     """Anchors are what is there once; what adjoins them need not be."""
     rng = random.Random(2)
     lines = [[rng.randrange(50_000) for _ in range(40)] for _ in range(3)]
@@ -91,7 +87,7 @@ def hard(name: str) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(
     "name", ["nothing alike", "one token", "an edit in each line", "lines in another order"]
 )
-def test_time_is_bounded(name: str) -> None:
+def test_alignment_time_is_bounded(name: str) -> None:
     """Not a measurement: what grows with the square would take hours."""
     old, new = hard(name)
     before_s = time.process_time()
