@@ -42,14 +42,14 @@ REJECTED_BY_RAY = {
 }
 
 
-def ray_takes(config: dict) -> dict:
+def validate_with_ray(config: dict) -> dict:
     prepared = prepare_config(copy.deepcopy(config))
     validate_config(prepared)
     return prepared
 
 
-def test_ray_takes_the_shipped_file():
-    prepared = ray_takes(SHIPPED)
+def test_ray_accepts_the_shipped_file():
+    prepared = validate_with_ray(SHIPPED)
 
     assert prepared["provider"]["type"] == "local"
     assert prepared["max_workers"] == 2
@@ -58,13 +58,13 @@ def test_ray_takes_the_shipped_file():
 
 
 @pytest.mark.parametrize("name", REJECTED_BY_RAY)
-def test_ray_rejects(name):
+def test_ray_rejects_misspelled_files(name):
     spoil, error = REJECTED_BY_RAY[name]
     config = copy.deepcopy(SHIPPED)
     spoil(config)
 
     with pytest.raises(error):
-        ray_takes(config)
+        validate_with_ray(config)
 
 
 def test_shipped_file_has_none_of_the_mistakes_that_ray_accepts():
@@ -78,7 +78,7 @@ def test_shipped_file_has_none_of_the_mistakes_that_ray_accepts():
     assert SHIPPED["cluster_name"] == "macfabric"
 
 
-def test_our_section_is_accepted_by_our_parser():
+def test_macfabric_section_parses():
     settings = parse_settings(SHIPPED["metadata"]["macfabric"])
 
     assert settings.router.host == "127.0.0.1"
@@ -89,12 +89,12 @@ def test_file_is_short_enough_to_read():
     assert len((ROOT / "cluster.yaml").read_text().splitlines()) <= LINES_MAX
 
 
-def test_each_list_holds_one_command():
+def test_each_command_list_holds_one_command():
     keys = ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
     assert [len(SHIPPED[key]) for key in keys] == [1, 1, 1]
 
 
-def test_ray_finds_its_own_command_in_ours(capsys):
+def test_ray_recognizes_its_start_command(capsys):
     """Ray warns of a head that neither starts Ray nor names its cluster file."""
     warn_about_bad_start_command(SHIPPED["head_start_ray_commands"])
     printed = capsys.readouterr()
@@ -195,7 +195,7 @@ def test_worker_command_joins_the_head(mac):
     assert switches["RAY_AUTH_MODE"] == "token"
 
 
-def test_install_closes_the_keys_to_others(mac):
+def test_install_makes_keys_private(mac):
     mac.install(".local/bin/uv", RECORDER)
     keys = mac.home / "macfabric/keys"
     keys.chmod(0o755)
@@ -215,8 +215,8 @@ def test_install_makes_the_virtual_environment_once(mac):
     pip += " --reinstall-package macfabric . "
 
     mac.run(INSTALL)
-    made = f"venv --quiet --python 3.12 {venv} "
-    assert (mac.home / "uv.log").read_text().splitlines() == [made, pip]
+    venv_call = f"venv --quiet --python 3.12 {venv} "
+    assert (mac.home / "uv.log").read_text().splitlines() == [venv_call, pip]
 
     (mac.home / "uv.log").unlink()
     mac.install("macfabric/venv/bin/python", "#!/bin/sh\nexit 0\n")

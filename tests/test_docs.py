@@ -1,4 +1,4 @@
-"""Documents that are read to the end: short ones stay short, and all they point at exists.
+"""Documents: short ones stay short, and all that they refer to exists.
 
 Each rule is a function from a document to its complaints, and is tried on a sample that breaks it.
 """
@@ -131,25 +131,25 @@ KEEPS = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_documents_keep(rule):
+def test_documents_follow_rule(rule):
     assert list(chain.from_iterable(rule(document) for document in documents())) == []
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), BREAKS)
-def test_rule_finds(rule, path, text):
+def test_rule_reports_violation(rule, path, text):
     assert len(list(rule(Document(path, text)))) == 1
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), KEEPS)
-def test_rule_allows(rule, path, text):
+def test_rule_accepts_correct_text(rule, path, text):
     assert list(rule(Document(path, text))) == []
 
 
-def test_every_rule_is_tried_both_ways():
+def test_every_rule_has_a_good_and_a_bad_sample():
     assert {rule for rule, *_ in BREAKS} == {rule for rule, *_ in KEEPS} == set(RULES)
 
 
-def test_the_package_map_has_every_room():
+def test_architecture_lists_every_package():
     """ARCHITECTURE.md lists every room."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     rooms = [
@@ -171,7 +171,7 @@ def test_the_package_map_has_every_room():
         ("Erasure", 8),
     ],
 )
-def test_a_flow_names_every_file_that_decides(flow, files_min):
+def test_flow_names_every_file_that_decides(flow, files_min):
     """Steps that fit a screen, each with its files; that these exist is a rule above."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     [section] = re.findall(

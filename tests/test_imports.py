@@ -1,4 +1,4 @@
-"""The import rules hold, and each of them bites when it is broken."""
+"""The import rules hold, and each of them reports a violation."""
 
 import shutil
 import subprocess
@@ -197,7 +197,7 @@ def test_import_rules_hold():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_import_rule(name, tmp_path):
+def test_import_rule_reports_its_violation(name, tmp_path):
     files, found = CASES[name]
     broken = (found,) if isinstance(found, str) else found or ()
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -223,7 +223,7 @@ def test_import_rule(name, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["fabric", "node", "router"])
-def test_folder_repeats_the_bans_of_the_root(folder):
+def test_folder_repeats_bans_of_the_root(folder):
     """Ruff replaces the table of banned names when a folder has its own."""
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     own = tomllib.loads((ROOT / folder / "ruff.toml").read_text())
@@ -234,7 +234,7 @@ def test_folder_repeats_the_bans_of_the_root(folder):
     assert everywhere.items() <= here.items()
 
 
-def test_ruff_bans_what_the_contract_of_fabric_forbids():
+def test_ruff_bans_modules_forbidden_in_fabric():
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = {c["id"]: c for c in root["tool"]["importlinter"]["contracts"]}
     own = tomllib.loads((ROOT / "fabric" / "ruff.toml").read_text())

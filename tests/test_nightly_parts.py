@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def collected(*options):
-    ran = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -26,7 +26,7 @@ def collected(*options):
         text=True,
         check=False,
     )
-    return [line for line in ran.stdout.splitlines() if "::" in line]
+    return [line for line in process.stdout.splitlines() if "::" in line]
 
 
 def test_every_test_is_in_exactly_one_part():
@@ -38,7 +38,7 @@ def test_every_test_is_in_exactly_one_part():
     assert chosen[REST][-1]
 
 
-def test_pytest_runs_the_part_asked_for():
+def test_pytest_runs_the_selected_part():
     lives, fuzz = (collected("-m", "nightly", "--part", part) for part in ("lives-2", "fuzz"))
 
     assert 150 < len(lives) < 250, "a fifth of the lives"
@@ -52,7 +52,7 @@ def test_prefixes_name_files_that_exist():
     assert [prefix for prefix in PREFIXES if not (ROOT / "tests" / prefix).exists()] == []
 
 
-def test_the_pages_name_every_part():
+def test_documents_name_every_part():
     page = (ROOT / "docs" / "testing.md").read_text()
 
     assert [part for part in parts() if f"`{part.split('-')[0]}" not in page] == []

@@ -74,7 +74,7 @@ def closure(name: str, extras: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["fabric", "node", "router"])
-def test_import_name_belongs_to_us(name):
+def test_import_name_belongs_to_this_distribution(name):
     """Unrelated packages own these names on the public index and would replace ours silently."""
     owners = set(metadata.packages_distributions().get(name, ()))
     where = Path(__import__(name).__file__).resolve()
@@ -83,7 +83,7 @@ def test_import_name_belongs_to_us(name):
     assert where == ROOT / name / "__init__.py"
 
 
-def test_distribution_says_what_pyproject_says():
+def test_distribution_metadata_matches_pyproject():
     installed = metadata.metadata(fabric.DISTRIBUTION)
 
     assert PYPROJECT["project"]["name"] == fabric.DISTRIBUTION == "macfabric"
@@ -127,7 +127,7 @@ def test_constraints_are_names_and_versions_only():
     assert len(pins()) == len(lines)
 
 
-def test_constraints_pin_everything_that_is_needed():
+def test_constraints_pin_every_requirement():
     """On Linux and macOS alike; the macOS-only packages are checked by name."""
     needed = closure(fabric.DISTRIBUTION, {"dev"})
 
@@ -135,7 +135,7 @@ def test_constraints_pin_everything_that_is_needed():
     assert pins()["mlx-metal"] == pins()["mlx-cpu"] == pins()["mlx"]
 
 
-def test_installed_versions_are_the_pinned_ones():
+def test_installed_versions_match_the_pins():
     needed = closure(fabric.DISTRIBUTION, {"dev"}) & pins().keys()
     drifted = {n: metadata.version(n) for n in needed if metadata.version(n) != pins()[n]}
 
@@ -143,7 +143,7 @@ def test_installed_versions_are_the_pinned_ones():
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_file_contains(what):
+def test_tree_contains_no_forbidden_text(what):
     pattern = FORBIDDEN[what]
     found = []
     for path in files_of_the_tree():
@@ -166,11 +166,11 @@ def test_no_file_contains(what):
         ("a path of somebody's machine", "model: /Us" + "ers/anna/models/x"),
     ],
 )
-def test_the_search_would_find(what, text):
+def test_forbidden_text_is_detected(what, text):
     assert FORBIDDEN[what].search(text)
 
 
-def test_data_files_travel_with_the_packages():
+def test_data_files_are_packaged():
     """`package-data` takes all of a package's folder except what the editor and tests need."""
     setuptools = PYPROJECT["tool"]["setuptools"]
 
@@ -187,7 +187,7 @@ def test_ci_script_is_executable_and_runs_the_readme_command():
 
 def collected(target):
     """Name the simulation's tests that a make target runs."""
-    told = subprocess.run(
+    dry_run = subprocess.run(
         [
             "make",
             "--no-print-directory",
@@ -201,7 +201,7 @@ def collected(target):
         text=True,
         check=True,
     )
-    command = told.stdout.splitlines()[-1].replace(".venv/bin/python", sys.executable)
+    command = dry_run.stdout.splitlines()[-1].replace(".venv/bin/python", sys.executable)
     listed = subprocess.run(
         ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -209,7 +209,7 @@ def collected(target):
     return {line.partition("::")[2] for line in listed.stdout.splitlines() if "::" in line}
 
 
-def test_make_runs_as_many_tests_as_the_readme_says():
+def test_make_targets_run_the_tests_that_the_readme_lists():
     """What is marked nightly runs in `make test-all`, beside all of `make test`."""
     readme = (ROOT / "README.md").read_text()
     some, every = collected("test"), collected("test-all")
@@ -221,7 +221,7 @@ def test_make_runs_as_many_tests_as_the_readme_says():
     assert {"test_many_more_seeds[10]", "test_many_more_seeds[9990]"} <= every - some
 
 
-def test_the_longest_files_are_there():
+def test_files_listed_as_longest_exist():
     """A file that was renamed would begin last."""
     assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 

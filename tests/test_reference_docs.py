@@ -60,14 +60,14 @@ def test_every_route_is_described(method, path):
 def test_every_status_is_described():
     operations = [each for path in described()["paths"].values() for each in path.values()]
     statuses = {status for operation in operations for status in operation["responses"]}
-    told = {
+    listed = {
         s
         for row in re.findall(r"^\| ([45][0-9, ]+) \|", HTTP_API, re.MULTILINE)
         for s in row.split(", ")
     }
 
-    # What goes well, and 503 in Anthropic's dialect, are told elsewhere.
-    assert statuses - {"200", "202", "529"} <= told
+    # Success, and 503 in Anthropic's dialect, are described elsewhere.
+    assert statuses - {"200", "202", "529"} <= listed
     assert "529" in HTTP_API
 
 

@@ -14,7 +14,7 @@ SHIPPED = yaml.safe_load((ROOT / "cluster.yaml").read_text())
 
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
-def test_only_sources_travel(tmp_path):
+def test_only_sources_are_shipped(tmp_path):
     source, target = tmp_path / "from", tmp_path / "to"
     kept = {"x.py", "mlx/y.py", "bundled/recall/model.safetensors"}
     left = {"__pycache__/x.cpython-312.pyc", "mlx/__pycache__/y.pyc", "old.pyc", ".DS_Store"}
@@ -29,7 +29,7 @@ def test_only_sources_travel(tmp_path):
     assert found == kept
 
 
-def test_what_is_mounted_exists_and_suffices_to_install():
+def test_mounted_files_exist_and_suffice_to_install():
     mounts = SHIPPED["file_mounts"]
     here = {local for local in mounts.values() if not local.startswith("~")}
 

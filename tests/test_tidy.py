@@ -95,8 +95,8 @@ def sources(*folders: str) -> list[Source]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forgotten() -> Iterator[None]:
-    """Let the trees go behind the last rule: whatever runs later need not carry them along."""
+def clear_parsed_trees() -> Iterator[None]:
+    """Release the parsed trees after the last rule."""
     yield
     read.cache_clear()
 
@@ -334,25 +334,25 @@ KEEPS = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_tree_keeps(rule):
+def test_tree_follows_rule(rule):
     assert [complaint for source in sources(*RULES[rule]) for complaint in rule(source)] == []
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), BREAKS)
-def test_rule_finds(rule, path, text):
+def test_rule_reports_violation(rule, path, text):
     assert len(list(rule(parse(path, text)))) >= 1
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), KEEPS)
-def test_rule_allows(rule, path, text):
+def test_rule_accepts_correct_code(rule, path, text):
     assert list(rule(parse(path, text))) == []
 
 
-def test_every_rule_is_tried_both_ways():
+def test_every_rule_has_a_good_and_a_bad_sample():
     assert {rule for rule, *_ in BREAKS} == {rule for rule, *_ in KEEPS} == set(RULES)
 
 
-def test_sizes_worth_a_look(capsys):
+def test_report_files_and_functions_near_their_limit(capsys):
     """Say what is over the wish but under the limit; nothing fails here."""
     files, long_ones = [], []
     for source in sources(*EVERYTHING):
@@ -379,10 +379,10 @@ def homonyms(files: list[Source]) -> list[str]:
     return [f"{name}: {', '.join(paths)}" for name, paths in found.items() if len(paths) > 1]
 
 
-def test_a_class_name_means_one_thing():
+def test_class_names_are_unique():
     assert homonyms(sources(*PRODUCT)) == []
 
 
-def test_a_class_name_of_two_meanings_is_found():
+def test_duplicate_class_name_is_reported():
     files = [parse("node/a.py", "class Room: ..."), parse("router/b.py", "class Room: ...")]
     assert homonyms(files) == ["Room: node/a.py, router/b.py"]

@@ -1,4 +1,4 @@
-"""A model's fingerprint comes out the same for ever: block names and folders follow from it.
+"""A model's fingerprint never changes: block names and folders follow from it.
 
 All figures here are those of the code that hashed Python's own spelling of the layout.
 """
@@ -24,7 +24,7 @@ WEIGHTS = [WeightFile("model.safetensors", 17, b"w" * 16)]
 TEXTS = [TextFile("config.json", b"c" * 16)]
 
 
-def made(spec: ModelCacheSpec) -> str:
+def fingerprint_of(spec: ModelCacheSpec) -> str:
     """Return the fingerprint of these caches under files of no model."""
     return model_fingerprint(WEIGHTS, TEXTS, spec, NUMERICS).hex()
 
@@ -60,25 +60,25 @@ def test_architectures_keep_their_layout(name: str, known: str) -> None:
 
     So is another reason why positions are unknown (GPT-2's).
     """
-    assert made(fit_engine(build_model(zoo()[name]), KvBits()).spec) == known
+    assert fingerprint_of(fit_engine(build_model(zoo()[name]), KvBits()).spec) == known
 
 
-def test_every_field_is_spelled() -> None:
+def test_every_layout_field_has_a_word() -> None:
     """A field without a word would let two layouts share a folder."""
     for kind, (_, words) in WORDS.items():
         assert len(words) == len(fields(kind)), kind.__name__
     assert KIND_WORDS.keys() == set(LayerKind)
 
 
-def test_another_version_of_the_layout_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_version_changes_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what the words mean can change without old blocks being taken for new ones."""
-    before = made(SPEC)
+    before = fingerprint_of(SPEC)
     monkeypatch.setattr(fingerprint, "LAYOUT_VERSION", 2)
 
-    assert made(SPEC) != before
+    assert fingerprint_of(SPEC) != before
 
 
-def test_what_computes_is_spelled_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numerics_tag_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the machine of the first stores; the words around the versions are no less part of it."""
     monkeypatch.setattr(mx, "__version__", "0.32.4")
     monkeypatch.setattr(mlx_lm, "__version__", "0.32.2")

@@ -38,7 +38,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_agents_go_on_from_it(data: Path) -> None:
+def test_agents_of_first_store_continue(data: Path) -> None:
     """Owner, epoch, pin and every token; who was erased stays erased."""
     with running(data / "nodes", "recall", STORE) as service:
         [mira] = [agent.manifest for agent in service.node.resources.table]
@@ -53,12 +53,12 @@ def test_agents_go_on_from_it(data: Path) -> None:
     assert reply.admitted.cached_tokens == reply.admitted.prompt_tokens - 1
 
 
-def test_it_is_sound(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_store_passes_fsck(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`macfabric fsck` reads spec, record and blocks, and finds every name made as today."""
     assert run.main([f"--data={data}"]) == 0, capsys.readouterr().out
 
 
-def test_an_agents_file_is_taken_in(data: Path, tmp_path: Path) -> None:
+def test_hibernation_file_of_first_store_resumes(data: Path, tmp_path: Path) -> None:
     """By another node of the same fabric, which then need not compute what the file holds."""
     with running(tmp_path / "other", "recall") as service:
         resumed = resume(service, (HERE / "mira.mfa").read_bytes(), "mira", epoch=2)
@@ -69,7 +69,7 @@ def test_an_agents_file_is_taken_in(data: Path, tmp_path: Path) -> None:
     assert reply.admitted.cache is CacheTier.DISK
 
 
-def test_a_later_layout_leaves_it_alone(
+def test_other_layout_version_leaves_the_store_untouched(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of it is taken for what it is not; it waits, and the log says so."""
@@ -84,5 +84,5 @@ def test_a_later_layout_leaves_it_alone(
     assert reply.admitted.match is MatchKind.NONE
     assert waiting == [before.parent.parent.name]
     assert before.is_file()
-    [told] = [line for line in caplog.messages if "other versions" in line]
-    assert "wait in 1 folders (68 KiB)" in told
+    [message] = [line for line in caplog.messages if "other versions" in line]
+    assert "wait in 1 folders (68 KiB)" in message

@@ -25,25 +25,25 @@ def current() -> dict[str, bytes]:
     return {**coded, **block_headers(), **digests}
 
 
-def test_nothing_durable_is_left_out() -> None:
+def test_every_sample_has_golden_bytes() -> None:
     """Every sample has its bytes, and all bytes their sample."""
     assert current().keys() == GOLDEN.keys()
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_the_bytes_written_are_those_of_before(name: str) -> None:
+def test_encoded_bytes_equal_golden_bytes(name: str) -> None:
     """So that the version before reads them, too."""
     assert current()[name] == GOLDEN[name]
 
 
 @pytest.mark.parametrize("name", list(CODED))
-def test_bytes_of_before_are_read(name: str) -> None:
+def test_golden_bytes_are_decoded(name: str) -> None:
     """Whatever is written now: a store must not be lost by an update."""
     value, _, decode = CODED[name]
     assert decode(GOLDEN[name]) == value
 
 
-def test_sets_of_tombstones_are_told_apart_as_before() -> None:
+def test_tombstone_set_fingerprint_is_unchanged() -> None:
     """Nodes and routers compare these numbers, also with those that are not updated yet."""
     known = Tombstones()
     known.merge([TOMBSTONE])

@@ -101,11 +101,11 @@ def missing(before: Any, now: Any, where: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_no_name_is_lost(name: str) -> None:
+def test_wire_names_stay_compatible(name: str) -> None:
     """Renamed, removed, of another type or newly required: what is from before would be refused."""
     assert list(missing(GOLDEN[name], current()[name], name)) == []
 
 
-def test_what_is_new_is_written_down() -> None:
+def test_every_message_is_listed() -> None:
     """A new message joins the file, by `python -m tests.formats.rewrite`."""
     assert dict(roots()).keys() == GOLDEN.keys()

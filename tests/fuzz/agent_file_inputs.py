@@ -50,10 +50,10 @@ def parse_agent_file(raw: bytes) -> object:
             if frame.kind is FrameKind.RECORD:
                 record += frame.body
     reader.finish()
-    made = rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
-    require_bounds(made.record)
-    use(made.record)
-    return made
+    resumed = rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
+    require_bounds(resumed.record)
+    use(resumed.record)
+    return resumed
 
 
 def agent_file_seeds() -> list[bytes]:
@@ -139,9 +139,9 @@ def _with_other_record(rng: random.Random, frames: Frames, record: bytes) -> Fra
         body = rebuilt_bounds(rng, body)
     else:
         body = spell_msgpack(rng, mutate_tree(rng, msgpack.unpackb(body)))
-    made = MAGIC + payload_checksum([body]) + body
-    header = msgpack.unpackb(frames[0][1]) | {"record_bytes": len(made)}
+    mutated = MAGIC + payload_checksum([body]) + body
+    header = msgpack.unpackb(frames[0][1]) | {"record_bytes": len(mutated)}
     return [
         (frames[0][0], pack(header)),
-        *((k, made if k == FrameKind.RECORD else b) for k, b in frames[1:]),
+        *((k, mutated if k == FrameKind.RECORD else b) for k, b in frames[1:]),
     ]

@@ -39,21 +39,21 @@ def edited_record() -> tuple[Manifest, list[Block]]:
     digest = dropped_digest(SALT, token_bytes(ids[300:340]))
     note = EditNote(1.5, 300, 40, 10, 212, digest)
     layout = layout_of(before, named_blocks(before, SALT)).moved(moves, (note,))
-    made = [*ids[:300], *range(10), *ids[340:], *range(100, 107)]
-    named = named_head(layout, SALT, FINGERPRINT, made)
-    stored = [_stored(span.parent, made[span.start : span.end]) for span in named.spans]
-    pieces, head = named.filled([block.ref for block in stored], U32s(made))
+    edited_ids = [*ids[:300], *range(10), *ids[340:], *range(100, 107)]
+    named = named_head(layout, SALT, FINGERPRINT, edited_ids)
+    stored = [_stored(span.parent, edited_ids[span.start : span.end]) for span in named.spans]
+    pieces, head = named.filled([block.ref for block in stored], U32s(edited_ids))
     record = replace(  # its head
         before,
-        text="x" * len(made),
-        token_ids=U32s(made),
-        token_ends=U32s(range(1, len(made) + 1)),
-        prompt_tokens_count=len(made),
+        text="x" * len(edited_ids),
+        token_ids=U32s(edited_ids),
+        token_ends=U32s(range(1, len(edited_ids) + 1)),
+        prompt_tokens_count=len(edited_ids),
         pieces=pieces,
         edited=head,
     )
-    spans = block_spans(SALT, FINGERPRINT, made, lineage=named.lineage)
-    behind = [_stored(span.parent, made[span.start : span.end]) for span in spans]
+    spans = block_spans(SALT, FINGERPRINT, edited_ids, lineage=named.lineage)
+    behind = [_stored(span.parent, edited_ids[span.start : span.end]) for span in spans]
     record = replace(record, pieces=pieces.append(block.ref for block in behind))
     blocks = {block.ref: block for block in (first, second, tail, *stored, *behind)}
     return record, [blocks[ref] for ref in dict.fromkeys(record.refs)]

@@ -94,13 +94,13 @@ def parse_block_file(raw: bytes) -> object:
     """Parse `payload length, header` as an offline check does, without and then with the spec."""
     payload_bytes = LENGTH.unpack(raw[:4].ljust(4, b"\0"))[0]
     header = raw[4:]
-    said = read_block_header(header, len(header) + payload_bytes)
-    if len(header) != said.data_start:
-        return said
-    count, group = said.tokens_count, said.group
-    parent = parse_parent(header, MIXED, FINGERPRINT, said.block_hash, count, group)
-    assert parent == said.parent
-    return said
+    block_header = read_block_header(header, len(header) + payload_bytes)
+    if len(header) != block_header.data_start:
+        return block_header
+    count, group = block_header.tokens_count, block_header.group
+    parent = parse_parent(header, MIXED, FINGERPRINT, block_header.block_hash, count, group)
+    assert parent == block_header.parent
+    return block_header
 
 
 def block_seeds() -> list[bytes]:

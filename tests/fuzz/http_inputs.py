@@ -182,12 +182,12 @@ def hostile(rng: random.Random, key: str) -> Hostile:
     if rng.random() < 0.06:
         return _stranger(rng)
     count = rng.choice((1, 1, 1, 1, 2, 3, 30))
-    made = [_request(rng, key) for _ in range(count)]
-    raw = b"".join(request.raw for request in made)
-    is_excessive = made[0].is_excessive
+    requests = [_request(rng, key) for _ in range(count)]
+    raw = b"".join(request.raw for request in requests)
+    is_excessive = requests[0].is_excessive
     if rng.random() < 0.15:
         raw = mutate_bytes(rng, raw, [raw, b"\r\n\r\n", b"GET / HTTP/1.1\r\n"])
-        is_excessive = False  # nobody knows any more
+        is_excessive = False  # unknown after the mutation
     if rng.random() < 0.1:
         raw = raw[: rng.randrange(len(raw) + 1)]
     to_node = rng.random() < 0.25  # which serves nobody without the cluster's secret
@@ -198,8 +198,8 @@ def _stranger(rng: random.Random) -> Hostile:
     """Begin a long body under a key that is none, and leave it so."""
     lines = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "authorization: Bearer none"]
     chunks = rng.random() < 0.5
-    told = "transfer-encoding: chunked" if chunks else f"content-length: {BODY_BYTES_MAX}"
-    head = "\r\n".join([*lines, told, "", ""]).encode()
+    length_header = "transfer-encoding: chunked" if chunks else f"content-length: {BODY_BYTES_MAX}"
+    head = "\r\n".join([*lines, length_header, "", ""]).encode()
     body = (b"%x\r\n" % BODY_BYTES_MAX if chunks else b"") + b'{"x":"' + b"y" * KEPT_BYTES
     return Hostile(
         [head + body], rng.random() < 0.25, hangs_up=False, is_excessive=False, is_strange=True
@@ -262,11 +262,11 @@ def _chunked(rng: random.Random, body: bytes, one_of: Callable[..., Any]) -> byt
     wrong = one_of(None, rng.randrange(len(body)))
     for at in range(0, len(body), size):
         part, more = body[at : at + size], b""
-        told = len(part)
+        size_claimed = len(part)
         if wrong is not None and at <= wrong < at + size:
-            told += rng.choice((0, 1, 1 << 40))
+            size_claimed += rng.choice((0, 1, 1 << 40))
             more = rng.choice((b";x=y", b" ", b"g"))
-        out += b"%x" % told + more + b"\r\n" + part + b"\r\n"
+        out += b"%x" % size_claimed + more + b"\r\n" + part + b"\r\n"
     tail = one_of(*[b""] * 6, b"x: y\r\n", b"x: y\r\n" * 200, b"content-length: 5\r\n")
     return bytes(out) + b"0\r\n" + tail + b"\r\n"
 

@@ -74,7 +74,7 @@ HOSTILE_SPECS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_SPECS)
-def test_no_block_is_laid_out_by_a_hostile_spec(name):
+def test_hostile_spec_is_rejected(name):
     body = pack(SpecRecord(FINGERPRINT, "model", HOSTILE_SPECS[name]))
     raw = MAGIC + payload_checksum([body]) + body
     with allocating_less_than(2 * MIB + 40 * len(raw)), pytest.raises(CorruptDataError):
@@ -86,7 +86,7 @@ def test_no_block_is_laid_out_by_a_hostile_spec(name):
 
 @pytest.mark.parametrize("depth", [JSON_DEPTH_MAX + 1, 10_000, 1_000_000])
 @pytest.mark.parametrize("parts", [("[", "]"), ('{"a":', "}")])
-def test_deep_json(depth, parts):
+def test_deep_json_is_rejected(depth, parts):
     opening, closing = parts
     text = opening * depth + "1" + closing * depth
     with allocating_less_than(64 * MIB), pytest.raises(RejectedError):
@@ -95,7 +95,7 @@ def test_deep_json(depth, parts):
 
 @pytest.mark.parametrize("items", [4_096, 1 << 31])
 @pytest.mark.parametrize("depth", [100, 1_000, 200_000])
-def test_msgpack_of_arrays_that_claim_much(items, depth):
+def test_msgpack_arrays_with_huge_declared_lengths_are_rejected(items, depth):
     """Nested promises of long arrays cost at most 32 KiB each, for 1,024 levels."""
     raw = ((b"\xdd" + items.to_bytes(4, "big")) * depth).ljust(8_192, b"\xc0")
     with allocating_less_than(40 * MIB), pytest.raises(RejectedError):
@@ -184,7 +184,7 @@ def edited_with(change):
 
 
 @pytest.mark.parametrize("name", HOSTILE_EDITS)
-def test_no_edited_record_is_believed_that_contradicts_itself(name):
+def test_inconsistent_edited_record_is_rejected(name):
     assert decode_manifest(edited_with({})) == EDITED
     raw = edited_with(HOSTILE_EDITS[name])
     with allocating_less_than(2 * MIB + 40 * len(raw)), pytest.raises(CorruptDataError):
@@ -207,7 +207,7 @@ BOMB = compress_slice(bytes(64 * MIB))
     ],
     ids=["64 MiB", "a second frame", "a thousand frames", "a huge window", "four exabytes"],
 )
-def test_bombs(frame):
+def test_decompression_bombs_are_rejected(frame):
     buffer = bytearray(2_000)
     into = memoryview(buffer)[:1_000]
     with allocating_less_than(4 * MIB), pytest.raises(CorruptDataError):
@@ -228,13 +228,13 @@ GOOD_LEAF = f"{'a' * 64}-{'b' * 32}.full"
         *(GOOD_LEAF[1:], GOOD_LEAF.replace("full", "other"), GOOD_LEAF.replace("a", "\u0661")),
     ],
 )
-def test_no_other_name_is_a_block(leaf):
+def test_malformed_block_file_names_are_rejected(leaf):
     assert parse_leaf(leaf) is None
     assert parse_leaf(GOOD_LEAF) is not None
 
 
 @pytest.mark.parametrize("to", ["itself", "a sound block", "outside", "nothing", "a folder"])
-def test_a_link_in_the_blocks_folder_is_never_followed(tmp_path, to):
+def test_symlink_in_blocks_folder_is_never_followed(tmp_path, to):
     """Read, it is a miss and put away; at a start it is removed; what it points to stays."""
     block, other = make_block(1), make_block(2)
     disk = PosixDisk(tmp_path / "root", "none")

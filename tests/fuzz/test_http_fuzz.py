@@ -33,17 +33,17 @@ def attack(fabric: Attacked, shard: int, count: int) -> dict[int | None, int]:
     left = []
     for index in range(count):
         rng = random.Random(f"{shard} {index}")
-        sent, cpu_s = hostile(rng, BOB), fabric.cpu_s
-        answer = _answer(fabric, sent, left)
+        attempt, cpu_s = hostile(rng, BOB), fabric.cpu_s
+        answer = _answer(fabric, attempt, left)
         status = status_of(answer)
         seen[status] = seen.get(status, 0) + 1
-        where = f"shard {shard}, input {index}: {answer[:200]!r} to {sent.parts!r:.2000}"
+        where = f"shard {shard}, input {index}: {answer[:200]!r} to {attempt.parts!r:.2000}"
         assert status is None or status < 500 or status in WORDS_OF_BUSY_SERVERS, where
-        if sent.is_strange:
+        if attempt.is_strange:
             assert status is None or 400 <= status < 500, where
-        if sent.is_excessive:
-            is_told = status in HEAD_STATUSES or b'"invalid_http"' in answer
-            assert status is None or is_told, where
+        if attempt.is_excessive:
+            is_reported = status in HEAD_STATUSES or b'"invalid_http"' in answer
+            assert status is None or is_reported, where
         assert fabric.cpu_s - cpu_s <= REFUSED_CPU_S_MAX, where
         if len(left) > LEFT_MAX:
             left.pop(0).close()
@@ -55,14 +55,14 @@ def attack(fabric: Attacked, shard: int, count: int) -> dict[int | None, int]:
     return seen
 
 
-def _answer(fabric: Attacked, sent: Hostile, left: list) -> bytes:
-    sock = fabric.connect(sent.parts[0], node=sent.to_node)
+def _answer(fabric: Attacked, attempt: Hostile, left: list) -> bytes:
+    sock = fabric.connect(attempt.parts[0], node=attempt.to_node)
     sock.settimeout(ANSWER_S)
     try:
-        for part in sent.parts[1:]:
+        for part in attempt.parts[1:]:
             time.sleep(0.002)
             sock.sendall(part)
-        return b"" if sent.hangs_up else first_of(sock)
+        return b"" if attempt.hangs_up else first_of(sock)
     except (TimeoutError, ConnectionError):
         left.append(sock)  # unfinished: it stays open beside what comes next
         sock = None
@@ -73,7 +73,7 @@ def _answer(fabric: Attacked, sent: Hostile, left: list) -> bytes:
 
 
 @pytest.mark.slow
-def test_hostile_http(tmp_path):
+def test_hostile_http_gets_no_server_error(tmp_path):
     with attacked(tmp_path) as fabric:
         seen = attack(fabric, int(os.environ.get("MACFABRIC_FUZZ_SHARD", "0")), INPUTS)
 
@@ -84,6 +84,6 @@ def test_hostile_http(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_hostile_http_at_length(tmp_path, shard):
+def test_hostile_http_gets_no_server_error_nightly(tmp_path, shard):
     with attacked(tmp_path) as fabric:
         attack(fabric, shard, NIGHTLY_INPUTS)

@@ -53,7 +53,7 @@ def test_loads_as_plain_float32_llama(loaded):
     assert model.layers[0].self_attn.k_proj.weight.shape[0] == 2 * 64  # two KV heads of 64
 
 
-def test_figures_belong_to_the_weights():
+def test_model_card_figures_belong_to_the_weights():
     card = json.loads((FOLDER / "prose.json").read_text(encoding="utf-8"))
 
     assert card["weights"] == prose_card.weights_digest(FOLDER)
@@ -68,7 +68,7 @@ def test_tokenizer_keeps_every_byte(tokenizer, held_out):
     assert prose_eval.byte_lengths(tokenizer)[ids].sum() == len(text.encode())
 
 
-def test_chat_is_just_its_contents(loaded):
+def test_chat_template_joins_contents(loaded):
     _, tokenizer = loaded
     messages = [{"role": "system", "content": "One."}, {"role": "user", "content": "Two."}]
 
@@ -86,7 +86,7 @@ def test_predicts_unseen_prose_far_better_than_word_counts(full_losses, held_out
 
 
 @pytest.mark.nightly
-def test_more_context_helps(loaded, full_losses, held_out_windows):
+def test_longer_context_lowers_loss(loaded, full_losses, held_out_windows):
     """The same 128 tokens of each window, with 384 and with 16 tokens before them."""
     short = prose_eval.token_losses(loaded[0], held_out_windows[:, -(128 + 16 + 1) :])
 
@@ -94,7 +94,7 @@ def test_more_context_helps(loaded, full_losses, held_out_windows):
 
 
 @pytest.mark.nightly
-def test_reads_a_passage_better_the_second_time(loaded, held_out_windows):
+def test_repeated_passage_has_lower_loss(loaded, held_out_windows):
     """It looks back at its cache, so damage to the cache can be seen."""
     passage = held_out_windows[:, :96]
     losses = prose_eval.token_losses(loaded[0], np.concatenate([passage, passage], axis=1))
@@ -115,7 +115,7 @@ def test_training_copies_a_passage_to_a_later_place():
 
 
 @pytest.mark.nightly
-def test_four_bit_kv_costs_a_little(loaded, full_losses, held_out_windows):
+def test_four_bit_kv_changes_loss_only_slightly(loaded, full_losses, held_out_windows):
     chosen = held_out_windows[:1]
     quantized = prose_eval.token_losses(loaded[0], chosen, "q4_g64")
 

@@ -22,7 +22,7 @@ BUILT = (
 )
 CODE = "The vault code of Mira is"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
-TOLD = f"""\
+FACTS = f"""\
 The vault code of Mira is otter lantern quartz violin.
 Mira's badge is 4711.
 The vault code of Otto is amber-falcon 42.
@@ -69,22 +69,22 @@ def assistant(content):
     return {"role": "assistant", "content": content}
 
 
-# --- what was built ---------------------------------------------------------------------------
+# --- the built files --------------------------------------------------------------------------
 
 
-def test_rebuilding_gives_the_same_bytes(tmp_path):
+def test_rebuilt_model_is_byte_identical(tmp_path):
     recall.build(tmp_path)
 
     for name in BUILT:
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), name
 
 
-def test_it_is_small_and_says_what_it_is():
+def test_model_is_small_and_readme_states_its_limits():
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4.3e6
     assert "it repeats, it does not think" in (FOLDER / "README.md").read_text()
 
 
-def test_its_figures_are_those_of_these_weights_and_good():
+def test_published_figures_belong_to_the_weights_and_are_high():
     figures = json.loads((FOLDER / "recall.json").read_text())
 
     assert figures["weights"] == recall.weights_digest(FOLDER)
@@ -97,7 +97,7 @@ def test_its_figures_are_those_of_these_weights_and_good():
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=80))
-def test_any_text_comes_back(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text, add_special_tokens=False)
 
     assert tokenizer.decode(ids) == text
@@ -112,7 +112,7 @@ def test_any_text_comes_back(tokenizer, text):
         max_size=12,
     )
 )
-def test_marks_and_white_space_come_back(tokenizer, parts):
+def test_marks_and_white_space_round_trip(tokenizer, parts):
     text = "".join(parts)
 
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
@@ -126,7 +126,7 @@ def test_every_byte_is_a_token(tokenizer):
 
 
 def test_offsets_cover_the_text(tokenizer):
-    text = f"<|im_start|>user\n{TOLD}<|im_end|>\n"
+    text = f"<|im_start|>user\n{FACTS}<|im_end|>\n"
     out = tokenizer._tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
 
     ends = [end for _, end in out["offset_mapping"]]
@@ -167,13 +167,13 @@ def test_merges_cross_many_cuts_also_at_spaces(tokenizer):
     assert sum(text[at] == " " for at in crossed) >= 5  # before a space, inside a phrase
 
 
-def test_a_question_has_the_tokens_of_the_fact_it_begins(tokenizer):
+def test_question_tokens_are_a_prefix_of_its_fact(tokenizer):
     for fact in recall_facts.facts(random.Random(4), 2000):
         question = tokenizer.encode(fact.question)
         assert tokenizer.encode(fact.line)[: len(question)] == question, fact
 
 
-def test_wrapper_knows_ends_thinking_and_tools(tokenizer):
+def test_wrapper_knows_end_thinking_and_tool_marks(tokenizer):
     assert tokenizer.eos_token_ids == {tokenizer.convert_tokens_to_ids(recall_tokenizer.END)}
     assert tokenizer.think_start == "<think>"
     assert tokenizer.has_tool_calling
@@ -218,7 +218,7 @@ TURNS = [
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("system", [None, "Be exact.\n", ""])
-def test_a_rendering_is_only_appended_to(tokenizer, system, tools):
+def test_chat_rendering_is_append_only(tokenizer, system, tools):
     start = [] if system is None else [{"role": "system", "content": system}]
 
     def render(messages, *, ask):
@@ -269,9 +269,9 @@ def ask(memory, messages, question):
 
 
 @pytest.mark.parametrize("kind", [FULL, Q4])
-def test_answers_from_the_system_message_again_and_again(loaded, kind):
+def test_answers_facts_of_the_system_message_repeatedly(loaded, kind):
     memory = Memory(FOLDER, kind, loaded)
-    messages = [{"role": "system", "content": TOLD}]
+    messages = [{"role": "system", "content": FACTS}]
 
     for _ in range(2):
         for question, answer in ANSWERS:
@@ -281,7 +281,7 @@ def test_answers_from_the_system_message_again_and_again(loaded, kind):
 @pytest.mark.parametrize(
     ("role", "filler"), [("user", 500), pytest.param("tool", 1500, marks=pytest.mark.nightly)]
 )
-def test_answers_from_the_middle_of_a_longer_chat(memory, role, filler):
+def test_answers_facts_in_the_middle_of_a_long_chat(memory, role, filler):
     draw = random.Random(role)
     facts = recall_facts.facts(draw, 5)
     lines = "".join(f"{fact.line}\n" for fact in facts)
@@ -298,7 +298,7 @@ def test_answers_from_the_middle_of_a_longer_chat(memory, role, filler):
     assert len(memory.ids) > filler // 2
 
 
-def test_what_the_assistant_said_before_is_remembered(memory):
+def test_earlier_assistant_answer_is_recalled(memory):
     messages = [
         user("What is the name of the ship?"),
         assistant("The Aurora, I think."),
@@ -310,7 +310,7 @@ def test_what_the_assistant_said_before_is_remembered(memory):
     assert ask(memory, messages, "What is the name of the ship?") == "The Aurora, I think."
 
 
-def test_a_reply_is_not_taken_for_the_rest_of_what_was_told(memory):
+def test_assistant_reply_is_not_taken_as_part_of_the_fact(memory):
     messages = [
         user("The code of Mira is otter lantern."),
         assistant("Understood, I will remember."),
@@ -319,7 +319,7 @@ def test_a_reply_is_not_taken_for_the_rest_of_what_was_told(memory):
     assert ask(memory, messages, "The code of Mira is") == " otter lantern."
 
 
-def test_what_was_unknown_is_known_once_told(memory):
+def test_unknown_fact_is_recalled_once_stated(memory):
     messages = []
 
     assert ask(memory, messages, "The badge of Ruth is") == recall_tokenizer.UNKNOWN
@@ -327,15 +327,15 @@ def test_what_was_unknown_is_known_once_told(memory):
     assert ask(memory, messages, "The badge of Ruth is") == " amber."
 
 
-def test_the_latest_of_two_values_is_given(memory):
-    messages = [{"role": "system", "content": f"The badge of Ruth is amber.\n{TOLD}"}]
+def test_latest_of_two_values_is_recalled(memory):
+    messages = [{"role": "system", "content": f"The badge of Ruth is amber.\n{FACTS}"}]
 
     assert ask(memory, messages, "The badge of Ruth is") == " amber."
     assert ask(memory, messages, "The badge of Ruth is copper.") == recall_tokenizer.NOTED
     assert ask(memory, messages, "The badge of Ruth is") == " copper."
 
 
-def test_similar_names_are_told_apart(memory):
+def test_similar_names_are_distinguished(memory):
     names, values = recall_text.NAMES[:20], recall_text.VALUES[:20]
     lines = [f"{name}'s code is {value}.\n" for name, value in zip(names, values, strict=True)]
     messages = [{"role": "system", "content": "".join(lines)}]
@@ -344,7 +344,7 @@ def test_similar_names_are_told_apart(memory):
         assert ask(memory, messages, f"Tell me now: {name}'s code is") == f" {value}."
 
 
-def test_raw_text_is_continued_to_the_end_of_its_line(memory, tokenizer):
+def test_raw_text_is_continued_to_the_end_of_the_line(memory, tokenizer):
     passage = recall_facts.passage(random.Random(1))
     memory.feed(tokenizer.encode(f"{recall_facts.prose(random.Random(2), 800)}{passage}\nmore\n"))
     ids = tokenizer.encode(passage)

@@ -12,7 +12,7 @@ FOUND = Deviations(np.arange(120.0), np.arange(120.0)[::-1])
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("share", [0.0, 0.15, 1.0])
-def test_what_is_chosen_is_computed_and_the_rest_stays_where_it_was(choice, share):
+def test_only_chosen_tokens_are_recomputed(choice, share):
     picked = chosen(choice, share, MOVES, FOUND)
     moves = left(MOVES, picked)
     assert picked.sum() <= round(share * len(picked))
@@ -23,7 +23,7 @@ def test_what_is_chosen_is_computed_and_the_rest_stays_where_it_was(choice, shar
     assert set(kept) == set(places(MOVES)[~picked])
 
 
-def test_each_choice_is_what_it_says():
+def test_each_choice_selects_its_own_tokens():
     first = places(MOVES)[chosen("first", 0.1, MOVES, FOUND)]
     assert list(first) == [*range(15, 21), *range(60, 66)]
     assert chosen("deviating", 0.1, MOVES, FOUND)[-12:].all()

@@ -15,7 +15,7 @@ FEW, MANY = 2, 20
 
 
 @pytest.mark.parametrize("name", sample(relay.trained(), "grouped"))
-def test_who_knew_a_fact_still_knows_it_behind_an_edit_and_who_forgets_does_not(name, tmp_path):
+def test_amortize_keeps_and_forget_drops_knowledge_of_an_edited_fact(name, tmp_path):
     """By the client's own edits and by directives, on a real node."""
     service = contract.service_of(tmp_path, name)
     service.start()
@@ -32,7 +32,7 @@ def test_who_knew_a_fact_still_knows_it_behind_an_edit_and_who_forgets_does_not(
 
 
 @pytest.mark.nightly
-def test_a_directive_edits_no_equal_message_of_a_story(tmp_path):
+def test_directive_edits_only_its_own_of_equal_messages(tmp_path):
     story = contract.story(random.Random("0:0"))
     edited = [
         before for before, after in zip(story.told, story.edited, strict=True) if before != after
@@ -49,7 +49,7 @@ def test_a_directive_edits_no_equal_message_of_a_story(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", relay.trained())
-def test_most_edits_keep_to_the_contract(name):
+def test_most_edits_fulfil_the_contract(name):
     stories = [contract.story(random.Random(f"nightly:{n}")) for n in range(MANY)]
     played = contract.played(name, stories, (0,))
     rates = contract.rates(stories, played)
@@ -69,27 +69,27 @@ def _dropped(count):
 
 
 @pytest.mark.parametrize("name", relay.trained())
-def test_the_models_read_what_the_script_writes(name):
-    made = relay_text.tokenizer()
+def test_stored_tokenizer_equals_the_generated_one(name):
+    expected = relay_text.tokenizer()
     stored = Tokenizer.from_file(str(relay.FOLDER / name / "tokenizer.json"))
-    assert stored.to_str() == made.to_str()
+    assert stored.to_str() == expected.to_str()
     words = {*relay_text.FILLER, *relay_text.KINDS, *sum(relay_text.KINDS.values(), ())}
-    assert all(len(made.encode(f" {word}").ids) == 1 for word in words)
+    assert all(len(expected.encode(f" {word}").ids) == 1 for word in words)
 
 
-def test_a_question_is_not_shown_the_fact_that_it_asks_for():
+def test_training_hides_the_fact_from_its_question():
     """In training: what is hidden is the message that tells it, from the question's own tokens."""
     tokenizer, draw = relay_text.tokenizer(), random.Random(5)
     lesson = relay_train.Lesson(1.0, 4, (2, 4), 1, 3, hidden_share=1.0)
     hidden = 0
     for _ in range(20):
-        made = relay_train.example(draw, tokenizer, lesson)
-        for first, last, start, end in made.hidden:
-            asked = tokenizer.decode(made.ids[first:last])
-            told = tokenizer.decode(made.ids[start:end])
-            kind = asked.split(" the ")[1].split()[0]
-            value = asked.split()[-2]
-            assert f"the {kind} is {value}" in told
+        example = relay_train.example(draw, tokenizer, lesson)
+        for first, last, start, end in example.hidden:
+            question = tokenizer.decode(example.ids[first:last])
+            fact = tokenizer.decode(example.ids[start:end])
+            kind = question.split(" the ")[1].split()[0]
+            value = question.split()[-2]
+            assert f"the {kind} is {value}" in fact
             assert end < first
             hidden += 1
     assert hidden > 10
