@@ -20,9 +20,9 @@ HASH = b"h" * 32
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
 def disk(request, tmp_path):
-    made = open_disk(tmp_path, "none", CLUSTER_KEY, encrypts=request.param)
-    yield made
-    made.close()
+    opened = open_disk(tmp_path, "none", CLUSTER_KEY, encrypts=request.param)
+    yield opened
+    opened.close()
 
 
 def put_long(disk, kv_bytes, tokens_count=256):
@@ -31,16 +31,16 @@ def put_long(disk, kv_bytes, tokens_count=256):
         TensorSpec("layers.0.keys.codes", "U32", (kv_bytes // 4,)),
         TensorSpec("tokens", "U32", (tokens_count,)),
     ]
-    said = {"format": "macfabric-block", "version": "1", "group": "full"}
-    said |= {"fingerprint": FINGERPRINT.hex(), "parent": HASH.hex(), "block_hash": HASH.hex()}
+    metadata = {"format": "macfabric-block", "version": "1", "group": "full"}
+    metadata |= {"fingerprint": FINGERPRINT.hex(), "parent": HASH.hex(), "block_hash": HASH.hex()}
     payload = bytes(kv_bytes) + bytes(range(256)) * (tokens_count // 64)
     leaf = f"{HASH.hex()}-{payload_checksum([payload]).hex()}.full"
-    disk.publish(f"blocks/{leaf}", [render_header(tensors, said), payload])
+    disk.publish(f"blocks/{leaf}", [render_header(tensors, metadata), payload])
     return leaf, len(payload)
 
 
 @pytest.mark.parametrize("kv_bytes", [4, PIECE_BYTES - 1_024, PIECE_BYTES - 4, 40 * MIB])
-def test_memory_does_not_grow_with_the_block(disk, kv_bytes):
+def test_memory_of_the_check_does_not_grow_with_the_block(disk, kv_bytes):
     leaf, payload_bytes = put_long(disk, kv_bytes)
     check = BlockCheck(disk, FINGERPRINT.hex()[:16], None)
     tracemalloc.start()
@@ -56,7 +56,7 @@ def test_memory_does_not_grow_with_the_block(disk, kv_bytes):
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 100, 1 << 20])
-def test_the_tokens_are_read_whichever_pieces_hold_them(disk, monkeypatch, piece_bytes):
+def test_tokens_are_read_across_piece_boundaries(disk, monkeypatch, piece_bytes):
     monkeypatch.setattr(fsck_block, "PIECE_BYTES", piece_bytes)
     block = make_block(1, 40, SPEC)
     block.put_into(BlockStore(disk, SPEC, FINGERPRINT))

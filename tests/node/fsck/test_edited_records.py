@@ -28,8 +28,8 @@ def check(folder, capsys, *argv):
 
 
 @pytest.mark.parametrize("place", sample([0, 1, 2, -1], 1, -1))
-def test_a_record_is_cut_within_its_edited_head(tmp_path, model, capsys, place):
-    """What is left names its blocks, and its agent goes on with it."""
+def test_repair_cuts_record_within_its_edited_head(tmp_path, model, capsys, place):
+    """The rest of the record names its blocks, and its agent continues with it."""
     data = tmp_path / "data"
     node = data / "nodes"
     node.mkdir(parents=True)

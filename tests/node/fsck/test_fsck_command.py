@@ -15,7 +15,7 @@ def stored(tmp_path):
     return make_folder(tmp_path / "data")
 
 
-def test_a_folder_in_use_is_refused(stored, capsys):
+def test_folder_in_use_is_refused(stored, capsys):
     with opened(stored.root) as disk:
         disk.recover()
         before = tree(stored.root)
@@ -31,7 +31,7 @@ def test_a_folder_in_use_is_refused(stored, capsys):
     "argv",
     [["--node=node-z"], ["--node=../.."], ["--node=NODE"], ["--fly"], ["--data=/nowhere"]],
 )
-def test_misuse(stored, tmp_path, argv, capsys):
+def test_invalid_arguments_are_refused(stored, tmp_path, argv, capsys):
     try:
         status = run.main([f"--data={tmp_path / 'data'}", *argv])
     except SystemExit as ended:
@@ -41,7 +41,7 @@ def test_misuse(stored, tmp_path, argv, capsys):
     assert printed.err
 
 
-def test_all_nodes_and_all_models_are_checked(stored, tmp_path, capsys):
+def test_every_node_and_model_is_checked(stored, tmp_path, capsys):
     make_folder(tmp_path / "data", "node-b")
     shutil.copytree(stored.root, stored.root.parent / ("0" * 16))
     status = run.main([f"--data={tmp_path / 'data'}"])
@@ -53,7 +53,7 @@ def test_all_nodes_and_all_models_are_checked(stored, tmp_path, capsys):
     assert "record of another model" in out
 
 
-def test_findings_are_bounded(stored, tmp_path, capsys, monkeypatch):
+def test_number_of_findings_is_bounded(stored, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("node.fsck.report.FSCK_FINDINGS_MAX", 3)
     for index in range(10):
         path = stored.root / "blocks" / f"{index:064}-{'0' * 32}.full"

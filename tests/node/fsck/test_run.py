@@ -59,7 +59,7 @@ def recovered(root) -> tuple[dict[str, int], list[str]]:
         return {record.agent: record.tokens_count for record in records}, blocks.check_integrity()
 
 
-def test_a_sound_folder(stored, check):
+def test_sound_folder_has_no_findings(stored, check):
     before = tree(stored.root)
     status, report = check("--node=node-a")
 
@@ -156,7 +156,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_then_repaired(stored, check, name):
+def test_damage_is_found_and_repaired(stored, check, name):
     """A check changes nothing; after a repair nothing is left to find, and a node agrees."""
     damage, expected, left = DAMAGE[name]
     damage(stored)
@@ -175,7 +175,7 @@ def test_damage_is_found_then_repaired(stored, check, name):
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_encrypted_folders_are_checked_and_repaired_alike(tmp_path, check, damage):
+def test_encrypted_folders_are_checked_and_repaired_the_same_way(tmp_path, check, damage):
     stored = make_folder(tmp_path / "data", encrypts=True)
     assert check()[0] == 0
     damage(stored.path("tail"))
@@ -192,7 +192,7 @@ def test_encrypted_folders_are_checked_and_repaired_alike(tmp_path, check, damag
     assert check()[0] == 2
 
 
-def test_what_was_damaged_is_kept(stored, check):
+def test_damaged_files_are_kept_in_quarantine(stored, check):
     flip(stored.path("tail"))
     flip(stored.record_path("bob"))
     check("--repair")
@@ -205,7 +205,7 @@ def test_what_was_damaged_is_kept(stored, check):
     assert [f["kind"] for f in report["findings"]] == ["quarantined"] * 2
 
 
-def test_a_cut_record_keeps_who_it_is_and_claims_no_more_than_is_there(stored, check):
+def test_truncated_record_keeps_identity_and_claims_existing_blocks_only(stored, check):
     stored.path("tail").unlink()
     check("--repair")
     whole, name = stored.records["alice"], stored.record_path("alice")
@@ -223,7 +223,7 @@ def test_a_cut_record_keeps_who_it_is_and_claims_no_more_than_is_there(stored, c
     assert not stored.path("state").exists()
 
 
-def test_leftovers_of_a_crash_are_no_problem(stored, check):
+def test_leftovers_of_a_crash_are_not_problems(stored, check):
     with opened(stored.root) as disk:
         make_block(9, 5, MIXED).put_into(BlockStore(disk, MIXED, FINGERPRINT))
     for name in ("blocks/.tmp-1", "manifests/.tmp-2", ".tmp-3"):
@@ -255,7 +255,7 @@ def test_strange_files_are_left_alone(stored, check):
     assert tree(stored.root) == before
 
 
-def test_a_folder_in_the_place_of_a_block_is_for_people(stored, check):
+def test_directory_named_like_a_block_is_reported_not_removed(stored, check):
     stored.path("tail").unlink()
     stored.path("tail").mkdir()
     status, report = check("--repair")
@@ -264,7 +264,7 @@ def test_a_folder_in_the_place_of_a_block_is_for_people(stored, check):
     assert stored.path("tail").is_dir()
 
 
-def test_without_the_key_names_are_not_checked(stored, check, tmp_path):
+def test_names_are_not_checked_without_the_key(stored, check, tmp_path):
     (tmp_path / "data" / "cluster.key").unlink()
     stored.record_path("bob").rename(stored.root / "manifests" / f"{'0' * 32}.mf")
     status, report = check()
@@ -275,7 +275,7 @@ def test_without_the_key_names_are_not_checked(stored, check, tmp_path):
     assert check()[0] == 1
 
 
-def test_with_another_clusters_key_nothing_is_touched(stored, check, tmp_path):
+def test_folder_is_untouched_with_another_clusters_key(stored, check, tmp_path):
     (tmp_path / "data" / "cluster.key").write_text("ab" * 32)
     flip(stored.path("tail"))
     before = tree(stored.root)
@@ -286,7 +286,7 @@ def test_with_another_clusters_key_nothing_is_touched(stored, check, tmp_path):
 
 
 @pytest.mark.parametrize("forged", ["place", "hash"])
-def test_sound_files_under_names_that_do_not_follow_from_their_tokens(stored, check, forged):
+def test_sound_blocks_with_names_not_derived_from_tokens_are_cut(stored, check, forged):
     """No reader would accept them: a block of another place, and one of a made-up name."""
     block = make_block(5, 2, MIXED, parent=b"p" * 32)
     if forged == "hash":
@@ -305,7 +305,7 @@ def test_sound_files_under_names_that_do_not_follow_from_their_tokens(stored, ch
     assert recovered(stored.root) == ({"alice": 300, "bob": 2}, [])
 
 
-def test_without_a_spec_headers_speak_for_themselves(stored, check):
+def test_blocks_are_checked_by_headers_without_a_spec(stored, check):
     (stored.root / "model.spec").unlink()
     status, report = check()
     assert (status, [f["kind"] for f in report["findings"]]) == (0, ["no spec"])
@@ -318,14 +318,14 @@ def test_without_a_spec_headers_speak_for_themselves(stored, check):
     assert [f["kind"] for f in report["findings"]].count("damaged block") == 3
 
 
-def test_a_drive_that_cannot_be_read_is_told_apart_from_damage(stored, check, monkeypatch):
+def test_unreadable_file_is_distinguished_from_damage(stored, check, monkeypatch):
     read, name = PosixDisk.read_into, f"blocks/{stored.path('tail').name}"
 
-    def fails(disk, asked, offset, buffers, cause=errno.EACCES):
-        if asked == name:
+    def fails(disk, path, offset, buffers, cause=errno.EACCES):
+        if path == name:
             message = "cannot read"
             raise DiskError(message, cause)
-        return read(disk, asked, offset, buffers)
+        return read(disk, path, offset, buffers)
 
     monkeypatch.setattr(PosixDisk, "read_into", fails)
     status, report = check("--repair", "--node=node-a")
@@ -334,7 +334,7 @@ def test_a_drive_that_cannot_be_read_is_told_apart_from_damage(stored, check, mo
     assert stored.path("tail").exists()
 
 
-def test_the_written_spec_is_the_models(stored):
+def test_stored_spec_equals_the_models(stored):
     record = decode_spec((stored.root / "model.spec").read_bytes())
     assert (record.fingerprint, record.spec) == (FINGERPRINT, MIXED)
     assert set(record.spec.groups) == set(CacheGroup)

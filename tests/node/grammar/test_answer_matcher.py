@@ -51,7 +51,7 @@ def allowed(matcher):
     return set(np.flatnonzero(bits[:VOCABULARY]))
 
 
-def test_each_token_is_let_through_and_the_end_where_the_format_ends(begin, tokenizer):
+def test_tokens_of_the_format_are_allowed_and_its_end_at_the_end(begin, tokenizer):
     matcher = begin(choice("the dog", "the cat"))
     for token in tokenizer.encode("the cat").ids:
         assert token in allowed(matcher)
@@ -64,7 +64,7 @@ def test_each_token_is_let_through_and_the_end_where_the_format_ends(begin, toke
     assert allowed(matcher) == {END}
 
 
-def test_a_thought_is_free_and_has_no_end_token(begin, tokenizer):
+def test_thought_is_unconstrained_but_has_no_end_token(begin, tokenizer):
     matcher = begin(regex("[a-z]+"), Beginning.THOUGHT)
     for token in tokenizer.encode("{1} <tool_call> {").ids:
         assert allowed(matcher) == set(range(VOCABULARY)) - {END}
@@ -74,7 +74,7 @@ def test_a_thought_is_free_and_has_no_end_token(begin, tokenizer):
     assert allowed(matcher) == allowed(begin(regex("[a-z]+")))
 
 
-def test_what_may_begin_with_a_thought_begins_with_it_or_with_the_format(begin, tokenizer):
+def test_optional_thought_may_precede_the_format(begin, tokenizer):
     (start,), (letter, *_) = tokenizer.encode("<think>").ids, tokenizer.encode("a").ids
     matcher = begin(regex("[a-z]+"), Beginning.EITHER)
     assert matcher.openings == (start,)
@@ -93,7 +93,7 @@ def test_what_may_begin_with_a_thought_begins_with_it_or_with_the_format(begin, 
 
 
 @pytest.mark.parametrize("thought", ["", "<think>the cat</think>"])
-def test_a_call_comes_instead_of_the_format_or_not_at_all(begin, tokenizer, thought):
+def test_call_replaces_the_format_or_is_disallowed(begin, tokenizer, thought):
     (call,), letters = tokenizer.encode("<tool_call>").ids, tokenizer.encode("the cat").ids
     beginning = Beginning.EITHER if thought else Beginning.TEXT
     free, bound = (begin(regex("[a-z ]+"), beginning, [call]) for _ in range(2))
@@ -111,7 +111,7 @@ def test_a_call_comes_instead_of_the_format_or_not_at_all(begin, tokenizer, thou
         assert bound.openings == ()
 
 
-def test_line_ends_may_stand_between_a_thought_and_what_follows(begin, tokenizer):
+def test_line_ends_are_allowed_after_a_thought(begin, tokenizer):
     """Thinking models write two: else none of them would ever call a tool here."""
     (call,), (line_end,) = (tokenizer.encode(text).ids for text in ("<tool_call>", "\n"))
     thought, (letter, *_) = tokenizer.encode("the cat</think>").ids, tokenizer.encode("a").ids
@@ -135,7 +135,7 @@ def test_line_ends_may_stand_between_a_thought_and_what_follows(begin, tokenizer
     assert line_end not in begin(regex("[a-z]+"), Beginning.TEXT).openings
 
 
-def test_a_line_end_that_the_format_begins_with_is_the_formats(begin, tokenizer):
+def test_leading_line_ends_of_the_format_belong_to_the_format(begin, tokenizer):
     (line_end,) = tokenizer.encode("\n").ids
     matcher = begin(regex("\n\n[a-z]"), Beginning.THOUGHT)
     matcher.replay([*tokenizer.encode("</think>").ids, line_end, line_end])
@@ -143,7 +143,7 @@ def test_a_line_end_that_the_format_begins_with_is_the_formats(begin, tokenizer)
     assert allowed(matcher) == allowed(begin(regex("[a-z]")))
 
 
-def test_a_call_may_come_within_a_thought(begin, tokenizer):
+def test_call_is_allowed_within_a_thought(begin, tokenizer):
     (call,) = tokenizer.encode("<tool_call>").ids
     matcher = begin(regex("[a-z ]+"), Beginning.THOUGHT, [call])
     matcher.replay(tokenizer.encode("the cat").ids)
@@ -152,7 +152,7 @@ def test_a_call_may_come_within_a_thought(begin, tokenizer):
     assert END in allowed(matcher)
 
 
-def test_a_call_quoted_in_a_thought_does_not_free_what_follows_it(begin, tokenizer):
+def test_call_quoted_in_a_thought_does_not_lift_the_format(begin, tokenizer):
     (call,) = tokenizer.encode("<tool_call>").ids
     matcher = begin(choice("the cat"), Beginning.THOUGHT, [call])
     matcher.replay([call, *tokenizer.encode("the {cat}").ids])
@@ -162,7 +162,7 @@ def test_a_call_quoted_in_a_thought_does_not_free_what_follows_it(begin, tokeniz
 
 
 @pytest.mark.parametrize("beginning", [Beginning.THOUGHT, Beginning.EITHER])
-def test_a_thought_before_a_free_answer_begins_no_call_that_is_bound(
+def test_constrained_calls_are_barred_in_a_thought_before_a_free_answer(
     compiler, tokenizer, threads, beginning
 ):
     (call,) = tokenizer.encode("<tool_call>").ids
@@ -181,7 +181,7 @@ def test_a_thought_before_a_free_answer_begins_no_call_that_is_bound(
     assert allowed(matcher) == set(tokenizer.encode("0123456789").ids)
 
 
-def test_where_calls_are_messages_beside_thoughts_the_answer_may_end_with_one(begin, tokenizer):
+def test_answer_may_end_after_a_call_message_in_the_thought(begin, tokenizer):
     marks = ThoughtMarks("", ("cat", "sat"), is_always=True, holds_calls=True)
     assert END in allowed(begin(choice("a"), Beginning.THOUGHT, [], marks))
     bound = begin(choice("a"), Beginning.THOUGHT, None, marks)
@@ -192,9 +192,7 @@ def test_where_calls_are_messages_beside_thoughts_the_answer_may_end_with_one(be
 
 @pytest.mark.parametrize("beginning", Beginning)
 @pytest.mark.parametrize("count", range(0, 16, 3))
-def test_an_answer_goes_on_from_its_tokens_as_if_it_had_not_stopped(
-    begin, tokenizer, beginning, count
-):
+def test_replayed_matcher_equals_an_uninterrupted_one(begin, tokenizer, beginning, count):
     thoughts = {Beginning.THOUGHT: "the cat</think>", Beginning.EITHER: "<think>a</think>"}
     text = thoughts.get(beginning, "") + '{"größe": "the cat"}'
     output = schema({"properties": {"größe": {"type": "string"}}, "type": "object"})
@@ -211,13 +209,13 @@ def test_an_answer_goes_on_from_its_tokens_as_if_it_had_not_stopped(
     assert allowed(resumed) == allowed(whole) == {END}
 
 
-def test_what_does_not_fit_is_refused(begin):
+def test_tokens_outside_the_format_are_refused(begin):
     matcher = begin(choice("the cat"))
     with pytest.raises(RejectedError):
         matcher.replay([100, 200, 300])
 
 
-def test_what_becomes_too_much_fails_and_stays_failed(begin, tokenizer):
+def test_format_growing_too_complex_fails_permanently(begin, tokenizer):
     matcher = begin(TOO_COMPLEX)
     ids = tokenizer.encode("bcdbcdbca").ids
 
@@ -233,7 +231,7 @@ def test_what_becomes_too_much_fails_and_stays_failed(begin, tokenizer):
         matcher.mask()
 
 
-def test_a_mask_that_does_not_come_fails_only_this_answer(begin):
+def test_mask_timeout_fails_only_this_answer(begin):
     matcher = begin(choice("the cat"))
     matcher._next_mask = Future()
     with (
@@ -244,7 +242,9 @@ def test_a_mask_that_does_not_come_fails_only_this_answer(begin):
     assert caught.value.code == "format_too_complex"
 
 
-def test_a_free_answer_follows_a_grammar_once_a_call_begins(begin, compiler, tokenizer, threads):
+def test_free_answer_follows_the_call_grammar_once_a_call_starts(
+    begin, compiler, tokenizer, threads
+):
     (call,) = tokenizer.encode("<tool_call>").ids
     calls = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]{2}")))
     matcher = AnswerMatcher(None, threads, calls=CallRule(frozenset([call]), calls))
@@ -263,7 +263,7 @@ def test_a_free_answer_follows_a_grammar_once_a_call_begins(begin, compiler, tok
         matcher.replay(tokenizer.encode("the").ids)
 
 
-def test_a_format_gives_way_to_a_call_that_has_a_grammar(compiler, tokenizer, threads):
+def test_call_with_a_grammar_replaces_the_format(compiler, tokenizer, threads):
     (call,) = tokenizer.encode("<tool_call>").ids
     calls = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
     rule = CallRule(frozenset([call]), calls)
@@ -274,7 +274,7 @@ def test_a_format_gives_way_to_a_call_that_has_a_grammar(compiler, tokenizer, th
     assert matcher.openings == ()
 
 
-def test_a_thought_has_none_of_the_tokens_that_begin_what_follows_it(compiler, tokenizer, threads):
+def test_barred_tokens_are_disallowed_in_a_thought(compiler, tokenizer, threads):
     (call,), (close,) = (tokenizer.encode(t).ids for t in ("<tool_call>", "</think>"))
     grammar = compiler.compile_expression(row("<tool_call>", Pattern("[0-9]")))
     marks = tokenizer.thought_marks

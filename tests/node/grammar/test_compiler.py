@@ -38,7 +38,7 @@ def compiler(tokenizer):
 
 
 def fits(compiler, tokenizer, output, text):
-    """Say whether the text can be written token by token, and the answer end behind it."""
+    """Check whether the text can be written token by token, and the answer ended after it."""
     matcher = compiler.compile(output).begin()
     ids = tokenizer.encode(text).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -56,9 +56,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("output", "fitting", "others"), GOOD, ids=lambda x: str(x)[:30])
-def test_a_format_lets_through_what_fits_and_nothing_else(
-    compiler, tokenizer, output, fitting, others
-):
+def test_format_accepts_matching_texts_only(compiler, tokenizer, output, fitting, others):
     assert [text for text in fitting if not fits(compiler, tokenizer, output, text)] == []
     assert [text for text in others if fits(compiler, tokenizer, output, text)] == []
 
@@ -71,7 +69,7 @@ def test_text_is_free_up_to_a_trigger(compiler, tokenizer):
     assert not fits(compiler, tokenizer, output, "the cat [go]1[/go]")
 
 
-def test_the_first_mask_is_of_the_models_width_and_without_an_end(compiler, tokenizer):
+def test_first_mask_has_the_models_width_and_no_end_token(compiler, tokenizer):
     grammar = compiler.compile(schema(PLACE))
     assert len(grammar.first_mask) * 32 >= tokenizer.vocabulary_size + 37
     assert not (grammar.first_mask & grammar.vocabulary.ends_mask).any()
@@ -79,7 +77,7 @@ def test_the_first_mask_is_of_the_models_width_and_without_an_end(compiler, toke
     assert (grammar.first_mask & bit(brace, len(grammar.first_mask))).any()
 
 
-def test_an_answer_may_end_at_every_end_token_once_it_may_end(compiler, tokenizer):
+def test_complete_answer_may_end_with_any_end_token(compiler, tokenizer):
     grammar = compiler.compile(choice("a"))
     matcher = grammar.begin()
     matcher.consume_tokens(tokenizer.encode("a").ids)
@@ -87,7 +85,7 @@ def test_an_answer_may_end_at_every_end_token_once_it_may_end(compiler, tokenize
     assert (mask == grammar.vocabulary.ends_mask).all()
 
 
-def test_answers_do_not_disturb_each_other(compiler, tokenizer):
+def test_matchers_of_one_grammar_are_independent(compiler, tokenizer):
     grammar = compiler.compile(regex("[a-c]{3}"))
     one, other = grammar.begin(), grammar.begin()
     one.consume_tokens(tokenizer.encode("abc").ids)
@@ -97,7 +95,7 @@ def test_answers_do_not_disturb_each_other(compiler, tokenizer):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_compiled_is_refused_with_a_reason(compiler, name):
+def test_uncompilable_format_is_refused_with_a_reason(compiler, name):
     with pytest.raises(RejectedError) as caught:
         compiler.compile(HOSTILE[name])
     error = caught.value
@@ -118,32 +116,32 @@ LENIENT = [
 
 
 @pytest.mark.parametrize("value", LENIENT, ids=str)
-def test_what_is_not_enforced_is_refused_where_the_schema_is_strict(compiler, value):
+def test_unenforced_keywords_are_refused_in_strict_schemas(compiler, value):
     compiler.compile(schema(value, is_strict=False))
     with pytest.raises(RejectedError):
         compiler.compile(schema(value))
 
 
-def test_a_schema_does_not_set_the_compilers_options(compiler, tokenizer):
+def test_schema_cannot_set_compiler_options(compiler, tokenizer):
     value = {"x-guidance": {"whitespace_pattern": "[ ]*", "lenient": True}, "type": "object"}
     assert not fits(compiler, tokenizer, schema(value), "{" + " " * 40 + "}")
     with pytest.raises(RejectedError):
         compiler.compile(schema({**value, "if": {}}))
 
 
-def test_an_object_may_have_as_many_optional_properties_as_documented(compiler, tokenizer):
+def test_object_may_have_the_documented_number_of_optional_properties(compiler, tokenizer):
     names = [f"p{number}" for number in range(SCHEMA_PROPERTIES_MAX)]
     value = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
     output = schema(value, is_strict=False)
     assert fits(compiler, tokenizer, output, json.dumps({names[0]: "a", names[-1]: "b"}))
 
 
-def test_a_schema_that_is_only_a_reference_to_itself_is_refused_in_words(compiler):
+def test_self_referencing_schema_is_refused_with_a_reason(compiler):
     with pytest.raises(RejectedError, match=r"`\$ref` leads back to itself"):
         compiler.compile(schema({"$ref": "#"}, is_strict=False))
 
 
-def test_a_tokenizer_that_cannot_be_read_is_no_fault_of_the_node():
+def test_unsupported_tokenizer_is_a_client_error():
     compiler = Compiler(lambda: TokenizerFacts("{}", VOCABULARY, frozenset({2}), {}))
     with pytest.raises(RejectedError, match="tokenizer is not supported"):
         compiler.compile(regex("a"))

@@ -28,8 +28,8 @@ def compiled(regex):
 
 def walks(regex, count=40):
     grammar = compiled(regex)
-    made = (walker().walk(grammar, random.Random(seed), HOSTILE) for seed in range(count))
-    return [text for text in made if text is not None]
+    generated = (walker().walk(grammar, random.Random(seed), HOSTILE) for seed in range(count))
+    return [text for text in generated if text is not None]
 
 
 def read(texts):
@@ -37,13 +37,13 @@ def read(texts):
 
 
 @pytest.mark.parametrize("regex", EXPRESSIONS)
-def test_what_fits_reads_as_what_was_meant(regex):
-    said = read(walks(escape_regex(regex, JSON)))
-    assert said
-    assert [text for text in said if not re.fullmatch(regex, text)] == []
+def test_escaped_texts_decode_to_matches_of_the_regex(regex):
+    texts = read(walks(escape_regex(regex, JSON)))
+    assert texts
+    assert [text for text in texts if not re.fullmatch(regex, text)] == []
 
 
-def test_what_is_meant_can_be_said():
+def test_special_characters_can_be_escaped():
     for regex, wanted in (("[^x]", '"\\\n'), ("(?s:.)", '"\\\n'), (".", '"\\'), (r"\s", "\n\r")):
         grammar = compiled(escape_regex(regex, JSON))
         for char in f"{wanted}\t":
@@ -51,12 +51,12 @@ def test_what_is_meant_can_be_said():
             assert not walker().accepts(grammar, char) or char not in JSON.special
 
 
-def test_what_a_format_cannot_hold_is_left_out():
+def test_forbidden_characters_are_excluded():
     raw = TextEscaping(forbidden="<\n")
     for regex in ("[^x]{4}", ".{4}", "(?s:.){4}", r"\W{4}"):
-        said = walks(escape_regex(regex, raw))
-        assert said
-        assert not [text for text in said if set(text) & {"<", "\n"}]
+        texts = walks(escape_regex(regex, raw))
+        assert texts
+        assert not [text for text in texts if set(text) & {"<", "\n"}]
     for regex in ("a<", r"a\x{3c}", r"a\n", "a[<]"):
         with pytest.raises(ValueError, match="cannot express"):
             escape_regex(regex, raw)
@@ -65,6 +65,6 @@ def test_what_a_format_cannot_hold_is_left_out():
 @pytest.mark.parametrize(
     "regex", ["(?=a)b", "^a", "a$", r"a\b", "[a", "[a[b]]", "[a&&b]", "(?<n>a)", "a\\"]
 )
-def test_what_is_not_known_is_refused(regex):
+def test_unsupported_syntax_is_refused(regex):
     with pytest.raises(ValueError, match="not supported"):
         escape_regex(regex, JSON)

@@ -10,7 +10,7 @@ from node.grammar.regexes import exclude_word
 from node.limits import CALL_TEXT_COUNTED_CHARS_MAX
 from tests.support.random_walk import walker
 
-# Each word, and what of it is not let through.
+# Each word, and the part of it that no accepted text contains.
 WORDS = {
     "</parameter>": "</parameter>",
     "]]>": "]>",
@@ -25,7 +25,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_text_is_let_through_if_it_has_not_the_word(word):
+def test_regex_accepts_only_texts_without_the_word(word):
     pattern, part, rng = re.compile(exclude_word(word)), WORDS[word], random.Random(word)
     pieces = [*word, *(part[:size] for size in range(1, len(part))), part, "x", " ", "\n", "é"]
     seen = set()
@@ -38,7 +38,7 @@ def test_a_text_is_let_through_if_it_has_not_the_word(word):
 
 
 @pytest.mark.parametrize("most", [100, CALL_TEXT_COUNTED_CHARS_MAX])
-def test_a_text_may_be_bounded_and_end_before_a_tag(most):
+def test_bounded_text_ends_before_its_tag(most):
     """A compiler that negates gives up at sixty characters."""
     edges = "([^\n]((?s:.)*[^\n])?)?"
     walking = walker()

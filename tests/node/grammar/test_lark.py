@@ -34,12 +34,12 @@ def fits(expression, text, specials):
 
 @pytest.mark.parametrize("specials", [(), MARKS], ids=["plain", "marked"])
 @pytest.mark.parametrize(("expression", "fitting", "others"), CASES, ids=str)
-def test_an_expression_lets_through_what_it_says(expression, fitting, others, specials):
+def test_expression_accepts_matching_texts_only(expression, fitting, others, specials):
     assert [text for text in fitting if not fits(expression, text, specials)] == []
     assert [text for text in others if fits(expression, text, specials)] == []
 
 
-def test_a_token_of_its_own_cannot_be_spelled_in_letters():
+def test_special_token_cannot_be_spelled_in_letters():
     walking = walker(*MARKS)
     matcher = walking.compiler.compile_expression(Literal("<go>")).begin()
     ids = [walking.tokenizer.token_to_id(char) for char in "<go>"]
@@ -47,6 +47,6 @@ def test_a_token_of_its_own_cannot_be_spelled_in_letters():
     assert matcher.consume_token(walking.tokenizer.token_to_id("<go>"))
 
 
-def test_what_occurs_twice_is_written_once():
+def test_repeated_part_is_written_once():
     part = Json({"type": "object"})
     assert write_lark(row(part, Many(row(", ", part))), {}).count("%json") == 1

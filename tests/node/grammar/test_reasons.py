@@ -58,7 +58,7 @@ FOREIGN = re.compile(
 
 
 @pytest.mark.parametrize(("output", "reason"), REFUSED, ids=lambda x: str(x)[:40])
-def test_a_refused_format_has_a_reason_in_our_words(output, reason):
+def test_refused_format_has_a_reason_in_plain_words(output, reason):
     with pytest.raises(RejectedError) as caught:
         walker().compiler.compile(output)
     message = caught.value.message
@@ -76,7 +76,7 @@ def test_a_refused_format_has_a_reason_in_our_words(output, reason):
         ({**TEXT, "format": "password"}, "the string format 'password' is not supported"),
     ],
 )
-def test_the_reason_is_not_taken_from_the_grammar_that_the_compiler_quotes(schema_, reason):
+def test_reason_ignores_the_grammar_quoted_by_the_compiler(schema_, reason):
     parameters = {**OBJECT, "properties": {"path": schema_}}
     tool = ToolSpec("read_file", parameters, is_strict=True)
     expression = row("<tool_call>\n", json_arguments(tool))
@@ -86,7 +86,7 @@ def test_the_reason_is_not_taken_from_the_grammar_that_the_compiler_quotes(schem
     assert not FOREIGN.search(caught.value.message)
 
 
-def test_an_error_of_the_compiler_that_is_new_has_a_reason_too():
+def test_unknown_compiler_error_has_a_generic_reason():
     assert client_reason("at 3(14): (NoCapacitor) gone 2 | start: not supported") == (
         "line 3, column 14: a part of it is not supported"
     )
@@ -125,7 +125,7 @@ def is_enforceable(value):
     return True
 
 
-def test_the_list_of_enforced_keywords_is_the_compilers():
+def test_enforced_keywords_agree_with_the_compiler():
     for key in ENFORCED | ANNOTATIONS:
         value = {key: VALUES.get(key, "x")} | ({"$defs": {"a": TEXT}} if key == "$ref" else {})
         assert is_enforceable(value), key
@@ -141,7 +141,7 @@ def test_the_list_of_enforced_keywords_is_the_compilers():
         assert unenforced_keywords({**NUMBER, "format": format_}, is_strict=False) == ()
 
 
-def test_keywords_are_found_where_schemas_are_and_nowhere_else():
+def test_unenforced_keywords_are_found_in_schema_positions_only():
     nested = {
         **OBJECT,
         "properties": {"not": TEXT, "list": {"type": "array", "items": {"uniqueItems": True}}},

@@ -9,7 +9,7 @@ HEADERS = ThoughtMarks("", ("<|channel|>final", "<|message|>"), is_always=True)
 
 
 @pytest.mark.parametrize(
-    ("begun", "expected"),
+    ("prompt_end", "expected"),
     [
         ("", Beginning.EITHER),
         ("\n<think>\n", Beginning.THOUGHT),
@@ -17,24 +17,24 @@ HEADERS = ThoughtMarks("", ("<|channel|>final", "<|message|>"), is_always=True)
         ("<think>a</think><think>", Beginning.THOUGHT),
     ],
 )
-def test_the_prompts_end_says_whether_a_thought_comes(begun, expected):
-    assert beginning_of(MARKS, begun) is expected
+def test_beginning_of_the_answer_follows_from_the_prompts_end(prompt_end, expected):
+    assert beginning_of(MARKS, prompt_end) is expected
 
 
-def test_models_without_thoughts_and_without_a_token_for_them_begin_with_text():
+def test_answer_starts_with_text_without_a_thought_token():
     assert beginning_of(None, "<think>") is Beginning.TEXT
     assert beginning_of(ThoughtMarks("<think>", ("</think>",)), "a") is Beginning.TEXT
 
 
 @pytest.mark.parametrize("pieces", [["</think>"], ["a </th", "ink", ">\n"], list("x</think>")])
-def test_the_end_is_found_in_whatever_tokens_it_comes(pieces):
+def test_thought_end_is_found_in_any_tokenization(pieces):
     end = ThoughtEndDetector(MARKS)
     found = [end.push(piece.encode()) for piece in ["</think", "a", *pieces]]
     assert any(found)
     assert found[: found.index(True)] == [False] * found.index(True)
 
 
-def test_an_answer_of_messages_with_headers_begins_with_one():
+def test_answers_with_message_headers_start_with_a_thought():
     assert beginning_of(HEADERS, "") is Beginning.THOUGHT
     text = "<|channel|>analysis<|message|>a final<|message|>b<|end|><|start|>assistant"
     end = ThoughtEndDetector(HEADERS)
@@ -43,7 +43,7 @@ def test_an_answer_of_messages_with_headers_begins_with_one():
     assert found.index(True) == len(found) - 1
 
 
-def test_a_long_thought_is_not_kept():
+def test_detector_keeps_a_bounded_tail_of_a_long_thought():
     end = ThoughtEndDetector(MARKS)
     assert not any(end.push(b"the cat sat " * 40) for _ in range(100))
     assert len(end._tail) < 1_000

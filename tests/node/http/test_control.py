@@ -1,4 +1,4 @@
-"""The route for calls in haste: for this cluster's router, for this node, and for nothing else."""
+"""The low-latency control route: only this cluster's router, and only this node's calls."""
 
 from pathlib import Path
 
@@ -33,16 +33,16 @@ COMMIT = CommitMigration("m-1", "node-b", Offer(b"record", b"ticket", ()), 4)
 
 
 class Answers:
-    """Real calls' table with one answer in it, and what it was asked."""
+    """The real table of calls with one answer in it, and the calls that it received."""
 
     def __init__(self):
-        self.asked = []
+        self.received = []
         self.calls = ControlCalls.__new__(ControlCalls)
         self.calls._terms = GrantedTerms(Path("unused"), Workers(1), StoppedClock())
         self.calls._answers = dict.fromkeys((SealAgent, CommitMigration, Flush), self._refuse)
 
     async def _refuse(self, call):
-        self.asked.append(call)
+        self.received.append(call)
         message = "asked"
         raise RetryElsewhereError(message)
 
@@ -64,31 +64,31 @@ async def client(answers):
 
 
 @pytest.mark.parametrize("call", [SEAL, COMMIT], ids=["seal", "commit"])
-async def test_calls_in_haste_are_carried_out(client, answers, call):
+async def test_low_latency_calls_are_answered(client, answers, call):
     response = await client.post(CONTROL_PATH, content=encode_call(call), headers=HEADERS)
     assert response.status_code == 200
-    assert answers.asked == [call]
+    assert answers.received == [call]
     reply = decode_reply(Committed, response.content)
     assert (reply.code, reply.message) == (RetryElsewhereError.code, "asked")
 
 
-async def test_opening_a_connection_does_nothing_and_only_for_the_router(client, answers):
+async def test_head_request_opens_a_connection_for_the_router_only(client, answers):
     statuses = [
         (await client.head(CONTROL_PATH, headers=headers)).status_code
         for headers in (HEADERS, HEADERS | {CLUSTER_HEADER: "guess"}, HEADERS | {NODE_HEADER: "x"})
     ]
     assert statuses == [204, 401, 421]
-    assert answers.asked == []
+    assert answers.received == []
 
 
 @pytest.mark.parametrize("raw", [encode_call(Flush()), b"", b"\xc1", b"\x80"])
-async def test_other_calls_and_no_calls_are_refused_as_data(client, answers, raw):
+async def test_other_and_malformed_calls_get_an_error_reply(client, answers, raw):
     response = await client.post(CONTROL_PATH, content=raw, headers=HEADERS)
     assert response.status_code == 200
     reply = decode_reply(AgentView, response.content)
     assert isinstance(reply, ErrorReply)
     assert 400 <= reply.status < 500
-    assert answers.asked == []
+    assert answers.received == []
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ async def test_strangers_and_calls_for_other_nodes_are_refused(client, answers, 
     response = await client.post(CONTROL_PATH, content=encode_call(SEAL), headers=headers)
     assert response.status_code == status
     assert response.json()["error"]["status"] == status
-    assert answers.asked == []
+    assert answers.received == []
 
 
-async def test_the_largest_record_travels(client, answers):
+async def test_largest_record_is_accepted(client, answers):
     """With the ticket for all of its blocks."""
     offer = Offer(bytes(MANIFEST_BYTES_MAX), bytes(8 << 20), ())
     raw = encode_call(CommitMigration("m-1", "node-b", offer, 4))
     response = await client.post(CONTROL_PATH, content=raw, headers=HEADERS)
     assert response.status_code == 200
     assert decode_reply(Committed, response.content).message == "asked"
-    assert len(answers.asked[0].offer.manifest) == MANIFEST_BYTES_MAX
+    assert len(answers.received[0].offer.manifest) == MANIFEST_BYTES_MAX
 
 
-async def test_a_body_over_the_limit_is_refused(client, answers):
+async def test_body_over_the_limit_is_refused(client, answers):
     async def parts():
         for _ in range(CONTROL_BYTES_MAX // (1 << 20) + 1):
             yield bytes(1 << 20)
 
     response = await client.post(CONTROL_PATH, content=parts(), headers=HEADERS)
     assert response.status_code == 413
-    assert answers.asked == []
+    assert answers.received == []

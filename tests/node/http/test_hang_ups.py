@@ -34,7 +34,7 @@ MEGABYTE = "x" * 1_000_000
 RESET = struct.pack("ii", 1, 0)
 
 
-def asked(agent="mira", path=GENERATE_PATH):
+def http_request(agent="mira", path=GENERATE_PATH):
     sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
     who = OperationId("hang-ups"), TENANT, identity_of(agent)
     raw = dump_json(GenerateRequest(*who, sampling, prompt="the cat sat on the mat. " * 20))
@@ -55,17 +55,17 @@ def hang_up(sock, how):
 
 
 class Serving:
-    """A turn that streams for ever and notes its end."""
+    """A turn that streams without end and notes when it is closed."""
 
     def __init__(self, text, pause_s):
-        self.made, self.ended = 0, asyncio.Event()
+        self.sent, self.ended = 0, asyncio.Event()
         self._text, self._pause_s = text, pause_s
 
     async def __call__(self, _request):
         try:
             while True:
-                yield Delta(self.made, self._text)
-                self.made += 1
+                yield Delta(self.sent, self._text)
+                self.sent += 1
                 await asyncio.sleep(self._pause_s)
         finally:
             self.ended.set()
@@ -88,7 +88,7 @@ async def listening(serve, more=()):
     ("how", "reads"),
     [("close", True), ("half", True), ("reset", True), ("close", False), ("reset", False)],
 )
-async def test_the_stream_ends_with_its_reader(how, reads):
+async def test_stream_ends_when_its_reader_hangs_up(how, reads):
     """Also if the reader has read nothing, so that the stream stands still in the middle.
 
     One that reads nothing and stays is no hang-up: it falls too many events behind.
@@ -96,23 +96,23 @@ async def test_the_stream_ends_with_its_reader(how, reads):
     serve = Serving("x", STEP_S) if reads else Serving(MEGABYTE, 0.0)
     async with listening(serve) as address:
         sock = socket.create_connection(address)
-        sock.sendall(asked())
+        sock.sendall(http_request())
         before = -1
-        while serve.made < 3 or (not reads and before != serve.made):
-            before = serve.made
+        while serve.sent < 3 or (not reads and before != serve.sent):
+            before = serve.sent
             await asyncio.sleep(0.2)
             if reads:
                 sock.recv(1 << 16, socket.MSG_DONTWAIT)
-        made = serve.made
+        sent_count = serve.sent
         hang_up(sock, how)
         await asyncio.wait_for(serve.ended.wait(), HANG_S)
         sock.close()
 
-    assert serve.made - made <= STEPS_MAX
+    assert serve.sent - sent_count <= STEPS_MAX
 
 
 @pytest.mark.anyio
-async def test_a_turn_that_its_node_ends_before_its_first_event_is_refused():
+async def test_turn_ended_before_its_first_event_is_refused():
     """Found by a simulated life: its agent was released while it waited for memory."""
 
     async def ended(_request):
@@ -121,7 +121,7 @@ async def test_a_turn_that_its_node_ends_before_its_first_event_is_refused():
 
     async with listening(ended) as address:
         reader, writer = await asyncio.open_connection(*address)
-        writer.write(asked())
+        writer.write(http_request())
         status = await asyncio.wait_for(reader.readline(), HANG_S)
         writer.close()
 
@@ -131,8 +131,8 @@ async def test_a_turn_that_its_node_ends_before_its_first_event_is_refused():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
-    with running(folder, str(write_model(folder / "model", ONE_LAYER))) as made:
-        yield made
+    with running(folder, str(write_model(folder / "model", ONE_LAYER))) as node_service:
+        yield node_service
 
 
 @pytest.fixture
@@ -147,11 +147,11 @@ def slow(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
-def test_a_turn_asked_of_the_node_itself_ends_with_its_reader_and_is_saved(service, slow, how):
+def test_turn_over_real_sockets_ends_at_hang_up_and_is_saved(service, slow, how):
     node = service.node
     host, _, port = node.resources.endpoint.url.removeprefix("http://").rpartition(":")
     sock = socket.create_connection((host, int(port)))
-    sock.sendall(asked(how))
+    sock.sendall(http_request(how))
     read = b""
     while read.count(b"\n") < 20:
         read += sock.recv(1 << 16)
@@ -179,27 +179,27 @@ def until(holds):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
-async def test_a_question_about_a_prompt_ends_with_who_asked_it(how):
+async def test_prompt_question_is_cancelled_by_hang_up(how):
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def told(_request):
+    async def count_tokens(_request):
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
-    route = PromptQuestion(COUNT_PATH, KEY, told).route()
+    route = PromptQuestion(COUNT_PATH, KEY, count_tokens).route()
     async with listening(None, [route]) as address:
         sock = socket.create_connection(address)
-        sock.sendall(asked(path=COUNT_PATH))
+        sock.sendall(http_request(path=COUNT_PATH))
         await asyncio.wait_for(begun.wait(), HANG_S)
         hang_up(sock, how)
         await asyncio.wait_for(ended.wait(), HANG_S)
         sock.close()
 
 
-def test_a_count_that_nobody_waits_for_leaves_no_thread_at_it(service, monkeypatch):
+def test_cancelled_token_count_stops_its_encoding(service, monkeypatch):
     prompts = service.node.turns.prompts
     limits, may_end = [], threading.Event()
 

@@ -24,13 +24,13 @@ def model(tmp_path_factory):
 
 
 def edit(service):
-    """Let an agent edit its history; return what it says next."""
+    """Let an agent edit its history; return the messages of its next turn."""
     edited = start(service)
     answer = ask(service, edited, agent="a", edits=AMORTIZE).text
     return grown(edited, answer, words(41, 12))
 
 
-def test_an_edited_memory_comes_back_as_it_was(tmp_path, model):
+def test_edited_agent_is_restored_unchanged(tmp_path, model):
     """Here under another name, in another fabric, and restarted there."""
     with running(tmp_path / "here", model) as here:
         following = edit(here)
@@ -52,7 +52,7 @@ def test_an_edited_memory_comes_back_as_it_was(tmp_path, model):
         assert came.admitted.cached_tokens == wanted.admitted.cached_tokens
 
 
-def test_a_block_in_several_pieces_comes_back_once(tmp_path, model):
+def test_block_used_in_several_pieces_is_restored_once(tmp_path, model):
     """And nothing keeps it when its agent goes."""
     with running(tmp_path, model) as service:
         first = history(LONG[0], words(5, 4), *LONG[2:])
@@ -65,7 +65,7 @@ def test_a_block_in_several_pieces_comes_back_once(tmp_path, model):
         assert not service.node.resources.store.blocks._index._pins
 
 
-def test_damage_anywhere_in_it_is_refused(tmp_path, model):
+def test_damage_anywhere_in_an_edited_file_is_refused(tmp_path, model):
     with running(tmp_path, model) as service:
         edit(service)
         file = hibernate(service, "a")

@@ -41,7 +41,7 @@ OTHER_TENANT = TenantId("other")
 
 
 def logprobs(service, messages, agent, epoch):
-    """Run a turn; return all that its answer depended on, and where the memory was."""
+    """Run a turn; return its tokens with log probabilities, and the reply."""
     reply = ask(
         service, messages, agent=agent, epoch=epoch, max_tokens=6, logprobs=1, ignore_eos=True
     )
@@ -51,7 +51,7 @@ def logprobs(service, messages, agent, epoch):
 
 
 @pytest.mark.parametrize("name", sample(["llama", "gpt_oss", "qwen3_5"], "gpt_oss"))
-def test_no_bit_changes(name, tmp_path):
+def test_hibernation_changes_no_bit(name, tmp_path):
     """Undisturbed, resumed beside, resumed in another fabric, restarted there: all the same."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     words = "the cat sat on the mat and the dog sat on the log. " * (8 if name == "qwen3_5" else 30)
@@ -70,7 +70,7 @@ def test_no_bit_changes(name, tmp_path):
         assert got == want
         assert stayed.admitted.cache is CacheTier.HOT
         assert came.admitted.cache is CacheTier.DISK
-        # Alice has told the same by now, and what she has stored is bob's to take.
+        # Alice has run the same turn by now, and bob may share the blocks that it stored.
         assert came.admitted.cached_tokens >= stayed.admitted.cached_tokens
     with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
         resumed = resume(there, leaving, "carol", epoch=7, key=BROUGHT_KEY)
@@ -93,9 +93,9 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(model, tmp_path_factory):
-    with running(tmp_path_factory.mktemp("node"), model) as made:
-        ask(made, HELLO, agent="alice", max_tokens=4)
-        yield made
+    with running(tmp_path_factory.mktemp("node"), model) as node_service:
+        ask(node_service, HELLO, agent="alice", max_tokens=4)
+        yield node_service
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_damage_anywhere_is_refused_and_changes_nothing(service, file, untouched
         assert take(service, bytes(flipped)) is not None, at
 
 
-def test_cut_short_at_every_frame_is_refused_and_changes_nothing(service, file, untouched):
+def test_truncation_at_every_frame_is_refused_and_changes_nothing(service, file, untouched):
     ends = [0, 8, *frame_ends(file)]
     for end in itertools.chain(ends[:-1], (end - 1 for end in ends[1:])):
         answer = resume(service, file[:end])
@@ -154,7 +154,7 @@ def test_cut_short_at_every_frame_is_refused_and_changes_nothing(service, file, 
         assert answer["status"] == 400
 
 
-def test_every_refusal_says_why_and_changes_nothing(
+def test_every_refusal_has_a_code_and_changes_nothing(
     service, file, leaving, untouched, tmp_path, model
 ):
     bad_key = b"x" * 32
@@ -181,14 +181,14 @@ def test_every_refusal_says_why_and_changes_nothing(
         assert trace_of(foreign)[:2] == (set(), 0)
 
 
-def test_the_wrong_questions_are_refused(service, untouched):
+def test_invalid_hibernate_requests_are_refused(service, untouched):
     ghost = Hibernate(TENANT, AgentId("ghost"), 1)
     stale = Hibernate(TENANT, AgentId("alice"), 2)
     foreign = Hibernate(OTHER_TENANT, AgentId("alice"), 1)
     salted = Hibernate(TENANT, AgentId("alice"), 1, BROUGHT_KEY, b"s" * 65)
     statuses = [
-        post(service, HIBERNATE_PATH, asked, b"").status_code
-        for asked in (ghost, stale, foreign, salted)
+        post(service, HIBERNATE_PATH, request, b"").status_code
+        for request in (ghost, stale, foreign, salted)
     ]
     assert statuses == [404, 421, 404, 400]
     # The two messages are not taken for each other, and a stranger gets neither.
@@ -197,7 +197,7 @@ def test_the_wrong_questions_are_refused(service, untouched):
         assert httpx2.post(service.node.resources.endpoint.url + path).status_code == 401
 
 
-def test_limits_of_size(service, file, untouched, monkeypatch):
+def test_files_over_the_size_limits_are_refused(service, file, untouched, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_MAX", len(file) - 1)
     assert resume(service, file)["refused"] == "too_large"
     monkeypatch.undo()
@@ -206,9 +206,7 @@ def test_limits_of_size(service, file, untouched, monkeypatch):
     assert take(service, file) == "too_large"
 
 
-def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
-    service, file, untouched, monkeypatch
-):
+def test_stalled_or_broken_upload_leaves_nothing(service, file, untouched, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_GRACE_S", 0.2)
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_PER_S_MIN", 1e9)
 
@@ -230,7 +228,7 @@ def test_an_upload_that_stands_still_or_breaks_off_leaves_nothing(
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_is_signed_is_not_believed(lie, service, leaving, untouched):
+def test_signed_but_inconsistent_files_are_refused(lie, service, leaving, untouched):
     assert take(service, forged(leaving), key=BROUGHT_KEY) is None
     assert take(service, forged(leaving, number=0.5), key=BROUGHT_KEY) is None
     refused = take(service, forged(leaving, **LIES[lie]), key=BROUGHT_KEY)
@@ -244,7 +242,7 @@ def on_loop(service, work):
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
 
-def test_an_export_outlives_the_turns_that_change_its_agent(service):
+def test_export_is_unaffected_by_later_turns_of_its_agent(service):
     ask(service, HELLO, agent="moving", max_tokens=4, tenant=OTHER_TENANT)
     want = hibernate(service, "moving", tenant=OTHER_TENANT)
     stored = service.node.resources.store.blocks.total_bytes
@@ -277,7 +275,7 @@ def test_an_export_outlives_the_turns_that_change_its_agent(service):
     assert again.admitted.cached_tokens == again.admitted.prompt_tokens - 1
 
 
-def test_a_damaged_block_ends_the_file_early(service, tmp_path):
+def test_damaged_block_aborts_the_export(service, tmp_path):
     ask(service, "the dog sat on the log " * 40, agent="hurt", tenant=OTHER_TENANT, max_tokens=2)
     agent = service.node.resources.table.get((OTHER_TENANT, AgentId("hurt")))
     root = service._disk.root / "blocks"
@@ -303,13 +301,13 @@ def test_a_damaged_block_ends_the_file_early(service, tmp_path):
     assert service.node.resources.store.blocks.check_integrity() == []
 
 
-def test_agents_that_others_own_or_move_are_left_alone(service, file):
+def test_moving_agents_and_newer_replicas_are_not_replaced(service, file):
     ask(service, "one two three", agent="moved", max_tokens=2)
     agent = service.node.resources.table.get((TENANT, AgentId("moved")))
     sealed = replace(agent.manifest, state=OwnerState.SEALED, sealed_to=NodeName("b"))
     change(service, agent, manifest=sealed)
-    asked = Hibernate(TENANT, AgentId("moved"), 1)
-    assert post(service, HIBERNATE_PATH, asked, b"").status_code == 503
+    request = Hibernate(TENANT, AgentId("moved"), 1)
+    assert post(service, HIBERNATE_PATH, request, b"").status_code == 503
     assert (
         resume(service, file, "moved", epoch=9, replace=True)["refused"] == "migration_in_progress"
     )

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 MOVE = MigrationId("mig-1")
 
 
-async def test_everyone_who_waits_is_woken_once_their_move_is_decided():
+async def test_decision_wakes_all_waiters_of_its_move():
     moves = IncomingMoves(FakeClock())
     waiting = [asyncio.create_task(moves.wait_until_decided(MOVE)) for _ in range(2)]
     other = asyncio.create_task(moves.wait_until_decided(MigrationId("mig-2")))
@@ -27,19 +27,19 @@ async def test_everyone_who_waits_is_woken_once_their_move_is_decided():
     assert list(moves) == []
 
 
-async def test_a_decision_that_nobody_waits_for_is_not_kept():
+async def test_decision_without_waiters_is_not_kept():
     moves = IncomingMoves(FakeClock())
     moves.notify_decided(MOVE)
     waiting = asyncio.create_task(moves.wait_until_decided(MOVE))
     await asyncio.sleep(0.01)
-    assert not waiting.done(), "who asks has looked before whether it is decided"
+    assert not waiting.done(), "callers check for a decision before they wait"
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert moves.waiting_count == 0
     assert list(moves) == []
 
 
-async def test_a_move_that_is_never_decided_is_waited_for_only_so_long(monkeypatch):
+async def test_wait_for_a_decision_is_bounded(monkeypatch):
     monkeypatch.setattr("node.migration.incoming.HANDOVER_WAIT_S", 0.01)
     moves = IncomingMoves(FakeClock())
     with pytest.raises(RetryElsewhereError, match="not arrived"):

@@ -47,7 +47,7 @@ def taken(source, target, name, span):
 
 
 def lend(source, target):
-    """Do what the router does."""
+    """Lend all offered spans, as the router does."""
     name, spans = offered(source, target)
     copied = [taken(source, target, name, span) for span in spans]
     for span in spans[:1]:
@@ -73,7 +73,7 @@ def pair(model, tmp_path_factory):
 
 
 async def empty(node):
-    """Let go of everything, as if nothing had ever been here or been erased."""
+    """Drop everything, tombstones included."""
     node.moves.prefix_target.leases.let_go()
     for agent in node.resources.table:
         agent.cache = None
@@ -105,7 +105,7 @@ def sweep(service):
 
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
-def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path):
+def test_new_agent_on_a_new_node_starts_with_lent_prefix(name, tmp_path):
     model = write_model(tmp_path / "model", SMALL_ARCHITECTURES[name])
     with two(tmp_path, model) as (here, there):
         for agent in ("alice", "bob", "carol"):
@@ -121,7 +121,7 @@ def test_a_new_agent_on_a_new_node_begins_with_what_others_share(name, tmp_path)
         assert not here.node.resources.transfers.offers.agents()
 
 
-def test_only_what_several_begin_with_is_lent(nodes):
+def test_only_prefixes_shared_within_a_tenant_are_lent(nodes):
     here, there = nodes
     turn(here, "loner", system={"role": "system", "content": "nobody else is told this. " * 80})
     turn(here, "mallory", tenant=OTHER)  # the same words, and another tenant's
@@ -135,7 +135,7 @@ def test_only_what_several_begin_with_is_lent(nodes):
         assert list(record.token_ids) == list(common[: record.tokens_count])
 
 
-def test_another_tenant_finds_nothing_of_it(nodes):
+def test_lent_prefix_serves_its_tenant_only(nodes):
     here, there = nodes
     lend(here, there)
     assert turn(there, "mallory", tenant=OTHER).admitted.cached_tokens == 0
@@ -143,7 +143,7 @@ def test_another_tenant_finds_nothing_of_it(nodes):
 
 
 @pytest.mark.parametrize("agents", [("alice", "bob"), ("bob",)])
-def test_what_agents_have_for_themselves_is_not_lent(nodes, agents):
+def test_prefixes_of_private_agents_are_not_lent(nodes, agents):
     here, there = nodes
     for agent in agents:
         call(here, ChangeSettings(TENANT, AgentId(agent), is_private=True), AgentView)
@@ -157,7 +157,7 @@ def forged(span, **changes):
     return replace(span, offer=replace(span.offer, manifest=encode_manifest(record)))
 
 
-def test_names_that_do_not_follow_from_the_tokens_are_refused(nodes):
+def test_block_names_not_derived_from_the_tokens_are_refused(nodes):
     here, there = nodes
     name, (span, *_) = offered(here, there)
     ids = list(decode_manifest(span.offer.manifest).token_ids)
@@ -169,7 +169,7 @@ def test_names_that_do_not_follow_from_the_tokens_are_refused(nodes):
     assert not there.node.moves.prefix_target.leases.refs
 
 
-def test_a_damaged_block_is_not_kept(nodes):
+def test_damaged_block_is_not_kept(nodes):
     here, there = nodes
     name, (span, *_) = offered(here, there)
     ref = decode_manifest(span.offer.manifest).refs[0]
@@ -197,15 +197,15 @@ def share_erasure(service, agent):
     call(service, ShareErasures((erased,)), KnownErasures)
 
 
-@pytest.mark.parametrize("tell", [erase, share_erasure])
-def test_what_came_of_an_erased_agent_goes_and_does_not_come_back(nodes, tell):
+@pytest.mark.parametrize("erase_on", [erase, share_erasure])
+def test_erasure_removes_lent_prefix_and_refuses_it_later(nodes, erase_on):
     here, there = nodes
     before = stored(there)
     name, spans = offered(here, there)
     for span in spans:
         taken(here, there, name, span)
     assert stored(there) > before
-    tell(there, spans[0].agent)
+    erase_on(there, spans[0].agent)
     assert stored(there) == before
     with pytest.raises(FabricError) as caught:
         taken(here, there, name, spans[0])
@@ -213,7 +213,7 @@ def test_what_came_of_an_erased_agent_goes_and_does_not_come_back(nodes, tell):
     assert sweep(there) == before
 
 
-def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
+def test_lease_of_lent_prefix_expires_unless_renewed(nodes, monkeypatch):
     here, there = nodes
     before, leases = stored(there), there.node.moves.prefix_target.leases
     lend(here, there)
@@ -230,20 +230,20 @@ def test_a_lease_ends_with_its_time_unless_it_is_renewed(nodes, monkeypatch):
     assert stored(there) == before
 
 
-async def let_go(node):
+async def drop_leases(node):
     assert node.moves.prefix_target.leases.let_go()
     node.resources.store.blocks.sweep()
 
 
-def test_an_agent_keeps_what_it_went_on_with(nodes):
+def test_agent_keeps_blocks_of_a_released_lease(nodes):
     here, there = nodes
     lend(here, there)
     first = turn(there, "dave").admitted.cached_tokens
-    on_loop(there, let_go(there.node))
+    on_loop(there, drop_leases(there.node))
     assert turn(there, "erin").admitted.cached_tokens >= first > 0
 
 
-def test_they_go_before_anybody_is_evicted(nodes, monkeypatch):
+def test_lent_prefixes_are_evicted_before_agents(nodes, monkeypatch):
     here, there = nodes
     turn(there, "dave", system={"role": "system", "content": "none of the others says so. " * 40})
     lend(here, there)
@@ -259,7 +259,7 @@ def test_they_go_before_anybody_is_evicted(nodes, monkeypatch):
     assert there.node.resources.table.get((TENANT, AgentId("dave"))) is not None
 
 
-def test_a_node_takes_no_more_than_its_limit(model, tmp_path):
+def test_node_refuses_prefixes_over_its_limit(model, tmp_path):
     with two(tmp_path, model, popular_bytes=1000) as (here, there):
         turn(here, "alice")
         turn(here, "bob")
@@ -271,7 +271,7 @@ def test_a_node_takes_no_more_than_its_limit(model, tmp_path):
         assert offered(there, here)[1] == ()
 
 
-def test_of_more_than_fits_the_beginning_is_lent(nodes):
+def test_prefix_too_long_for_the_limit_is_lent_in_part(nodes):
     here, _ = nodes
     long = {"role": "system", "content": SYSTEM["content"] * 3}
     for agent in ("erin", "frank"):
@@ -290,7 +290,7 @@ def test_of_more_than_fits_the_beginning_is_lent(nodes):
     assert tokens(block_bytes - 1) == []
 
 
-def test_encrypted_nodes_lend_alike(model, tmp_path):
+def test_encrypted_nodes_lend_prefixes(model, tmp_path):
     with (
         running(tmp_path, model, encrypt_at_rest=True) as here,
         running(tmp_path, model, "there", encrypt_at_rest=True) as there,
@@ -301,7 +301,7 @@ def test_encrypted_nodes_lend_alike(model, tmp_path):
         assert turn(there, "dave").admitted.cached_tokens >= BLOCK_TOKENS
 
 
-def test_a_restart_leaves_nothing_of_it(model, tmp_path):
+def test_restart_drops_lent_prefixes(model, tmp_path):
     with running(tmp_path, model) as here:
         turn(here, "alice")
         turn(here, "bob")
@@ -314,7 +314,7 @@ def test_a_restart_leaves_nothing_of_it(model, tmp_path):
             assert lend(here, there)[1][0].blocks_sent
 
 
-def test_what_is_for_its_agent_alone_by_now_is_given_back(nodes):
+def test_returned_prefix_is_dropped_and_not_taken_again(nodes):
     here, there = nodes
     before = stored(there)
     name, spans = offered(here, there)

@@ -25,7 +25,7 @@ def cached(service, agent):
     return reply.admitted.cached_tokens
 
 
-def test_blocks_that_arrive_before_the_commit_are_hidden(model, tmp_path):
+def test_blocks_of_a_private_agent_are_hidden_before_the_commit(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
@@ -33,21 +33,21 @@ def test_blocks_that_arrive_before_the_commit_are_hidden(model, tmp_path):
         assert copied.blocks_sent > 1
         assert cached(there, "bob") == 0
         withdraw(there, name, "alice")
-        assert cached(there, "carol") > 0, "what bob has saved himself is lent"
+        assert cached(there, "carol") > 0, "blocks that bob saved himself are shared"
 
 
-def test_nobody_knows_yet_whom_a_moves_blocks_are_for(model, tmp_path):
-    """The agent may be told to be private while they come."""
+def test_blocks_of_an_uncommitted_move_are_hidden(model, tmp_path):
+    """The agent may become private while they arrive."""
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
         name, _, _ = copied_offer(here, there, "alice", 1)
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         assert cached(there, "bob") == 0
         withdraw(there, name, "alice")
-        assert cached(there, "carol") > 0, "what bob has saved himself is lent"
+        assert cached(there, "carol") > 0, "blocks that bob saved himself are shared"
 
 
-def test_the_file_of_a_private_agent_makes_a_private_one(model, tmp_path):
+def test_agent_resumed_from_a_private_agents_file_is_private(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached(here, "alice")
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)

@@ -29,7 +29,7 @@ HELLO = [SYSTEM, {"role": "user", "content": "naïve café 東京"}]
 
 
 def turn(service, messages, agent, epoch=1, **options):
-    """Run a turn; return all that its answer depended on, and what was said of it."""
+    """Run a turn; return its tokens with log probabilities, and the reply."""
     options = {"max_tokens": 6, "logprobs": 1, "ignore_eos": True, **options}
     reply = ask(service, messages, agent=agent, epoch=epoch, **options)
     entries = [e for event in reply.events if isinstance(event, Delta) for e in event.logprobs]
@@ -45,7 +45,7 @@ def onward(messages, reply, words):
     ]
 
 
-def test_what_arrives_is_noted_on_the_loop_only(model, tmp_path, monkeypatch):
+def test_arriving_blocks_are_registered_on_the_loop_only(model, tmp_path, monkeypatch):
     threads = set()
     note = IncomingMoves.add_block
 
@@ -76,7 +76,7 @@ def views(service):
 
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "qwen3_5"))
-def test_a_fork_answers_as_the_agent_does_and_outlives_it(name, tmp_path):
+def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
     """Alice, her fork beside her and her fork elsewhere: bit for bit the same, then apart."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     with running(tmp_path, model, "here") as here, running(tmp_path, model, "there") as there:
@@ -120,7 +120,7 @@ def nodes(model, tmp_path_factory):
 
 
 async def empty(node):
-    """Let everybody go without a tombstone: the next test begins at epoch 1 again."""
+    """Drop all agents without tombstones: the next test starts at epoch 1 again."""
     for agent in node.resources.table:
         if agent.saved is not None:
             node.resources.store.evict([agent.saved])
@@ -141,7 +141,7 @@ def code_of(work):
     return int(caught.value.status), caught.value.code
 
 
-def test_a_fork_is_refused_where_it_must_not_be(pair):
+def test_fork_is_refused_if_name_epoch_or_blocks_do_not_fit(pair):
     here, there = pair
     turn(here, HELLO, "alice")
     fork(here, here, "alice", "bob")
@@ -151,8 +151,8 @@ def test_a_fork_is_refused_where_it_must_not_be(pair):
     def keep(service, name, epoch=1):
         name_ = AgentId(name)
         operation = OperationId("operation-9")
-        asked = KeepFork("copy-other", manifest, operation, name_, epoch)
-        return lambda: call(service, asked, object)
+        keep_call = KeepFork("copy-other", manifest, operation, name_, epoch)
+        return lambda: call(service, keep_call, object)
 
     assert code_of(lambda: fork(here, here, "alice", "bob", operation="operation-2")) == (
         409,
@@ -166,7 +166,7 @@ def test_a_fork_is_refused_where_it_must_not_be(pair):
     assert there.node.resources.store.blocks.check_integrity() == []
 
 
-def test_a_fork_that_was_asked_for_before_its_erasure_stays_erased(pair):
+def test_repeated_fork_call_does_not_undo_an_erasure(pair):
     here, _ = pair
     turn(here, HELLO, "alice")
     fork(here, here, "alice", "dave")
@@ -176,18 +176,18 @@ def test_a_fork_that_was_asked_for_before_its_erasure_stays_erased(pair):
     assert "dave" not in views(here)
 
 
-def test_an_unused_fork_is_found_by_its_own_id_only(pair):
+def test_unused_fork_is_found_by_its_own_id_only(pair):
     here, _ = pair
-    said = "the cat sat on the mat and the dog sat on the log " * 30
-    first = ask(here, said, max_tokens=4)
+    prompt = "the cat sat on the mat and the dog sat on the log " * 30
+    first = ask(here, prompt, max_tokens=4)
     fork(here, here, first.admitted.agent, "0-before-auto")
-    assert views(here)["0-before-auto"][1] == (), "and no router is told what it looks like"
-    again = ask(here, said + first.text + " more", max_tokens=4)
+    assert views(here)["0-before-auto"][1] == (), "and no router gets its sketch"
+    again = ask(here, prompt + first.text + " more", max_tokens=4)
 
     assert again.admitted.agent == first.admitted.agent
 
 
-def test_a_fork_in_the_middle_of_a_turn_is_of_the_last_saved_record(pair):
+def test_fork_during_a_turn_copies_the_last_saved_record(pair):
     here, _ = pair
     _, first = turn(here, HELLO, "alice")
     turn(here, HELLO, "control")
@@ -221,7 +221,7 @@ def test_a_fork_in_the_middle_of_a_turn_is_of_the_last_saved_record(pair):
         running_turn.result(60)
 
 
-def test_a_replica_takes_over_where_the_agent_was(pair):
+def test_replica_takes_over_from_a_lost_owner(pair):
     here, there = pair
     _, first = turn(here, HELLO, "alice")
     view, copied = replicate(here, there, "alice")
@@ -255,7 +255,7 @@ def test_a_replica_takes_over_where_the_agent_was(pair):
     assert replicate(there, here, "alice", epoch=3)[0].tail == views(there)["alice"][0].tail
 
 
-def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
+def test_stale_and_aborted_copies_are_refused(pair):
     here, there = pair
     _, first = turn(here, HELLO, "alice")
     name, old, _ = copied_offer(here, there, "alice", 1)
@@ -263,8 +263,8 @@ def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
     replicate(here, there, "alice", kept=False)
 
     def keep(migration, offer):
-        asked = KeepReplica(migration, offer.manifest, NodeName("here"))
-        return lambda: call(there, asked, object)
+        keep_call = KeepReplica(migration, offer.manifest, NodeName("here"))
+        return lambda: call(there, keep_call, object)
 
     assert code_of(keep(name, old)) == (409, "stale_copy")
     withdraw(there, name, "alice")
@@ -279,7 +279,7 @@ def test_a_later_copy_stays_and_a_late_one_of_an_aborted_copy_is_refused(pair):
     assert there.node.resources.store.blocks.total_bytes == 0
 
 
-def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, tmp_path):
+def test_replica_survives_restart_and_is_removed_by_erasure(model, tmp_path):
     with running(tmp_path, model, "here") as here:
         _, first = turn(here, HELLO, "alice")
         there = start_service(tmp_path, model, "there")
@@ -295,31 +295,31 @@ def test_a_replica_survives_a_restart_and_an_erasure_takes_it_everywhere(model, 
             assert there.node.resources.store.blocks.total_bytes == 0
 
 
-def test_no_owned_agent_goes_to_make_room_for_a_replica(model, tmp_path):
-    def said(name, times=45):
+def test_replica_evicts_no_owned_agent(model, tmp_path):
+    def messages_of(name, times=45):
         return [{"role": "user", "content": f"{name} the cat sat on the mat. " * times}]
 
     with running(tmp_path, model, "here") as here:
-        turn(here, said("alice"), "alice")
+        turn(here, messages_of("alice"), "alice")
         size = here.node.resources.store.blocks.total_bytes
         with running(tmp_path, model, "there", disk_bytes=int(3.6 * size)) as there:
             for name in ("first", "other"):
-                turn(there, said(name), name)
+                turn(there, messages_of(name), name)
             replicate(here, there, "alice", background=True)
-            turn(here, said("bella"), "bella")
+            turn(here, messages_of("bella"), "bella")
             replicate(here, there, "bella", background=True)
             assert views(there).keys() == {"first", "other", "bella"}, "one replica for another"
-            turn(here, said("large", times=120), "large")
+            turn(here, messages_of("large", times=120), "large")
             refused = code_of(lambda: copied_offer(here, there, "large", 1, background=True))
             assert refused[1] == "disk_budget"
             assert views(there).keys() >= {"first", "other"}
             assert there.node.resources.store.blocks.check_integrity() == []
 
 
-def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, tmp_path):
-    """Its record names its own node: nobody else is known to have the agent."""
+def test_agent_of_an_undecided_move_is_not_evicted_for_a_replica(model, tmp_path):
+    """Its record names its own node: no other node is known to have the agent."""
 
-    def said(name):
+    def messages_of(name):
         return [{"role": "user", "content": f"{name} the cat sat on the mat. " * 45}]
 
     def release(service, epoch, owner):
@@ -327,11 +327,11 @@ def test_who_stepped_down_for_an_undecided_move_gives_way_like_an_owner(model, t
         call(service, move, Done)
 
     with running(tmp_path, model, "here") as here:
-        turn(here, said("alice"), "alice")
+        turn(here, messages_of("alice"), "alice")
         size = here.node.resources.store.blocks.total_bytes
         with running(tmp_path, model, "there", disk_bytes=int(2.6 * size)) as there:
             for name in ("first", "other"):
-                turn(there, said(name), name)
+                turn(there, messages_of(name), name)
             release(there, 2, "there")
             assert views(there)["other"][0].state == "replica"
             refused = code_of(lambda: replicate(here, there, "alice", background=True))

@@ -1,4 +1,4 @@
-"""Memory of agents on their way in is granted before it is taken, and counted while it is read."""
+"""Memory of arriving agents is reserved before it is allocated, and counted while it is read."""
 
 import asyncio
 import threading
@@ -77,7 +77,7 @@ def sealed(record):
 
 
 class Held:
-    """Holds up the reads of blocks until it is told to let them go on."""
+    """A gate that blocks the reads of blocks until it is opened."""
 
     def __init__(self, service, monkeypatch):
         self.is_reading, self.may_read = threading.Event(), threading.Event()
@@ -103,9 +103,9 @@ def begin_held(service, held, move, record):
     return extending
 
 
-@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
+@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "continued"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
-def test_what_is_read_into_is_reserved_until_it_is_kept(
+def test_memory_of_arriving_cache_is_reserved_until_kept(
     node, move, record, held, is_begun, is_last
 ):
     warm_up, budget = node.node.moves.warm_up, node.node.resources.engine.budget
@@ -133,7 +133,7 @@ def test_what_is_read_into_is_reserved_until_it_is_kept(
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
-def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
+def test_record_without_tokens_is_accepted(node, move, record, is_last):
     """A first turn that moves before its first block is full."""
     empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=PieceTable(), text="")
     extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
@@ -141,8 +141,8 @@ def test_a_record_of_no_tokens_is_no_failure(node, move, record, is_last):
     assert node.node.moves.warm_up.size_bytes > 0
 
 
-@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "gone on with"])
-def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
+@pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "continued"])
+def test_warm_up_does_not_take_memory_in_use(node, move, record, is_begun):
     budget = node.node.resources.engine.budget
     least = node.node.resources.identity.spec.resident_bytes(1)
     if is_begun:
@@ -158,7 +158,7 @@ def test_memory_at_work_is_not_taken_for_it(node, move, record, is_begun):
         others.release()
 
 
-def test_idle_agents_give_way_but_not_those_in_memory_only(node, move, record):
+def test_warm_up_evicts_idle_durable_agents_only(node, move, record):
     ask(node, PROMPT + "it was warm.", agent="idle", max_tokens=4)
     agent = node.node.resources.table.get((TENANT, AgentId("idle")))
     budget = node.node.resources.engine.budget
@@ -196,7 +196,7 @@ def committed(node, move):
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
 @pytest.mark.parametrize("what", [wanted, given_up, committed])
-def test_a_read_ends_once_nobody_needs_it(node, move, record, held, what, is_last):
+def test_read_is_abandoned_once_unneeded(node, move, record, held, what, is_last):
     extending = begin_held(node, held, move, sealed(record) if is_last else record)
     on_loop(node, lambda: what(node.node, move))
     held.may_read.set()
@@ -204,7 +204,7 @@ def test_a_read_ends_once_nobody_needs_it(node, move, record, held, what, is_las
     assert move not in node.node.moves.warm_up
 
 
-def test_a_read_that_fails_gives_its_memory_back(node, move, record, monkeypatch):
+def test_failed_read_releases_its_memory(node, move, record, monkeypatch):
     def fail(*_, **__):
         message = "the disk is gone"
         raise OSError(message)
@@ -240,7 +240,7 @@ def bits(cache, tokens_count):
 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["at once", "in two parts"])
-def test_edited_memory_on_its_way_in_is_what_is_read_back(node, move, edited, is_begun):
+def test_arriving_edited_cache_equals_the_one_restored_from_disk(node, move, edited, is_begun):
     """Moved rows and all, so that no turn has to wait for them."""
     count = edited.tokens_count
     if is_begun:
@@ -261,7 +261,7 @@ def test_edited_memory_on_its_way_in_is_what_is_read_back(node, move, edited, is
     call(node, Flush(drop_hot=True), Done)
 
 
-def test_edited_memory_that_lost_a_block_is_not_kept(node, move, edited):
+def test_edited_memory_with_a_lost_block_is_not_kept(node, move, edited):
     lost = {edited.pieces[-2].block}
     blocks = node.node.resources.store.blocks
     load = blocks.load_into

@@ -39,40 +39,40 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_from_a_thread_is_caught(what):
+def test_change_from_another_thread_is_caught(what):
     make, change = CHANGES[what]
 
     async def go():
-        made = make()
-        change(made)
+        state = make()
+        change(state)
         with pytest.raises(AssertionError, match="off its event loop"):
-            await asyncio.to_thread(change, made)
+            await asyncio.to_thread(change, state)
 
     asyncio.run(go())
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_on_another_nodes_loop_is_caught(what):
+def test_change_on_another_loop_is_caught(what):
     make, change = CHANGES[what]
 
-    async def go(made):
-        change(made)
+    async def go(state):
+        change(state)
 
-    made = make()
-    change(made)  # before any loop runs
-    asyncio.run(go(made))
+    state = make()
+    change(state)  # before any loop runs
+    asyncio.run(go(state))
     with pytest.raises(AssertionError, match="off its event loop"):
-        asyncio.run(go(made))
+        asyncio.run(go(state))
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_nothing_is_asserted_where_nobody_asked_for_it(what, monkeypatch):
+def test_no_assertion_without_debug_mode(what, monkeypatch):
     monkeypatch.setattr(one_loop._Debug, "is_on", False)
     make, change = CHANGES[what]
 
     async def go():
-        made = make()
-        change(made)
-        await asyncio.to_thread(change, made)
+        state = make()
+        change(state)
+        await asyncio.to_thread(change, state)
 
     asyncio.run(go())

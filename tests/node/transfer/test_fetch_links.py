@@ -32,12 +32,12 @@ def links(*mbit):
     ("streams", "most", "each"),
     [(4, 4, [2, 2]), (2, 4, [1, 1]), (1, 4, [1, 1]), (3, 4, [1, 1]), (1, 1, [1])],
 )
-def test_every_worthy_link_gets_a_stream_unless_that_is_too_many(streams, most, each):
+def test_every_fast_link_gets_a_stream_within_the_limit(streams, most, each):
     chosen = links(1_000, 1_000).spread(streams, most, striped=True)
     assert [chosen.count(link) for link in dict.fromkeys(chosen) if not link.is_fallback] == each
 
 
-def test_little_goes_over_the_fastest_link_alone():
+def test_small_fetch_uses_the_fastest_link_alone():
     chosen = links(1_000, 2_500).spread(1, 4, striped=False)
     assert [(link.address.port, link.is_fallback) for link in chosen] == [(2, False), (1, True)]
 
@@ -65,13 +65,13 @@ def first_bytes(used, streams):
     return sum(piece.left_bytes for piece in fetch.next_pieces(streams[0]))
 
 
-def test_who_is_first_leaves_the_other_links_their_part_of_a_block():
+def test_first_stream_leaves_other_links_their_share_of_a_block():
     used = links(1_000, 1_000)
     streams = [Waiting(link) for link in used.spread(2, 4, striped=True)]
     assert first_bytes(used, streams) < BLOCK_BYTES / 2
 
 
-def test_who_is_first_leaves_nothing_to_a_link_that_failed():
+def test_first_stream_leaves_no_share_to_a_failed_link():
     used = links(1_000, 1_000)
     streams = [Waiting(link) for link in used.spread(2, 4, striped=True)]
     used.failed(streams[1].link, OSError("no route"), 0.0)

@@ -1,4 +1,4 @@
-"""A block that arrives in pieces is whole, or wrong, whatever was hashed on the way."""
+"""A block that arrives in pieces is whole, or detected as wrong, in any order of arrival."""
 
 import itertools
 import random
@@ -42,7 +42,7 @@ def hashed(monkeypatch):
     return steps
 
 
-def test_bytes_in_order_are_hashed_as_they_come(arriving, hashed):
+def test_bytes_in_order_are_hashed_on_arrival(arriving, hashed):
     cuts = [0, 100, 400, 1_000]
     wholes = [land(*arriving, start, end) for start, end in itertools.pairwise(cuts)]
     assert wholes == [False, False, True]
@@ -59,7 +59,7 @@ def test_bytes_out_of_order_are_hashed_at_the_end(arriving, hashed):
 
 
 @pytest.mark.parametrize("at", [0, 250, 999])
-def test_one_wrong_byte_is_found_wherever_it_was_hashed(arriving, at):
+def test_single_wrong_byte_is_detected(arriving, at):
     wrong = bytearray(PAYLOAD)
     wrong[at] ^= 1
     for start, end in ((0, 300), (700, 1_000), (300, 700)):
@@ -68,7 +68,7 @@ def test_one_wrong_byte_is_found_wherever_it_was_hashed(arriving, at):
         arriving[1].check()
 
 
-def test_a_block_that_came_wrong_is_right_the_second_time(arriving):
+def test_corrupt_block_can_be_fetched_again(arriving):
     work, block, _ = arriving
     land(*arriving, 0, 1_000, bytes(1_000))
     with pytest.raises(CorruptDataError):
