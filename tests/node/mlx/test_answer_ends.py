@@ -44,13 +44,13 @@ def write_files(folder, **files):
     ],
     ids=str,
 )
-def test_every_end_that_a_file_names_counts(tmp_path, files, ends):
+def test_end_ids_are_read_from_all_files(tmp_path, files, ends):
     write_files(tmp_path, **files)
 
     assert read_end_ids(tmp_path, 300) == ends
 
 
-def test_a_files_ends_add_up_with_the_tokenizers_and_the_templates(tmp_path):
+def test_end_ids_of_files_tokenizer_and_template_are_combined(tmp_path):
     folder = write_model(tmp_path / "model", ONE_LAYER)
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
@@ -66,7 +66,7 @@ def test_a_files_ends_add_up_with_the_tokenizers_and_the_templates(tmp_path):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_familys_template_says_where_its_turns_end(tmp_path, name):
+def test_turn_end_is_read_from_the_familys_template(tmp_path, name):
     family = FAMILIES[name]
     specials = (*family.specials, family.end)
     model = chat_tokenizer(tmp_path, family.template, specials, end=ELSEWHERE)
@@ -75,7 +75,7 @@ def test_a_familys_template_says_where_its_turns_end(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_of_template_says_so_where_it_closes_its_turns(tmp_path, name):
+def test_turn_end_is_read_from_templates_that_close_turns(tmp_path, name):
     shape = SHAPES[name]
     model = chat_tokenizer(tmp_path, shape.template, (*shape.specials, shape.end), end=ELSEWHERE)
     ends = {model.special_texts[end] for end in model.eos_ids} - {ELSEWHERE}
@@ -83,13 +83,13 @@ def test_a_shape_of_template_says_so_where_it_closes_its_turns(tmp_path, name):
     assert ends == (set() if name in OPEN_ENDED else {shape.end})
 
 
-def test_the_end_of_one_message_of_several_ends_no_answer(tmp_path):
+def test_message_end_within_an_answer_is_not_an_answer_end(tmp_path):
     model = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end=ELSEWHERE)
 
     assert {model.special_texts[end] for end in model.eos_ids} == {ELSEWHERE}
 
 
-def test_a_mark_that_also_stands_within_answers_ends_none(tmp_path):
+def test_mark_used_within_answers_is_not_an_answer_end(tmp_path):
     # Its thought ends as its turn does.
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}"
@@ -101,7 +101,7 @@ def test_a_mark_that_also_stands_within_answers_ends_none(tmp_path):
     assert {model.special_texts[end] for end in model.eos_ids} == {ELSEWHERE}
 
 
-def test_a_template_of_the_operator_counts_like_the_models_own(tmp_path):
+def test_operators_template_is_read_like_the_models_own(tmp_path):
     model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, end=ELSEWHERE)
     assert {model.special_texts[end] for end in model.eos_ids} == {ELSEWHERE}
 
@@ -109,7 +109,7 @@ def test_a_template_of_the_operator_counts_like_the_models_own(tmp_path):
     assert {model.special_texts[end] for end in model.eos_ids} == {ELSEWHERE, "<|im_end|>"}
 
 
-def test_a_value_that_cannot_be_used_is_noted_without_it(tmp_path, caplog):
+def test_invalid_sampling_default_is_logged_without_its_value(tmp_path, caplog):
     write_files(tmp_path, generation_config={"temperature": 9.5, "top_k": 20, "top_p": None})
 
     assert read_sampling(tmp_path) == {"top_k": 20}

@@ -1,4 +1,4 @@
-"""An answer that goes on by itself from where another one is: what shows a token ahead of time."""
+"""A fork of an answer, which shows one token ahead of time."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,7 @@ def tokenizer(request, tmp_path_factory):
 
 @given(text=TEXTS, at=st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
-def test_a_fork_shows_what_the_answer_itself_would_and_leaves_it_as_it_is(tokenizer, text, at):
+def test_fork_shows_the_next_token_and_leaves_the_answer_unchanged(tokenizer, text, at):
     ids = tokenizer.encode(text).ids
     at %= len(ids)
     forked, plain = (Answer(tokenizer, "", ("STOP!",), None) for _ in range(2))

@@ -64,13 +64,13 @@ def answer(model, messages, says, tools=TOOLS, **choice):
     """Return what is shown of an answer that the model ends itself."""
     prompt = model.rendered(messages, tools, {})
     assert prompt.text.endswith(prompt.begun)
-    made = Answer(model, prompt.begun, (), tools, **choice)
-    shown = [made.push(token) for token in model.encode(says).ids]
-    shown.append(made.finish(stopped=False))
+    reply = Answer(model, prompt.begun, (), tools, **choice)
+    shown = [reply.push(token) for token in model.encode(says).ids]
+    shown.append(reply.finish(stopped=False))
     text = "".join(each.text for each in shown)
     thought = "".join(each.reasoning for each in shown)
     calls = [(c.name, json.loads(c.arguments)) for each in shown for c in each.calls]
-    assert made.has_calls == bool(calls)
+    assert reply.has_calls == bool(calls)
     return text, thought, calls
 
 
@@ -80,23 +80,23 @@ def spoken(shape: CallShape, text: str) -> str:
     return text
 
 
-def test_text_behind_a_result_is_text(shape, model):
+def test_text_after_a_tool_result_is_text(shape, model):
     for name, messages, after_result in states(shape):
-        said = spoken(shape, "It is *x*.") + shape.end
+        generated = spoken(shape, "It is *x*.") + shape.end
         if shape.opens[after_result]:
-            said = shape.thinks("Hm.", after_result=after_result) + said
-        text, _, calls = answer(model, messages, said)
+            generated = shape.thinks("Hm.", after_result=after_result) + generated
+        text, _, calls = answer(model, messages, generated)
         assert (text, calls) == ("It is *x*.", []), name
 
 
-def test_thoughts_and_calls_behind_a_result_are_such(shape, model):
+def test_thoughts_and_calls_after_a_tool_result_are_recognized(shape, model):
     for name, messages, after_result in states(shape):
         thinks = shape.thinks("Hm.", after_result=after_result)
         says = thinks + shape.calls(READ) + shape.end
         assert answer(model, messages, says) == ("", "Hm.", [READ]), name
 
 
-def test_tools_whose_schemas_are_completed_for_the_template_change_nothing(shape, model):
+def test_completed_tool_schemas_do_not_change_the_answer_start(shape, model):
     for name, messages, after_result in states(shape):
         thinks = shape.thinks("Hm.", after_result=after_result)
         says = thinks + shape.calls(READ) + shape.end
@@ -105,7 +105,7 @@ def test_tools_whose_schemas_are_completed_for_the_template_change_nothing(shape
         assert answer(model, messages, says, LOOSE) == ("", "Hm.", [READ]), name
 
 
-def test_a_call_quoted_in_a_thought_is_a_part_of_it(shape, model):
+def test_call_quoted_in_a_thought_stays_in_the_thought(shape, model):
     if shape.name == "harmony":  # its calls are messages of their own
         pytest.skip("thoughts of this format hold no calls")
     quote = f"So: {shape.calls(READ)} I think."
@@ -114,7 +114,7 @@ def test_a_call_quoted_in_a_thought_is_a_part_of_it(shape, model):
         assert answer(model, messages, says) == ("Yes.", quote, []), name
 
 
-def test_a_call_behind_a_result_is_the_first_where_one_is_taken(shape, model):
+def test_call_after_a_tool_result_counts_as_the_first(shape, model):
     thinks = shape.thinks("Hm.", after_result=True)
     other = ("read", {"path": "c"})
     says = thinks + shape.calls(READ, other) + shape.end
@@ -124,7 +124,7 @@ def test_a_call_behind_a_result_is_the_first_where_one_is_taken(shape, model):
             assert answer(model, messages, says, choice=one) == ("", "Hm.", [READ]), name
 
 
-def test_several_calls_are_all_read(shape, model):
+def test_all_parallel_calls_are_read(shape, model):
     other = ("read", {"path": "\n c\n"})
     thinks = shape.thinks("Hm.", after_result=True)
     says = thinks + shape.calls(READ, other) + shape.end

@@ -3,11 +3,11 @@
 from benchmarks.append import hurry, measure, prepare
 
 
-def test_steps_that_are_described_early_copy_nothing_of_their_caches():
+def test_steps_prepared_early_copy_no_cache():
     assert measure(prepare, agents=2, tokens=512, steps=6)["copied MiB"] == 0
 
 
-def test_a_step_that_is_launched_while_another_reads_a_cache_copies_it():
+def test_step_launched_during_a_read_copies_the_cache():
     """Show that `measure` sees copies; on a busy machine a step may end before the next begins."""
     runs = (measure(hurry, agents=2, tokens=512, steps=6)["copied MiB"] for _ in range(5))
     assert any(copied > 0 for copied in runs)

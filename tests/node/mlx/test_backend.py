@@ -1,4 +1,4 @@
-"""Which backend models compute on, and that nothing else asks MLX for it."""
+"""The backend that models compute on, and the one module that reads it from MLX."""
 
 import re
 from pathlib import Path
@@ -21,20 +21,20 @@ ASKS = re.compile(r"mx\.(metal|cuda)\b|default_device\(\)|is_available\(\)")
         (mx.gpu, False, backend.CUDA),
     ],
 )
-def test_the_device_and_metal_say_which_backend_computes(monkeypatch, device, has_metal, expected):
+def test_backend_follows_from_device_and_metal(monkeypatch, device, has_metal, expected):
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(device))
     monkeypatch.setattr(mx.metal, "is_available", lambda: has_metal)
 
     assert backend.current() is expected
 
 
-def test_each_backend_has_a_name_of_its_own_in_fingerprints():
+def test_backend_names_in_fingerprints_are_distinct():
     names = {each.name for each in (backend.CPU, backend.METAL, backend.CUDA)}
 
     assert len(names) == 3
 
 
-def test_only_one_module_asks_mlx_where_it_computes():
+def test_only_backend_module_queries_mlx_for_the_device():
     asking = {path.name for path in (ROOT / "node").rglob("*.py") if ASKS.search(path.read_text())}
 
     assert asking == {"backend.py"}

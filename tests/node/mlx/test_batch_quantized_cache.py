@@ -150,7 +150,9 @@ def step(rng, world, batches, rows):
 
 @pytest.mark.parametrize("dequantized", [False, True])
 @pytest.mark.parametrize(("bits", "group_size", "dtype"), FORMATS)
-def test_codes_follow_their_sequences_through_random_changes(bits, group_size, dtype, dequantized):
+def test_codes_follow_their_sequences_through_random_operations(
+    bits, group_size, dtype, dequantized
+):
     rng = random.Random(f"{bits} {group_size} {dequantized}")
     for _ in range(3):
         world = Sequences(bits, group_size, dtype, dequantized)
@@ -161,7 +163,7 @@ def test_codes_follow_their_sequences_through_random_changes(bits, group_size, d
             check_batch(world, *batches, rows)
 
 
-def test_trim_past_the_start_of_a_shorter_row_leaves_it_empty():
+def test_trim_past_the_start_of_a_row_leaves_it_empty():
     world = Sequences(4, 64, mx.float32, dequantized=False)
     short, long, more = world.draw(3), world.draw(10), [world.draw(2), world.draw(2)]
     batch, _ = world.merged([short, long])
@@ -176,7 +178,7 @@ def test_trim_past_the_start_of_a_shorter_row_leaves_it_empty():
     assert batch.size() == 0
 
 
-def test_appending_grows_past_every_step_without_touching_what_is_held():
+def test_appending_past_growth_steps_keeps_held_rows():
     world = Sequences(4, 64, mx.float32, dequantized=False)
     single, row = world.quantized_cache(), []
     for count in (GROWTH_TOKENS - 1, 1, 1, GROWTH_TOKENS + 3, 1):
@@ -194,7 +196,7 @@ def test_appending_grows_past_every_step_without_touching_what_is_held():
 
 @pytest.mark.parametrize("width", [(KEY_WIDTH, 80), (80, VALUE_WIDTH)])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_what_cannot_be_quantized_changes_nothing(rows, width):
+def test_rows_that_cannot_be_quantized_change_nothing(rows, width):
     world = Sequences(4, 64, mx.float32, dequantized=False)
     held = [world.draw(GROWTH_TOKENS) for _ in range(rows)]  # the next token needs room
     batch, _ = world.merged(held)
@@ -213,7 +215,7 @@ def test_what_cannot_be_quantized_changes_nothing(rows, width):
         check_holds(world, cache.extract(index) if rows > 1 else cache, numbers)
 
 
-def test_caches_that_cannot_be_joined_are_refused_and_stay_as_they_were():
+def test_incompatible_caches_are_refused_and_unchanged():
     world = Sequences(4, 64, mx.float32, dequantized=False)
     batch, _ = world.merged([world.draw(3)])
     others = [
@@ -258,7 +260,7 @@ def test_empty_batches_merge_filter_extend_and_extract():
     assert batch.offset.tolist() == [4]
 
 
-def test_left_padding_is_announced_before_the_first_token_only():
+def test_left_padding_is_accepted_before_the_first_token_only():
     world = Sequences(4, 64, mx.float32, dequantized=False)
     batch = BatchQuantizedKVCache([0, 1], 64, 4)
     batch.prepare(left_padding=[2, 0])
@@ -272,7 +274,7 @@ def test_left_padding_is_announced_before_the_first_token_only():
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_a_cache_built_from_anothers_state_goes_its_own_way(single):
+def test_cache_built_from_anothers_state_is_independent(single):
     world = Sequences(4, 64, mx.float32, dequantized=False)
     row, mine, yours = world.draw(20), world.draw(1), world.draw(1)
     first, _ = world.merged([row])
@@ -307,7 +309,7 @@ def dense(cache, triple):
 @pytest.mark.parametrize("dequantized", [False, True])
 @pytest.mark.parametrize("n", [1, 3, PACKED_QUERIES_MAX, PACKED_QUERIES_MAX + 1])
 @pytest.mark.parametrize(("kv_heads", "repeats"), [(2, 1), (4, 1), (2, 2), (1, 2), (2, 4), (4, 2)])
-def test_batch_attends_as_each_of_its_sequences_alone(kv_heads, repeats, n, dequantized):
+def test_batched_attention_equals_each_sequence_alone(kv_heads, repeats, n, dequantized):
     """A mask without its head axis would fit, wrongly, where the batch is as large as the heads."""
     heads = kv_heads * repeats
     value_width = 64 if repeats > 1 else 128  # mlx-lm's packed attention wants one width for both
@@ -327,7 +329,7 @@ def test_batch_attends_as_each_of_its_sequences_alone(kv_heads, repeats, n, dequ
             assert hasattr(batch, "bits") != dequantized
             mask = create_attention_mask(mx.zeros((rows, n, 1)), batch)
             queries = normal(rows, heads, n, 64)
-            asked = np.array(queries, np.float64) * 0.2
+            exact_queries = np.array(queries, np.float64) * 0.2
             keys, values = batch.update_and_fetch(
                 normal(rows, kv_heads, n, 64), normal(rows, kv_heads, n, value_width)
             )
@@ -339,5 +341,5 @@ def test_batch_attends_as_each_of_its_sequences_alone(kv_heads, repeats, n, dequ
             for row in range(rows):
                 one = batch.extract(row)
                 assert one.offset == lengths[row] + n
-                expected = attend(asked[row], dense(one, one.keys), dense(one, one.values))
+                expected = attend(exact_queries[row], dense(one, one.keys), dense(one, one.values))
                 np.testing.assert_allclose(np.array(out[row]), expected, atol=2e-5)

@@ -70,7 +70,7 @@ CASES = [(name, False) for name in PACKED] + [("llama", True), ("deepseek_v3", T
 
 
 @pytest.mark.parametrize(("name", "dequantized"), CASES)
-def test_batch_answers_as_each_request_alone(model_of, name, dequantized):
+def test_batch_answers_like_each_request_alone(model_of, name, dequantized):
     """Unequal prompts, one past a growth step; they end at different times, and one joins late."""
     model = model_of(name)
     mine = lambda: MergeableQuantizedKVCache(64, 4, dequantized=dequantized)  # noqa: E731
@@ -104,7 +104,7 @@ def test_batch_answers_as_each_request_alone(model_of, name, dequantized):
 @pytest.mark.parametrize(
     ("name", "dequantized"), [("llama", False), ("qwen3_next", False), ("deepseek_v3", True)]
 )
-def test_second_turns_on_extracted_caches_answer_as_cold_requests(model_of, name, dequantized):
+def test_second_turns_on_extracted_caches_answer_like_cold_requests(model_of, name, dequantized):
     """One cache is used twice, which also shows that a batch leaves what it merged as it was."""
     model = model_of(name)
     mine = lambda: MergeableQuantizedKVCache(64, 4, dequantized=dequantized)  # noqa: E731
@@ -128,33 +128,33 @@ def test_second_turns_on_extracted_caches_answer_as_cold_requests(model_of, name
 
 
 @pytest.mark.parametrize("rows", [2, 4])  # as many as key heads, as many as query heads
-@pytest.mark.parametrize("said_count", [0, 1, 3])
-def test_a_removed_sequence_resumes_elsewhere_and_the_others_go_on(model_of, rows, said_count):
+@pytest.mark.parametrize("answered_count", [0, 1, 3])
+def test_removed_sequence_resumes_elsewhere_and_the_rest_continue(model_of, rows, answered_count):
     model = model_of("llama")
     assert {rows} <= {model.args.num_key_value_heads, model.args.num_attention_heads}
     prompts = [tokens(10 + row, 40 - 9 * row) for row in range(rows)]
     generator, answers = BatchGenerator(model, max_tokens=8, prefill_step_size=16), {}
-    made = [caches(model, MergeableQuantizedKVCache) for _ in prompts]
-    uids = generator.insert(prompts, caches=made)
+    prompt_caches = [caches(model, MergeableQuantizedKVCache) for _ in prompts]
+    uids = generator.insert(prompts, caches=prompt_caches)
     generator.next()  # the first chunk of the prompts
-    while len(answers.get(uids[0], [])) < said_count:
+    while len(answers.get(uids[0], [])) < answered_count:
         finish(generator, answers, steps=1)
     cache, held = generator.remove([uids[0]], return_prompt_caches=True)[uids[0]]
-    said = answers.pop(uids[0], [])
+    answered = answers.pop(uids[0], [])
     finish(generator, answers)
 
-    assert held == (prompts[0] + said if said else prompts[0][:16])
+    assert held == (prompts[0] + answered if answered else prompts[0][:16])
     assert {layer.offset for layer in cache} == {len(held)}
     rest = prompts[0][len(held) :]
     if not rest:  # feed the last token again, whose successor went with the batch
         rest, held = held[-1:], held[:-1]
         assert [layer.trim(1) for layer in cache] == [1] * len(cache)
-    other = BatchGenerator(model, max_tokens=8 - len(said))
+    other = BatchGenerator(model, max_tokens=8 - len(answered))
     (resumed,) = other.insert([rest], caches=[cache], all_tokens=[held])
     tail = {}
     finish(other, tail)
 
     stock = lambda: QuantizedKVCache(64, 4)  # noqa: E731
-    assert said + tail[resumed] == alone(model, prompts[0], 8, stock)
+    assert answered + tail[resumed] == alone(model, prompts[0], 8, stock)
     for uid, prompt in zip(uids[1:], prompts[1:], strict=True):
         assert answers[uid] == alone(model, prompt, 8, stock)

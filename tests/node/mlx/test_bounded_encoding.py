@@ -48,13 +48,13 @@ def limit_of(tokens):
 
 @given(text=TEXTS)
 @settings(max_examples=400, deadline=None)
-def test_pieces_have_the_tokens_and_ends_of_the_whole(tokenizer, text):
+def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, text):
     assert tokenizer.encode(text, limit=limit_of(1 << 20)) == tokenizer.encode(text)
 
 
 @given(text=TEXTS, tokens=st.integers(1, 60))
 @settings(max_examples=400, deadline=None)
-def test_what_reaches_the_limit_is_refused_and_nothing_else(tokenizer, text, tokens):
+def test_text_is_refused_exactly_at_the_token_limit(tokenizer, text, tokens):
     whole = tokenizer.encode(text)
     if len(whole.ids) < tokens:
         assert tokenizer.encode(text, limit=limit_of(tokens)) == whole
@@ -66,7 +66,7 @@ def test_what_reaches_the_limit_is_refused_and_nothing_else(tokenizer, text, tok
 
 @given(text=TEXTS)
 @settings(max_examples=100, deadline=None)
-def test_a_limit_counts_what_is_in_front(tokenizer, text):
+def test_limit_includes_preceding_tokens(tokenizer, text):
     whole = tokenizer.encode(text)
     limit = limit_of(len(whole.ids) + 11)
     assert tokenizer.encode(text, limit=limit.after(10)) == whole
@@ -74,7 +74,7 @@ def test_a_limit_counts_what_is_in_front(tokenizer, text):
         tokenizer.encode(text, limit=limit.after(11))
 
 
-def test_there_are_places_to_cut_at(tokenizer):
+def test_text_is_cut_before_special_tokens(tokenizer):
     pieces = list(tokenizer._pieces.cut("a<|im_end|>b<think>c"))
     assert [piece for piece, _ in pieces] == ["a", "<|im_end|>b", "<think>c"]
 
@@ -102,11 +102,11 @@ class Added:
         ([Added("<s>"), Added(">>")], {"<s>"}),
     ],
 )
-def test_a_text_is_cut_only_where_nothing_else_could_be_found(added, sure):
+def test_only_unambiguous_special_tokens_are_cut_points(added, sure):
     assert set(TextPieces(dict(enumerate(added))).ids) == sure
 
 
-def test_pieces_that_do_not_begin_as_they_should_are_given_up(tokenizer, monkeypatch):
+def test_text_is_encoded_whole_if_a_piece_starts_unexpectedly(tokenizer, monkeypatch):
     """Another cut than at special tokens gives other tokens: then the text is encoded whole."""
     wrong = TextPieces({7: Added("cat s")})
     monkeypatch.setitem(tokenizer.__dict__, "_pieces", wrong)
@@ -116,9 +116,7 @@ def test_pieces_that_do_not_begin_as_they_should_are_given_up(tokenizer, monkeyp
 
 
 @pytest.mark.parametrize("piece", ["the cat sat on ", "x", " ", "größer 東京 ", "\n\n", "t he"])
-def test_one_long_message_is_refused_after_a_part_of_it_and_only_if_it_is_too_long(
-    tokenizer, piece, monkeypatch
-):
+def test_overlong_message_is_refused_after_encoding_a_part(tokenizer, piece, monkeypatch):
     monkeypatch.setattr(chat_tokenizer, "_SLICE_CHARS", 1 << 12)
     text = piece * (100_000 // len(piece))
     whole = tokenizer.encode(text)
@@ -140,7 +138,7 @@ def test_one_long_message_is_refused_after_a_part_of_it_and_only_if_it_is_too_lo
     assert sum(counts) <= len(text) // 5
 
 
-def test_encoding_that_nobody_wants_any_more_stops_soon(tokenizer, monkeypatch):
+def test_unwanted_encoding_stops_early(tokenizer, monkeypatch):
     unwanted, calls = threading.Event(), []
     inner = tokenizer._tokenizer
 

@@ -39,9 +39,9 @@ def calling(arguments, content="", call_id="call_4711"):
 def answer(tokenizer, messages, says, tools=None, **options):
     """Return what is shown of an answer, and whether it called; fed by its tokens."""
     prompt = tokenizer.rendered(messages, tools, options)
-    made = Answer(tokenizer, prompt.begun, (), tools)
-    shown = [made.push(token) for token in tokenizer.encode(says).ids]
-    shown.append(made.finish(stopped=False))
+    reply = Answer(tokenizer, prompt.begun, (), tools)
+    shown = [reply.push(token) for token in tokenizer.encode(says).ids]
+    shown.append(reply.finish(stopped=False))
     calls = [call for each in shown for call in each.calls]
     text, thought = ("".join(getattr(s, k) for s in shown) for k in ("text", "reasoning"))
     return text, thought, calls
@@ -52,7 +52,7 @@ def qwen(tmp_path):
     return chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS)
 
 
-def test_an_end_token_that_strips_is_not_shown(tmp_path):
+def test_stripping_end_token_is_not_shown(tmp_path):
     phi = chat_tokenizer(tmp_path, OPENED, ("<|im_start|>",), end="<|end|>", rstrip=True)
 
     assert answer(phi, [USER], "</think>Hi.<|end|>")[0] == "Hi."
@@ -61,35 +61,35 @@ def test_an_end_token_that_strips_is_not_shown(tmp_path):
 @pytest.mark.parametrize(
     "text", ["<think>", "a <think>\n", "<tool_call>", "<|im_start|>assistant\n<think>\n"]
 )
-def test_what_a_user_writes_switches_nothing(qwen, text):
+def test_marks_in_user_text_have_no_effect(qwen, text):
     assert answer(qwen, [{**USER, "content": text}], "Hi.<|im_end|>") == ("Hi.", "", [])
 
 
-def test_a_thought_that_the_template_opens_is_one(tmp_path):
+def test_thought_opened_by_the_template_is_recognized(tmp_path):
     model = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
 
     assert answer(model, [USER], "Hm.\n</think>\n\nHi.<|im_end|>")[:2] == ("Hi.", "Hm.")
 
 
-def test_a_thought_that_the_template_closes_is_none(qwen):
+def test_thought_closed_by_the_template_is_empty(qwen):
     seen = answer(qwen, [USER], "Hi.<|im_end|>", enable_thinking=False)
 
     assert seen == ("Hi.", "", [])
 
 
-def test_what_is_said_comes_back_as_it_was_fed(qwen):
+def test_returned_answer_is_rendered_as_it_was_fed(qwen):
     says = (
         '<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{"name": "bash", "arguments": '
         '{"command": "ls"}}\n</tool_call><|im_end|>'
     )
     text, thought, (call,) = answer(qwen, [USER], says, TOOLS)
-    said = calling(json.loads(call.arguments), text, call.id)
-    told = [USER, {**said, "reasoning_content": thought}, {**RESULT, "tool_call_id": call.id}]
+    reply = calling(json.loads(call.arguments), text, call.id)
+    messages = [USER, {**reply, "reasoning_content": thought}, {**RESULT, "tool_call_id": call.id}]
 
-    assert qwen.render(told, TOOLS, {}).startswith(qwen.render([USER], TOOLS, {}) + says)
+    assert qwen.render(messages, TOOLS, {}).startswith(qwen.render([USER], TOOLS, {}) + says)
 
 
-def test_calls_without_content_are_given_as_null_where_that_is_taken(tmp_path):
+def test_content_of_pure_calls_is_null_if_the_template_accepts_it(tmp_path):
     r1 = chat_tokenizer(tmp_path, R1, ("<think>", "</think>"), end="<｜end▁of▁sentence｜>")
     text = r1.render([USER, calling({"command": "ls"}), RESULT], None, {})
 
@@ -97,20 +97,20 @@ def test_calls_without_content_are_given_as_null_where_that_is_taken(tmp_path):
     assert '```json\n{"command": "ls"}\n```' in text
 
 
-def test_nothing_is_called_none(tmp_path):
+def test_null_content_is_not_rendered_as_none(tmp_path):
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
     model = chat_tokenizer(tmp_path, plain, ())
 
     assert "None" not in model.render([USER, calling({})], None, {})
 
 
-def test_arguments_that_are_no_object_are_wrapped_where_they_are_refused(tmp_path):
+def test_unparsable_arguments_are_wrapped_for_strict_templates(tmp_path):
     coder = chat_tokenizer(tmp_path, CODER, QWEN_SPECIALS)
 
     assert '{"a":' in coder.render([USER, calling('{"a":')], None, {})
 
 
-def test_an_object_is_never_printed_as_python_does(tmp_path):
+def test_arguments_are_rendered_as_json_not_as_python(tmp_path):
     printing = (
         "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] "
         "%}{{ call.function.arguments }}{% endfor %}{% endfor %}"
@@ -120,7 +120,7 @@ def test_an_object_is_never_printed_as_python_does(tmp_path):
     assert '{"a": true}' in model.render([USER, calling({"a": True})], None, {})
 
 
-def test_ids_of_others_are_renamed_where_they_are_refused(tmp_path):
+def test_foreign_call_ids_are_renamed_for_strict_templates(tmp_path):
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
     text = mistral.render([USER, calling({"command": "ls"}), RESULT], None, {})
     kept = mistral.render(
@@ -133,20 +133,20 @@ def test_ids_of_others_are_renamed_where_they_are_refused(tmp_path):
     assert '"id": "abcdefghi"' in kept
 
 
-def test_an_answers_own_ids_are_taken_back(tmp_path):
+def test_own_call_ids_are_rendered_unchanged(tmp_path):
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
     says = '[TOOL_CALLS][{"name": "bash", "arguments": {"command": "ls"}, "id": "Ab3456789"}]</s>'
     _, _, (call,) = answer(mistral, [USER], says, TOOLS)
-    said = calling(json.loads(call.arguments), "", call.id)
+    reply = calling(json.loads(call.arguments), "", call.id)
 
     assert call.id == "Ab3456789"
-    assert mistral.render([USER, said], None, {}) == mistral.render([USER], None, {}) + says
+    assert mistral.render([USER, reply], None, {}) == mistral.render([USER], None, {}) + says
 
 
 @pytest.mark.parametrize(
     "fault", ["messages[9].role.x", "1 / 0", "[1] * 9 ** 99", "range(9**99)", "nothing.at.all"]
 )
-def test_whatever_a_template_raises_is_a_refusal(tmp_path, fault):
+def test_any_template_exception_is_a_refusal(tmp_path, fault):
     model = chat_tokenizer(tmp_path, "{{ " + fault + " }}", ())
     with pytest.raises(RejectedError) as caught:
         model.render([USER], None, {})
@@ -155,7 +155,7 @@ def test_whatever_a_template_raises_is_a_refusal(tmp_path, fault):
     assert USER["content"] not in caught.value.message
 
 
-def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
+def test_template_list_is_searched_for_the_call_format(tmp_path):
     listed = [{"name": "default", "template": OPENED}, {"name": "tool_use", "template": QWEN3}]
     model = chat_tokenizer(tmp_path, listed, QWEN_SPECIALS)
 
@@ -164,24 +164,24 @@ def test_templates_in_a_list_are_looked_at_for_calls(tmp_path):
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_of_calls_that_a_template_drops_each_gets_a_message(tmp_path, is_strict):
+def test_dropped_parallel_calls_get_separate_messages(tmp_path, is_strict):
     """gpt-oss's writes the first of a message; no error tells of the others."""
-    told = FormatSettings(is_strict=is_strict)
-    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", told=told)
+    settings = FormatSettings(is_strict=is_strict)
+    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", told=settings)
     uses = [{"id": x, "function": {"name": f"look_{x}", "arguments": {}}} for x in "ab"]
     results = [{"role": "tool", "content": f"at {x}", "tool_call_id": x} for x in "ab"]
-    made = oss.rendered([USER, {"role": "assistant", "tool_calls": uses}, *results], None, {})
+    rendered = oss.rendered([USER, {"role": "assistant", "tool_calls": uses}, *results], None, {})
 
-    order = [made.text.find(text) for text in ("to=functions.look_a", "at a", "look_b", "at b")]
+    order = [rendered.text.find(text) for text in ("to=functions.look_a", "at a", "look_b", "at b")]
     if is_strict:
-        assert (-1 in order, made.notes) == (True, ())
+        assert (-1 in order, rendered.notes) == (True, ())
     else:
         assert (-1 not in order, order) == (True, sorted(order))
-        assert made.notes == ("gave each tool call a message of its own",)
+        assert rendered.notes == ("gave each tool call a message of its own",)
         assert oss.rendered([USER], None, {}).notes == ()
 
 
-def test_channels_are_read_and_taken_back(tmp_path):
+def test_channels_round_trip(tmp_path):
     oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>")
     says = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -195,16 +195,16 @@ def test_channels_are_read_and_taken_back(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "I look."])
-def test_a_thought_beside_a_call_is_taken_back(tmp_path, content):
+def test_thought_with_a_call_round_trips(tmp_path, content):
     oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>")
     says = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.bash<|channel|>"
         'commentary json<|message|>{"command": "ls"}<|call|>'
     )
     _, thought, (call,) = answer(oss, [USER], says, TOOLS)
-    said = calling(json.loads(call.arguments), content, call.id)
-    told = [USER, {**said, "reasoning_content": thought}, {**RESULT, "tool_call_id": call.id}]
-    text = oss.render(told, TOOLS, {})
+    reply = calling(json.loads(call.arguments), content, call.id)
+    messages = [USER, {**reply, "reasoning_content": thought}, {**RESULT, "tool_call_id": call.id}]
+    text = oss.render(messages, TOOLS, {})
 
     assert "Hm." in text
     assert content in text
@@ -217,70 +217,73 @@ def roles(*pairs):
     return [{"role": role, "content": content} for role, content in pairs]
 
 
-def test_a_later_system_message_is_folded_and_said_to_be(tmp_path):
+def test_later_system_message_is_folded_and_noted(tmp_path):
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
     early = roles(("system", "s"), ("user", "a"), ("system", "t"))
-    made = mistral.rendered(early, None, {})
+    rendered = mistral.rendered(early, None, {})
     more = [*early, *roles(("assistant", "b"), ("user", "c"), ("system", "u"), ("user", "d"))]
     later = mistral.rendered(more, None, {})
 
-    assert made.text == "[SYSTEM]s[INST]a\n\nt[/INST]"
-    assert made.notes == ("folded later system messages into the user's",)
-    assert later.text.startswith(f"{made.text}b</s>")
-    assert later.notes == (*made.notes, "merged messages of the user")
+    assert rendered.text == "[SYSTEM]s[INST]a\n\nt[/INST]"
+    assert rendered.notes == ("folded later system messages into the user's",)
+    assert later.text.startswith(f"{rendered.text}b</s>")
+    assert later.notes == (*rendered.notes, "merged messages of the user")
 
 
-def test_users_in_a_row_become_one(tmp_path):
+def test_consecutive_user_messages_are_merged(tmp_path):
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
-    made = mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
+    rendered = mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
 
-    assert (made.text, made.notes) == ("[INST]a\n\nb[/INST]", ("merged messages of the user",))
+    assert (rendered.text, rendered.notes) == (
+        "[INST]a\n\nb[/INST]",
+        ("merged messages of the user",),
+    )
 
 
-def test_a_user_behind_a_tools_result_is_read_as_if_it_had_been_answered(tmp_path):
+def test_answer_is_inserted_between_tool_result_and_user(tmp_path):
     """Templates in which roles alternate count no calls and results, so see the user twice."""
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
     called = [USER, calling({"command": "ls"}), RESULT]
     interrupted = [*called, *roles(("user", "a"))]
-    made = mistral.rendered(interrupted, None, {})
+    rendered = mistral.rendered(interrupted, None, {})
     later = mistral.rendered([*interrupted, *roles(("assistant", "b"), ("user", "c"))], None, {})
 
-    assert made.notes == ("put an answer between a tool's result and the user's message",)
-    assert made.text == mistral.render(called, None, {}) + "OK.</s>[INST]a[/INST]"
-    assert later.text == made.text + "b</s>[INST]c[/INST]"
+    assert rendered.notes == ("put an answer between a tool's result and the user's message",)
+    assert rendered.text == mistral.render(called, None, {}) + "OK.</s>[INST]a[/INST]"
+    assert later.text == rendered.text + "b</s>[INST]c[/INST]"
     reminded = mistral.rendered([*called, *roles(("system", "r"))], None, {})
     assert reminded.text.endswith("OK.</s>[INST]r[/INST]")
 
 
-def test_a_conversation_that_a_greeting_begins_is_read(tmp_path):
+def test_conversation_starting_with_a_greeting_is_rendered(tmp_path):
     greeted = roles(("assistant", "I am Mira."), ("user", "a"))
     mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>")
-    made = mistral.rendered(greeted, None, {})
+    rendered = mistral.rendered(greeted, None, {})
     ruled = mistral.rendered([*roles(("system", "s")), *greeted], None, {})
     gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
     folded = gemma.rendered([*roles(("system", "s")), *greeted], None, {})
 
-    assert made.text == "[INST]Hello.[/INST]I am Mira.</s>[INST]a[/INST]"
-    assert made.notes == ("put a message of the user before the first answer",)
-    assert ruled.text == f"[SYSTEM]s{made.text}"
+    assert rendered.text == "[INST]Hello.[/INST]I am Mira.</s>[INST]a[/INST]"
+    assert rendered.notes == ("put a message of the user before the first answer",)
+    assert ruled.text == f"[SYSTEM]s{rendered.text}"
     assert folded.text.startswith("<start_of_turn>user\ns<end_of_turn>\n<start_of_turn>model\nI am")
 
 
-def test_strictly_what_is_refused_is_refused(tmp_path):
-    told = FormatSettings(is_strict=True)
-    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=told)
+def test_strict_settings_refuse_instead_of_folding(tmp_path):
+    settings = FormatSettings(is_strict=True)
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=settings)
     with pytest.raises(RejectedError) as caught:
         mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
 
     assert caught.value.code == "template_refused"
 
 
-def test_a_template_without_system_gets_it_with_the_user(tmp_path):
+def test_system_message_is_folded_into_user_for_templates_without_it(tmp_path):
     gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
-    made = gemma.rendered(roles(("system", "s"), ("user", "a")), None, {})
+    rendered = gemma.rendered(roles(("system", "s"), ("user", "a")), None, {})
 
-    assert made.text == "<start_of_turn>user\ns\n\na<end_of_turn>\n<start_of_turn>model\n"
-    assert made.notes == ("folded the system message into the user's",)
+    assert rendered.text == "<start_of_turn>user\ns\n\na<end_of_turn>\n<start_of_turn>model\n"
+    assert rendered.notes == ("folded the system message into the user's",)
 
 
 def call_of(id_, name, text=""):
@@ -292,12 +295,12 @@ def result_of(id_, text):
     return {"role": "tool", "tool_call_id": id_, "content": text}
 
 
-def test_a_template_without_calls_gets_them_as_text(tmp_path):
+def test_calls_are_rendered_as_text_for_templates_without_calls(tmp_path):
     gemma = chat_tokenizer(tmp_path, GEMMA2, ("<start_of_turn>",), end="<end_of_turn>")
-    asked = [*roles(("user", "a")), call_of("c1", "look", "I look."), result_of("c1", "found")]
-    rendered = gemma.rendered(asked, None, {})
-    later = gemma.rendered([*asked, *roles(("assistant", "b"), ("user", "c"))], None, {})
-    interrupted = gemma.rendered([*asked, *roles(("user", "stop"))], None, {})
+    messages = [*roles(("user", "a")), call_of("c1", "look", "I look."), result_of("c1", "found")]
+    rendered = gemma.rendered(messages, None, {})
+    later = gemma.rendered([*messages, *roles(("assistant", "b"), ("user", "c"))], None, {})
+    interrupted = gemma.rendered([*messages, *roles(("user", "stop"))], None, {})
 
     assert rendered.text == (
         "<start_of_turn>user\na<end_of_turn>\n"
@@ -312,7 +315,7 @@ def test_a_template_without_calls_gets_them_as_text(tmp_path):
 
 
 @pytest.mark.parametrize("dropped", ["tool_calls", "result", "both"])
-def test_calls_are_not_dropped_without_a_word(tmp_path, dropped):
+def test_dropped_calls_are_rendered_as_text_and_noted(tmp_path, dropped):
     call = "" if dropped != "result" else "{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}"
     shown = "true" if dropped == "tool_calls" else "m.role != 'tool'"
     template = (
@@ -320,38 +323,38 @@ def test_calls_are_not_dropped_without_a_word(tmp_path, dropped):
         "{% endif %}{% endfor %}"
     )
     model = chat_tokenizer(tmp_path, template, ())
-    asked = [*roles(("user", "a")), call_of("c1", "look"), result_of("c1", "found")]
-    rendered = model.rendered(asked, None, {})
+    messages = [*roles(("user", "a")), call_of("c1", "look"), result_of("c1", "found")]
+    rendered = model.rendered(messages, None, {})
 
     assert rendered.text == (
         '[user]a[assistant]Called look with {"q": 7}[user]Result of look:\nfound'
     )
     assert rendered.notes == ("wrote tool calls and their results as text",)
     strict = chat_tokenizer(tmp_path, template, (), told=FormatSettings(is_strict=True))
-    assert "Called" not in strict.rendered(asked, None, {}).text
+    assert "Called" not in strict.rendered(messages, None, {}).text
 
 
-def test_a_system_message_is_not_dropped_without_a_word(tmp_path):
+def test_dropped_system_message_is_folded_and_noted(tmp_path):
     dropping = (
         "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]"
         "{{ m.content }}{% endif %}{% endfor %}"
     )
     model = chat_tokenizer(tmp_path, dropping, ())
-    made = model.rendered(roles(("system", "s"), ("user", "a"), ("system", "late")), None, {})
+    rendered = model.rendered(roles(("system", "s"), ("user", "a"), ("system", "late")), None, {})
 
-    assert "late" in made.text
-    assert made.notes
+    assert "late" in rendered.text
+    assert rendered.notes
 
 
-def test_options_of_the_operator_hold_until_a_request_has_its_own(tmp_path):
-    told = FormatSettings(options={"enable_thinking": False})
-    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
+def test_request_options_override_the_operators(tmp_path):
+    settings = FormatSettings(options={"enable_thinking": False})
+    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=settings)
 
     assert "<think>" in model.render([USER], None, {})
     assert "<think>" not in model.render([USER], None, {"enable_thinking": True})
 
 
-# As Gemma 4's and EXAONE 4's: they think only if they are told to.
+# As Gemma 4's and EXAONE 4's: they think only on request.
 QUIET = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -360,10 +363,10 @@ QUIET = (
 )
 
 
-def test_a_template_thinks_as_it_does_by_itself_until_it_is_told(tmp_path, qwen):
+def test_template_default_for_thinking_holds_unless_set(tmp_path, qwen):
     quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
-    told = FormatSettings(options={"enable_thinking": True})
-    chosen = chat_tokenizer(tmp_path / "chosen", QUIET, QWEN_SPECIALS, told=told)
+    settings = FormatSettings(options={"enable_thinking": True})
+    chosen = chat_tokenizer(tmp_path / "chosen", QUIET, QWEN_SPECIALS, told=settings)
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
     null = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
 
@@ -377,10 +380,10 @@ def test_a_template_thinks_as_it_does_by_itself_until_it_is_told(tmp_path, qwen)
     assert "<think>" not in qwen.render([USER], None, {}), "which opens a thought by itself"
 
 
-def test_who_asks_for_effort_asks_for_thoughts_unless_the_operator_forbids_them(tmp_path):
+def test_reasoning_effort_enables_thinking_unless_operator_forbids_it(tmp_path):
     quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
-    told = FormatSettings(options={"enable_thinking": False})
-    forbidden = chat_tokenizer(tmp_path / "forbidden", QUIET, QWEN_SPECIALS, told=told)
+    settings = FormatSettings(options={"enable_thinking": False})
+    forbidden = chat_tokenizer(tmp_path / "forbidden", QUIET, QWEN_SPECIALS, told=settings)
     high = {"reasoning_effort": "high"}
 
     assert quiet.render([USER], None, {"thinking_budget": 64}).endswith("<think>\n")
@@ -390,14 +393,14 @@ def test_who_asks_for_effort_asks_for_thoughts_unless_the_operator_forbids_them(
     assert forbidden.render([USER], None, high).endswith("</think>\n\n")
 
 
-def test_no_effort_is_no_thought(qwen):
+def test_effort_none_disables_thinking(qwen):
     assert "<think>\n\n</think>" in qwen.render([USER], None, {"reasoning_effort": "none"})
     assert "<think>" not in qwen.render([USER], None, {"reasoning_effort": "high"})
 
 
-def test_an_operator_says_how_calls_are_read(tmp_path):
-    told = FormatSettings(calls="qwen3_coder", thoughts="none", template=CODER)
-    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, told=told)
+def test_operator_settings_choose_the_call_parser(tmp_path):
+    settings = FormatSettings(calls="qwen3_coder", thoughts="none", template=CODER)
+    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, told=settings)
     says = (
         "<think><tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>"
     )
@@ -408,31 +411,31 @@ def test_an_operator_says_how_calls_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "told", [FormatSettings(calls="nonsense"), FormatSettings(thoughts="nonsense")]
+    "settings", [FormatSettings(calls="nonsense"), FormatSettings(thoughts="nonsense")]
 )
-def test_a_format_that_nobody_knows_ends_the_start(tmp_path, told):
+def test_unknown_format_name_is_fatal(tmp_path, settings):
     with pytest.raises(FatalError, match="nonsense"):
-        chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=told)
+        chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=settings)
 
 
-def test_mlx_lms_parsers_can_be_named(tmp_path):
+def test_mlx_lm_parsers_can_be_named(tmp_path):
     model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=FormatSettings(calls="pythonic"))
 
     assert model.format.calls.starts == ("<|tool_call_start|>",)
 
 
-def test_what_is_no_chat_is_shown_as_it_is(qwen):
+def test_raw_completion_is_shown_verbatim(qwen):
     """Raw completions: tags stay in the text, so that it can be sent back."""
     says = '<think>\nHm\n</think>\n\n<tool_call>\n{"name": "bash"}</tool_call>\n<|im_end|>'
-    made = Answer(qwen, "Once <think>", (), TOOLS, is_chat=False)
-    shown = [made.push(token) for token in qwen.encode(says).ids]
-    shown.append(made.finish(stopped=False))
+    completion = Answer(qwen, "Once <think>", (), TOOLS, is_chat=False)
+    shown = [completion.push(token) for token in qwen.encode(says).ids]
+    shown.append(completion.finish(stopped=False))
 
     assert "".join(each.text for each in shown) == says.removesuffix("<|im_end|>")
     assert not any(each.reasoning or each.calls for each in shown)
 
 
-def test_no_option_replaces_what_templates_are_applied_with():
+def test_reserved_options_cover_all_parameters_of_template_rendering():
     """A library that takes more names than are reserved would let clients set them."""
     taken = {
         name

@@ -20,7 +20,7 @@ def is_stored_by_columns(array):
     return memoryview(array).strides[-2:] == (4, 4 * array.shape[-2])
 
 
-def test_a_loaded_model_has_such_weights():
+def test_loaded_model_stores_weights_by_columns():
     model = load_model("recall").engine.model.model
 
     assert is_stored_by_columns(model.embed_tokens.weight)
@@ -29,7 +29,7 @@ def test_a_loaded_model_has_such_weights():
 
 @pytest.mark.parametrize("rows_count", [1, 2, 3, 8, 63, 256])
 @pytest.mark.parametrize("shape", [(144, 1900), (128, 4), (4, 144), (7, 3)], ids=str)
-def test_layers_compute_the_same_bits(shape, rows_count):
+def test_layers_compute_the_same_bits_with_columns(shape, rows_count):
     inputs_count, outputs_count = shape
     rows = mx.random.normal((2, rows_count, inputs_count))
     for layer in (
@@ -46,7 +46,7 @@ def test_layers_compute_the_same_bits(shape, rows_count):
 
 @pytest.mark.parametrize("heads_count", [2, 4])
 @pytest.mark.parametrize("counts", [(8, 9), (63, 200), (200, 200), (64, 513)], ids=str)
-def test_attention_computes_the_same_bits(counts, heads_count):
+def test_attention_computes_the_same_bits_with_columns(counts, heads_count):
     queries_count, tokens_count = counts
     queries = mx.random.normal((2, heads_count, queries_count, 64))
     keys, values = (mx.random.normal((2, 2, tokens_count, 64)) for _ in range(2))

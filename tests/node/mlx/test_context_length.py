@@ -37,19 +37,19 @@ from tests.support.tiny_models import LLAMA, write_model
         ({}, 8_192),
     ],
 )
-def test_every_spelling_is_understood(config: dict[str, Any], want: int) -> None:
+def test_context_length_is_read_from_every_spelling(config: dict[str, Any], want: int) -> None:
     """The text part before the whole, the config before its family's default."""
     assert context_tokens(config) == want
 
 
-def test_what_a_config_leaves_out_is_in_the_models_arguments() -> None:
+def test_context_length_falls_back_to_model_arguments() -> None:
     """The last resort before a guess."""
     assert context_tokens({}, SimpleNamespace(max_position_embeddings=2_048)) == 2_048
     nested = SimpleNamespace(text_config={"max_position_embeddings": 4_096})
     assert context_tokens({}, nested) == 4_096
 
 
-def test_a_table_of_positions_has_the_last_word(tmp_path) -> None:
+def test_position_table_limits_the_context(tmp_path) -> None:
     """A config that promises more than the table holds is not believed."""
     folder = write_model(tmp_path / "gpt2", {**GPT2, "max_position_embeddings": 4_096})
 
@@ -58,7 +58,7 @@ def test_a_table_of_positions_has_the_last_word(tmp_path) -> None:
     assert load_model(str(folder), 100_000).context_tokens_max == POSITIONS
 
 
-def test_a_model_that_spells_it_otherwise_is_loaded_with_it(tmp_path) -> None:
+def test_context_length_of_a_model_with_own_spelling_is_loaded(tmp_path) -> None:
     """Kimi Linear has a name of its own for it."""
     config = {**ARCHITECTURES["kimi_linear"], "model_max_length": 54_321}
     del config["max_position_embeddings"]
@@ -66,7 +66,7 @@ def test_a_model_that_spells_it_otherwise_is_loaded_with_it(tmp_path) -> None:
     assert load_model(str(folder)).context_tokens_max == 54_321
 
 
-def test_a_model_module_that_ends_the_process_is_refused_in_words(tmp_path) -> None:
+def test_model_module_calling_exit_is_a_fatal_error(tmp_path) -> None:
     """OLMo's module calls sys.exit where a package is missing; the node says so instead."""
     folder = write_model(tmp_path / "olmo", LLAMA)
     (folder / "config.json").write_text(json.dumps({**LLAMA, "model_type": "olmo"}))

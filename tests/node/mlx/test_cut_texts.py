@@ -12,7 +12,7 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 NEWLINES = 6
 
 
-def made(folder, tokens, normalizer=None):
+def build_tokenizer(folder, tokens, normalizer=None):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({text: at for at, text in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -35,17 +35,17 @@ def runs(tmp_path_factory):
     """Return a tokenizer with tokens for runs of line ends, as Gemma's has."""
     tokens = [special("<end>"), special("<eats>", rstrip=True)]
     tokens += [AddedToken("\n" * size, normalized=False) for size in range(2, NEWLINES + 1)]
-    return made(tmp_path_factory.mktemp("runs") / "t", tokens)
+    return build_tokenizer(tmp_path_factory.mktemp("runs") / "t", tokens)
 
 
-def test_runs_of_white_space_are_no_places_to_cut_at(runs):
+def test_white_space_runs_are_not_cut_points(runs):
     assert sorted(runs.cut_texts.values()) == [b"<eats>", b"<end>"]
 
 
-def test_a_token_that_is_found_at_the_start_only_is_none(tmp_path):
+def test_token_matched_only_at_the_start_is_not_a_cut_point(tmp_path):
     """Its text is looked for after something was put before the whole."""
     tokens = [special("</s>", normalized=True), special("<end>")]
-    tokenizer = made(tmp_path / "u", tokens, normalizers.Replace("\n</s", "\n_"))
+    tokenizer = build_tokenizer(tmp_path / "u", tokens, normalizers.Replace("\n</s", "\n_"))
 
     assert list(tokenizer.cut_texts.values()) == [b"<end>"]
 
@@ -56,7 +56,7 @@ TEXTS = st.lists(PIECES, max_size=10).map("".join)
 
 @given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 60))
 @settings(max_examples=400, deadline=None)
-def test_fed_tokens_are_those_of_a_fresh_encoding(runs, head, old, new, cut):
+def test_fed_tokens_equal_a_fresh_encoding(runs, head, old, new, cut):
     encoded = runs.encode(head + old)
     stored = Transcript((head + old).encode(), encoded.ids, encoded.ends, len(encoded.ids))
     prompt = (head + old)[:cut] + new
@@ -66,7 +66,7 @@ def test_fed_tokens_are_those_of_a_fresh_encoding(runs, head, old, new, cut):
     assert plan.ends == sorted(plan.ends)
 
 
-def test_what_eats_white_space_behind_it_is_cut_at(runs):
+def test_token_stripping_white_space_after_it_is_a_cut_point(runs):
     """Only what follows the last such token is encoded again."""
     text = "<eats>\nabc<eats>\nde"
     encoded = runs.encode(text)

@@ -69,7 +69,7 @@ def fill_holes(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "sinks"])
-def test_a_model_of_one_window_cannot_tell_an_edited_cache_from_a_computed_one(name: str) -> None:
+def test_edited_cache_of_a_one_window_model_equals_a_computed_one(name: str) -> None:
     """Also where what lies ahead is shorter than the window, or longer than it."""
     engine = one_window(name, PLAIN)
     long = [Move(0, 795, 0), Move(810, 820, 795), Move(830, 900, 815)]
@@ -89,7 +89,7 @@ def test_a_model_of_one_window_cannot_tell_an_edited_cache_from_a_computed_one(n
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("delta", sample([37, -37, 20_000, -100_000], -37, 20_000))
-def test_windows_turn_what_they_read_at_their_own_rates(name: str, delta: int) -> None:
+def test_window_layers_rotate_moved_rows_at_their_own_rates(name: str, delta: int) -> None:
     """Against rows turned by hand in float64, where layers' bases differ and where sinks share."""
     engine = engine_of(name, PLAIN)
     shifts = (Shift(50, 120, delta), Shift(130, 290, delta // 2 + 1))
@@ -109,7 +109,7 @@ def rows_at(cache: ResidentCache, places: list[int]) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("name", sample(["gemma3_text", "gpt_oss"], "gpt_oss"))
-def test_read_to_their_places_windows_are_those_that_were_moved_in_memory(name: str) -> None:
+def test_windows_read_from_disk_equal_windows_moved_in_memory(name: str) -> None:
     engine = engine_of(name)
     source, edited = computed(engine, OLD), computed(engine, OLD)
     edited.rearrange(MOVES, grid_of(MOVES))
@@ -136,7 +136,7 @@ def test_read_to_their_places_windows_are_those_that_were_moved_in_memory(name: 
     assert np.array_equal(logits_after(engine, edited, prompt_of(3)), want)
 
 
-def test_what_is_computed_in_a_hole_is_copied_out_before_it_slides_away() -> None:
+def test_window_rows_computed_in_a_hole_are_copied_before_sliding_away() -> None:
     """In blocks that begin with the hole; rows that were moved are stored elsewhere."""
     engine = engine_of("gemma3_text")
     cache, hole = computed(engine, OLD), prompt_of(300, seed=7)
@@ -156,7 +156,7 @@ def test_what_is_computed_in_a_hole_is_copied_out_before_it_slides_away() -> Non
     assert len(prompt) == 1_180
 
 
-def test_what_windows_have_slid_past_is_not_edited_in_memory() -> None:
+def test_edit_beyond_the_windows_is_refused_in_memory() -> None:
     engine = engine_of("gemma3_text")
     cache = computed(engine, OLD)
     far = [Move(0, 300, 0), Move(310, TOKENS, 305)]
@@ -171,7 +171,7 @@ def test_what_windows_have_slid_past_is_not_edited_in_memory() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_windows_of_many_edits_are_the_rows_of_their_tokens(seed: int) -> None:
+def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
     """Edit upon edit, with tokens computed between them: as if all had been computed."""
     engine, rng = one_window("plain", PLAIN), random.Random(seed)
     prompt, exact = list(OLD), TOKENS

@@ -73,8 +73,8 @@ def test_batched_equals_alone(name):
 
 
 @ONE_OF_EACH_CLASS
-def test_a_sequence_may_leave_and_join_a_batch(name):
-    """Whoever else is in a step, every sequence gets the tokens that it gets alone."""
+def test_sequences_may_leave_and_join_a_batch(name):
+    """In any company, every sequence gets the tokens that it gets alone."""
     engine = engine_of(name)
     prompts = [prompt_of(count, seed=1) for count in (40, 21, 66)]
     alone = [generate(engine, [prompt])[0] for prompt in prompts]
@@ -96,7 +96,7 @@ def test_a_sequence_may_leave_and_join_a_batch(name):
     "name",
     sample(["llama", "qwen3", "glm4_moe", "minimax_m2", "deepseek_v2"], "qwen3", "deepseek_v2"),
 )
-def test_tokens_are_those_of_mlx_lm_with_its_own_quantized_cache(name):
+def test_tokens_equal_mlx_lm_with_its_own_quantized_cache(name):
     engine, prompt = engine_of(name), prompt_of(90)
     caches = [QuantizedKVCache(64, 4) for _ in engine.spec.layers]
     for chunk in (prompt[:20], prompt[20:40], prompt[40:-1]):
@@ -182,7 +182,7 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
 @pytest.mark.parametrize(
     "name", sample([*WINDOWED, "qwen3_next", "kimi_linear"], "gemma3_text", "kimi_linear")
 )
-def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
+def test_damaged_window_or_state_restores_a_shorter_prefix(name, shelf_for):
     """A lost window block or state costs tokens, never truth."""
     engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
@@ -207,7 +207,7 @@ def test_what_cannot_be_restored_exactly_falls_back(name, shelf_for):
 
 
 @pytest.mark.parametrize("name", sample(WINDOWED, "gpt_oss"))
-def test_a_cache_of_which_nothing_could_be_restored_is_as_new(name, shelf_for):
+def test_cache_without_restorable_blocks_is_as_new(name, shelf_for):
     """The windows of a long context are lost: it is computed from its first token again."""
     engine, prompt = engine_of(name), prompt_of(600)
     shelf = shelf_for(engine)
@@ -227,7 +227,7 @@ def test_a_cache_of_which_nothing_could_be_restored_is_as_new(name, shelf_for):
 
 
 @ONE_OF_EACH_CLASS
-def test_a_failing_step_changes_nothing(name, monkeypatch):
+def test_failed_step_changes_no_cache(name, monkeypatch):
     """A step that fails in the last layer leaves every sequence where it was."""
     engine, prompts = engine_of(name), [prompt_of(count) for count in (33, 34)]
     caches = [prefilled(engine, prompt) for prompt in prompts]
@@ -247,7 +247,7 @@ def test_a_failing_step_changes_nothing(name, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_spec_says_what_the_models_are():
+def test_spec_describes_the_layer_kinds():
     kinds = {name: {layer.kind for layer in engine_of(name).spec.layers} for name in ARCHITECTURES}
     full, window, latent = LayerKind.FULL, LayerKind.WINDOW, LayerKind.LATENT
     indexed, recurrent = LayerKind.INDEXED, LayerKind.RECURRENT
@@ -265,14 +265,14 @@ def test_spec_says_what_the_models_are():
     assert engine_of("llama_112").spec.layers[0].slots[0].stored_width == 128
 
 
-def test_names_of_groups_do_not_collide():
+def test_group_hashes_do_not_collide():
     span = BlockSpan(0, 256, b"p" * 32, b"h" * 32)
     names = {group_hash(b"k" * 32, span.block_hash, group) for group in CacheGroup}
     assert len(names) == len(CacheGroup)
 
 
 @EVERY
-def test_the_written_spec_is_the_spec(name):
+def test_spec_round_trips(name):
     """What a node writes beside its blocks tells an offline check all of their layout."""
     record = SpecRecord(FINGERPRINT, name, engine_of(name).spec)
     assert decode_spec(encode_spec(record)) == record

@@ -171,7 +171,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_answer_is_read_and_comes_back_as_it_was_said(tmp_path, name):
+def test_answer_is_read_and_rendered_back_unchanged(tmp_path, name):
     family = FAMILIES[name]
     model = chat_tokenizer(tmp_path, family.template, family.specials, end=family.end)
     assert model.format.calls is not None
@@ -188,9 +188,9 @@ def test_an_answer_is_read_and_comes_back_as_it_was_said(tmp_path, name):
         "tool_calls": [{"type": "function", "id": call.id, "function": function}],
         **({"reasoning_content": thought} if thought else {}),
     }
-    asked = model.render([USER], TOOLS, {})
+    prompt = model.render([USER], TOOLS, {})
     again = model.render([USER, back, {**RESULT, "tool_call_id": call.id}], TOOLS, {})
     if family.comes_back:
         assert family.comes_back in again
     else:
-        assert again.startswith(asked + family.says + family.end)
+        assert again.startswith(prompt + family.says + family.end)

@@ -38,14 +38,14 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_a_known_family_writes_is_read(tmp_path, name):
+def test_known_formats_pass_the_trial(tmp_path, name):
     template, specials = KNOWN[name]
     model = chat_tokenizer(tmp_path, template, specials)
     assert (model.unread_parts, model.warning) == ((), None)
 
 
 @pytest.mark.parametrize("template", [OWN, COMMON], ids=["own", "common"])
-def test_a_format_that_is_not_known_is_plain_text(tmp_path, template):
+def test_unknown_format_is_reported_and_read_as_text(tmp_path, template):
     model = chat_tokenizer(tmp_path, template, ("<|im_start|>", *QWEN_SPECIALS[4:]))
     assert model.unread_parts == ("tool calls", "thoughts")
     assert "node.tool_parser and node.reasoning_parser" in model.warning
@@ -54,13 +54,13 @@ def test_a_format_that_is_not_known_is_plain_text(tmp_path, template):
     assert answer(model, [USER], f"{says}<|im_end|>") == (says, "", [])
 
 
-def test_a_template_without_a_known_mark_of_calls_is_reported_for_these_alone(tmp_path):
+def test_unknown_call_marks_alone_are_reported(tmp_path):
     model = chat_tokenizer(tmp_path, OWN.replace("m.reasoning_content", "m.oh"), ("<|im_start|>",))
     assert model.unread_parts == ("tool calls",)
     assert "reasoning_parser" not in model.warning
 
 
-def test_an_operators_choice_is_not_tried(tmp_path):
-    told = FormatSettings(calls="json", thoughts="none")
-    model = chat_tokenizer(tmp_path, COMMON, QWEN_SPECIALS, told=told)
+def test_formats_set_by_the_operator_are_not_tried(tmp_path):
+    settings = FormatSettings(calls="json", thoughts="none")
+    model = chat_tokenizer(tmp_path, COMMON, QWEN_SPECIALS, told=settings)
     assert (model.format.calls.name, model.warning) == ("json", None)

@@ -12,7 +12,7 @@ NODES_MAX = {"llama": 12.25, "gpt_oss": 14.25}
 
 
 @pytest.mark.parametrize("name", NODES_MAX)
-def test_a_sequence_adds_few_nodes_to_each_layer_of_a_step(tmp_path, name):
+def test_graph_nodes_per_sequence_and_layer_are_bounded(tmp_path, name):
     engine = load_model(str(write_model(tmp_path / "model", ARCHITECTURES[name]))).engine
 
     assert 0 < nodes_by_sequence(engine) <= NODES_MAX[name]

@@ -15,7 +15,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 @pytest.mark.parametrize("limit", [1_500, 12_000])
-def test_importing_mlx_lm_keeps_the_limit_of_open_files(limit):
+def test_importing_mlx_lm_keeps_the_open_files_limit(limit):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     done = subprocess.run(

@@ -18,7 +18,7 @@ def exact(row):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40, 99])
-def test_every_token_is_told_with_the_likeliest_beside_it(count):
+def test_every_token_is_listed_with_its_likeliest_alternatives(count):
     for row, chosen, top in zip(LOGITS, FOLLOWING, scored(LOGITS, FOLLOWING, count), strict=True):
         expected = exact(row)
         assert top[0][0] == chosen
@@ -28,16 +28,16 @@ def test_every_token_is_told_with_the_likeliest_beside_it(count):
         assert [value for _, value in top[1:]] == pytest.approx(list(expected[order]), abs=1e-4)
 
 
-def test_a_prompt_is_scored_as_an_answer_is():
+def test_prompt_tokens_are_scored_like_answer_tokens():
     exact_rows = LOGITS - mx.logsumexp(LOGITS, axis=-1, keepdims=True)
     for at, top in enumerate(scored(LOGITS, FOLLOWING, 4)):
         row, chosen = exact_rows[at : at + 1], FOLLOWING[at]
-        (told,) = likeliest(row, mx.array([chosen], mx.uint32), 4).read([chosen])
-        assert [token for token, _ in top] == [token for token, _ in told]
-        assert [value for _, value in top] == pytest.approx([value for _, value in told])
+        (scores,) = likeliest(row, mx.array([chosen], mx.uint32), 4).read([chosen])
+        assert [token for token, _ in top] == [token for token, _ in scores]
+        assert [value for _, value in top] == pytest.approx([value for _, value in scores])
 
 
-def test_what_is_no_number_is_nearly_impossible():
+def test_infinite_logit_gets_the_minimum_log_probability():
     logits = mx.array([[0.0, -mx.inf, 1.0]])
     ((chosen, *others),) = scored(logits, [1], 3)
     assert chosen == (1, LOGPROB_MIN)
@@ -52,18 +52,18 @@ class Forbidden:
 
 
 @pytest.mark.parametrize("alternatives_count", [None, 0, 5])
-def test_reading_a_token_asks_nothing_more_of_the_device(tmp_path, monkeypatch, alternatives_count):
+def test_reading_a_token_computes_nothing_on_the_device(tmp_path, monkeypatch, alternatives_count):
     loaded = load_model(str(write_model(tmp_path / "tiny", ONE_LAYER)))
-    prompt, made = [5, 9, 2], loaded.engine
-    cache = made.new_cache(64)
-    made.prefill(cache, prompt[:-1])
-    slot = made.start(cache, prompt, Sampling(logprobs=alternatives_count), 0)
+    prompt, loaded_engine = [5, 9, 2], loaded.engine
+    cache = loaded_engine.new_cache(64)
+    loaded_engine.prefill(cache, prompt[:-1])
+    slot = loaded_engine.start(cache, prompt, Sampling(logprobs=alternatives_count), 0)
     for _ in range(3):
-        made.launch(made.prepare([slot]))
+        loaded_engine.launch(loaded_engine.prepare([slot]))
     mx.synchronize()
     for module in (engine, sampling):
         monkeypatch.setattr(module, "mx", Forbidden())
-    read = made.read(slot)
+    read = loaded_engine.read(slot)
 
-    told_count = 0 if alternatives_count is None else 1 + alternatives_count
-    assert len(read.top) == told_count
+    entries_count = 0 if alternatives_count is None else 1 + alternatives_count
+    assert len(read.top) == entries_count

@@ -1,4 +1,4 @@
-"""Tokens sampled where a format allows only some: shared out among those, whatever the rest is."""
+"""Sampling under a format's mask: all probability is shared among the allowed tokens."""
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +31,7 @@ def sampled(sampling, logits, allowed, openings=(), count=60):
     return {int(sampler.sample(logits, allowed, openings)[0].item()) for _ in range(count)}
 
 
-def test_bits_become_truth_values_of_the_models_width(allowed):
+def test_mask_bits_are_unpacked_to_the_vocabulary_width(allowed):
     assert allowed.shape == (1, VOCABULARY)
     assert np.flatnonzero(np.array(allowed)).tolist() == list(ALLOWED)
 
@@ -51,12 +51,12 @@ def test_bits_become_truth_values_of_the_models_width(allowed):
     ],
     ids=str,
 )
-def test_every_way_of_sampling_counts_within_what_is_allowed(logits, allowed, more, expected):
+def test_every_sampling_parameter_applies_within_the_mask(logits, allowed, more, expected):
     assert sampled(Sampling(**more), logits, allowed) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_thought_is_begun_only_where_the_model_would(logits, allowed, temperature):
+def test_thought_opening_is_sampled_only_if_likeliest(logits, allowed, temperature):
     sampling = Sampling(temperature=temperature)
     assert sampled(sampling, logits, allowed, openings=(60, LIKELY)) == {LIKELY}
     assert sampled(sampling, logits, allowed, openings=(60,)) <= set(ALLOWED)

@@ -63,7 +63,7 @@ def started(engine: Engine, prompt: list[int], sampling: Sampling) -> DecodeSlot
         (VOCABULARY, PADDED_ROWS, VOCABULARY),
     ],
 )
-def test_the_vocabulary_is_the_smaller_of_embedding_and_logits(
+def test_vocabulary_is_the_smaller_of_embedding_and_logits(
     rows: int, width: int, size: int
 ) -> None:
     """Tables are measured; a config may say anything."""
@@ -79,7 +79,7 @@ def test_quantized_tables_are_measured_too() -> None:
     assert type(model.model.embed_tokens) is nn.QuantizedEmbedding  # as it was
 
 
-def test_a_small_table_that_is_shielded_does_not_count() -> None:
+def test_guarded_smaller_table_does_not_limit_the_vocabulary() -> None:
     """Gemma 3n has fewer rows per layer, and looks ids beyond them up elsewhere."""
     model = with_rows(VOCABULARY, VOCABULARY)
     inner, small = model.model, nn.Embedding(100, LLAMA["hidden_size"])
@@ -97,7 +97,7 @@ def test_a_small_table_that_is_shielded_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode"])
-def test_tables_of_positions_end_the_context(name: str) -> None:
+def test_position_table_ends_the_context(name: str) -> None:
     """A model that looks positions up is never fed one more than it has rows."""
     engine = engine_of(name)
     assert engine.limits == ModelLimits(VOCABULARY, POSITIONS)
@@ -114,7 +114,7 @@ def test_tables_of_positions_end_the_context(name: str) -> None:
     assert cache.tokens_count == POSITIONS
 
 
-def test_a_model_that_does_not_run_is_refused_in_words() -> None:
+def test_broken_model_is_a_fatal_error_with_a_reason() -> None:
     """Nothing that a model's own code raises is let through as it is."""
     model = build_model(LLAMA)
     model.model.layers[0].self_attn.q_proj = None
@@ -122,21 +122,21 @@ def test_a_model_that_does_not_run_is_refused_in_words() -> None:
         read_limits(model)
 
 
-def test_a_model_too_small_to_be_tried_is_not() -> None:
+def test_model_with_too_small_a_vocabulary_is_refused() -> None:
     """The tokens of the trials would be outside of its tables."""
     with pytest.raises(FatalError, match="20 tokens"):
         fit_engine(build_model({**LLAMA, "vocab_size": 20}), KvBits())
 
 
 @pytest.mark.parametrize("token", [-1, *OUTSIDE])
-def test_a_logit_that_is_not_there_is_not_biased(token: int) -> None:
+def test_bias_outside_the_vocabulary_is_refused(token: int) -> None:
     """MLX would add to whatever lies behind the logits: another agent's cache, perhaps."""
     with pytest.raises(RejectedError) as refused:
         started(engine_of("llama"), [5, 6, 7], Sampling(logit_bias={"3": 1.0, str(token): 100.0}))
     assert refused.value.param == "logit_bias"
 
 
-def test_the_last_logit_can_be_biased() -> None:
+def test_last_token_of_the_vocabulary_can_be_biased() -> None:
     """The bound is exact, and the bias does something."""
     engine, last = engine_of("llama"), VOCABULARY - 1
     slot = started(engine, [5, 6, 7], Sampling(logit_bias={str(last): 100.0}))
@@ -146,7 +146,7 @@ def test_the_last_logit_can_be_biased() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, *OUTSIDE])
-def test_a_prompt_token_without_a_row_is_refused(token: int) -> None:
+def test_prompt_token_outside_the_vocabulary_is_refused(token: int) -> None:
     """At its start, in its middle, as its last token, and where only a penalty would read it."""
     engine = engine_of("llama")
     for prompt in ([token, 5, 6], [5, token, 6], [5, 6, token]):
@@ -160,7 +160,7 @@ def test_a_prompt_token_without_a_row_is_refused(token: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nothing_is_drawn_that_could_not_be_fed(temperature: float) -> None:
+def test_logits_beyond_the_embedding_are_never_sampled(temperature: float) -> None:
     """Logits wider than the embedding: the columns beyond its rows are never chosen."""
     model = with_rows(VOCABULARY, PADDED_ROWS)
     model.lm_head.weight[VOCABULARY:] *= 1_000.0
@@ -178,7 +178,7 @@ def test_nothing_is_drawn_that_could_not_be_fed(temperature: float) -> None:
     assert max(named) < VOCABULARY
 
 
-def test_the_thread_survives_every_bad_id(tmp_path) -> None:
+def test_engine_thread_survives_invalid_token_ids(tmp_path) -> None:
     """Each bad sequence breaks with what was wrong with it; its neighbours do not notice."""
     bench = Bench(write_model(tmp_path / "llama", LLAMA))
     want = bench.answer([5, 6, 7], GREEDY)

@@ -5,16 +5,16 @@ from node.mlx.backend import CPU_PADDED_TOKENS_MAX
 from node.mlx.batch_layers import WASTE_MAX, padded_groups
 
 
-def test_equal_and_short_ones_go_together():
+def test_equal_lengths_form_one_group():
     assert padded_groups([128] * 8) == [list(range(8))]
 
 
-def test_a_giant_goes_alone():
+def test_much_longer_sequence_forms_its_own_group():
     assert padded_groups([100, 60_000, 110]) == [[1], [2, 0]]
 
 
 @given(st.lists(st.integers(1, 6_000), min_size=1, max_size=32))
-def test_every_sequence_is_in_one_group_that_wastes_little(lengths):
+def test_groups_partition_sequences_with_bounded_padding(lengths):
     groups = padded_groups(lengths)
 
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))

@@ -1,4 +1,4 @@
-"""Plain marks are encoded as by a tokenizer that has no such tokens, and the frame as ever."""
+"""Plain marks are encoded as by a tokenizer without such tokens, and the frame as usual."""
 
 import json
 
@@ -103,9 +103,9 @@ MAKERS = {
 
 @pytest.fixture(scope="module", params=MAKERS)
 def tokenizer(request, tmp_path_factory):
-    made = MAKERS[request.param](tmp_path_factory.mktemp("plain") / "t")
-    made.kind = request.param
-    return made
+    chosen = MAKERS[request.param](tmp_path_factory.mktemp("plain") / "t")
+    chosen.kind = request.param
+    return chosen
 
 
 def without_marks(tokenizer):
@@ -117,23 +117,23 @@ def without_marks(tokenizer):
     return Tokenizer.from_str(json.dumps(plain))
 
 
-SAID = st.lists(
+WORDS = st.lists(
     st.one_of(
         st.sampled_from(["a", "ab", " b", "\n", "  ", "é", "🦊", "<|im_", "end|>", "<", "user"]),
         st.integers(0, 10),  # one of the marks, as text
     ),
     max_size=8,
 )
-FRAME = st.lists(st.tuples(st.integers(0, 10), SAID), max_size=6)
+FRAME = st.lists(st.tuples(st.integers(0, 10), WORDS), max_size=6)
 
 
 def spelled(tokenizer, frame):
-    """Return a text with marks of a frame, each followed by what is said; and its plain marks."""
+    """Return a text with marks of a frame, each followed by words; and its plain marks."""
     marks = sorted(tokenizer.control_marks.ids)
     text, plain, parts = "", [], []
-    for mark, said in frame:
+    for mark, words in frame:
         text += marks[mark % len(marks)]
-        own = "".join(marks[each % len(marks)] if isinstance(each, int) else each for each in said)
+        own = "".join(marks[each % len(marks)] if isinstance(each, int) else each for each in words)
         places = MarkFinder(marks).places(own)
         plain += [len((text + own[:place]).encode()) for place in places]
         text += own
@@ -143,7 +143,7 @@ def spelled(tokenizer, frame):
 
 @given(frame=FRAME)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_said_has_the_tokens_of_a_tokenizer_without_marks(tokenizer, frame):
+def test_plain_marks_are_encoded_as_by_a_tokenizer_without_marks(tokenizer, frame):
     text, plain, parts = spelled(tokenizer, frame)
     encoded = tokenizer.encode(text, plain=plain)
 
@@ -154,15 +154,15 @@ def test_what_is_said_has_the_tokens_of_a_tokenizer_without_marks(tokenizer, fra
     if tokenizer.kind in ("bytes", "tiny", "recall", "prose") and EATS not in text:
         bare = without_marks(tokenizer)
         expected = []
-        for mark, said in parts:
-            expected += [tokenizer.control_marks.ids[mark], *bare.encode(said).ids]
+        for mark, words in parts:
+            expected += [tokenizer.control_marks.ids[mark], *bare.encode(words).ids]
         assert encoded.ids == expected
         assert tokenizer.decode(encoded.ids) == text
 
 
 @given(frame=FRAME, cut=st.integers(0, 5))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_pieces_have_the_tokens_of_the_whole(tokenizer, frame, cut):
+def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, frame, cut):
     text, plain, _ = spelled(tokenizer, frame)
 
     assert tokenizer.encode(text, plain=plain, limit=NO_LIMIT) == tokenizer.encode(
@@ -172,31 +172,31 @@ def test_pieces_have_the_tokens_of_the_whole(tokenizer, frame, cut):
 
 @given(frame=FRAME)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_text_without_plain_marks_is_encoded_alike_by_both(tokenizer, frame):
+def test_both_encoders_agree_on_text_without_plain_marks(tokenizer, frame):
     text, _, _ = spelled(tokenizer, frame)
     encoded = tokenizer._encode_piece(text, None, 0)
 
     assert tokenizer._plain_encoder.encode(text, ()) == encoded
 
 
-def test_added_tokens_for_common_text_are_no_marks(tmp_path):
+def test_added_tokens_for_common_text_are_not_control_marks(tmp_path):
     tokens = [*SPECIALS, *(AddedToken(text, normalized=False) for text in ("\n\n", "<h1>", "<t>"))]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({text: at for at, text in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = save(tmp_path / "t", inner, tokens, template="{{ '<t>' }}")
+    saved = save(tmp_path / "t", inner, tokens, template="{{ '<t>' }}")
 
-    assert set(made.control_marks.ids) == {START, END, "<t>"}
+    assert set(saved.control_marks.ids) == {START, END, "<t>"}
 
 
-def test_a_tokenizer_that_cannot_do_it_says_so_and_encodes_as_before(tmp_path):
+def test_unsupported_normalizer_sets_a_warning_and_encodes_as_before(tmp_path):
     """The normalizer removes private characters, so that no token can be named by them."""
     letters = {text: at for at, text in enumerate(pieces())}
     inner = Tokenizer(models.BPE(letters, []))
     inner.normalizer = normalizers.BertNormalizer(lowercase=False)
-    made = save(tmp_path / "t", inner, [special(START, normalized=True)])
+    saved = save(tmp_path / "t", inner, [special(START, normalized=True)])
     text = f"{START}a{START}"
-    assert made.warning is None
+    assert saved.warning is None
 
-    assert made.encode(text, plain=[len(START) + 1]) == made.encode(text)
-    assert made.warning == PROBLEM
+    assert saved.encode(text, plain=[len(START) + 1]) == saved.encode(text)
+    assert saved.warning == PROBLEM

@@ -27,7 +27,7 @@ def plan_of(model, **changes):
     return MemoryPlan(**(values | changes))
 
 
-def test_weights_take_what_their_files_take(model):
+def test_weights_take_as_much_memory_as_their_files(model):
     parameters = tree_flatten(load_model(model).engine.model.parameters())
     held_bytes = sum(array.nbytes for _, array in parameters)
 
@@ -42,7 +42,7 @@ def test_scores_are_counted_by_the_heads_of_the_queries(model):
     assert engine.pairs_max(0) == 64 * MIB // (heads * 4 * SCORES_COPIES)
 
 
-def test_the_unpacked_prefix_takes_its_part_of_the_scores_memory(model):
+def test_unpacked_prefix_is_deducted_from_the_memory_for_scores(model):
     engine = load_model(model, memory=plan_of(model, prefill_bytes=64 * MIB)).engine
     args = engine.model.args
     unpacked_bytes = 2 * args.num_key_value_heads * args.head_dim * 4  # keys and values, float32
@@ -53,7 +53,7 @@ def test_the_unpacked_prefix_takes_its_part_of_the_scores_memory(model):
     assert engine.pairs_max(10**9) == 0, "the least chunk is computed all the same"
 
 
-def test_a_long_context_takes_room_for_its_prefix_from_agents_caches(model):
+def test_long_context_reserves_prefix_memory_from_hot_caches(model):
     plan = plan_of(model, prefill_bytes=4 * MIB, hot_bytes=64 * MIB, share_bytes=0)
     loaded = load_model(model, memory=plan)
     engine, memory = loaded.engine, loaded.memory
@@ -67,14 +67,14 @@ def test_a_long_context_takes_room_for_its_prefix_from_agents_caches(model):
     (128, backend.METAL, False), (128, backend.CPU, True), (256, backend.METAL, True),
     (128, backend.CUDA, True),
 ])  # fmt: skip
-def test_scores_of_fused_heads_are_not_kept_on_a_gpu(monkeypatch, width, here, kept):
+def test_scores_of_fused_heads_take_no_memory_on_a_gpu(monkeypatch, width, here, kept):
     monkeypatch.setattr(backend, "current", lambda: here)
     call = probe.AttentionCall(None, has_sinks=False, heads=8, width=width, item_bytes=2)
 
     assert probe._pair_bytes([call]) == (16 if kept else 0)
 
 
-def test_each_array_of_a_cache_counts_as_its_part_of_the_gpus_limit(model):
+def test_cache_arrays_count_towards_the_gpu_resource_limit(model):
     free = load_model(model, memory=plan_of(model, array_bytes_min=0)).engine
     counted = load_model(model, memory=plan_of(model, array_bytes_min=MIB)).engine
 

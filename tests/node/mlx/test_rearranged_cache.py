@@ -57,7 +57,7 @@ SHIFTS = (Shift(80, 160, -60), Shift(185, 255, -45))
 
 
 @EVERY
-def test_a_model_of_one_layer_cannot_tell_an_edited_cache_from_a_computed_one(name: str) -> None:
+def test_edited_cache_of_a_one_layer_model_equals_a_computed_one(name: str) -> None:
     """What its rows hold depends on their own token alone: there an edit leaves no trace."""
     engine = engine_of(name, PLAIN, layers_count=1)
     cache = computed(engine, OLD)
@@ -77,7 +77,7 @@ def test_a_model_of_one_layer_cannot_tell_an_edited_cache_from_a_computed_one(na
 
 
 @EVERY
-def test_moved_codes_are_as_good_as_codes_computed_in_place(name: str) -> None:
+def test_moved_codes_are_as_accurate_as_computed_ones(name: str) -> None:
     """However far they were moved; codes of a turned row would be other ones, no better."""
     exact, engine = (engine_of(name, bits, layers_count=1) for bits in (PLAIN, USUAL))
     edited = computed(engine, OLD)
@@ -92,7 +92,7 @@ def test_moved_codes_are_as_good_as_codes_computed_in_place(name: str) -> None:
 
 @ONE_OF_EACH_CLASS
 @pytest.mark.parametrize("bits", [USUAL, PLAIN], ids=["quantized", "plain"])
-def test_a_hundred_edits_there_and_back_change_no_bit(name: str, bits: KvBits) -> None:
+def test_hundred_edits_and_their_inverses_change_no_bit(name: str, bits: KvBits) -> None:
     engine = engine_of(name, bits)
     cache = filled(engine, TOKENS)
     before, want = all_bytes(cache), logits_after(engine, filled(engine, TOKENS), prompt_of(3))
@@ -108,7 +108,7 @@ def test_a_hundred_edits_there_and_back_change_no_bit(name: str, bits: KvBits) -
 
 
 @ONE_OF_EACH_CLASS
-def test_a_hundred_edits_are_as_one(name: str) -> None:
+def test_hundred_edits_equal_one_combined_edit(name: str) -> None:
     """Each takes out a token or two; bits, shifts and logits are those of one edit."""
     engine = engine_of(name)
     cache, left = filled(engine, 2 * TOKENS), list(range(2 * TOKENS))
@@ -137,18 +137,18 @@ def test_a_hundred_edits_are_as_one(name: str) -> None:
 
 @ONE_OF_EACH_CLASS
 @pytest.mark.parametrize("chunks", sample([(25,), (9, 16), (1,) * 25], (9, 16)), ids=len)
-def test_a_hole_is_computed_as_if_nothing_were_behind_it(
+def test_hole_is_computed_independently_of_rows_after_it(
     name: str, chunks: tuple[int, ...]
 ) -> None:
     """In chunks of any size: bit for bit what a cache holds that was put together by hand."""
     engine, source = engine_of(name), computed(engine_of(name), OLD)
     edited = computed(engine, OLD)
     edited.rearrange(MOVES)
-    made = engine.new_cache(255)
+    rebuilt = engine.new_cache(255)
     for start, end, to in ((0, 80, 0), (140, 220, 80)):
-        put(made, to, source.gather(start, end), end - start)
-    made.hold(160, (), SHIFTS[:1])
-    for cache in (edited, made):
+        put(rebuilt, to, source.gather(start, end), end - start)
+    rebuilt.hold(160, (), SHIFTS[:1])
+    for cache in (edited, rebuilt):
         at = 0
         for count in chunks:
             if count > 1:
@@ -156,19 +156,19 @@ def test_a_hole_is_computed_as_if_nothing_were_behind_it(
             else:
                 engine.feed([cache], [mx.array(NEW[at : at + 1], mx.uint32)])
             at += count
-    assert made.tokens_count == 185
-    made.settle()
-    put(made, 185, source.gather(230, 300), 70)
-    made.hold(255, (), SHIFTS)
+    assert rebuilt.tokens_count == 185
+    rebuilt.settle()
+    put(rebuilt, 185, source.gather(230, 300), 70)
+    rebuilt.hold(255, (), SHIFTS)
 
-    assert (edited.tokens_count, edited.ahead, edited.shifts) == (255, (), made.shifts)
-    assert all_bytes(edited) == all_bytes(made)
-    want = logits_after(engine, made, prompt_of(3))
+    assert (edited.tokens_count, edited.ahead, edited.shifts) == (255, (), rebuilt.shifts)
+    assert all_bytes(edited) == all_bytes(rebuilt)
+    want = logits_after(engine, rebuilt, prompt_of(3))
     assert np.array_equal(logits_after(engine, edited, prompt_of(3)), want)
 
 
 @ONE_OF_EACH_CLASS
-def test_several_holes_are_filled_one_after_the_other(name: str) -> None:
+def test_several_holes_are_filled_in_order(name: str) -> None:
     """One at the very beginning, one that grows the cache, and what was read to its places."""
     engine = engine_of(name, PLAIN, layers_count=1)
     new = prompt_of(700, seed=8)
@@ -198,7 +198,7 @@ def engine() -> Engine:
     return engine_of("llama3")
 
 
-def test_taking_out_alone_leaves_no_hole(engine: Engine) -> None:
+def test_removal_without_insertion_leaves_no_hole(engine: Engine) -> None:
     cache = filled(engine, TOKENS)
     cache.rearrange([Move(0, 50, 0), Move(60, 100, 50), Move(130, TOKENS, 90)])
 
@@ -206,7 +206,7 @@ def test_taking_out_alone_leaves_no_hole(engine: Engine) -> None:
     assert cache.shifts == (Shift(50, 90, -10), Shift(90, 260, -40))
 
 
-def test_tokens_of_equal_number_take_others_place(engine: Engine) -> None:
+def test_replacement_of_equal_length_moves_no_rows(engine: Engine) -> None:
     """Nothing moves then: what is behind is in its place already."""
     cache = filled(engine, TOKENS)
     arrays = [array for leaf in cache.leaves for array in leaf.state]
@@ -217,7 +217,7 @@ def test_tokens_of_equal_number_take_others_place(engine: Engine) -> None:
     assert all(a is b for a, b in zip(arrays, after, strict=True))
 
 
-def test_no_step_writes_over_what_is_in_place(engine: Engine) -> None:
+def test_step_never_overwrites_rows_after_a_hole(engine: Engine) -> None:
     cache = filled(engine, TOKENS)
     cache.rearrange([Move(0, 50, 0), Move(60, TOKENS, 55)])
     with pytest.raises(AssertionError, match="no step overwrites"):
@@ -228,7 +228,7 @@ def test_no_step_writes_over_what_is_in_place(engine: Engine) -> None:
     assert (cache.tokens_count, cache.ahead) == (50, ((55, 295),))
 
 
-def test_a_step_that_fails_leaves_the_hole_as_it_was(
+def test_failed_step_leaves_the_hole_unchanged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the one that would fill it."""
@@ -254,7 +254,7 @@ def test_a_step_that_fails_leaves_the_hole_as_it_was(
 
 
 @pytest.mark.parametrize("count", [40, 100, 160])
-def test_going_back_keeps_the_first_tokens_alone(engine: Engine, count: int) -> None:
+def test_rewind_keeps_the_first_tokens_only(engine: Engine, count: int) -> None:
     """What was behind holes is gone, also where no token is; shifts are cut."""
     cache, still = filled(engine, TOKENS), filled(engine, TOKENS)
     for each in (cache, still):
@@ -268,7 +268,7 @@ def test_going_back_keeps_the_first_tokens_alone(engine: Engine, count: int) -> 
     assert off(got, logits_after(engine, by_hand(still, shifts), prompt_of(3))) < 2e-3
 
 
-def test_room_that_is_given_back_is_not_that_of_rows_behind_holes(engine: Engine) -> None:
+def test_released_room_excludes_rows_after_holes(engine: Engine) -> None:
     cache = engine.new_cache(4_096)
     cache.fill(TOKENS, mx.random.key(0))
     cache.hold(TOKENS, (), ())
@@ -282,7 +282,7 @@ def test_room_that_is_given_back_is_not_that_of_rows_behind_holes(engine: Engine
     assert bytes(cache.gather(700, 940)) == rows
 
 
-def test_an_edit_that_fails_half_way_leaves_the_head(
+def test_edit_failing_midway_keeps_rows_before_the_edit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where memory is short: what is in front of the edit was never touched."""
@@ -299,7 +299,7 @@ def test_an_edit_that_fails_half_way_leaves_the_head(
     assert np.array_equal(logits_after(engine, cache, prompt_of(3)), want)
 
 
-def test_an_edit_needs_the_memory_of_one_layer_twice(engine: Engine) -> None:
+def test_edit_needs_one_extra_layer_of_memory(engine: Engine) -> None:
     cache = engine.new_cache(16_384)
     cache.hold(16_384, (), ())
     layer_bytes = cache.leaves[0].nbytes
@@ -321,7 +321,7 @@ def test_an_edit_needs_the_memory_of_one_layer_twice(engine: Engine) -> None:
     ids=["rearrange", "ahead", "shifts"],
 )
 @pytest.mark.parametrize("name", sample(["llama4", "qwen3_next"], "qwen3_next"))
-def test_rows_that_must_stay_are_not_moved(name: str, edit: Callable[[Any], None]) -> None:
+def test_unmovable_rows_are_not_moved(name: str, edit: Callable[[Any], None]) -> None:
     """Chunks and states know nothing of it."""
     config = CHUNKED if name == "llama4" else ARCHITECTURES[name]
     cache = fit_engine(build_model(config), USUAL).new_cache(10)

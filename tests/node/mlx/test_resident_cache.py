@@ -1,4 +1,4 @@
-"""Going back in memory: to any token, or to a state that is still there."""
+"""Rewinding in memory: to any token, or to a state that is still held."""
 
 import sys
 import threading
@@ -41,7 +41,7 @@ def prefilled(engine: Engine, prompt: list[int], *stops: int) -> ResidentCache:
 
 
 @EVERY
-def test_a_state_in_memory_is_gone_back_to(name: str) -> None:
+def test_cache_rewinds_to_a_state_in_memory(name: str) -> None:
     """Bit for bit, also after decoding, alone and out of a batch, and again after that."""
     engine, prompt = engine_of(name), prompt_of(100)
     want = logits_after(engine, prefilled(engine, prompt, 40), prompt_of(4))
@@ -60,48 +60,48 @@ def test_a_state_in_memory_is_gone_back_to(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("is_told_first", [True, False], ids=["told first", "launched first"])
-def test_a_state_before_the_token_read_last_is_gone_back_to(
-    name: str, rows: int, *, is_told_first: bool
+@pytest.mark.parametrize("is_read_first", [True, False], ids=["read first", "launched first"])
+def test_cache_rewinds_to_the_state_before_the_last_token(
+    name: str, rows: int, *, is_read_first: bool
 ) -> None:
-    """Bit for bit, alone and as a row of a batch, whether tokens are told before they are fed."""
+    """Bit for bit, alone or in a batch, whether tokens are read before or after they are fed."""
     engine, prompt = engine_of(name), prompt_of(20)
     caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
     slots = [engine.start(cache, prompt, Sampling(max_tokens=9), 1) for cache in caches]
     slot, cache = slots[-1], caches[-1]
     slot.keeps_marks = True
-    said: list[int] = []
+    sampled: list[int] = []
     engine.launch(engine.prepare(slots))
-    while len(said) < 5:
-        prepared = None if is_told_first else engine.prepare(slots)
-        said.append(engine.read(slot).token)
-        if is_told_first and len(said) == 3:
+    while len(sampled) < 5:
+        prepared = None if is_read_first else engine.prepare(slots)
+        sampled.append(engine.read(slot).token)
+        if is_read_first and len(sampled) == 3:
             mark = slot.mark_before_read
         engine.launch(prepared or engine.prepare(slots))
-        if not is_told_first and len(said) == 3:
+        if not is_read_first and len(sampled) == 3:
             mark = slot.mark_before_read
     assert mark is not None
     cache.take_marked(mark)
     at = len(prompt) + 2
     assert mark.tokens_count == at
-    assert cache.gather_snapshot(at) == _state_of(engine, prompt, said[:2], rows)
+    assert cache.gather_snapshot(at) == _state_of(engine, prompt, sampled[:2], rows)
     assert cache.rewind_point(cache.tokens_count - 1) == at
     cache.rewind(at)
     assert slots[0].mark_before_read is None or rows == 1
 
 
-def _state_of(engine: Engine, prompt: list[int], said: list[int], rows: int) -> memoryview:
+def _state_of(engine: Engine, prompt: list[int], sampled: list[int], rows: int) -> memoryview:
     """Return the state behind these tokens, fed one by one as in decoding."""
     caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
-    for token in [prompt[-1], *said]:
+    for token in [prompt[-1], *sampled]:
         engine.feed(caches, [mx.array([token], mx.uint32)] * rows)
     cache = caches[-1]
     cache.take_snapshot()
-    return cache.gather_snapshot(len(prompt) + len(said))
+    return cache.gather_snapshot(len(prompt) + len(sampled))
 
 
 @EVERY
-def test_no_other_point_is_gone_back_to(name: str) -> None:
+def test_recurrent_cache_rewinds_to_held_states_only(name: str) -> None:
     """Between two states there is none; behind the last one nothing is held."""
     cache = prefilled(engine_of(name), prompt_of(100), 40, 60, 80)
 
@@ -116,7 +116,7 @@ def test_no_other_point_is_gone_back_to(name: str) -> None:
 
 
 @EVERY
-def test_states_in_memory_are_few_and_counted_once(name: str) -> None:
+def test_held_states_are_bounded_and_counted_once(name: str) -> None:
     """The newest stay; the present one is no memory of its own, kept or to be saved."""
     engine, prompt = engine_of(name), prompt_of(200)
     cache = prefilled(engine, prompt, 40)
@@ -133,7 +133,7 @@ def test_states_in_memory_are_few_and_counted_once(name: str) -> None:
 
 
 @EVERY
-def test_a_restored_state_may_be_gone_back_to(name: str) -> None:
+def test_cache_rewinds_to_a_restored_state(name: str) -> None:
     """What was read from disk once is not read again."""
     engine, prompt = engine_of(name), prompt_of(60)
     cache = engine.new_cache(len(prompt))
@@ -143,7 +143,7 @@ def test_a_restored_state_may_be_gone_back_to(name: str) -> None:
     assert cache.rewind_point(59) == 40
 
 
-def test_models_without_states_go_back_to_any_token() -> None:
+def test_models_without_states_rewind_to_any_token() -> None:
     """Nothing is kept for them, and nothing asked."""
     engine = fit_engine(build_model(ARCHITECTURES["llama"]), KvBits())
     cache = prefilled(engine, prompt_of(100), 40, 60)
@@ -153,7 +153,7 @@ def test_models_without_states_go_back_to_any_token() -> None:
     assert [cache.rewind_point(limit) for limit in (0, 17, 60, 90)] == [0, 17, 60, 60]
 
 
-def test_its_size_may_be_asked_for_while_the_engine_changes_it() -> None:
+def test_cache_size_can_be_read_during_engine_changes() -> None:
     """The loop adds up the caches of all agents, whatever the engine does with one of them."""
     cache, over = ResidentCache(ModelCacheSpec(()), 16), threading.Event()
 

@@ -36,7 +36,7 @@ def test_rotate_moves_every_token_by_its_delta(name, lead, delta):
 
 @pytest.mark.parametrize("array", [False, True])
 @pytest.mark.parametrize("delta", [37, -37, (5, 3), (-5, -3), DELTAS, (0, 0)], ids=str)
-def test_no_offset_is_negative(delta, array, monkeypatch):
+def test_rope_offsets_are_never_negative(delta, array, monkeypatch):
     """Metal's kernel takes it for one of four billion; the CPU's does not."""
     offsets, rope = [], mx.fast.rope
 
@@ -54,7 +54,7 @@ def test_no_offset_is_negative(delta, array, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-def test_rotate_keeps_the_dtype(dtype):
+def test_rotate_keeps_the_dtype_of_rows(dtype):
     rows = mx.random.normal((2, 5, 64)).astype(dtype)
     moved = rotate(rows, ROTATIONS["whole"], 500)
     assert moved.dtype == dtype
@@ -68,6 +68,6 @@ def test_deltas_must_be_one_per_token(deltas):
         rotate(mx.zeros((2, 6, 64)), ROTATIONS["whole"], deltas)
 
 
-def test_rows_must_be_as_wide_as_the_rotation():
+def test_rows_must_be_at_least_as_wide_as_the_rotation():
     with pytest.raises(ValueError, match="have no dimensions 48 to 64"):
         rotate(mx.zeros((2, 6, 60)), ROTATIONS["tail"], 1)

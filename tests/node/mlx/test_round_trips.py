@@ -98,11 +98,11 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_an_answer_that_is_sent_back_is_what_was_fed(tmp_path, name):
-    said, opens, says = SHAPES[name]
+def test_returned_answer_is_rendered_as_it_was_fed(tmp_path, name):
+    message_template, opens, says = SHAPES[name]
     template = (
         "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
-        + said.replace("%}\n", "%}{{ '\\n' }}")  # Jinja drops a line's end behind a tag
+        + message_template.replace("%}\n", "%}{{ '\\n' }}")  # Jinja drops a line's end behind a tag
         + "<|end|>{% else %}{{ message.content }}{% endif %}{% endfor %}"
         + "{% if add_generation_prompt %}<|assistant|>"
         + opens

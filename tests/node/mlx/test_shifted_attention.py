@@ -70,7 +70,7 @@ Step = Callable[[Engine, ResidentCache], NDArray[np.float32]]
 @pytest.mark.parametrize("bits", [USUAL, PLAIN], ids=["quantized", "plain"])
 @pytest.mark.parametrize("delta", sample(FAR, 37, -20_000))
 @STEPS
-def test_moved_rows_count_as_rows_turned_by_hand(
+def test_attention_to_moved_rows_equals_rows_rotated_by_hand(
     name: str, bits: KvBits, delta: int, step: Step
 ) -> None:
     """In one layer, where a rounding is not made a larger one by the next layer's codes."""
@@ -89,7 +89,7 @@ def test_moved_rows_count_as_rows_turned_by_hand(
 
 @LAYERED
 @STEPS
-def test_every_layer_turns_what_it_reads(name: str, step: Step) -> None:
+def test_every_layer_rotates_moved_rows(name: str, step: Step) -> None:
     engine, shifts = engine_of(name), some(-37)
     ours = step(engine, filled(engine, TOKENS, shifts))
     theirs = step(engine, by_hand(filled(engine, TOKENS), shifts))
@@ -102,7 +102,7 @@ def test_every_layer_turns_what_it_reads(name: str, step: Step) -> None:
 
 
 @IN_BATCHES
-def test_moved_rows_count_in_batches_as_they_do_alone(name: str) -> None:
+def test_batched_attention_to_moved_rows_equals_alone(name: str) -> None:
     """Also beside sequences of other lengths, and of none that were moved."""
     engine = engine_of(name)
 
@@ -123,7 +123,7 @@ def test_moved_rows_count_in_batches_as_they_do_alone(name: str) -> None:
         assert off(row, want[0]) < 1e-4
 
 
-def test_each_way_of_batching_is_tried() -> None:
+def test_every_batching_mode_is_covered() -> None:
     ways = {engine_of(name).batching for name in ("llama3", "latent", "grouped")}
     assert ways == {Batching.RAGGED, Batching.PADDED, Batching.GROUPED}
 
@@ -136,7 +136,7 @@ def packed_calls() -> Iterator[list[mx.array]]:
 
 
 @IN_BATCHES
-def test_moving_rows_costs_no_layer_its_packed_attention(name: str) -> None:
+def test_moved_rows_keep_packed_attention(name: str) -> None:
     engine, calls = engine_of(name), []
     for shifts in ((), some(-37)):
         with packed_calls() as differences:
@@ -157,7 +157,7 @@ def fetched(cache: ResidentCache, layer: int = 0) -> list[Packed]:
     return cache.leaves[layer].fetch(0, cache.tokens_count)
 
 
-def made(*layers: Rotation, shifts: tuple[Shift, ...] = ()) -> ResidentCache:
+def filled_cache(*layers: Rotation, shifts: tuple[Shift, ...] = ()) -> ResidentCache:
     spec = ModelCacheSpec(tuple(replace(LAYER, rotations=(turn,)) for turn in layers))
     cache = ResidentCache(spec, TOKENS)
     cache.fill(TOKENS, mx.random.key(1))
@@ -165,11 +165,11 @@ def made(*layers: Rotation, shifts: tuple[Shift, ...] = ()) -> ResidentCache:
     return cache
 
 
-def test_layers_turn_at_their_own_rates() -> None:
+def test_layers_rotate_at_their_own_rates() -> None:
     """As in models whose layers' bases differ."""
     bases = (1e4, 1e6, 1e2)
     turns = [replace(TURN, base=base) for base in bases]
-    cache, still = (made(*turns, shifts=shifts) for shifts in (some(200), ()))
+    cache, still = (filled_cache(*turns, shifts=shifts) for shifts in (some(200), ()))
     deltas = [sum(s.delta for s in some(200) if s.start <= at < s.end) for at in range(TOKENS)]
 
     for layer, turn in enumerate(turns):
@@ -179,9 +179,9 @@ def test_layers_turn_at_their_own_rates() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 49, 50, 60, 130, 170, 175, 250, 251, 300, 999])
-def test_what_a_mask_shows_of_the_last_tokens_is_turned_alike(count: int) -> None:
+def test_masked_last_tokens_are_rotated_too(count: int) -> None:
     """Rows of a ragged batch are cut from the left: what was moved is cut with them."""
-    keys, values = fetched(made(TURN, shifts=some(200)))
+    keys, values = fetched(filled_cache(TURN, shifts=some(200)))
     queries = mx.random.normal((1, 8, 1, 64))
     ours = attend(queries, Rows([keys]), Rows([values]), None, 0.125, LastTokens(count))
     plain = (array[:, :, -count:] for array in (keys.dense(), values.dense()))
@@ -190,23 +190,23 @@ def test_what_a_mask_shows_of_the_last_tokens_is_turned_alike(count: int) -> Non
     assert np.allclose(np.array(ours), np.array(theirs), atol=1e-5)
 
 
-def test_rows_in_their_places_are_fetched_as_ever() -> None:
+def test_unmoved_rows_are_fetched_without_rotation() -> None:
     """Nothing is attached to them, and nothing computed."""
-    keys, values = fetched(made(TURN))
-    moved, _ = fetched(made(TURN, shifts=some(200)))
+    keys, values = fetched(filled_cache(TURN))
+    moved, _ = fetched(filled_cache(TURN, shifts=some(200)))
 
     assert keys.moved_rows is values.moved_rows is None
     assert moved.moved_rows is not None
     assert all(mx.array_equal(a, b) for a, b in zip(keys[:3], moved[:3], strict=True))
 
 
-def test_bytes_in_and_out_are_as_they_were_computed() -> None:
-    cache, still = made(TURN, shifts=some(200)), made(TURN)
+def test_stored_bytes_of_moved_rows_are_unrotated() -> None:
+    cache, still = filled_cache(TURN, shifts=some(200)), filled_cache(TURN)
 
     assert bytes(cache.gather(0, TOKENS)) == bytes(still.gather(0, TOKENS))
 
 
-def test_turned_values_are_never_packed() -> None:
+def test_rotated_values_are_never_packed() -> None:
     """Packed attention turns queries, which helps keys alone."""
     both = (TURN, replace(TURN, slot="values"))
     cache = ResidentCache(ModelCacheSpec((replace(LAYER, rotations=both),)), 8)
@@ -231,7 +231,7 @@ def _scattered(name: str, count: int, *, is_tail_moved: bool) -> tuple[Shift, ..
 
 @pytest.mark.parametrize("name", sample(SHIFTABLE, "llama3", "some_dims", "expanded", "latent"))
 @pytest.mark.parametrize("is_tail_moved", [True, False])
-def test_many_runs_in_one_product_score_as_one_product_each(
+def test_combined_product_over_many_runs_equals_separate_products(
     name: str, is_tail_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(name, layers_count=2)

@@ -30,7 +30,7 @@ def metaspace():
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_texts_tokens_are_spelled_as_it_is(tmp_path, text):
+def test_tokens_of_a_text_are_spelled_as_the_text(tmp_path, text):
     write_tokenizer(tmp_path, SHAPES["chatml"], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
     text = f"<|im_start|>user\n{text}<|im_end|>"
@@ -43,7 +43,7 @@ def test_a_texts_tokens_are_spelled_as_it_is(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", ["one two three", "caf\u00e9 \U0001f98a two"])
-def test_spaces_of_words_stay(text):
+def test_spaces_between_words_are_kept(text):
     tokenizer = metaspace()
     ids = tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -53,7 +53,7 @@ def test_spaces_of_words_stay(text):
     assert spell(ids, decode).text == decode(ids) == text
 
 
-def test_bytes_that_are_no_characters_cost_no_more_than_others(tmp_path):
+def test_incomplete_characters_are_spelled_in_bounded_steps(tmp_path):
     write_tokenizer(tmp_path, SHAPES["chatml"], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
     (half,) = {*tokenizer.encode("\U0001f98a").ids[:1]}
@@ -70,7 +70,7 @@ def test_bytes_that_are_no_characters_cost_no_more_than_others(tmp_path):
     assert spelled.ends[-1] == len(spelled.text.encode())
 
 
-def test_any_tokens_have_a_text(tmp_path):
+def test_any_token_sequence_is_spelled(tmp_path):
     write_tokenizer(tmp_path, SHAPES["chatml"], corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
     for seed in range(50):

@@ -1,4 +1,4 @@
-"""Tools as chat templates get them: with an object of properties, whatever the client's schema is.
+"""Tools as chat templates get them: with an object of properties for every client schema.
 
 What may be called follows the schema as it was sent.
 """
@@ -79,12 +79,12 @@ PARAMETERS = {
 
 
 def tool(parameters, **more):
-    given = {} if parameters is ABSENT else {"parameters": parameters}
-    return {"type": "function", "function": {"name": "read_file", **more, **given}}
+    schema = {} if parameters is ABSENT else {"parameters": parameters}
+    return {"type": "function", "function": {"name": "read_file", **more, **schema}}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_shape_of_parameters_is_an_object_of_properties(name):
+def test_every_shape_of_parameters_becomes_an_object_of_properties(name):
     parameters, properties = PARAMETERS[name]
     (shown,) = template_tools([tool(parameters)])
 
@@ -94,7 +94,7 @@ def test_every_shape_of_parameters_is_an_object_of_properties(name):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_templates_read_every_shape(tmp_path, name):
+def test_templates_render_every_shape_of_parameters(tmp_path, name):
     for template in (FIELDS, QWEN3):
         tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS)
         text = tokenizer.render([USER], [tool(PARAMETERS[name][0], description=None)], {})
@@ -102,10 +102,10 @@ def test_templates_read_every_shape(tmp_path, name):
         assert "None" not in text
 
 
-def test_tools_as_most_clients_send_them_keep_their_bytes():
+def test_common_tools_are_passed_unchanged():
     for parameters in (PLAIN, {**PLAIN, "additionalProperties": False, "$defs": {"x": TEXT}}):
-        given = [tool(parameters, description="Reads.", strict=True)]
-        assert json.dumps(template_tools(given)) == json.dumps(given)
+        tools = [tool(parameters, description="Reads.", strict=True)]
+        assert json.dumps(template_tools(tools)) == json.dumps(tools)
     assert template_tools(None) is None
     assert template_tools(["x", {"name": "y"}, {"function": 5}]) == [
         "x",
@@ -114,14 +114,14 @@ def test_tools_as_most_clients_send_them_keep_their_bytes():
     ]
 
 
-def test_constants_are_no_keywords():
+def test_constants_are_not_read_as_keywords():
     schema = {"const": {"properties": None, "items": True}, "enum": [None, True]}
     assert plain_schema(schema, for_template=True) == schema
 
 
 @pytest.mark.parametrize("is_strict", [True, False])
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_calls_follow_the_schema_as_it_was_sent(name, is_strict):
+def test_call_grammar_follows_the_schema_as_sent(name, is_strict):
     parameters = PARAMETERS[name][0]
     strict = ("read_file",) if is_strict else ()
     (spec,) = callable_tools([tool(parameters)], CallChoice(True, strict=strict))

@@ -67,11 +67,11 @@ def begin(tokenizer, tokens, *, tools=None):
 
 
 def follow(tokenizer, budget, *, free, ways=()):
-    """Let a model say the tokens of `free`; return all that was said until it is steered no more.
+    """Let a model produce the tokens of `free`; return the text up to the end of the steering.
 
     `ways` says which of several tokens it chooses.
     """
-    said, words = [], list(tokenizer.encode(free).ids)
+    produced, words = [], list(tokenizer.encode(free).ids)
     choices = list(tokenizer.encode("".join(ways)).ids)
     while True:
         steering = budget.steering
@@ -83,22 +83,22 @@ def follow(tokenizer, budget, *, free, ways=()):
         elif words:
             token = words.pop(0)
         else:
-            return tokenizer.decode(said)
+            return tokenizer.decode(produced)
         if steering is not None and steering.bars:
             assert token not in steering.ids
-        said.append(token)
+        produced.append(token)
         budget.take(token)
-        if len(said) > 400:
-            return tokenizer.decode(said)
+        if len(produced) > 400:
+            return tokenizer.decode(produced)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_every_family_ends_its_thought_as_its_template_does(tmp_path, thought, tokens):
+def test_thought_end_is_written_as_in_the_familys_template(tmp_path, thought, tokens):
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
     assert tokenizer.format.thought == thought
-    said = follow(tokenizer, begin(tokenizer, tokens), free="abcde"[:tokens])
+    text_out = follow(tokenizer, begin(tokenizer, tokens), free="abcde"[:tokens])
     opening, before, behind = SPACING
-    assert said == "abcde"[:tokens] + before + thought.end + behind
+    assert text_out == "abcde"[:tokens] + before + thought.end + behind
     whole = tokenizer.render(
         [USER, {"role": "assistant", "content": "", "reasoning_content": "abcde"[:tokens] or "-"}],
         None,
@@ -110,39 +110,39 @@ def test_every_family_ends_its_thought_as_its_template_does(tmp_path, thought, t
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_a_thought_that_the_model_opened_is_ended_likewise(tmp_path, thought, tokens):
+def test_thought_opened_by_the_model_is_ended_the_same_way(tmp_path, thought, tokens):
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=False), specials_of(thought))
     opened = thought.start + SPACING[0]
     budget = begin(tokenizer, tokens)
     assert budget.steering is None  # it may begin
-    said = follow(tokenizer, budget, free=thought.start)
+    text_out = follow(tokenizer, budget, free=thought.start)
     if tokens == 0:
-        assert said == opened + SPACING[1] + thought.end + SPACING[2]
+        assert text_out == opened + SPACING[1] + thought.end + SPACING[2]
     else:
-        assert said == thought.start
-        said += follow(tokenizer, budget, free="abcde"[:tokens])
+        assert text_out == thought.start
+        text_out += follow(tokenizer, budget, free="abcde"[:tokens])
         end = SPACING[1] + thought.end + SPACING[2]
-        assert said == thought.start + "abcde"[:tokens] + end
+        assert text_out == thought.start + "abcde"[:tokens] + end
     assert budget.steering.bars  # it would begin another thought
 
 
-def test_a_thought_below_its_budget_is_left_alone(tmp_path, thought):
+def test_thought_below_its_budget_is_unchanged(tmp_path, thought):
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
     budget = begin(tokenizer, 9)
-    said = follow(tokenizer, budget, free=f"abc{thought.end}\nan answer that is longer")
-    assert said == f"abc{thought.end}\nan answer that is longer"
+    text_out = follow(tokenizer, budget, free=f"abc{thought.end}\nan answer that is longer")
+    assert text_out == f"abc{thought.end}\nan answer that is longer"
     assert budget.steering is None
 
 
-def test_an_answer_may_speak_of_thoughts_when_its_budget_is_spent(tmp_path, thought):
+def test_thought_mark_in_answer_text_is_not_steered(tmp_path, thought):
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
     budget = begin(tokenizer, 2)
-    said = follow(tokenizer, budget, free=f"abThe mark {thought.start} begins one")
-    assert said.endswith(f"The mark {thought.start} begins one")
+    text_out = follow(tokenizer, budget, free=f"abThe mark {thought.start} begins one")
+    assert text_out.endswith(f"The mark {thought.start} begins one")
     assert budget.steering is None
 
 
-def test_white_space_that_is_there_is_not_repeated(tmp_path):
+def test_existing_white_space_before_the_end_is_not_repeated(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
     assert ThoughtEndings(tokenizer).spacing == ("\n", "\n", "\n\n")  # the family's
     for text, end in (
@@ -155,22 +155,22 @@ def test_white_space_that_is_there_is_not_repeated(tmp_path):
         assert follow(tokenizer, budget, free=text) == text + end
 
 
-def test_all_thoughts_of_an_answer_share_the_budget(tmp_path):
+def test_thoughts_of_one_answer_share_the_budget(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
     budget = begin(tokenizer, 5)
-    said = follow(tokenizer, budget, free="abc</think>\n\n<think>de")
-    assert said == "abc</think>\n\n<think>de\n</think>\n\n"
+    text_out = follow(tokenizer, budget, free="abc</think>\n\n<think>de")
+    assert text_out == "abc</think>\n\n<think>de\n</think>\n\n"
     assert budget.steering.bars
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_a_character_is_never_cut(tmp_path, tokens):
+def test_budget_never_cuts_a_character(tmp_path, tokens):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)  # a token for each byte
-    said = follow(tokenizer, begin(tokenizer, tokens), free="\U0001f600")
-    assert said == "\U0001f600\n</think>\n\n"
+    text_out = follow(tokenizer, begin(tokenizer, tokens), free="\U0001f600")
+    assert text_out == "\U0001f600\n</think>\n\n"
 
 
-def test_bytes_that_never_become_a_character_are_not_waited_for(tmp_path):
+def test_wait_for_a_complete_character_is_bounded(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
     budget, lead = begin(tokenizer, 1), tokenizer.encode("\U0001f600").ids[0]
     count = 0
@@ -180,7 +180,7 @@ def test_bytes_that_never_become_a_character_are_not_waited_for(tmp_path):
     assert count == 4
 
 
-def test_a_call_within_a_thought_is_not_cut(tmp_path):
+def test_budget_never_cuts_a_call_in_a_thought(tmp_path):
     """A call in a thought counts; only the text after it shows whether it is quoted."""
     template = OPENED + "{{ '<tool_call>' if never }}"
     tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS)
@@ -200,41 +200,43 @@ SWITCH = "<|end|><|start|>assistant<|channel|>"
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_harmony_switches_to_the_final_channel(tmp_path, tokens):
     tokenizer, text = harmony(tmp_path), "abcd"[:tokens]
-    said = follow(tokenizer, begin(tokenizer, tokens), free=f"<|channel|>analysis<|message|>{text}")
-    assert said == f"<|channel|>analysis<|message|>{text}{SWITCH}final<|message|>"
+    text_out = follow(
+        tokenizer, begin(tokenizer, tokens), free=f"<|channel|>analysis<|message|>{text}"
+    )
+    assert text_out == f"<|channel|>analysis<|message|>{text}{SWITCH}final<|message|>"
 
 
-def test_harmony_thinks_nothing_without_a_budget(tmp_path):
+def test_harmony_skips_the_thought_with_zero_budget(tmp_path):
     tokenizer = harmony(tmp_path)
-    said = follow(tokenizer, begin(tokenizer, 0), free="<|channel|>")
-    assert said == "<|channel|>final<|message|>"
+    text_out = follow(tokenizer, begin(tokenizer, 0), free="<|channel|>")
+    assert text_out == "<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize("channel", ["final", "commentary"])
-def test_harmony_may_call_when_the_budget_is_spent(tmp_path, channel):
+def test_harmony_may_call_after_the_budget_is_spent(tmp_path, channel):
     tokenizer = harmony(tmp_path)
     budget = begin(tokenizer, 2, tools=[LOOK])
     start = "<|channel|>analysis<|message|>ab"
-    said = follow(tokenizer, budget, free=start, ways=(channel,))
+    text_out = follow(tokenizer, budget, free=start, ways=(channel,))
     rest = "<|message|>" if channel == "final" else ""
-    assert said == f"{start}{SWITCH}{channel}{rest}"
+    assert text_out == f"{start}{SWITCH}{channel}{rest}"
     if channel == "commentary":  # and think no more behind it
         more = follow(tokenizer, budget, free=f"<|message|>well{SWITCH}", ways=("final",))
         assert more == f"<|message|>well{SWITCH}final<|message|>"
 
 
-def test_all_formats_of_messages_can_end_a_thought():
+def test_every_message_format_is_covered_by_these_tests():
     assert set(MESSAGE_FORMATS) == {"harmony"}  # tested above
 
 
-def test_a_template_without_thoughts_leaves_it_to_the_family(tmp_path):
+def test_thought_end_is_the_familys_for_templates_without_thoughts(tmp_path):
     settings = FormatSettings(thoughts="think")
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS, told=settings)
     assert ThoughtEndings(tokenizer).close("well") == tuple(tokenizer.encode("\n</think>\n\n").ids)
 
 
-def test_a_refused_rendering_leaves_it_to_the_family(tmp_path):
+def test_thought_end_is_the_familys_if_rendering_is_refused(tmp_path):
     template = (
         "{% for m in messages %}{{ raise_exception('never') if m.role == 'assistant' }}"
         "{{ m.content }}{% endfor %}<think></think>"
@@ -245,7 +247,7 @@ def test_a_refused_rendering_leaves_it_to_the_family(tmp_path):
     assert ThoughtEndings(tokenizer).spacing == ("\n", "\n", "\n\n")
 
 
-def test_white_space_that_a_token_swallows_is_left_out(tmp_path):
+def test_white_space_stripped_by_the_end_token_is_omitted(tmp_path):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS, rstrip=True)
     (mark,) = ThoughtEndings(tokenizer).close("well")
     assert tokenizer.decode([mark]) == "</think>"
@@ -263,7 +265,7 @@ def request_of(thoughts=None, resume=None, tokens=1_000, **more):
 
 
 @pytest.mark.parametrize("taken", range(1, 12))
-def test_another_node_goes_on_in_the_same_way(tmp_path, taken):
+def test_resumed_budget_steers_like_an_uninterrupted_one(tmp_path, taken):
     """The thought's end is begun by one node and completed by the next."""
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
     budgets = ThoughtBudgets(tokenizer, NodeSettings())
@@ -308,13 +310,13 @@ def test_another_node_goes_on_in_the_same_way(tmp_path, taken):
         (ThoughtLimit(effort="__class__"), 77),
     ],
 )
-def test_a_budget_is_the_requests_or_by_the_settings(tmp_path, limit, tokens):
+def test_budget_comes_from_the_request_or_settings(tmp_path, limit, tokens):
     tokenizer = chat_tokenizer(tmp_path, OPENED, QWEN_SPECIALS)
     settings = NodeSettings(thinking_budget=77, effort_budgets=EffortBudgets(medium=3))
     assert ThoughtBudgets(tokenizer, settings).tokens_max(limit) == tokens
 
 
-def test_a_template_that_reads_efforts_keeps_to_them_itself(tmp_path):
+def test_template_reading_effort_gets_no_budget_for_effort(tmp_path):
     reads = OPENED + "{{ reasoning_effort if reasoning_effort == 'never' }}"
     budgets = ThoughtBudgets(chat_tokenizer(tmp_path, reads, QWEN_SPECIALS), NodeSettings())
     assert budgets.tokens_max(ThoughtLimit(effort="low")) is None
@@ -322,7 +324,7 @@ def test_a_template_that_reads_efforts_keeps_to_them_itself(tmp_path):
     assert budgets.tokens_max(ThoughtLimit(9, "low")) == 9
 
 
-def test_only_answers_that_may_exceed_it_have_a_budget(tmp_path):
+def test_budget_applies_only_to_chats_that_may_exceed_it(tmp_path):
     budgets = ThoughtBudgets(chat_tokenizer(tmp_path / "a", OPENED, QWEN_SPECIALS), NodeSettings())
     assert budgets.applies(request_of(ThoughtLimit(9)))
     assert not budgets.applies(request_of())

@@ -55,7 +55,7 @@ def sequence(*parts):
 
 
 @pytest.mark.parametrize(
-    ("made", "reach_bytes"),
+    ("parts", "reach_bytes"),
     [
         ((bpe(),), 10),
         ((bpe(), BYTE_LEVEL, normalizers.NFC()), 40),
@@ -67,12 +67,12 @@ def sequence(*parts):
         ((bpe([], unk_token="<unk>"), pre_tokenizers.Metaspace()), 10),
     ],
 )
-def test_what_the_longest_token_holds(made, reach_bytes):
-    assert reach_of(*made) == reach_bytes
+def test_reach_is_derived_from_the_longest_token(parts, reach_bytes):
+    assert reach_of(*parts) == reach_bytes
 
 
 @pytest.mark.parametrize(
-    "made",
+    "parts",
     [
         (bpe(LETTERS[1:]),),
         (bpe([]), None),
@@ -91,22 +91,22 @@ def test_what_the_longest_token_holds(made, reach_bytes):
         (bpe(), BYTE_LEVEL, None, [AddedToken("<|end|>", rstrip=True)]),
     ],
 )
-def test_where_text_may_go_no_bound_is_told(made):
-    assert reach_of(*made) is None
+def test_tokenizers_that_may_drop_text_have_no_reach(parts):
+    assert reach_of(*parts) is None
 
 
-def test_a_tokenizer_without_parts_has_none():
+def test_tokenizer_without_backend_has_no_reach():
     assert token_reach_bytes(SimpleNamespace()) is None
 
 
-def test_prompts_are_bounded_by_the_context_and_by_the_body():
+def test_prompt_bytes_are_bounded_by_context_and_body():
     assert prompt_bytes_max(100, 7) == 700
     assert prompt_bytes_max(1 << 30, 7) == BODY_BYTES_MAX
     assert prompt_bytes_max(100, None) == BODY_BYTES_MAX
 
 
 @pytest.mark.parametrize(("form", "factor"), [("NFC", 4), ("NFD", 3), ("NFKC", 4), ("NFKD", 4)])
-def test_no_letter_is_normalised_to_fewer_bytes_than_assumed(form, factor):
+def test_normalization_shrinks_letters_at_most_by_the_assumed_factor(form, factor):
     """A normal letter stands for what it is made of, each part spelled in the longest way."""
     whole = "NFKD" if "K" in form else "NFD"
     longest = {}
@@ -121,7 +121,7 @@ def test_no_letter_is_normalised_to_fewer_bytes_than_assumed(form, factor):
             assert spelled <= factor * size(letter)
 
 
-def test_no_letter_is_made_small_to_fewer_bytes_than_assumed():
+def test_lowercasing_shrinks_letters_at_most_by_the_assumed_factor():
     assert max(size(x) / size(x.lower()) for x in letters_of_unicode()) <= 3
 
 
@@ -140,6 +140,6 @@ def tokenizer(request, tmp_path_factory):
 
 @given(text=st.text(max_size=200) | st.text(" \n", max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_no_text_is_longer_than_its_tokens_may_hold(tokenizer, text):
+def test_text_bytes_never_exceed_tokens_times_reach(tokenizer, text):
     assert tokenizer.reach_bytes is not None
     assert size(text) <= len(tokenizer.encode(text).ids) * tokenizer.reach_bytes

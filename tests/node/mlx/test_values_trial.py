@@ -27,7 +27,7 @@ def _folded_again():
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
-def test_each_form_multiplies_the_same(rows):
+def test_both_forms_compute_the_same_product(rows):
     weights = mx.softmax(mx.random.normal((1, 2, rows, 300), key=mx.random.key(1)), axis=-1)
     folded, apart = (values_product(weights, packed(300, 2), form) for form in ValuesForm)
 
@@ -35,7 +35,7 @@ def test_each_form_multiplies_the_same(rows):
     assert mx.allclose(folded, apart, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_uses_the_form_chosen(monkeypatch):
+def test_attention_uses_the_chosen_form(monkeypatch):
     queries = mx.random.normal((1, 8, 1, 64), key=mx.random.key(3))
     keys, values = packed(200, 4), packed(200, 5)
     before = packed_attention(queries, keys, values, 0.125, None)
@@ -59,7 +59,7 @@ def noting(function, note):
 
 
 @pytest.mark.parametrize("faster", list(ValuesForm))
-def test_the_faster_form_is_chosen(monkeypatch, faster):
+def test_faster_form_is_chosen(monkeypatch, faster):
     clock = FakeClock()
 
     def product(weights, values, form):
@@ -74,7 +74,7 @@ def test_the_faster_form_is_chosen(monkeypatch, faster):
 @pytest.mark.parametrize(
     ("spec", "heads"), [(SPEC, 2), (ModelCacheSpec(()), 8)], ids=["one row", "nothing packed"]
 )
-def test_where_there_is_nothing_to_choose_nothing_is_tried(monkeypatch, spec, heads):
+def test_no_trial_without_a_choice(monkeypatch, spec, heads):
     monkeypatch.setattr(values_trial, "values_product", None)
 
     assert choose_values_form(spec, heads, FakeClock()) is ValuesForm.FOLDED

@@ -97,8 +97,8 @@ def off(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     return float(np.abs(ours[held] - theirs[held]).max() / np.abs(theirs[held]).max())
 
 
-def test_every_family_is_here() -> None:
-    """A family that a new mlx-lm brings is tried, or said why not."""
+def test_zoo_covers_every_family() -> None:
+    """A family that a new mlx-lm brings is tried, or listed with a reason."""
     named = {config["model_type"].replace("falcon_mamba", "mamba") for config in ZOO.values()}
     assert set(families()) <= named
     assert not named & NOT_RUN.keys()
@@ -126,7 +126,7 @@ def test_batched_equals_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @EVERY
-def test_restored_equals_undisturbed(name: str, tmp_path: Path) -> None:
+def test_restored_cache_equals_undisturbed(name: str, tmp_path: Path) -> None:
     """From disk at any cut, and stored and read again from there: equal bit for bit."""
     engine = engine_of(name)
     for seed, cut in enumerate(CUTS):
@@ -152,7 +152,7 @@ def test_restored_equals_undisturbed(name: str, tmp_path: Path) -> None:
 
 
 @EVERY
-def test_native_caches_compute_what_mlx_lm_does(name: str) -> None:
+def test_native_caches_compute_the_same_as_mlx_lm(name: str) -> None:
     """Far behind every window, in the same chunks, against mlx-lm's own caches."""
     model, engine = model_of(name), engine_of(name, NATIVE_BITS)
     prompt = prompt_of(700)
@@ -172,7 +172,7 @@ def test_native_caches_compute_what_mlx_lm_does(name: str) -> None:
 
 
 @EVERY
-def test_hot_rewinds_are_restores(name: str) -> None:
+def test_rewound_cache_equals_undisturbed(name: str) -> None:
     """What can be rewound in memory computes what it did the first time."""
     engine, prompt = engine_of(name), prompt_of(300)
     first = prefilled(engine, prompt[:290])  # whose windows begin in the last block
@@ -190,7 +190,7 @@ def test_hot_rewinds_are_restores(name: str) -> None:
 
 
 @EVERY
-def test_moved_rows_are_those_turned_by_hand(name: str) -> None:
+def test_moved_rows_equal_rows_rotated_by_hand(name: str) -> None:
     """In plain numbers far into the model; packed, call by call."""
     shifts = (Shift(20, 90, -13), Shift(100, 180, 40))
     plain, engine = engine_of(name, NATIVE_BITS), engine_of(name)
@@ -210,7 +210,7 @@ def test_moved_rows_are_those_turned_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPAQUE)
-def test_what_cannot_be_kept_says_why(name: str) -> None:
+def test_opaque_families_are_refused_with_the_reason(name: str) -> None:
     """Opaque families are named with the reason, and are no others than these."""
     with pytest.raises(FatalError, match=OPAQUE[name]):
         engine_of(name)

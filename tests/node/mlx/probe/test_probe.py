@@ -36,7 +36,7 @@ def test_plain_attention_gets_packed_and_ragged_caches() -> None:
     assert engine.batching is Batching.RAGGED
 
 
-def test_latent_attention_gets_plain_numbers_and_more_bits() -> None:
+def test_latent_attention_gets_unpacked_caches_and_more_bits() -> None:
     """Attention that computes with what it fetches cannot take packed or ragged caches."""
     engine = fit(ARCHITECTURES["deepseek_v3"])
 
@@ -45,7 +45,7 @@ def test_latent_attention_gets_plain_numbers_and_more_bits() -> None:
     assert {slot.bits for layer in engine.spec.layers for slot in layer.slots} == {8}
 
 
-def test_bits_are_chosen_per_class() -> None:
+def test_bits_are_chosen_per_layer_kind() -> None:
     """What an operator sets is what is stored; 0 keeps the model's own numbers."""
     gemma = fit(ARCHITECTURES["gemma3_text"], KvBits(full=8, window=4))
     native = fit(ARCHITECTURES["deepseek_v3"], KvBits(latent=0))
@@ -55,21 +55,21 @@ def test_bits_are_chosen_per_class() -> None:
     assert len(native.spec.layers[0].tensors(0, 1)) == 2
 
 
-def test_unknown_caches_are_refused_by_kind() -> None:
+def test_unknown_cache_kinds_are_refused_by_name() -> None:
     """A cache that nobody here can cut is named, not guessed at."""
     with pytest.raises(FatalError, match="LayerCache"):
         fit(OPAQUE)
 
 
-def test_a_model_that_computes_something_else_on_our_caches_is_refused(
+def test_model_with_different_logits_on_our_caches_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The comparison with mlx-lm's own caches is real: an off-by-one mask does not pass."""
     mask = ResidentLayer.make_mask
 
     def blind(layer: Any, n: int, **options: Any) -> Any:
-        made = mask(layer, n, return_array=True, window_size=None)
-        return made if n == 1 else made & (mx.arange(made.shape[-1]) > 0)
+        shown = mask(layer, n, return_array=True, window_size=None)
+        return shown if n == 1 else shown & (mx.arange(shown.shape[-1]) > 0)
 
     monkeypatch.setattr(ResidentLayer, "make_mask", blind)
     with pytest.raises(FatalError, match="different logits"):
@@ -77,7 +77,7 @@ def test_a_model_that_computes_something_else_on_our_caches_is_refused(
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
-def test_a_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe looks past the end of a window, where it can."""
     read = read_spec
 
@@ -93,7 +93,7 @@ def test_a_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPat
         fit(ARCHITECTURES[name])
 
 
-def test_batches_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_with_different_logits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a batch computes something else than its sequences alone, it is not used."""
     forward = Engine._forward
 
@@ -107,7 +107,9 @@ def test_batches_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.nightly
-def test_batches_that_differ_past_a_window_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_with_different_logits_past_a_window_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Masks begin to matter behind a window or an index's budget: the trial goes there."""
     windowed = ZOO["llama_windowed"] | {"sliding_window": 2_000}
     wrapped = {**ZOO["pixtral"], "text_config": windowed}
@@ -120,7 +122,7 @@ def test_batches_that_differ_past_a_window_are_not_used(monkeypatch: pytest.Monk
     assert fit(wrapped).batching is Batching.ALONE
 
 
-def test_a_models_own_mask_is_never_left_out_of_a_ragged_batch() -> None:
+def test_ragged_batch_refuses_the_models_own_mask() -> None:
     """Rows of unequal length cannot be masked by one array: that is an error, no wrong answer."""
     rows = Rows([mx.ones((1, 2, 5, 32)), mx.ones((1, 2, 9, 32))])
     queries = mx.ones((2, 2, 1, 32))
@@ -131,18 +133,18 @@ def test_a_models_own_mask_is_never_left_out_of_a_ragged_batch() -> None:
 
 
 def test_chunks_padding_cannot_hide_are_decoded_alone() -> None:
-    """Sequences of very unequal length are tried together all the same, though nobody would."""
+    """The trial includes sequences of very unequal length."""
     engine = fit(CHUNKED)
     assert engine.batching is Batching.ALONE
     assert any(layer.is_chunked for layer in engine.spec.layers)
 
 
-def test_gemma_2_decodes_in_batches() -> None:
+def test_gemma_2_decodes_in_grouped_batches() -> None:
     """Its scores have an axis for the query heads of one key head, and so has the mask."""
     assert fit(ZOO["gemma2"]).batching is Batching.GROUPED
 
 
-def test_packed_attention_is_judged_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_attention_is_compared_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep model of 16 bits makes much of the smallest difference; an error is one in any."""
     model = build_model(ARCHITECTURES["gemma3_text"])
     model.set_dtype(mx.bfloat16)
@@ -153,7 +155,7 @@ def test_packed_attention_is_judged_call_by_call(monkeypatch: pytest.MonkeyPatch
     assert not fit(LLAMA).packed
 
 
-def test_blocks_over_the_limit_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_over_the_limit_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a model is served without reuse; the node starts."""
     monkeypatch.setattr("fabric.record.spec_file.BLOCK_BYTES_MAX", 1 << 17)
     with pytest.raises(FatalError, match="full block is over the limit"):
@@ -163,11 +165,13 @@ def test_blocks_over_the_limit_are_refused_in_words(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "name", ["read_spec", "_upstream_logits", "read_rotations", "find_batching"]
 )
-def test_whatever_a_trial_raises_is_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_exception_in_a_trial_becomes_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing that a model does when it is tried keeps a node from starting."""
 
     def broken(*_: Any) -> None:
-        message = "of a kind that nobody expected"
+        message = "of an unexpected kind"
         raise AttributeError(message)
 
     monkeypatch.setattr(f"node.mlx.probe.probe.{name}", broken)
@@ -175,7 +179,7 @@ def test_whatever_a_trial_raises_is_a_reason(name: str, monkeypatch: pytest.Monk
         fit(LLAMA)
 
 
-def test_layers_that_keep_nothing_are_kept_as_that() -> None:
+def test_layers_without_a_cache_get_no_slots() -> None:
     """Nemotron-NAS makes a cache for a linear layer, and never writes it."""
     engine = fit(ZOO["nemotron-nas_linear_first"])
     assert not engine.spec.layers[0].slots
@@ -183,7 +187,7 @@ def test_layers_that_keep_nothing_are_kept_as_that() -> None:
     assert decode_spec(encode_spec(SpecRecord(FINGERPRINT, "", engine.spec))).spec == engine.spec
 
 
-def test_every_attention_of_a_list_of_caches_knows_its_positions() -> None:
+def test_rotations_of_cache_lists_are_known() -> None:
     """LongCat has two latents per layer, each turned by itself."""
     layers = fit(ZOO["longcat_flash"]).spec.layers
     assert len(layers) == 8
@@ -191,7 +195,7 @@ def test_every_attention_of_a_list_of_caches_knows_its_positions() -> None:
     assert {tuple(r.slot for r in layer.rotations) for layer in layers} == {("values",)}
 
 
-def test_where_positions_are_is_known_for_every_layer() -> None:
+def test_rotations_are_known_for_every_layer() -> None:
     """The spec says which dimensions carry the position, for every layer that has any."""
     layers = fit(ARCHITECTURES["deepseek_v32"]).spec.layers
 

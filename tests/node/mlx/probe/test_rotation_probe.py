@@ -74,28 +74,28 @@ def stored(layer: Any, stock: Any, offset: int) -> dict[str, mx.array]:
     leaves = [KVCache() for _ in (stock.caches if isinstance(stock, CacheList) else [0])]
     for leaf in leaves:
         leaf.offset = offset
-    given = CacheList(*leaves) if isinstance(stock, CacheList) else leaves[0]
+    layer_cache = CacheList(*leaves) if isinstance(stock, CacheList) else leaves[0]
     mx.random.seed(5)
     norm = layer.input_layernorm.weight
     x = mx.random.normal((1, TOKENS, norm.shape[0]))
-    layer.self_attn(x, mx.ones((TOKENS, offset + TOKENS), mx.bool_), given)
+    layer.self_attn(x, mx.ones((TOKENS, offset + TOKENS), mx.bool_), layer_cache)
     rows = slice(offset, offset + TOKENS)
     arrays = [array[..., rows, :] for leaf in leaves for array in (leaf.keys, leaf.values)]
     return dict(zip(("keys", "values", "index"), arrays, strict=False))
 
 
-def test_every_architecture_is_expected():
+def test_expected_rotations_cover_every_architecture():
     assert MOVING.keys() == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_finds_the_dimensions_that_move(name):
+def test_probe_finds_the_rotated_dimensions(name):
     found = [{r.slot: list(moving_dims(r)) for r in cached} for cached in rotations_of(name)]
     assert found == [{slot: list(dims) for slot, dims in one.items()} for one in MOVING[name]]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_turned_keys_are_the_models_own_elsewhere(name):
+def test_rotated_keys_equal_the_models_own_at_other_positions(name):
     model = model_of(name)
     caches = make_prompt_cache(model)
     compared = 0
@@ -116,7 +116,7 @@ def test_turned_keys_are_the_models_own_elsewhere(name):
     assert compared
 
 
-def test_layers_of_one_model_may_turn_at_different_rates():
+def test_layers_of_one_model_may_rotate_at_different_rates():
     bases = [rotation.base for (rotation,) in rotations_of("gemma3_text")]
     assert bases == [1e4, 1e4, 1e6] * 2
 
@@ -125,7 +125,7 @@ def test_layers_of_one_model_may_turn_at_different_rates():
 @pytest.mark.parametrize(
     "name", sample(["llama", "gemma3_text", "gemma4_text", "qwen3_5"], "llama", "gemma4_text")
 )
-def test_half_precision_changes_nothing(name, dtype):
+def test_half_precision_finds_the_same_rotations(name, dtype):
     model = build_model(ARCHITECTURES[name])
     exact = read_rotations(model)
     model.set_dtype(dtype)
@@ -134,7 +134,7 @@ def test_half_precision_changes_nothing(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v32", "qwen3_next"])
-def test_quantized_weights_change_nothing(name):
+def test_quantized_weights_find_the_same_rotations(name):
     model = build_model(ARCHITECTURES[name])
     nn.quantize(model, group_size=32, bits=4)
 
@@ -155,7 +155,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_wrong_rotation_fails(wrong, dtype):
+def test_wrong_rotation_is_not_verified(wrong, dtype):
     model = build_model({**LLAMA, "num_hidden_layers": 1})
     model.set_dtype(dtype)
     rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
@@ -166,7 +166,7 @@ def test_a_wrong_rotation_fails(wrong, dtype):
     assert not verified(replace(right, **WRONG[wrong]), rows)
 
 
-def test_one_slow_pair_that_is_off_fails():
+def test_rotation_with_one_wrong_slow_pair_is_not_verified():
     """The last pair turns 0.005 radians in 37 tokens; a hundredth of that shows far out."""
     model = build_model({**LLAMA, "num_hidden_layers": 1})
     rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
@@ -208,7 +208,7 @@ class Breaks(nn.RoPE):
 
 
 @pytest.mark.parametrize("rope", [Lies, Adds, Grows])
-def test_a_layer_that_does_something_else_is_not_known(rope):
+def test_layer_with_an_unexplained_rotation_is_unknown(rope):
     model = build_model(LLAMA)
     model.layers[1].self_attn.rope = rope(64)
     known = Rotation("keys", 0, 64, traditional=False, base=1e4, scale=1.0, frequencies=None)
@@ -220,14 +220,14 @@ def test_a_layer_that_does_something_else_is_not_known(rope):
     assert "no rotation of the model explains" in second.reason
 
 
-def test_a_rate_that_depends_on_the_length_is_not_known():
+def test_length_dependent_rate_is_unknown():
     found = read_rotations(
         build_model({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
     )
     assert found == [UnknownRotation("keys: turn at another rate far from the start")] * 4
 
 
-def test_a_model_that_breaks_elsewhere_is_not_known_and_does_not_raise():
+def test_model_failing_at_other_positions_is_unknown():
     model = build_model(LLAMA)
     model.layers[2].self_attn.rope = Breaks(64)
     found = read_rotations(model)
@@ -236,14 +236,14 @@ def test_a_model_that_breaks_elsewhere_is_not_known_and_does_not_raise():
     assert "IndexError: no table" in found[0].reason
 
 
-def test_absolute_positions_are_not_known():
+def test_absolute_positions_are_unknown():
     config = {"model_type": "gpt2", "n_ctx": 64, "n_positions": 64, "n_embd": 64, "n_head": 2}
     shape = {"n_layer": 2, "layer_norm_epsilon": 1e-5, "vocab_size": 512}
     found = read_rotations(build_model({**config, **shape}))
     assert [type(one) for one in found] == [UnknownRotation] * 2
 
 
-def test_a_cache_that_cannot_be_watched_is_not_known():
+def test_unobservable_cache_is_unknown():
     class Sealed:
         """Holds what a model puts in without showing how."""
 
@@ -280,7 +280,7 @@ class TwoCaches(nn.Module):
     ],
     ids=["index", "second attention", "written twice"],
 )
-def test_a_second_cache_without_values_is_an_index(model, found):
+def test_second_cache_without_values_is_an_index(model, found):
     first, second = read_rotations(model, lambda: [CacheList(KVCache(), KVCache())])
     if isinstance(found, str):
         assert first == second == UnknownRotation(found)
@@ -288,7 +288,7 @@ def test_a_second_cache_without_values_is_an_index(model, found):
         assert [rotation.slot for rotation in (*first, *second)] == found
 
 
-def test_a_yarn_magnitude_is_not_applied_again():
+def test_yarn_magnitude_is_not_applied_twice():
     """The module itself would stretch keys by 1.35: they carry its factor already."""
     model = model_of("gpt_oss")
     rope = model.layers[0].self_attn.rope
