@@ -100,7 +100,7 @@ en9: flags=8822<BROADCAST,SMART,SIMPLEX,MULTICAST> mtu 1500
 """
 
 
-def test_a_studio_with_every_kind_of_link():
+def test_recorded_mac_studio_listing_is_classified():
     found = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
 
     assert found == [
@@ -142,14 +142,14 @@ BOTH_CABLES = [
         ("fd00::1", ETHERNET, "both", []),
     ],
 )
-def test_a_peer_is_dialled_through_the_interface_in_its_network(host, kind, interfaces, devices):
+def test_interfaces_towards_a_peer_are_those_in_its_network(host, kind, interfaces, devices):
     studio = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
     found = leading_to(host, kind, {"studio": studio, "both": BOTH_CABLES}[interfaces])
 
     assert [interface.device for interface in found] == devices
 
 
-def test_a_path_is_as_slow_as_its_slower_end():
+def test_path_kind_is_that_of_its_slower_end():
     assert slower_kind(ETHERNET, WIFI) is slower_kind(WIFI, ETHERNET) is WIFI
     assert slower_kind(THUNDERBOLT, THUNDERBOLT) is THUNDERBOLT
 
@@ -167,7 +167,7 @@ def test_a_path_is_as_slow_as_its_slower_end():
         ("utun2", "", LinkKind.OTHER),
     ],
 )
-def test_a_port_is_what_its_name_says(device, port, kind):
+def test_link_kind_follows_from_the_port_name(device, port, kind):
     assert darwin_kind(device, {device: port}) is kind
 
 
@@ -180,14 +180,14 @@ def test_a_port_is_what_its_name_says(device, port, kind):
         ("autoselect <full-duplex>", 0),
     ],
 )
-def test_nominal_speed_from_the_media_line(media, mbit):
+def test_nominal_speed_is_read_from_the_media_line(media, mbit):
     text = f"en0: flags=8863<UP,RUNNING> mtu 1500\n\tinet 10.0.0.1 netmask 0\n\tmedia: {media}\n"
 
     assert [i.speed_mbit for i in parse_ifconfig(text, {})] == [mbit]
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "en0: flags=zz<UP>\n", "Hardware Port: x\n"])
-def test_odd_output_is_no_interface(text):
+def test_unparsable_output_yields_no_interfaces(text):
     assert parse_ifconfig(text, parse_hardware_ports(text)) == []
 
 
@@ -225,18 +225,18 @@ def sysfs(tmp_path):
         ("gone0", LinkKind.OTHER, 0),
     ],
 )
-def test_linux_names_the_kind_in_sysfs(sysfs, device, kind, mbit):
+def test_linux_link_kind_and_speed_are_read_from_sysfs(sysfs, device, kind, mbit):
     assert linux_kind(device, sysfs) is kind
     assert linux_speed_mbit(device, sysfs) == mbit
 
 
-def test_this_machine_has_a_loopback():
+def test_interfaces_of_this_machine_include_loopback():
     found = [i for i in list_interfaces() if i.kind is LinkKind.LOOPBACK]
 
     assert "127.0.0.1" in [i.host for i in found]
 
 
-def test_only_one_host_on_request():
+def test_single_requested_host_is_listed():
     (own,) = local_addresses(7, "127.0.0.1")
     (unlisted,) = local_addresses(7, "127.0.0.9")
 
@@ -246,7 +246,7 @@ def test_only_one_host_on_request():
     assert local_addresses(7, "192.0.2.1")[0].kind is LinkKind.OTHER
 
 
-def test_all_addresses_come_most_promising_first():
+def test_addresses_are_listed_most_promising_first():
     found = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
     addresses = local_addresses(7, interfaces=found)
 
@@ -262,13 +262,13 @@ def test_all_addresses_come_most_promising_first():
     ]
 
 
-def test_loopback_is_listed_where_there_is_nothing_else():
+def test_loopback_is_listed_without_other_interfaces():
     only = [Interface("lo", "127.0.0.1", LinkKind.LOOPBACK)]
 
     assert [a.host for a in local_addresses(7, interfaces=only)] == ["127.0.0.1"]
 
 
-def test_a_listing_is_made_once_in_a_while_and_on_request():
+def test_listing_is_cached_until_expiry_or_refresh():
     listings, now_s = [], [0.0]
 
     def list_now():
@@ -285,12 +285,12 @@ def test_a_listing_is_made_once_in_a_while_and_on_request():
 
 
 @pytest.mark.parametrize("host", ["localhost", "mac.local", "", "1.2.3", "127.0.0.1\x00"])
-def test_names_are_never_resolved(host):
+def test_host_names_are_never_resolved(host):
     with pytest.raises(RejectedError):
         connect(host, 1, 0.1)
 
 
-def test_a_dial_reaches_a_listener_and_reports_a_closed_port():
+def test_dial_connects_to_a_listener_and_reports_a_closed_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         dialled = dial("127.0.0.1", port, 1.0)
@@ -303,5 +303,5 @@ def test_a_dial_reaches_a_listener_and_reports_a_closed_port():
 
 @pytest.mark.mac
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS")
-def test_a_mac_lists_its_real_links():
+def test_mac_lists_its_physical_links():
     assert any(i.kind is not LinkKind.LOOPBACK for i in list_interfaces())

@@ -58,12 +58,12 @@ def receive_slices(channel, total, count):
     return bytes(got)
 
 
-def test_no_more_is_awaited_behind_a_slice_than_the_shortest_one_brings():
+def test_read_ahead_is_no_longer_than_the_shortest_slice():
     shortest = encode_frame(PayloadHead(0, 0, 1, 1)) + bytes(2 * MAC_BYTES) + b"1"
     assert len(shortest) >= AHEAD_BYTES
 
 
-def test_slices_of_every_length_arrive_one_behind_the_other(ends):
+def test_consecutive_slices_of_all_lengths_arrive(ends):
     payload = random.Random(1).randbytes(sum(LENGTHS))
     sending = threading.Thread(target=send_slices, args=(ends[0], payload, LENGTHS))
     sending.start()
@@ -72,14 +72,14 @@ def test_slices_of_every_length_arrive_one_behind_the_other(ends):
     assert ends[1].is_quiet()
 
 
-def test_a_slice_that_is_not_followed_arrives_all_the_same(ends):
+def test_last_slice_arrives_without_a_successor(ends):
     send_slices(ends[0], b"abc", [3])
     got = bytearray(9)
     head = receive_slice(ends[1], 0, 0, 9, lambda: memoryview(got))
     assert (head.length, bytes(got[:3])) == (3, b"abc")
 
 
-def test_a_refusal_behind_a_slice_is_understood(ends):
+def test_refusal_after_a_slice_is_read(ends):
     send_slices(ends[0], b"abc", [3])
     thread = threading.Thread(target=ends[0].refuse, args=(NotFoundError("gone"),))
     thread.start()
@@ -91,7 +91,7 @@ def test_a_refusal_behind_a_slice_is_understood(ends):
     thread.join()
 
 
-def test_what_was_received_ahead_is_trusted_no_more_than_the_rest(ends):
+def test_header_read_ahead_is_authenticated(ends):
     left, right = ends
     send_slices(left, b"abc", [3])
     left._sock.sendall(encode_frame(PayloadHead(0, 3, 6, 6)) + bytes(60))
@@ -112,7 +112,7 @@ class Zeros:
         view[:] = bytes(len(view))
 
 
-def test_others_may_pass_once_before_each_slice(ends):
+def test_sender_yields_once_before_each_slice(ends):
     payload = Zeros(900 * KIB)
     part = FetchPart(b"h" * 32, b"c" * 16, 0, 900 * KIB)
     passed = []
@@ -126,7 +126,7 @@ def test_others_may_pass_once_before_each_slice(ends):
     assert len(passed) == len(sent)
 
 
-def test_only_a_more_urgent_sender_on_the_same_link_holds_others_back():
+def test_only_more_urgent_sender_on_the_same_link_delays_others():
     gate = UrgencyGate(lambda: 0.0)
     with gate.sending("a", 0) as idle:
         assert not gate.before_slice(idle)
@@ -139,11 +139,11 @@ def test_only_a_more_urgent_sender_on_the_same_link_holds_others_back():
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 1.0])
-def test_only_who_waited_for_a_request_begins_with_a_small_slice(waited_s):
+def test_first_slice_is_small_only_after_waiting_for_a_request(waited_s):
     now_s = itertools.count(0.0, waited_s)
-    with closing_pair(lambda: next(now_s)) as (sender, asker):
+    with closing_pair(lambda: next(now_s)) as (sender, requester):
         sender._slice_bytes = grown_bytes = 4 * TRANSFER_SLICE_BYTES_MIN
-        asker.send(Goodbye())
+        requester.send(Goodbye())
         sender.receive(Goodbye)
         began_bytes = TRANSFER_SLICE_BYTES_MIN if waited_s else grown_bytes
         assert sender.slice_bytes == began_bytes

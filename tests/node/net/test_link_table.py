@@ -30,7 +30,7 @@ def table(clock):
     return LinkTable(clock)
 
 
-def met(table, *addresses, name=PEER, incarnation=1):
+def meet(table, *addresses, name=PEER, incarnation=1):
     table.set_peers([PeerNode(name, incarnation, addresses or ALL)])
 
 
@@ -38,7 +38,7 @@ def order(table, addresses=ALL):
     return [address for address, _ in table.rank(PEER, addresses)]
 
 
-def test_nominal_speed_ranks_until_something_is_measured(table):
+def test_nominal_speed_ranks_until_throughput_is_measured(table):
     assert order(table) == [CABLE, LAN, WIFI]
 
     table.observe(PEER, CABLE, 100 * MIB, 2.0)
@@ -47,7 +47,7 @@ def test_nominal_speed_ranks_until_something_is_measured(table):
     assert dict(table.rank(PEER, ALL))[CABLE] == 50 * MIB
 
 
-def test_a_failed_link_comes_last_until_it_answers(table, clock):
+def test_failed_link_ranks_last_until_it_answers(table, clock):
     table.failed(PEER, CABLE)
     assert order(table) == [LAN, WIFI, CABLE]
     assert dict(table.rank(PEER, ALL))[CABLE] == RESTING_BYTES_PER_S
@@ -56,7 +56,7 @@ def test_a_failed_link_comes_last_until_it_answers(table, clock):
     assert order(table)[0] == CABLE
 
 
-def test_where_all_failed_speed_and_failures_still_rank(table, clock):
+def test_failed_links_rank_by_speed_and_failures(table, clock):
     for address in (CABLE, CABLE, LAN, WIFI):
         table.failed(PEER, address)
         clock.now_s += 10
@@ -66,8 +66,8 @@ def test_where_all_failed_speed_and_failures_still_rank(table, clock):
     assert all(rate > RESTING_BYTES_PER_S for _, rate in ranked)
 
 
-def test_every_address_is_pinged_once_then_in_rhythm_then_at_once_on_doubt(table, clock):
-    met(table)
+def test_addresses_are_pinged_once_then_periodically_or_on_doubt(table, clock):
+    meet(table)
     assert {address for _, address in table.due()} == set(ALL)
     assert table.due() == []
     for address in ALL:
@@ -79,17 +79,17 @@ def test_every_address_is_pinged_once_then_in_rhythm_then_at_once_on_doubt(table
     assert len(table.due()) == 3
 
 
-def test_meeting_the_same_peers_again_changes_nothing_and_a_restart_asks_anew(table):
-    met(table)
+def test_only_new_incarnation_of_a_peer_is_pinged_again(table):
+    meet(table)
     table.due()
-    met(table)
+    meet(table)
     assert table.due() == []
-    met(table, incarnation=2)
+    meet(table, incarnation=2)
     assert len(table.due()) == 3
 
 
-def test_only_links_that_work_and_are_quiet_are_probed_one_after_the_other(table, clock):
-    met(table)
+def test_only_reachable_idle_links_are_probed_in_turn(table, clock):
+    meet(table)
     assert table.due_probe() is None
     for address in ALL:
         table.answered(PEER, address, 0.001, "", None)
@@ -105,8 +105,8 @@ def test_only_links_that_work_and_are_quiet_are_probed_one_after_the_other(table
     assert table.due_probe()[1] == CABLE
 
 
-def test_a_link_whose_probe_was_refused_is_probed_again_soon(table, clock):
-    met(table, CABLE)
+def test_refused_probe_is_repeated_after_a_rest(table, clock):
+    meet(table, CABLE)
     table.answered(PEER, CABLE, 0.001, "", None)
     assert table.due_probe()[1] == CABLE
     table.probe_refused(PEER, CABLE)
@@ -115,8 +115,8 @@ def test_a_link_whose_probe_was_refused_is_probed_again_soon(table, clock):
     assert table.due_probe()[1] == CABLE
 
 
-def test_views_tell_what_is_known(table, clock):
-    met(table)
+def test_views_report_measurements_and_problems(table, clock):
+    meet(table)
     table.answered(PEER, WIFI, 0.004, "en0", LinkKind.ETHERNET)
     table.rated(PEER, WIFI, 30 * MIB, 1.0)
     table.unanswered(PEER, CABLE, "host_unreachable", "bridge0")
@@ -134,16 +134,16 @@ def test_views_tell_what_is_known(table, clock):
     assert (lan.reachable, lan.rtt_s, lan.age_s) == (None, None, None)
 
 
-def test_a_peer_that_left_is_forgotten(table):
-    met(table)
+def test_departed_peer_is_removed(table):
+    meet(table)
     table.set_peers([])
 
     assert table.views() == ()
     assert table.due() == []
 
 
-def test_offers_of_unknown_peers_cannot_fill_it(table):
-    met(table)
+def test_links_of_unknown_peers_are_bounded(table):
+    meet(table)
     for number in range(2 * LINKS_MAX):
         address = Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 7, LAN.kind)
         table.failed(NodeName("stranger"), address)
@@ -152,7 +152,7 @@ def test_offers_of_unknown_peers_cannot_fill_it(table):
     assert len(table.views()) == 3
 
 
-def test_lists_over_the_limit_are_refused_and_beats_stay_short(table):
+def test_peer_lists_and_reported_links_are_bounded(table):
     address = Address("10.0.0.1", 7, LinkKind.ETHERNET)
     with pytest.raises(TooLargeError):
         PeerList(tuple(PeerNode(NodeName(f"n{i}"), 1, ()) for i in range(PEERS_MAX + 1)))
@@ -169,8 +169,8 @@ def test_lists_over_the_limit_are_refused_and_beats_stay_short(table):
     assert len(table.views()) == LINKS_TOLD_MAX
 
 
-def test_many_threads_at_once_lose_nothing(table):
-    met(table)
+def test_concurrent_updates_lose_no_link(table):
+    meet(table)
 
     def work():
         for _ in range(200):

@@ -50,17 +50,17 @@ def server(shelf):
 @pytest.fixture
 def prober():
     """Make probers that are stopped at the end."""
-    made = []
+    probers = []
 
     def make(table, measure=CALLER.measure, clock=None, list_now=list, follow=print, **options):
         listing = Listing(list_now)
         clock = clock or SystemClock()
-        made.append(LinkProber(table, measure, clock, follow, listing, 0.02, **options))
-        made[-1].start()
-        return made[-1]
+        probers.append(LinkProber(table, measure, clock, follow, listing, 0.02, **options))
+        probers[-1].start()
+        return probers[-1]
 
     yield make
-    for one in made:
+    for one in probers:
         one.stop()
 
 
@@ -75,7 +75,7 @@ def views(table):
     return {(view.host, view.port): view for view in table.views()}
 
 
-def test_a_ping_and_a_probe_after_a_transfers_handshake(port, server):
+def test_ping_and_probe_use_the_transfer_handshake(port, server):
     pinged = CALLER.measure(SOURCE, loopback(port))
     probed = CALLER.measure(SOURCE, loopback(port), 2 * MIB)
 
@@ -95,11 +95,11 @@ def test_a_ping_and_a_probe_after_a_transfers_handshake(port, server):
         (CALLER, NodeName("mac-c"), "wrong_node"),
     ],
 )
-def test_whoever_answers_must_be_the_peer(port, caller, peer, problem):
+def test_measurement_authenticates_the_peer(port, caller, peer, problem):
     assert caller.measure(peer, loopback(port)).problem == problem
 
 
-def test_a_closed_port_and_a_peer_that_hangs_up_are_told_apart():
+def test_closed_port_hang_up_and_bad_address_are_distinguished():
     assert CALLER.measure(SOURCE, loopback(closed_port())).problem == "refused"
     with impostor(lambda channel, sock: sock.shutdown(socket.SHUT_RDWR)) as address:
         assert CALLER.measure(SOURCE, address).problem == "broken"
@@ -107,7 +107,7 @@ def test_a_closed_port_and_a_peer_that_hangs_up_are_told_apart():
     assert CALLER.measure(SOURCE, bad).problem == "bad_address"
 
 
-def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
+def test_probe_is_refused_during_a_transfer(port, server, shelf):
     ref = shelf.add(32 * MIB)  # more than the sockets on the way can hold
     ticket, enough = offer(server, [ref]), threading.Event()
 
@@ -130,7 +130,7 @@ def test_nobody_may_probe_while_payload_is_sent(port, server, shelf):
 
 @many_loopbacks
 @pytest.mark.nightly
-def test_the_prober_finds_the_live_the_slow_and_the_dead_link(port, prober):
+def test_prober_ranks_live_slow_and_dead_links(port, prober):
     slow_fault = [Fault(pause_s=0.02, chunk_bytes=32 * KIB)] * 50
     silent = [Fault(stall_at=0)] * 50
     with (
@@ -160,7 +160,7 @@ def test_the_prober_finds_the_live_the_slow_and_the_dead_link(port, prober):
     assert found["127.0.0.3", port].rtt_s < found["127.0.0.1", slow.port].rtt_s
 
 
-def test_a_link_that_died_is_found_again(port, server, shelf, prober):
+def test_failed_link_is_rediscovered(port, server, shelf, prober):
     table = LinkTable(SystemClock())
     with FaultProxy(("127.0.0.1", port)) as proxy:
         address = loopback(proxy.port)
@@ -173,13 +173,13 @@ def test_a_link_that_died_is_found_again(port, server, shelf, prober):
 
 
 class Recorder:
-    """Measures nothing and notes who was asked."""
+    """A measure that records its calls and returns fixed results."""
 
     def __init__(self):
-        self.asked = []
+        self.measured = []
 
     def __call__(self, peer, address, probe_bytes=0):
-        self.asked.append((peer, address.host, probe_bytes))
+        self.measured.append((peer, address.host, probe_bytes))
         return Measured(rtt_s=0.001, moved_bytes=probe_bytes, seconds=3.0 if probe_bytes else 0.0)
 
 
@@ -200,23 +200,23 @@ class SleepyClock(StoppedClock):
         return time.monotonic() + self.slept_s + self.set_s
 
 
-def test_sleep_and_a_new_address_try_every_link_anew(prober):
+def test_links_are_pinged_again_after_sleep_or_address_change(prober):
     clock, recorder = SleepyClock(), Recorder()
     interfaces = []
     table = LinkTable(clock)
-    told = []
+    changes = []
     one = prober(
         table,
         recorder,
         clock,
         lambda: list(interfaces),
-        told.append,
+        changes.append,
         elapsed_s=clock.elapsed_s,
     )
     table.set_peers([PeerNode(SOURCE, 1, (loopback(1), loopback(2)))])
 
     def pings():
-        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.asked)
+        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.measured)
 
     until(lambda: pings() == 2)
     clock.slept_s += 3600.0
@@ -224,22 +224,22 @@ def test_sleep_and_a_new_address_try_every_link_anew(prober):
     interfaces.append("another cable")
     one._list_at_s = 0.0
     until(lambda: pings() == 6)
-    assert told == [("another cable",)]
+    assert changes == [("another cable",)]
     time.sleep(0.2)
     assert pings() == 6  # no more than that
     assert (
-        sum(probe_bytes > 0 for _, _, probe_bytes in recorder.asked) == 1
+        sum(probe_bytes > 0 for _, _, probe_bytes in recorder.measured) == 1
     )  # it took long: then a pause
 
 
-def test_a_wall_clock_that_is_set_doubts_no_link(prober):
+def test_wall_clock_change_does_not_cause_pings(prober):
     clock, recorder = SleepyClock(), Recorder()
     table = LinkTable(clock)
     prober(table, recorder, clock, elapsed_s=clock.elapsed_s)
     table.set_peers([PeerNode(SOURCE, 1, (loopback(1),))])
 
     def pings():
-        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.asked)
+        return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.measured)
 
     until(lambda: pings() == 1)
     for jump_s in (3600.0, -86_400.0, 1e8):
@@ -250,7 +250,7 @@ def test_a_wall_clock_that_is_set_doubts_no_link(prober):
     until(lambda: pings() == 2)
 
 
-def test_a_refused_probe_reaches_the_table(prober):
+def test_refused_probe_is_reported_to_the_table(prober):
     def busy(peer, address, probe_bytes=0):
         return Measured(rtt_s=0.001, is_probe_refused=probe_bytes > 0)
 
@@ -267,7 +267,7 @@ def test_a_refused_probe_reaches_the_table(prober):
     until(lambda: table.refused == 1)
 
 
-def test_a_transfer_feeds_the_table_and_goes_where_it_points(port, server, shelf):
+def test_transfer_updates_the_table_and_uses_its_ranking(port, server, shelf):
     ref = shelf.add(8 * MIB)
     table = LinkTable(SystemClock())
     dead, live = loopback(closed_port(), LinkKind.THUNDERBOLT), loopback(port, LinkKind.WIFI)

@@ -34,7 +34,7 @@ def require(host):
             pytest.skip(f"{host} is no address of this machine")
 
 
-def test_sockets_at_own_hosts_follow_the_interfaces_addresses(own_hosts):
+def test_sockets_follow_changes_of_interface_addresses(own_hosts):
     require(CABLE.host)
     listeners, bound = own_hosts
     listeners.follow([CABLE])
@@ -46,7 +46,7 @@ def test_sockets_at_own_hosts_follow_the_interfaces_addresses(own_hosts):
     assert bound == ["lo", "lo"]
 
 
-def test_a_connection_is_served_by_the_socket_at_its_address(own_hosts):
+def test_connection_is_accepted_by_the_socket_of_its_address(own_hosts):
     require(CABLE.host)
     listeners, _ = own_hosts
     listeners.follow([CABLE, OTHER])
@@ -60,7 +60,7 @@ def test_a_connection_is_served_by_the_socket_at_its_address(own_hosts):
             accepted.close()
 
 
-def test_an_address_that_is_gone_costs_only_its_own_socket(own_hosts):
+def test_vanished_address_affects_its_own_socket_only(own_hosts):
     require(CABLE.host)
     listeners, _ = own_hosts
     gone = Interface("lo", "203.0.113.9", LinkKind.ETHERNET, 0, 24)

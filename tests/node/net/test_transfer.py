@@ -36,7 +36,7 @@ def assert_arrived(shelf, refs, catch):
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3, 4])
-def test_many_blocks_arrive_whole_over_any_number_of_streams(shelf, server, port, streams):
+def test_blocks_arrive_over_any_number_of_streams(shelf, server, port, streams):
     sizes = [1, 17, 4096, 300_000, MIB, 3 * MIB + 5, 5 * MIB]
     refs = [shelf.add(size, seed) for seed in range(4) for size in sizes]
 
@@ -49,7 +49,7 @@ def test_many_blocks_arrive_whole_over_any_number_of_streams(shelf, server, port
     await_count(server, "parts", len(refs))
 
 
-def test_a_block_named_twice_travels_once_and_nothing_costs_no_connection(shelf, server, port):
+def test_duplicate_blocks_are_sent_once_and_empty_fetch_needs_no_address(shelf, server, port):
     ref = shelf.add(10_000)
     ticket = offer(server, [ref])
 
@@ -60,7 +60,7 @@ def test_a_block_named_twice_travels_once_and_nothing_costs_no_connection(shelf,
     assert shelf.opened == 1
 
 
-def test_a_server_on_all_addresses_lists_the_ones_peers_can_use(shelf):
+def test_server_on_all_addresses_lists_the_reachable_ones(shelf):
     server = serve(shelf, SystemClock(), host=EVERYWHERE)
     ref = shelf.add(10_000)
     addresses = server.addresses()
@@ -73,7 +73,7 @@ def test_a_server_on_all_addresses_lists_the_ones_peers_can_use(shelf):
     server.stop()
 
 
-def test_more_small_blocks_than_fit_one_request(shelf, server, port):
+def test_small_blocks_are_split_over_several_requests(shelf, server, port):
     refs = [shelf.add(700, seed) for seed in range(3 * FETCH_PARTS_MAX + 1)]
 
     report, catch = fetch([loopback(port)], offer(server, refs), refs)
@@ -82,7 +82,7 @@ def test_more_small_blocks_than_fit_one_request(shelf, server, port):
     assert report.streams == 1
 
 
-def test_two_fetches_share_a_ticket(shelf, server, port):
+def test_concurrent_fetches_may_share_a_ticket(shelf, server, port):
     refs = [shelf.add(MIB, seed) for seed in range(6)]
     ticket = offer(server, refs)
     catches = [Catch(), Catch()]
@@ -99,7 +99,7 @@ def test_two_fetches_share_a_ticket(shelf, server, port):
         assert_arrived(shelf, refs, catch)
 
 
-def test_a_cut_mid_block_goes_on_behind_the_last_whole_slice(shelf, server, port):
+def test_broken_connection_resumes_after_the_last_whole_slice(shelf, server, port):
     refs = [shelf.add(3 * MIB)]
     faults = [Fault(cut_at=MIB + 12_345), Fault(cut_at=900_001)]
 
@@ -111,7 +111,7 @@ def test_a_cut_mid_block_goes_on_behind_the_last_whole_slice(shelf, server, port
     assert report.wire_bytes == report.bytes
 
 
-def test_every_stream_is_cut_again_and_again(shelf, server, port):
+def test_fetch_survives_repeated_disconnects_of_all_streams(shelf, server, port):
     refs = [shelf.add(2 * MIB, seed) for seed in range(8)]
     faults = [Fault(cut_at=400_000 + 70_001 * n) for n in range(12)]
 
@@ -123,7 +123,7 @@ def test_every_stream_is_cut_again_and_again(shelf, server, port):
     assert report.wire_bytes == report.bytes
 
 
-def test_an_unreachable_address_is_passed_over(shelf, server, port):
+def test_unreachable_address_is_skipped(shelf, server, port):
     refs = [shelf.add(MIB)]
     began_s = time.monotonic()
 
@@ -136,7 +136,7 @@ def test_an_unreachable_address_is_passed_over(shelf, server, port):
     assert time.monotonic() - began_s < timeouts.connect_s
 
 
-def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
+def test_next_link_resumes_a_block_of_a_dead_one(shelf, server, port):
     refs = [shelf.add(4 * MIB, seed) for seed in range(3)]
 
     with FaultProxy(("127.0.0.1", port), [Fault(cut_at=MIB)]) as dying:
@@ -148,7 +148,7 @@ def test_a_link_that_dies_mid_block_hands_over_to_the_next(shelf, server, port):
     assert sum(use.wire_bytes for use in report.links) == report.bytes
 
 
-def test_a_listener_that_says_nothing_costs_one_handshake(shelf, server, port):
+def test_silent_listener_costs_one_handshake_timeout(shelf, server, port):
     refs = [shelf.add(MIB)]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [loopback(silent.getsockname()[1]), loopback(port)]
@@ -158,7 +158,7 @@ def test_a_listener_that_says_nothing_costs_one_handshake(shelf, server, port):
     assert BRIEF.handshake_s <= report.seconds < HASTE.handshake_s
 
 
-def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port):
+def test_stalled_connection_is_dropped_and_resumed(shelf, server, port):
     refs = [shelf.add(2 * MIB)]
 
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
@@ -171,7 +171,7 @@ def test_a_peer_that_stalls_mid_block_is_dropped_and_resumed(shelf, server, port
     assert report.wire_bytes == report.bytes
 
 
-def test_a_slow_link_is_slow_but_not_dead(shelf, server, port):
+def test_slow_link_is_not_taken_for_a_dead_one(shelf, server, port):
     refs = [shelf.add(MIB)]
     trickle = Fault(pause_s=0.1, chunk_bytes=64 * 1024)
     timeouts = replace(HASTE, slice_s=1.4)
@@ -185,7 +185,7 @@ def test_a_slow_link_is_slow_but_not_dead(shelf, server, port):
     assert (report.resumed, proxy.connections) == (0, 1)
 
 
-def test_gives_up_when_nobody_listens(shelf, server):
+def test_fetch_gives_up_without_a_listener(shelf, server):
     refs = [shelf.add(MIB, seed) for seed in range(8)]
     began_s = time.monotonic()
 
@@ -195,7 +195,7 @@ def test_gives_up_when_nobody_listens(shelf, server):
     assert time.monotonic() - began_s < HASTE.slice_s
 
 
-def test_gives_up_when_bytes_only_drip(shelf, server, port):
+def test_fetch_gives_up_on_dripping_bytes(shelf, server, port):
     refs = [shelf.add(MIB)]
     faults = [Fault(cut_at=1_000)] * 50
 
@@ -206,14 +206,14 @@ def test_gives_up_when_bytes_only_drip(shelf, server, port):
         assert proxy.connections <= 2 * HASTE.rounds
 
 
-def test_no_address_at_all(shelf, server):
+def test_fetch_without_an_address_is_refused(shelf, server):
     ref = shelf.add(10)
 
     with pytest.raises(RetryLaterError, match="no address"):
         fetch([], offer(server, [ref]), [ref])
 
 
-def test_a_flipped_bit_costs_one_slice_and_one_connection(shelf, server, port):
+def test_flipped_bit_costs_one_slice_and_one_connection(shelf, server, port):
     refs = [shelf.add(MIB)]
     connections = Connections()
 
@@ -230,7 +230,7 @@ def test_a_flipped_bit_costs_one_slice_and_one_connection(shelf, server, port):
     assert (report.wire_bytes, report.resumed) == (MIB, 1)
 
 
-def test_a_flip_in_a_frame_head_is_healed_too(shelf, server, port):
+def test_flipped_bit_in_a_frame_head_is_recovered(shelf, server, port):
     refs = [shelf.add(MIB)]
 
     with FaultProxy(("127.0.0.1", port)) as proxy:
@@ -243,7 +243,7 @@ def test_a_flip_in_a_frame_head_is_healed_too(shelf, server, port):
     assert_arrived(shelf, refs, catch)
 
 
-def test_a_block_damaged_on_the_sender_is_refused_and_never_done(shelf, server, port):
+def test_block_damaged_on_the_sender_is_refused(shelf, server, port):
     good, bad = shelf.add(1_000), shelf.add(2_000)
     raw = bytearray(shelf.path(bad).read_bytes())
     raw[-7] ^= 1
@@ -257,7 +257,7 @@ def test_a_block_damaged_on_the_sender_is_refused_and_never_done(shelf, server, 
 
 
 @pytest.mark.parametrize("kind", [LinkKind.LOOPBACK, LinkKind.WIFI])
-def test_a_shrunken_file_is_refused(shelf, server, port, kind):
+def test_truncated_file_is_refused(shelf, server, port, kind):
     ref = shelf.add(100_000, noise=False)
     shelf.path(ref).write_bytes(b"short")
 
@@ -265,7 +265,7 @@ def test_a_shrunken_file_is_refused(shelf, server, port, kind):
         fetch([loopback(port, kind)], offer(server, [ref]), [ref])
 
 
-def test_a_block_that_is_gone_is_said_to_be_gone(shelf, server, port):
+def test_missing_block_is_reported_as_not_found(shelf, server, port):
     kept, gone = shelf.add(1_000), shelf.add(500)
     shelf.path(gone).unlink()
     catch = Catch()
@@ -277,7 +277,7 @@ def test_a_block_that_is_gone_is_said_to_be_gone(shelf, server, port):
     assert server.counts()["refused_not_found"] == 1
 
 
-def test_cancel_ends_a_stalled_fetch_at_once(shelf, server, port):
+def test_cancel_ends_a_stalled_fetch_immediately(shelf, server, port):
     ref = shelf.add(2 * MIB)
     cancel = threading.Event()
     timer = threading.Timer(0.2, cancel.set)
@@ -295,7 +295,7 @@ def test_cancel_ends_a_stalled_fetch_at_once(shelf, server, port):
 
 @pytest.mark.parametrize("which", ["allocate", "done"])
 @pytest.mark.parametrize("error", [OSError("disk full"), MemoryError()])
-def test_the_callers_own_errors_come_back_unchanged(shelf, server, port, which, error):
+def test_errors_of_the_callers_callbacks_are_raised_unchanged(shelf, server, port, which, error):
     refs = [shelf.add(MIB, seed) for seed in range(8)]
 
     def broken(*_):
@@ -336,7 +336,7 @@ def test_stop_ends_a_running_transfer(shelf):
 
 
 @pytest.mark.parametrize("size", [0, 1 << 40])
-def test_impossible_lengths_are_refused_before_anything_is_asked(shelf, server, port, size):
+def test_impossible_lengths_are_refused_before_connecting(shelf, server, port, size):
     ref = shelf.add(10)
     lying = type(ref)(ref.block_hash, ref.checksum, 256, size)
 
@@ -344,7 +344,7 @@ def test_impossible_lengths_are_refused_before_anything_is_asked(shelf, server, 
         fetch([loopback(port)], offer(server, [ref]), [lying])
 
 
-def test_a_slow_link_is_compressed_where_that_pays(shelf, server, port):
+def test_slow_link_is_compressed_if_worthwhile(shelf, server, port):
     soft, hard = shelf.add(4 * MIB + 1, noise=False), shelf.add(2 * MIB)
     refs = [soft, hard]
 
@@ -356,7 +356,7 @@ def test_a_slow_link_is_compressed_where_that_pays(shelf, server, port):
     assert fast.wire_bytes == fast.bytes
 
 
-def test_a_compressed_block_resumes_too(shelf, server, port):
+def test_compressed_block_can_be_resumed(shelf, server, port):
     ref = shelf.add(4 * MIB, noise=False)
 
     with FaultProxy(("127.0.0.1", port), [Fault(cut_at=MIB + 100_000)]) as proxy:

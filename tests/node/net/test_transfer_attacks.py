@@ -92,7 +92,7 @@ HOSTILE_BYTES = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_BYTES)
-def test_a_stranger_gets_a_refusal_and_no_memory(shelf, server, port, name):
+def test_stranger_gets_a_refusal_and_bounded_memory(shelf, server, port, name):
     with traced() as peaks, dialled(port) as (_, sock):
         with suppress(ConnectionError):
             sock.sendall(HOSTILE_BYTES[name])
@@ -104,7 +104,7 @@ def test_a_stranger_gets_a_refusal_and_no_memory(shelf, server, port, name):
     assert_still_serves(shelf, server, port)
 
 
-def test_silence_and_dripping_end_with_the_handshakes_time(shelf):
+def test_silent_and_dripping_clients_end_at_the_handshake_timeout(shelf):
     server = serve(shelf, SystemClock(), handshake_s=0.5)
     port = server.addresses()[0].port
     began_s = time.monotonic()
@@ -120,7 +120,7 @@ def test_silence_and_dripping_end_with_the_handshakes_time(shelf):
     assert 0.4 < time.monotonic() - began_s < 20
 
 
-def test_silent_strangers_make_room_for_a_peer(shelf, server, port):
+def test_silent_strangers_do_not_block_a_peer(shelf, server, port):
     with ExitStack() as strangers:
         for _ in range(20):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -128,7 +128,7 @@ def test_silent_strangers_make_room_for_a_peer(shelf, server, port):
         await_count(server, "refused_overloaded", 16)
 
 
-def test_a_peer_that_does_not_read_is_dropped(shelf):
+def test_peer_that_does_not_read_is_dropped(shelf):
     server = serve(shelf, SystemClock(), timeout_s=0.3)
     ref = shelf.add(24 * MIB)
     ticket = offer(server, [ref])
@@ -141,7 +141,7 @@ def test_a_peer_that_does_not_read_is_dropped(shelf):
     assert server.counts()["broken"] == 1
 
 
-def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
+def test_authenticated_peer_dripping_its_request_is_dropped(shelf):
     server = serve(shelf, SystemClock(), timeout_s=0.5)
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     raw = encode_frame(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),)))
@@ -160,7 +160,7 @@ def test_a_proven_peer_that_drips_its_request_is_dropped(shelf):
 
 
 @pytest.mark.parametrize(("offset", "length"), [(999, 2), (1_000, 1), (0, 1_001)])
-def test_a_range_past_the_end_is_refused(shelf, server, port, offset, length):
+def test_range_past_the_end_is_refused(shelf, server, port, offset, length):
     ref = shelf.add(1_000)
     ticket = offer(server, [ref])
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
@@ -195,11 +195,11 @@ def framed(kind, body):
 
 
 def sealed(raw):
-    """Say `raw` under a valid MAC."""
+    """Send `raw` under a valid MAC."""
     return lambda channel, sock: sock.sendall(channel._sealed(raw))
 
 
-def said(message):
+def sent_message(message):
     return lambda channel, _: channel.send(message)
 
 
@@ -212,7 +212,7 @@ def sliced(head, payload):
 
 
 def bare(raw):
-    """Say `raw` without any MAC, as somebody on the way would have to."""
+    """Send `raw` without any MAC, as a man in the middle would have to."""
     return lambda _, sock: sock.sendall(raw)
 
 
@@ -220,10 +220,10 @@ SIZE = 100_000
 BOMB = compression.compress_slice(bytes(64 * MIB))
 ZSTD = PayloadCodec.ZSTD
 LIES = {
-    "longer than the block": said(PayloadHead(0, 0, SIZE + 1, SIZE + 1)),
-    "longest possible": said(PayloadHead(0, 0, MIB, MIB)),
-    "another block": said(PayloadHead(1, 0, SIZE, SIZE)),
-    "another offset": said(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
+    "longer than the block": sent_message(PayloadHead(0, 0, SIZE + 1, SIZE + 1)),
+    "longest possible": sent_message(PayloadHead(0, 0, MIB, MIB)),
+    "another block": sent_message(PayloadHead(1, 0, SIZE, SIZE)),
+    "another offset": sent_message(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
     "no message": sealed(framed(5, b"\xc1")),
     "missing fields": sealed(framed(5, b"\x80")),
     "zstd bomb": sliced(PayloadHead(0, 0, SIZE, len(BOMB), ZSTD), BOMB),
@@ -233,7 +233,7 @@ LIES = {
 }
 FORGERIES = {
     "oversize frame": bare(struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31)),
-    "a request": said(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))),
+    "a request": sent_message(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))),
     "no mac": bare(encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE + bytes(32)),
     "a refusal without a mac": bare(encode_frame(Refusal("bad_ticket", "no")) + bytes(16)),
     "endless zeros": bare(b"\x00" * (4 * MIB)),
@@ -241,7 +241,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("lie", [*LIES, *FORGERIES])
-def test_a_lying_peer_is_found_out_in_bounded_memory(shelf, server, lie):
+def test_lying_server_is_detected_in_bounded_memory(shelf, server, lie):
     ref = shelf.add(SIZE)
     ticket = offer(server, [ref])
     catch, connections = Catch(), Connections()
@@ -259,7 +259,7 @@ def test_a_lying_peer_is_found_out_in_bounded_memory(shelf, server, lie):
     assert connections.counts()["corrupt" if is_proven else "tampered"] >= 2
 
 
-def test_a_lying_peer_does_not_spoil_an_honest_link(shelf, server, port):
+def test_lying_server_does_not_affect_an_honest_link(shelf, server, port):
     ref = shelf.add(SIZE)
     with impostor(proven(FORGERIES["no mac"])) as address:
         _, catch = fetch([address, loopback(port)], offer(server, [ref]), [ref])
@@ -267,7 +267,7 @@ def test_a_lying_peer_does_not_spoil_an_honest_link(shelf, server, port):
     assert list(catch.blocks) == [ref.name]
 
 
-def test_a_peer_that_drips_is_given_up(shelf, server):
+def test_dripping_server_is_given_up(shelf, server):
     ref = shelf.add(SIZE)
 
     def drip(channel, sock):
@@ -281,10 +281,10 @@ def test_a_peer_that_drips_is_given_up(shelf, server):
         fetch([address], offer(server, [ref]), [ref], timeouts=BRIEF)
 
 
-def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
+def test_next_range_is_requested_before_the_last_one_arrives(shelf, server):
     # Each is a range of its own.
     refs = [shelf.add(TRANSFER_REQUEST_BYTES + MIB, seed) for seed in range(3)]
-    asked = []
+    requests = []
 
     def listen(channel, sock):
         raw = shelf.payload(refs[0])
@@ -292,11 +292,11 @@ def test_the_next_range_is_asked_for_before_the_last_has_come(shelf, server):
             part = raw[offset : min(offset + MIB, len(raw) - 1)]
             channel.room(len(part))[:] = part
             channel.send_slice(PayloadHead(0, offset, len(part), len(part)))
-        asked.append(channel.receive(FetchRequest))
+        requests.append(channel.receive(FetchRequest))
         sock.shutdown(socket.SHUT_RDWR)
 
     hurried = replace(HASTE, rounds=1)
     with impostor(proven(listen)) as address, suppress(RetryLaterError):
         fetch([address], offer(server, refs), refs, streams=1, timeouts=hurried)
 
-    assert asked
+    assert requests

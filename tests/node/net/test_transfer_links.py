@@ -32,7 +32,7 @@ ALERT = replace(HASTE, silence_s=0.4, silence_alone_s=60.0)
 
 
 class Book(NominalLinks):
-    """Nominal links that remember what they were told."""
+    """Nominal links that record their observations and failures."""
 
     def __init__(self):
         self.observed = []
@@ -63,7 +63,7 @@ def moved(report):
     return [use.wire_bytes for use in report.links]
 
 
-def test_equal_links_share_one_large_block_and_many(shelf, server, connections):
+def test_equal_links_share_large_and_small_blocks(shelf, server, connections):
     refs = [shelf.add(9 * MIB), *(shelf.add(2 * MIB, seed) for seed in range(4))]
     book = Book()
     with paced(server, 20 * MIB, 4) as one, paced(server, 20 * MIB, 4) as other:
@@ -80,7 +80,7 @@ def test_equal_links_share_one_large_block_and_many(shelf, server, connections):
     assert book.failures == []
 
 
-def test_a_slow_link_helps_and_does_not_delay_the_end(shelf, server, connections):
+def test_slow_link_helps_without_delaying_the_end(shelf, server, connections):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
     with paced(server, 40 * MIB, 4) as fast, paced(server, 1 * MIB, 9) as slow:
         addresses = [loopback(slow.port), loopback(fast.port)]
@@ -91,24 +91,22 @@ def test_a_slow_link_helps_and_does_not_delay_the_end(shelf, server, connections
     assert report.wire_bytes == report.bytes
 
 
-def test_a_link_too_slow_to_help_is_left_alone_until_it_is_needed(shelf, server):
+def test_very_slow_link_is_used_only_as_fallback(shelf, server):
     refs = [shelf.add(4 * MIB)]
     port = server.addresses()[0].port
-    with FaultProxy(("127.0.0.1", port), [Fault(cut_at=2 * MIB)] * 9) as spare:
-        slow = slow_link(spare.port)
+    with FaultProxy(("127.0.0.1", port), [Fault(cut_at=2 * MIB)] * 9) as fallback:
+        slow = slow_link(fallback.port)
         report, _ = fetch([slow, loopback(port)], offer(server, refs), refs)
-        assert spare.connections == 0
+        assert fallback.connections == 0
         assert report.links[1].wire_bytes == 0
 
         _, catch = fetch([slow, loopback(closed_port())], offer(server, refs), refs)
-        assert spare.connections > 0
+        assert fallback.connections > 0
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
 
 
 @pytest.mark.parametrize("stall_at", [0, 300, 3 * MIB])
-def test_a_link_that_dies_without_a_word_is_noticed_by_the_other(
-    shelf, server, connections, stall_at
-):
+def test_silently_dead_link_is_detected_by_the_other(shelf, server, connections, stall_at):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
     book = Book()
     with paced(server, 40 * MIB, 9, stall_at=stall_at) as dying, paced(server, 10 * MIB, 9) as slow:
@@ -128,7 +126,7 @@ def test_a_link_that_dies_without_a_word_is_noticed_by_the_other(
     assert connections.counts()["silent"] >= 1
 
 
-def test_a_dead_link_is_tried_again_and_used_again(shelf, server):
+def test_dead_link_is_retried_and_reused(shelf, server):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
     port = server.addresses()[0].port
     faults = [Fault(cut_at=1000)] * 4
@@ -142,7 +140,7 @@ def test_a_dead_link_is_tried_again_and_used_again(shelf, server):
     assert report.links[0].wire_bytes > 0
 
 
-def test_all_links_dead_is_said_after_a_bounded_number_of_tries(shelf, server):
+def test_fetch_over_dead_links_fails_after_bounded_attempts(shelf, server):
     refs = [shelf.add(9 * MIB)]
     book = Book()
     addresses = [loopback(closed_port()), loopback(closed_port(), LinkKind.ETHERNET)]
@@ -154,7 +152,7 @@ def test_all_links_dead_is_said_after_a_bounded_number_of_tries(shelf, server):
     assert len(book.failures) <= 2 * len(addresses) * HASTE.rounds
 
 
-def test_the_measured_speed_decides_whether_to_compress(shelf, server):
+def test_measured_speed_decides_on_compression(shelf, server):
     ref = shelf.add(4 * MIB, noise=False)
     address = loopback(server.addresses()[0].port, LinkKind.THUNDERBOLT)
 
@@ -170,7 +168,7 @@ def test_the_measured_speed_decides_whether_to_compress(shelf, server):
     assert list(catch.blocks) == [ref.name]
 
 
-def test_connections_are_kept_and_used_again(shelf, server, connections):
+def test_connections_are_kept_and_reused(shelf, server, connections):
     refs = [shelf.add(MIB, seed) for seed in range(4)]
     address = loopback(server.addresses()[0].port)
     for _ in range(3):
@@ -182,7 +180,7 @@ def test_connections_are_kept_and_used_again(shelf, server, connections):
     assert (counts["dialled"], counts["reused"]) == (1, 2)
 
 
-def test_a_kept_connection_that_died_is_replaced(shelf, connections):
+def test_dead_kept_connection_is_replaced(shelf, connections):
     server = serve(shelf, SystemClock())
     port = server.addresses()[0].port
     ref = shelf.add(MIB)
@@ -198,7 +196,7 @@ def test_a_kept_connection_that_died_is_replaced(shelf, connections):
     assert (counts["dialled"], counts.get("reused")) == (2, None)
 
 
-def test_idle_connections_do_not_lock_others_out(shelf):
+def test_idle_connections_are_closed_for_new_peers(shelf):
     server = serve(shelf, SystemClock(), connections_max=2)
     ref, address = shelf.add(1_000), server.addresses()[0]
     idle = [Connections() for _ in range(5)]
@@ -215,7 +213,7 @@ def test_idle_connections_do_not_lock_others_out(shelf):
 # --- priorities ------------------------------------------------------------------------------
 
 
-def test_urgent_blocks_pass_and_the_others_still_come(shelf, server):
+def test_urgent_blocks_go_first_and_others_still_arrive(shelf, server):
     urgent = [shelf.add(6 * MIB, seed) for seed in range(3)]
     idle = [shelf.add(2 * MIB)]
     ticket = offer(server, [*urgent, *idle])
@@ -252,7 +250,7 @@ def test_urgent_blocks_pass_and_the_others_still_come(shelf, server):
         (Urgency.PREFETCH, Urgency.FETCH, "a", STUCK_S, False),
     ],
 )
-def test_who_waits_for_whom(mine, others, link, age_s, waits):
+def test_sender_waits_for_more_urgent_ones_on_its_link(mine, others, link, age_s, waits):
     clock = StoppedClock()
     gate = UrgencyGate(clock.monotonic_s)
 

@@ -72,21 +72,21 @@ def carried(shelf, server, mode, address=loopback):
         _, catch = fetch([link], ticket, [ref], connections=kept, encrypt_links=mode)
         kept.close()
     assert catch.blocks == {ref.name: shelf.payload(ref)}
-    asked, answered = (b"".join(map(bytes, way)) for way in (tap.from_client, tap.from_server))
-    return asked, answered, ticket, shelf.payload(ref)[1000:1100]
+    requested, answered = (b"".join(map(bytes, way)) for way in (tap.from_client, tap.from_server))
+    return requested, answered, ticket, shelf.payload(ref)[1000:1100]
 
 
 @pytest.mark.parametrize("server_mode", ENCRYPTION_MODES)
 @pytest.mark.parametrize("client_mode", ENCRYPTION_MODES)
-def test_either_end_may_ask_for_encryption(shelf, serving, client_mode, server_mode):
-    asked, answered, ticket, words = carried(shelf, serving(server_mode), client_mode)
+def test_either_end_can_require_encryption(shelf, serving, client_mode, server_mode):
+    requested, answered, ticket, words = carried(shelf, serving(server_mode), client_mode)
     is_readable = client_mode == server_mode == NEVER
 
     assert (words in answered) == is_readable
-    assert (ticket in asked) == is_readable
+    assert (ticket in requested) == is_readable
 
 
-def test_what_is_compressed_is_encrypted_too(shelf, serving):
+def test_compressed_slices_are_encrypted(shelf, serving):
     magic = b"\x28\xb5\x2f\xfd"  # of zstd
     assert magic in carried(shelf, serving(NEVER), NEVER, slow_link)[1]
     assert magic not in carried(shelf, serving(AUTO), AUTO, slow_link)[1]
@@ -94,7 +94,7 @@ def test_what_is_compressed_is_encrypted_too(shelf, serving):
 
 @pytest.mark.parametrize("client", [True, False])
 @pytest.mark.parametrize("server", [True, False])
-def test_a_link_is_readable_only_where_both_ends_see_a_cable(
+def test_auto_mode_is_unencrypted_only_if_both_ends_see_a_cable(
     shelf, serving, cabled, client, server
 ):
     note_port = cabled(client=client, server=server)
@@ -105,7 +105,7 @@ def test_a_link_is_readable_only_where_both_ends_see_a_cable(
     assert (words in answered) == (client and server)
 
 
-def test_always_encrypts_cables_too(shelf, serving, cabled):
+def test_always_mode_encrypts_cables(shelf, serving, cabled):
     note_port = cabled(client=True, server=True)
     serves = serving(ALWAYS)
     note_port(serves.addresses()[0].port)
@@ -130,14 +130,14 @@ DOWNGRADES = {
         ("the server agreed to nothing", (AUTO, AUTO)),
     ],
 )
-def test_nobody_on_the_way_talks_the_ends_out_of_it(shelf, serving, downgrade, modes):
+def test_encryption_downgrade_by_a_man_in_the_middle_is_refused(shelf, serving, downgrade, modes):
     side, kind, change = DOWNGRADES[downgrade]
     server = serving(modes[1])
     ref = shelf.add(SIZE)
-    heard = []
+    seen = []
 
     def meddle(unit):
-        heard.append(unit.raw)
+        seen.append(unit.raw)
         is_it = isinstance(unit.message, kind) and unit.message.encrypts
         return encode_frame(change(unit.message)) if is_it else unit.raw
 
@@ -145,10 +145,10 @@ def test_nobody_on_the_way_talks_the_ends_out_of_it(shelf, serving, downgrade, m
     refused = pytest.raises(FabricError, match="key")
     with MeddlingProxy(("127.0.0.1", port), [meddle] * 50, side=side) as proxy, refused:
         fetch([loopback(proxy.port)], offer(server, [ref]), [ref], encrypt_links=modes[0])
-    assert shelf.payload(ref)[:100] not in b"".join(heard)
+    assert shelf.payload(ref)[:100] not in b"".join(seen)
 
 
-def test_a_peer_that_agrees_to_nothing_is_left():
+def test_peer_refusing_encryption_gets_no_request():
     """Not even one that holds the key has anything sent to it in the clear."""
 
     def act(channel, sock):
@@ -156,19 +156,19 @@ def test_a_peer_that_agrees_to_nothing_is_left():
         assert hello.encrypts
         proof = prove(KEY, HandshakeRole.SERVER, hello, b"s" * 32, encrypts=False)
         channel.send(Challenge(b"s" * 32, proof, encrypts=False))
-        heard.append(answer_of(sock))
+        seen.append(answer_of(sock))
 
-    heard = []
+    seen = []
     with impostor(act) as address:
         channel = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).dial(address)
         with pytest.raises(RejectedError, match="does not encrypt"):
             Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE).authenticate(channel)
         channel.close()
-    assert heard == [b""]
+    assert seen == [b""]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_one_byte_changed_anywhere_ends_a_connection_and_no_more(shelf, serving, seed):
+def test_single_changed_byte_ends_one_connection_only(shelf, serving, seed):
     chance = random.Random(seed)
     server = serving(AUTO)
     refs = [shelf.add(SIZE), shelf.add(SIZE, 1)]
@@ -180,7 +180,7 @@ def test_one_byte_changed_anywhere_ends_a_connection_and_no_more(shelf, serving,
                 [loopback(proxy.port)], offer(server, refs), refs, connections=kept, streams=1
             )
         except (FabricError, RejectedError):
-            assert faults[0].flip_at < 200  # a handshake gone wrong is told, not repeated
+            assert faults[0].flip_at < 200  # a failed handshake is reported, not repeated
         else:
             assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
         finally:

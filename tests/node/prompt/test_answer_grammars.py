@@ -28,7 +28,7 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 def compiled(node):
-    """Forget what is kept, and count what is compiled."""
+    """Clear the kept grammars, and count compilations."""
     parts = node.node.turns.prompts.grammars
     parts._kept.clear()
     whole = parts.compiler.compile
@@ -36,38 +36,38 @@ def compiled(node):
         yield compile_
 
 
-def test_an_answer_fits_and_ends(node):
+def test_answer_fits_its_format_and_ends(node):
     reply = ask(node, QUESTION, output=schema(PLACE), max_tokens=200)
     assert reply.finished.reason is FinishReason.STOP
     jsonschema.validate(json.loads(reply.text), PLACE)
     assert ask(node, QUESTION, output=choice("no", "never")).text in {"no", "never"}
 
 
-def test_a_stop_string_ends_it_all_the_same(node):
+def test_stop_string_ends_a_formatted_answer(node):
     reply = ask(node, QUESTION, output=schema({"const": "one, two"}), stop=(", ",))
     assert (reply.text, reply.finished.stop_string) == ('"one', ", ")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_refused_is_refused_before_there_is_an_agent(node, name):
+def test_refused_format_creates_no_agent(node, name):
     with pytest.raises(RejectedError) as caught:
         ask(node, QUESTION, agent="hostile", output=HOSTILE[name])
     assert (int(caught.value.status), caught.value.param) == (400, "response_format")
     assert node.node.resources.table.get((TENANT, AgentId("hostile"))) is None
 
 
-def test_what_has_no_end_cannot_be_asked_to_go_on_behind_it(node):
+def test_format_with_ignore_eos_is_refused(node):
     with pytest.raises(RejectedError, match="ignore_eos"):
         ask(node, QUESTION, output=choice("a"), ignore_eos=True)
 
 
-def test_a_format_that_becomes_too_much_fails_the_answer_and_not_the_node(node):
+def test_format_growing_too_complex_fails_only_its_answer(node):
     reply = ask(node, QUESTION, output=TOO_COMPLEX, max_tokens=60)
     assert (reply.events[-1].status, reply.events[-1].code) == (400, "invalid_format")
     assert ask(node, QUESTION, output=choice("yes")).text == "yes"
 
 
-def test_a_known_format_is_not_compiled_again(node, compiled):
+def test_known_format_is_not_compiled_again(node, compiled):
     for _ in range(3):
         ask(node, QUESTION, output=regex("[a-d]+"), max_tokens=4)
     assert compiled.call_count == 1
@@ -75,13 +75,13 @@ def test_a_known_format_is_not_compiled_again(node, compiled):
     assert compiled.call_count == 2
 
 
-def test_no_tenant_can_tell_what_another_has_asked_for(node, compiled):
+def test_compiled_grammars_are_not_shared_between_tenants(node, compiled):
     for tenant in (TENANT, OTHER, TENANT):
         ask(node, QUESTION, output=regex("[a-d]+"), max_tokens=4, tenant=tenant)
     assert compiled.call_count == 2
 
 
-def test_strictness_is_a_part_of_the_format(node):
+def test_strict_and_lenient_formats_are_cached_separately(node):
     loose = schema(
         {"type": "array", "items": {"type": "null"}, "uniqueItems": True}, is_strict=False
     )
@@ -90,7 +90,7 @@ def test_strictness_is_a_part_of_the_format(node):
         ask(node, QUESTION, output=schema(json.loads(loose.source)), max_tokens=4)
 
 
-def test_only_so_many_are_kept(node, compiled):
+def test_number_of_kept_grammars_is_bounded(node, compiled):
     kept = node.node.turns.prompts.grammars._kept
     with mock.patch.object(grammars, "GRAMMARS_KEPT_MAX", 2):
         for text in ("a", "b", "a", "c", "a", "b"):
@@ -99,7 +99,7 @@ def test_only_so_many_are_kept(node, compiled):
     assert compiled.call_count == 4, "a, b, c, and b again"
 
 
-def test_a_compiler_that_does_not_come_back_holds_up_nobody_for_long(node):
+def test_hanging_compilation_is_refused_after_a_timeout(node):
     parts, gate = node.node.turns.prompts.grammars, threading.Event()
     with (
         mock.patch.object(grammars, "GRAMMAR_COMPILE_S", 0.05),
@@ -111,7 +111,7 @@ def test_a_compiler_that_does_not_come_back_holds_up_nobody_for_long(node):
     assert caught.value.code == "invalid_format"
 
 
-def test_only_so_many_wait_for_it(node):
+def test_number_of_waiting_compilations_is_bounded(node):
     with (
         mock.patch.object(grammars, "GRAMMARS_COMPILING_MAX", 0),
         pytest.raises(OverloadedError),
@@ -119,7 +119,7 @@ def test_only_so_many_wait_for_it(node):
         ask(node, QUESTION, output=choice("one too many"))
 
 
-def test_a_hang_up_while_it_compiles_ends_the_wait(node):
+def test_hang_up_during_compilation_ends_the_wait(node):
     parts, gate = node.node.turns.prompts.grammars, threading.Event()
     entered = threading.Event()
 
@@ -146,7 +146,7 @@ def test_a_hang_up_while_it_compiles_ends_the_wait(node):
     gate.set()
 
 
-def test_the_tokenizer_is_read_once(node):
+def test_tokenizer_facts_are_read_once(node):
     with mock.patch.object(compiling, "_read") as read:
         ask(node, QUESTION, output=choice("read already"))
     read.assert_not_called()

@@ -10,7 +10,7 @@ from fabric.turn.messages import Message, MessageRole, ToolUse
 from tests.node.prompt.test_restored_answers import asking, remember, restored
 
 USER, TOOL, ASSISTANT = MessageRole.USER, MessageRole.TOOL, MessageRole.ASSISTANT
-ASKED = [Message(USER, ("Do it.",))]
+QUESTION = [Message(USER, ("Do it.",))]
 
 
 def call(path, number):
@@ -20,8 +20,8 @@ def call(path, number):
 
 
 def worked(paths):
-    """Return a loop of calls and what is remembered of it, turn by turn."""
-    messages, answers = list(ASKED), {}
+    """Return a loop of calls and the answers remembered of it, turn by turn."""
+    messages, answers = list(QUESTION), {}
     for number, path in enumerate(paths):
         answer = call(path, number)
         answers = remember(answers, messages, answer)
@@ -49,37 +49,37 @@ def clear(messages, *numbers):
     return [CLEARED if at in numbers else message for at, message in enumerate(messages)]
 
 
-def test_a_cleared_result_leaves_all_answers_what_they_had():
+def test_answers_are_restored_after_a_cleared_tool_result():
     messages, answers = worked("abcdef")
     assert back(clear(messages, 2, 4), answers) == thoughts(messages)
 
 
-def test_so_does_a_call_that_is_taken_out_with_its_result():
+def test_answers_are_restored_after_a_removed_call():
     messages, answers = worked("abcdef")
     del messages[3:5]
     assert back(messages, answers) == thoughts(messages)
 
 
-def test_and_another_system_prompt_or_question_at_the_start():
+def test_answers_are_restored_after_a_changed_first_message():
     messages, answers = worked("abcdef")
     messages[0] = Message(USER, ("Do something else.",))
     assert back(messages, answers) == thoughts(messages)
 
 
-def test_repeated_calls_are_told_apart_by_their_order_while_all_are_there():
+def test_complete_repeated_calls_are_matched_by_order():
     messages, answers = worked("abababb")
     assert back(clear(messages, 2, 4), answers) == thoughts(messages)
 
 
-def test_of_repeated_calls_one_of_which_is_gone_nobody_knows_which_is_which():
+def test_incomplete_repeated_calls_are_not_matched():
     messages, answers = worked("aaacd")
     messages = clear(messages, 0)
     del messages[3:5]
     assert back(messages, answers) == [None, None, "Thought 3.", "Thought 4."]
 
 
-def test_ids_tell_repeated_calls_apart():
-    messages, answers = list(ASKED), {}
+def test_repeated_calls_with_ids_are_matched_by_id():
+    messages, answers = list(QUESTION), {}
     for number in range(4):
         answer = call("a", number)
         answer = replace(answer, uses=(replace(answer.uses[0], id=f"id-{number}"),))
@@ -90,37 +90,37 @@ def test_ids_tell_repeated_calls_apart():
     assert back(messages, answers) == ["Thought 0.", "Thought 2.", "Thought 3."]
 
 
-def test_what_was_known_behind_an_edit_is_known_by_its_new_place_from_then_on():
+def test_answers_after_an_edit_are_remembered_at_their_new_place():
     messages, answers = worked("abcdef")
     edited = clear(messages, 2)
-    made = restored(asking(), answers, messages=bare(edited))
+    result = restored(asking(), answers, messages=bare(edited))
     answer = call("g", 6)
-    known = {**answers, **made.answers}
-    answers = remember(known, made.request.messages, answer)
+    known = {**answers, **result.answers}
+    answers = remember(known, result.request.messages, answer)
     again = restored(asking(), answers, messages=bare([*edited, answer, CLEARED]))
     assert thoughts(again.request.messages) == [*thoughts(messages), "Thought 6."]
     assert again.answers.keys() <= answers.keys()
 
 
-def test_an_answer_with_other_neighbours_is_another():
+def test_answers_with_other_neighbours_are_not_matched():
     """One of an older branch of the conversation, say, that reads the same."""
     _, answers = worked("abc")
     other = [Message(USER, ("Else.",)), *worked("x")[0], call("b", 9), *worked("y")[0]]
     assert back(other, answers) == [None, None, None]
 
 
-def test_a_thought_that_a_policy_took_away_stays_away_behind_an_edit():
+def test_stripped_thought_is_not_restored_after_an_edit():
     messages, answers = worked("abc")
     edited = bare(clear(messages, 2))
     edited = tuple(replace(each, is_stripped=each.role is ASSISTANT) for each in edited)
-    made = restored(asking(), answers, messages=edited)
-    assert thoughts(made.request.messages) == [None, None, None]
+    result = restored(asking(), answers, messages=edited)
+    assert thoughts(result.request.messages) == [None, None, None]
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_nothing_comes_back_to_another_answer(data):
-    """Whatever is taken out, cleared or put before them."""
+def test_no_edit_restores_a_thought_to_another_answer(data):
+    """After any removal, clearing or insertion."""
     paths = data.draw(st.lists(st.sampled_from("aab"), min_size=1, max_size=9))
     messages, answers = worked(paths)
     kept = [Message(USER, ("Before.",))]
@@ -133,8 +133,8 @@ def test_nothing_comes_back_to_another_answer(data):
 
 
 @pytest.mark.parametrize("text", ["", "Well. "], ids=["no words", "words"])
-def test_white_space_and_spelling_come_back_too(text):
-    messages, answers = list(ASKED), {}
+def test_white_space_and_spelling_are_restored_after_an_edit(text):
+    messages, answers = list(QUESTION), {}
     for path in "ab":
         use = ToolUse("read", '{"path" :"' + path + '"}', f"own-{path}")
         answer = Message(ASSISTANT, (f"\n\n{text}{path}",), uses=(use,))
@@ -148,9 +148,9 @@ def test_white_space_and_spelling_come_back_too(text):
             edited.append(replace(message, texts=(message.texts[0].strip(),), uses=(use,)))
         else:
             edited.append(message)
-    made = restored(asking(), answers, messages=bare(edited)).request.messages
-    assert [each.texts for each in made if each.role is ASSISTANT] == [
+    result = restored(asking(), answers, messages=bare(edited)).request.messages
+    assert [each.texts for each in result if each.role is ASSISTANT] == [
         (f"\n\n{text}a",),
         (f"\n\n{text}b",),
     ]
-    assert [each.uses[0].id for each in made if each.role is ASSISTANT] == ["own-a", "own-b"]
+    assert [each.uses[0].id for each in result if each.role is ASSISTANT] == ["own-a", "own-b"]

@@ -19,5 +19,5 @@ TAIL = f"{END}\n<|im_start|>user\nhi{END}\n"
         ("hi", "hi" + TAIL),
     ],
 )
-def test_an_answers_end_is_written_once(stored, expected):
+def test_end_of_an_answer_is_appended_once(stored, expected):
     assert append(stored, TAIL) == expected

@@ -1,4 +1,4 @@
-"""Forced calls of several families, made and refused by real nodes."""
+"""Forced calls of several families, generated and refused by real nodes."""
 
 import asyncio
 import json
@@ -84,13 +84,13 @@ def called(reply):
 
 
 def short_thoughts(node):
-    """Have a model without sense come to the end of its thought."""
+    """Bias a random model towards the end of its thought."""
     ids = node.node.turns.prompts.tokenizer.added_ids
     return {str(ids[text]): 9.0 for text in ("</think>", "<|end|>") if text in ids}
 
 
 @pytest.mark.parametrize("names", sample([(), ("look",), ("now",)], ("look",)))
-def test_an_answer_is_a_call_that_fits(node, names):
+def test_forced_answer_is_a_valid_call(node, names):
     for seed in range(2):
         reply = ask(
             node,
@@ -109,25 +109,25 @@ def test_an_answer_is_a_call_that_fits(node, names):
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def test_channels_call_as_they_must_of_their_own_accord(tmp_path):
+def test_strict_call_in_channels_is_valid_without_a_forced_call(tmp_path):
     """No token by itself begins such a call: all of the answer has the grammar."""
     template, specials, end = SHAPES["harmony"]
     shape = Shape("harmony", template, specials, end, str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky is blue"] * 9)
     choice = CallChoice(names=("look",), strict=("look",), takes_one=True)
-    made = []
+    calls = []
     with running(tmp_path, str(model)) as node:
         more = {"max_tokens": 200, "temperature": 1.0, "logit_bias": short_thoughts(node)}
         for seed in range(4):
             reply = ask(node, QUESTION, tools=TOOLS, calls=choice, seed=seed, **more)
             assert reply.finished.broken_calls == 0
-            made += called(reply)
-    assert {call.name for call in made} == {"look"}
-    for call in made:
+            calls += called(reply)
+    assert {call.name for call in calls} == {"look"}
+    for call in calls:
         jsonschema.validate(json.loads(call.arguments), LOOK)
 
 
-def test_channels_make_several_calls_in_one_answer(tmp_path):
+def test_channels_allow_several_calls_in_one_answer(tmp_path):
     template, specials, end = SHAPES["harmony"]
     shape = Shape("harmony", template, specials, end, str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky is blue"] * 9)
@@ -168,7 +168,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_schema_that_does_not_compile_is_refused_with_the_tools_name(recall, name):
+def test_uncompilable_schema_is_refused_naming_the_tool(recall, name):
     with pytest.raises(RejectedError, match="the tool 'bad'") as caught:
         ask(recall, QUESTION, tools=tool(BAD[name]), calls=MUST)
     error = caught.value
@@ -178,8 +178,8 @@ def test_a_schema_that_does_not_compile_is_refused_with_the_tools_name(recall, n
     assert len(error.message) > 60
 
 
-def test_what_no_one_asked_more_of_than_a_call_does_not_stand_in_the_way(recall):
-    """Of one tool the schema is to be met; another's, which nothing can meet, is let be."""
+def test_invalid_schema_of_a_lenient_tool_is_ignored(recall):
+    """Only strict tools' schemas are compiled; an invalid schema of another tool is ignored."""
     calls = CallChoice(strict=("look",))
     ask(recall, QUESTION, tools=tool(BAD["no regex"]), calls=calls, max_tokens=4)
     strict = CallChoice(strict=("bad",))
@@ -187,7 +187,7 @@ def test_what_no_one_asked_more_of_than_a_call_does_not_stand_in_the_way(recall)
         ask(recall, QUESTION, tools=tool(BAD["no regex"]), calls=strict)
 
 
-def test_tools_may_not_be_too_much_together(recall):
+def test_total_size_of_tool_schemas_is_bounded(recall):
     words = {"a": {"description": "x" * (CALL_SCHEMAS_BYTES_MAX // 2), "type": "string"}}
     tools = tool({"type": "object", "properties": words}) + tool(
         {"type": "object", "properties": words}, "other"
@@ -196,14 +196,14 @@ def test_tools_may_not_be_too_much_together(recall):
         ask(recall, QUESTION, tools=tools, calls=MUST)
 
 
-def test_a_call_needs_a_tool_and_an_end(recall):
+def test_forced_call_needs_a_tool_and_an_end(recall):
     with pytest.raises(RejectedError, match="has no tool to call"):
         ask(recall, QUESTION, calls=MUST)
     with pytest.raises(RejectedError, match="ignore_eos"):
         ask(recall, QUESTION, tools=TOOLS, calls=MUST, ignore_eos=True)
 
 
-def test_a_model_without_a_format_of_calls_says_so(tmp_path):
+def test_forced_call_without_a_call_format_is_refused(tmp_path):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     shape = Shape("plain", template, ("<end>",), "<end>", str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky"] * 9)
@@ -216,7 +216,7 @@ def test_a_model_without_a_format_of_calls_says_so(tmp_path):
         assert ask(node, QUESTION, tools=TOOLS, calls=CallChoice(strict=("look",))).finished
 
 
-def test_who_asks_for_the_same_at_once_waits_for_one_compilation(recall):
+def test_concurrent_requests_share_one_compilation(recall):
     parts, gate, entered = recall.node.turns.prompts.grammars, threading.Event(), threading.Event()
     compile_ = parts.compiler.compile_expression
     parts._kept.clear()

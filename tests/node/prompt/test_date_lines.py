@@ -13,8 +13,8 @@ from tests.support.template_shapes import SHAPES, write_shape
 
 def moved(system, question="Why?"):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    made = move_date_lines(said(messages))
-    return ["".join(message.texts) for message in made]
+    result = move_date_lines(said(messages))
+    return ["".join(message.texts) for message in result]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def moved(system, question="Why?"):
         *("# Current Date", "date: 2026-11-23"),
     ],
 )
-def test_a_line_that_tells_the_date_comes_first_in_the_first_question(line):
+def test_date_line_moves_to_the_start_of_the_first_question(line):
     assert moved(f"Be brief.\n{line}\nBe kind.") == [
         "Be brief.\nBe kind.",
         f"{line.strip()}\n\nWhy?",
@@ -40,13 +40,13 @@ def test_a_line_that_tells_the_date_comes_first_in_the_first_question(line):
         *("Today's date: 2026-11-23", "Today is " + "long " * 60),
     ],
 )
-def test_other_lines_stay_and_so_does_one_that_is_alone(system):
+def test_other_lines_and_a_sole_line_stay(system):
     assert moved(system) == [system, "Why?"]
 
 
-def test_it_is_done_where_it_is_asked_for_and_told():
+def test_date_lines_move_only_on_request_and_are_noted():
     system = {"role": "system", "content": "Be brief.\nToday is Monday."}
-    for told, options, is_moved in (
+    for defaults, options, is_moved in (
         ({}, {}, False),
         ({}, {"move_dates": True}, True),
         ({"move_dates": True}, {}, True),
@@ -54,14 +54,14 @@ def test_it_is_done_where_it_is_asked_for_and_told():
     ):
         request = asking(**options)
         user = request.messages[-1]
-        made = restored(request, told=told, messages=(*said([system]), user))
-        assert made.note == ("; moved dates" if is_moved else "")
-        assert ("Monday" in made.request.messages[-1].texts[0]) is is_moved
-        assert made.request.template_options == {}
+        result = restored(request, defaults=defaults, messages=(*said([system]), user))
+        assert result.note == ("; moved dates" if is_moved else "")
+        assert ("Monday" in result.request.messages[-1].texts[0]) is is_moved
+        assert result.request.template_options == {}
 
 
 @pytest.mark.slow
-def test_tomorrows_conversation_begins_as_todays(tmp_path):
+def test_conversations_of_two_days_share_their_prefix(tmp_path):
     shape = SHAPES["chatml"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     cached = {}

@@ -13,7 +13,7 @@ from tests.support.tiny_models import LLAMA, write_model
 
 
 class Work:
-    """Blocks on a thread until it is told to end; notes what runs beside it."""
+    """A job that blocks its thread until released, and counts concurrent ones."""
 
     def __init__(self):
         self.running = self.most = 0
@@ -45,7 +45,7 @@ def run(scenario):
         encoders.close()
 
 
-def test_large_prompts_wait_for_bytes_and_small_ones_do_not():
+def test_large_prompts_wait_for_the_byte_budget_and_small_ones_do_not():
     async def scenario(encoders):
         large, small = Work(), Work()
         third = ENCODING_BYTES_MAX // 2 + 1
@@ -62,7 +62,7 @@ def test_large_prompts_wait_for_bytes_and_small_ones_do_not():
     run(scenario)
 
 
-def test_one_larger_than_all_bytes_runs_alone():
+def test_prompt_larger_than_the_budget_runs_alone():
     async def scenario(encoders):
         work = Work()
         sizes = [ENCODING_BYTES_MAX * 9, ENCODING_BYTES_MAX // 2]
@@ -76,7 +76,7 @@ def test_one_larger_than_all_bytes_runs_alone():
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
-def test_who_hangs_up_in_line_takes_nothing_with_it(ends_first):
+def test_cancelled_waiter_takes_no_bytes(ends_first):
     async def scenario(encoders):
         work = Work()
         tasks = [asyncio.create_task(encoders.run(work, ENCODING_BYTES_MAX)) for _ in range(4)]
@@ -96,7 +96,7 @@ def test_who_hangs_up_in_line_takes_nothing_with_it(ends_first):
     run(scenario)
 
 
-def test_work_that_fails_gives_its_bytes_back():
+def test_failed_job_releases_its_bytes():
     async def scenario(encoders):
         for _ in range(ENCODERS + 1):
             with pytest.raises(ZeroDivisionError):
@@ -105,8 +105,8 @@ def test_work_that_fails_gives_its_bytes_back():
     run(scenario)
 
 
-def test_what_an_answer_has_already_is_read_beside_the_event_loop(tmp_path, monkeypatch):
-    """Of one that moved it may be a hundred thousand tokens."""
+def test_answer_prefix_is_read_off_the_event_loop(tmp_path, monkeypatch):
+    """For a moved answer this may be a hundred thousand tokens."""
     threads = []
     begin_answer = PromptPipeline._begin_answer
 

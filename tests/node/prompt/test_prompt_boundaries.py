@@ -1,4 +1,4 @@
-"""Where a prompt's parts end, whatever a template makes of them and whatever users write."""
+"""Where a prompt's parts end, with any template and any user text."""
 
 import pytest
 from mlx_lm.tokenizer_utils import load
@@ -28,7 +28,7 @@ RESULT = {"role": "tool", "tool_call_id": "1", "content": "It says nothing."}
 
 
 def found(tmp_path, name, messages, tools=None, landmarks=None):
-    """Return a prompt's text in four parts, and who found them."""
+    """Return a prompt's text in four parts, its marks, and their finder."""
     if landmarks is None:
         write_tokenizer(tmp_path, SHAPES[name], corpus())
         landmarks = PromptBoundaries(ChatTokenizer(load(tmp_path)))
@@ -64,7 +64,7 @@ OPENINGS = {
 
 
 @pytest.mark.parametrize("name", OPENINGS)
-def test_an_opening_is_found_whoever_writes_what(tmp_path, name):
+def test_answer_opening_is_found_despite_marks_in_user_text(tmp_path, name):
     (_, _, _, opening), marks, landmarks = found(tmp_path, name, [SYSTEM, USER])
     assert (opening, marks.opens_more) == OPENINGS[name]
 
@@ -73,25 +73,25 @@ def test_an_opening_is_found_whoever_writes_what(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
-def test_the_head_ends_where_the_first_question_begins(tmp_path, name):
-    (head, asked, _, _), _, _ = found(tmp_path, name, [SYSTEM, USER], TOOLS)
+def test_head_ends_before_the_first_question(tmp_path, name):
+    (head, prior, _, _), _, _ = found(tmp_path, name, [SYSTEM, USER], TOOLS)
     assert head.rstrip().endswith(("user", "<|user|>"))
     assert '"list"' in head
-    assert asked == ""
+    assert prior == ""
 
 
 @pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
-def test_within_a_loop_the_last_question_is_known(tmp_path, name):
-    (_, asked, conversation, _), _, _ = found(
+def test_last_question_is_found_within_a_tool_loop(tmp_path, name):
+    (_, prior, conversation, _), _, _ = found(
         tmp_path, name, [SYSTEM, USER, CALL, RESULT, CALL, RESULT], TOOLS
     )
-    assert "a word?" in asked
-    assert "I look" not in asked
+    assert "a word?" in prior
+    assert "I look" not in prior
     assert conversation.count("It says nothing.") == 2
 
 
 @pytest.mark.parametrize("name", ["thought_opened", "folded_system"])
-def test_other_prompts_branch_off_at_a_date_and_at_the_last_question(tmp_path, name):
+def test_branch_points_are_at_dates_and_the_last_question(tmp_path, name):
     dated = {**SYSTEM, "content": SYSTEM["content"] + "\nToday is Monday.\nBe brief."}
     answer = {"role": "assistant", "content": "Yes."}
     again = {"role": "user", "content": "And a mark?"}
@@ -108,7 +108,7 @@ def test_other_prompts_branch_off_at_a_date_and_at_the_last_question(tmp_path, n
     assert not any("Monday" in end or "mark" in end for end in ends)
 
 
-def test_a_head_that_moves_is_told_by_what_comes_before_it(tmp_path):
+def test_moving_head_is_excluded_from_branch_points(tmp_path):
     answer = {"role": "assistant", "content": "Yes."}
     messages = [SYSTEM, USER, answer, {"role": "user", "content": "And a mark?"}]
     _, marks, landmarks = found(tmp_path, "head_at_last_question", messages)
@@ -119,7 +119,7 @@ def test_a_head_that_moves_is_told_by_what_comes_before_it(tmp_path):
     assert "keep" not in stays
 
 
-def test_few_openings_are_remembered(tmp_path):
+def test_number_of_remembered_openings_is_bounded(tmp_path):
     _, _, landmarks = found(tmp_path, "chatml", [USER])
     landmarks._openings += tuple(b"<|im_start|>%d" % number for number in range(40))
     landmarks.tokenizer._tokenizer.chat_template += "{# other #}"
@@ -134,6 +134,6 @@ def test_few_openings_are_remembered(tmp_path):
     ("name", "trims"),
     [("chatml", False), ("thoughts_kept", True), ("headers", True), ("channels", False)],
 )
-def test_a_template_that_trims_answers_is_known(tmp_path, name, trims):
+def test_trimming_templates_are_detected(tmp_path, name, trims):
     """The white space behind an answer's text is not in the prompts that follow."""
     assert found(tmp_path, name, [SYSTEM, USER])[1].trims_answers is trims

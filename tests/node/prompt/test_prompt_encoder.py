@@ -20,8 +20,8 @@ CONTEXT_TOKENS = 600
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     model = str(write_model(folder / "llama", LLAMA))
-    with running(folder, model, context_tokens_max=CONTEXT_TOKENS) as made:
-        yield made
+    with running(folder, model, context_tokens_max=CONTEXT_TOKENS) as node_service:
+        yield node_service
 
 
 def refused(service, prompt, **sampling):
@@ -50,7 +50,7 @@ def refused(service, prompt, **sampling):
         "٣",
     ],
 )
-def test_a_bias_for_no_token_is_refused(service, token):
+def test_bias_for_an_invalid_token_is_refused(service, token):
     error = refused(service, WORDS, logit_bias={"1": 1.0, token: 100.0})
 
     assert (error.status, error.code) == (400, "invalid_request_error")
@@ -58,7 +58,7 @@ def test_a_bias_for_no_token_is_refused(service, token):
     assert not service.node.live_turns
 
 
-def test_every_token_of_the_model_may_have_a_bias(service):
+def test_last_token_of_the_model_can_be_biased(service):
     """The last one, too: a bias for it alone makes it the answer."""
     last = VOCABULARY - 1
     reply = ask(service, WORDS, max_tokens=2, ignore_eos=True, logit_bias={str(last): 100.0})
@@ -66,7 +66,7 @@ def test_every_token_of_the_model_may_have_a_bias(service):
     assert reply.text == 2 * f" row{last}"
 
 
-def test_rows_that_no_token_has_are_never_sampled(tmp_path):
+def test_padding_rows_of_the_vocabulary_are_never_sampled(tmp_path):
     """Models pad their vocabularies; the text of such an id would be anything, or an error."""
     model = write_model(tmp_path / "llama", LLAMA)
     write_tokenizer(model)
@@ -80,7 +80,7 @@ def test_rows_that_no_token_has_are_never_sampled(tmp_path):
     assert "!" not in reply.text  # what mlx-lm shows for a token without a text
 
 
-def test_a_prompt_token_that_the_model_lacks_is_refused(tmp_path):
+def test_prompt_token_missing_in_the_model_is_refused(tmp_path):
     """A tokenizer may know more tokens than the model has rows for."""
     write_tokenizer(tmp_path)
     known = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -102,9 +102,7 @@ def messages(text):
 
 @pytest.mark.parametrize("make", [messages, str], ids=["messages", "raw"])
 @pytest.mark.parametrize("piece", [WORDS, "x", " ", "größer 東京 ", "<|im_end|>", "\n\n"])
-def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
-    service, make, piece, monkeypatch
-):
+def test_overlong_prompt_is_refused_after_encoding_a_part(service, make, piece, monkeypatch):
     text = piece * (4 * MIB // len(piece.encode()))
     encoded_chars = count_encoded(service, monkeypatch)
     agents_count = len(service.node.resources.table)
@@ -116,7 +114,7 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_much_of_it_is_encoded(
     assert len(service.node.resources.table) == agents_count
 
 
-def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monkeypatch):
+def test_prompt_over_the_byte_bound_is_refused_without_encoding(service, monkeypatch):
     encoded_chars = count_encoded(service, monkeypatch)
     error = refused(service, "x" * (CONTEXT_TOKENS * service.node.resources.tokenizer.reach_bytes))
 
@@ -125,7 +123,7 @@ def test_a_prompt_beyond_any_tokens_is_refused_by_its_bytes_alone(service, monke
     assert encoded_chars == []
 
 
-def test_the_longest_prompt_that_fits_is_served_and_one_token_more_is_not(service):
+def test_longest_fitting_prompt_is_served_and_one_more_token_is_not(service):
     token = service.node.resources.tokenizer.encode("x").ids
     assert len(token) == 1
     fits = ask(service, "x" * (CONTEXT_TOKENS - 1), max_tokens=9, ignore_eos=True)
@@ -135,7 +133,7 @@ def test_the_longest_prompt_that_fits_is_served_and_one_token_more_is_not(servic
     assert refused(service, "x" * CONTEXT_TOKENS).code == "context_length_exceeded"
 
 
-def test_a_model_without_a_template_reads_a_chat_as_it_reads_any_text(tmp_path):
+def test_chat_without_a_template_is_encoded_as_plain_text(tmp_path):
     """Behind the token that its tokenizer puts in front of each."""
     folder = write_model(tmp_path / "llama", LLAMA)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -30,7 +30,7 @@ from tests.support.scripted_answers import scripted
 from tests.support.services import running
 from tests.support.template_shapes import SHAPES, write_shape
 
-ASKED = said([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}])
+QUESTION = said([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}])
 WRITTEN = '{"what":"y",  "path": "x"}'
 
 
@@ -40,7 +40,7 @@ def remember(answers, messages, answer, redacted=MappingProxyType({})):
 
 CALL = ToolUse("read", WRITTEN, "call_own")
 ANSWER = Message(MessageRole.ASSISTANT, ("\n\nSo.",), reasoning="Hm.", uses=(CALL,))
-ANSWERS = remember({}, ASKED, ANSWER)
+ANSWERS = remember({}, QUESTION, ANSWER)
 RESULT = Message(MessageRole.TOOL, ("z",), result_of="call_other")
 
 
@@ -50,7 +50,7 @@ def asking(*messages, **options):
         TenantId("t"),
         Identity(IdentityKind.CONTENT),
         Sampling(),
-        (*ASKED, *messages),
+        (*QUESTION, *messages),
         template_options=options,
     )
 
@@ -61,9 +61,9 @@ def sent(**changes):
     return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
 
 
-def restored(request, answers=ANSWERS, told=NO_OPTIONS, messages=None):
+def restored(request, answers=ANSWERS, defaults=NO_OPTIONS, messages=None):
     request = replace(request, messages=messages or request.messages)
-    found = locate_messages(request, told)
+    found = locate_messages(request, defaults)
     at = {place: answers[place] for place in found.answer_places if place in answers}
     return restore_answers(found, KnownAnswers(at, answers))
 
@@ -81,38 +81,38 @@ def restored(request, answers=ANSWERS, told=NO_OPTIONS, messages=None):
     ],
     ids=["as it was", "trimmed", "adapt_messages otherwise", "its thought sent back"],
 )
-def test_an_answer_comes_back_as_it_was(message, note):
-    made = restored(asking(message))
-    (answer,) = made.request.messages[len(ASKED) :]
+def test_omitted_parts_of_an_answer_are_restored(message, note):
+    result = restored(asking(message))
+    (answer,) = result.request.messages[len(QUESTION) :]
 
     assert (answer.reasoning, answer.texts, answer.uses[0].id) == ("Hm.", ("\n\nSo.",), "call_own")
     assert list(answer.uses[0].arguments) == ["what", "path"]
-    assert made.note == note
+    assert result.note == note
 
 
-def test_templates_that_print_text_are_given_what_the_model_wrote():
+def test_text_templates_get_arguments_as_the_model_wrote_them():
     """Others print the object in their own way, with its keys in the model's order."""
-    (answer,) = restored(asking(sent())).request.messages[len(ASKED) :]
+    (answer,) = restored(asking(sent())).request.messages[len(QUESTION) :]
     for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
-        (said,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
-        assert said["tool_calls"][0]["function"]["arguments"] == arguments
+        (message,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
+        assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-def test_results_follow_their_calls_ids():
+def test_tool_results_follow_restored_call_ids():
     other = ToolUse("read", json.loads(WRITTEN), "call_other")
-    made = restored(asking(sent(uses=(other,)), RESULT, replace(RESULT, result_of="call_else")))
-    assert [message.result_of for message in made.request.messages[-2:]] == [
+    result = restored(asking(sent(uses=(other,)), RESULT, replace(RESULT, result_of="call_else")))
+    assert [message.result_of for message in result.request.messages[-2:]] == [
         "call_own",
         "call_else",
     ]
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("a", None)], ids=["the same twice", "one without"])
-def test_ids_that_may_be_mistaken_stay(ids):
+def test_ambiguous_call_ids_are_unchanged(ids):
     answer = replace(ANSWER, uses=(CALL, replace(CALL, id="call_second")))
     uses = tuple(ToolUse("read", json.loads(WRITTEN), own) for own in ids)
-    made = restored(asking(sent(uses=uses), RESULT), remember({}, ASKED, answer))
-    assert tuple(use.id for use in made.request.messages[-2].uses) == ids
+    result = restored(asking(sent(uses=uses), RESULT), remember({}, QUESTION, answer))
+    assert tuple(use.id for use in result.request.messages[-2].uses) == ids
 
 
 @pytest.mark.parametrize(
@@ -124,50 +124,50 @@ def test_ids_that_may_be_mistaken_stay(ids):
     ],
     ids=["other text", "no call", "another place"],
 )
-def test_nothing_else_is_touched(messages):
+def test_unmatched_answers_are_unchanged(messages):
     request = asking(*messages)
     assert restored(request).request == request
     assert restored(request).note == ""
 
 
-def test_a_thought_of_the_clients_own_stays():
-    made = restored(asking(sent(reasoning="My own.")))
-    assert made.request.messages[-1].reasoning == "My own."
+def test_thought_of_the_client_is_kept():
+    result = restored(asking(sent(reasoning="My own.")))
+    assert result.request.messages[-1].reasoning == "My own."
 
 
-def test_a_thought_that_a_policy_took_away_stays_away():
-    made = restored(asking(sent(is_stripped=True, texts=("So.",))))
-    assert made.request.messages[-1].reasoning is None
-    assert made.note == "; restored spelling: 1", "all else comes back"
+def test_thought_stripped_by_a_policy_is_not_restored():
+    result = restored(asking(sent(is_stripped=True, texts=("So.",))))
+    assert result.request.messages[-1].reasoning is None
+    assert result.note == "; restored spelling: 1", "all else comes back"
 
 
-def test_a_request_can_refuse_it_and_templates_never_see_the_option():
+def test_restore_option_is_honored_and_hidden_from_templates():
     refused = restored(asking(sent(), **{RESTORE_OPTION: False, "enable_thinking": True}))
     assert refused.request == asking(sent(), enable_thinking=True)
     assert restored(asking(sent(), **{RESTORE_OPTION: True})).note
-    assert not restored(asking(sent()), told={RESTORE_OPTION: False}).note
+    assert not restored(asking(sent()), defaults={RESTORE_OPTION: False}).note
 
 
-def test_what_is_remembered_is_bounded_and_the_newest():
-    answers, messages = {}, list(ASKED)
+def test_remembered_answers_are_bounded_and_newest():
+    answers, messages = {}, list(QUESTION)
     for turn in range(40):
         answer = Message(MessageRole.ASSISTANT, (f"{turn}",), reasoning=f"{turn:05}" * 1_000)
         answers = remember(answers, messages, answer)
         messages += [replace(answer, reasoning=None), Message(MessageRole.USER, ("On.",))]
-    assert sum(said.size_bytes for said in answers.values()) <= ANSWERS_BYTES_MAX
-    assert [said.reasoning[:5] for said in answers.values()][-1] == "00039"
-    made = restored(asking(*messages[2:]), answers)
-    size_bytes = max(said.size_bytes for said in answers.values())
-    assert made.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // size_bytes}"
+    assert sum(known.size_bytes for known in answers.values()) <= ANSWERS_BYTES_MAX
+    assert [known.reasoning[:5] for known in answers.values()][-1] == "00039"
+    result = restored(asking(*messages[2:]), answers)
+    size_bytes = max(known.size_bytes for known in answers.values())
+    assert result.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // size_bytes}"
 
 
 @pytest.mark.parametrize("is_redacted", [False, True])
-def test_what_directives_took_out_of_an_answer_is_not_remembered(is_redacted):
+def test_parts_removed_by_directives_are_not_remembered(is_redacted):
     """The answer stays known by its place and its call's id, without thought and arguments."""
     left = replace(ANSWER, reasoning=None, uses=(replace(CALL, arguments={}),))
-    redacted = {len(ASKED): left} if is_redacted else {}
+    redacted = {len(QUESTION): left} if is_redacted else {}
     later = Message(MessageRole.ASSISTANT, ("\n\nNext.",))
-    answers = remember(ANSWERS, (*ASKED, sent(), RESULT), later, redacted=redacted)
+    answers = remember(ANSWERS, (*QUESTION, sent(), RESULT), later, redacted=redacted)
     (known,) = (each for each in answers.values() if each.calls)
     assert (known.reasoning, known.calls[0].arguments) == (
         ("", "") if is_redacted else ("Hm.", WRITTEN)
@@ -175,14 +175,14 @@ def test_what_directives_took_out_of_an_answer_is_not_remembered(is_redacted):
     assert known.calls[0].id == "call_own"
 
 
-def test_what_is_no_text_is_not_remembered():
-    assert remember({}, ASKED, replace(ANSWER, reasoning="half \ud800")) == {}
+def test_answer_with_invalid_text_is_not_remembered():
+    assert remember({}, QUESTION, replace(ANSWER, reasoning="half \ud800")) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
-def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path, has_ids):
-    """Its record tells of it; a conversation that was edited behind it is another's."""
+def test_answers_are_restored_after_restart_and_in_other_conversations(tmp_path, has_ids):
+    """The answer is restored from its record, also for a conversation that diverged after it."""
     shape = SHAPES["thought_opened"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     with scripted() as script:
@@ -190,14 +190,14 @@ def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path,
             driver = Driver(service, shape, script, has_ids)
             talk = Talk(driver, tools=TOOLS, echo=drop_thought)
             talk.ask(call=("read", {"path": "x"}))
-        asked = talk.messages
+        history = talk.messages
         script.end = None  # a node tests itself as it starts
         with running(tmp_path, str(model)) as service:
             driver.service = service
             for name, result in (("one", "first"), ("two", "second")):
-                call = asked[-1]["tool_calls"][0]["id"]
+                call = history[-1]["tool_calls"][0]["id"]
                 more = {"role": "tool", "tool_call_id": call, "content": result}
-                Talk(driver, name, tools=TOOLS, messages=[*asked, more]).answer()
+                Talk(driver, name, tools=TOOLS, messages=[*history, more]).answer()
     first, *others = driver.turns
     assert len({turn.agent for turn in driver.turns}) == 2
     assert all(turn.cached > first.prompt + 20 for turn in others)
@@ -205,8 +205,8 @@ def test_an_answer_is_known_after_a_restart_and_to_other_conversations(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
-def test_a_loop_whose_client_drops_thoughts_extends_what_is_stored(tmp_path, has_ids):
-    """Each step then computes what is new; told not to, it computes its last answer again."""
+def test_loop_of_a_client_dropping_thoughts_extends_the_record(tmp_path, has_ids):
+    """Each step computes what is new; with the option off, also its last answer again."""
     shape = SHAPES["thought_opened"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     lost = {}
@@ -223,9 +223,7 @@ def test_a_loop_whose_client_drops_thoughts_extends_what_is_stored(tmp_path, has
     assert all(tokens <= 0 for tokens in lost[False])
 
 
-def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
-    tmp_path, monkeypatch
-):
+def test_remembered_answers_are_read_once_and_hashed_off_the_loop(tmp_path, monkeypatch):
     """Of the messages; the new answer is hashed where it ends."""
     hashed, read, add, decode_answers = [], [], restoring._extend, indexes.decode_answers
 
@@ -258,8 +256,8 @@ def test_what_is_remembered_is_read_once_a_turn_and_hashed_once_beside_the_loop(
 
 
 @pytest.mark.parametrize("spaced", ["one", "two"])
-def test_an_agent_that_answered_plainly_is_given_nobody_elses_spelling(tmp_path, spaced):
-    """Two agents say the same at the same place, but for white space; each goes on with its own."""
+def test_agents_do_not_get_each_others_spelling(tmp_path, spaced):
+    """Two agents' answers differ in white space only; each keeps its own."""
     shape = SHAPES["chatml"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     texts = {name: "So it is.  " if name == spaced else "So it is." for name in ("one", "two")}
@@ -274,13 +272,15 @@ def test_an_agent_that_answered_plainly_is_given_nobody_elses_spelling(tmp_path,
             assert ("So it is.  " in record.text) == (name == spaced)
 
 
-def test_what_another_agent_gave_is_remembered_where_it_was_put_back(tmp_path):
+def test_restored_spelling_is_stored_in_the_new_agents_record(tmp_path):
     """A conversation that goes on under another name finds its own record from then on."""
     shape = SHAPES["chatml"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, shape, script, has_ids=True)
-        first = Talk(driver, "one", echo=lambda said: {**said, "content": said["content"].strip()})
+        first = Talk(
+            driver, "one", echo=lambda answer: {**answer, "content": answer["content"].strip()}
+        )
         first.ask("Why?", text="So it is.  ", thought="")
         other = Talk(driver, "two", messages=first.messages)
         for question in ("And?", "What else?"):
@@ -292,11 +292,11 @@ def test_what_another_agent_gave_is_remembered_where_it_was_put_back(tmp_path):
 
 
 @pytest.mark.parametrize("depth", [100, 900, 990, 995, 1_000, 1_000_000])
-def test_arguments_in_however_many_brackets_are_some(depth):
+def test_deeply_nested_arguments_are_accepted(depth):
     """A client's JSON in a text is as deep as it likes."""
     deep = "[" * depth + "]" * depth
     use = replace(CALL, arguments=deep)
     found = locate_messages(asking(sent(uses=(use,)), RESULT))
     known = remember({}, found.request.messages, replace(ANSWER, uses=(use,)))
-    made = restored(found.request, known)
-    assert made.request.messages[len(ASKED)].uses[0].arguments == deep
+    result = restored(found.request, known)
+    assert result.request.messages[len(QUESTION)].uses[0].arguments == deep
