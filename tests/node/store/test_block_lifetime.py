@@ -23,7 +23,7 @@ def reopened(disk, spec=SPEC, fingerprint=FINGERPRINT) -> BlockStore:
     return store
 
 
-def test_a_block_lives_while_somebody_needs_it(store):
+def test_block_is_kept_while_pinned_or_referenced(store):
     one, two = make_block(1), make_block(2)
     one.put_into(store)
     two.put_into(store)
@@ -45,7 +45,7 @@ def test_a_block_lives_while_somebody_needs_it(store):
         store.release([one.ref])
 
 
-def test_two_writers_of_one_block_each_hold_it(store):
+def test_two_writers_of_one_block_each_pin_it(store):
     block = make_block(1)
     block.put_into(store)
     block.put_into(store)
@@ -56,7 +56,7 @@ def test_two_writers_of_one_block_each_hold_it(store):
     assert store.sweep().blocks_count == 1
 
 
-def test_retain_names_what_is_missing(store):
+def test_retain_returns_the_missing_blocks(store):
     here, gone = make_block(1), make_block(2)
     here.put_into(store)
     assert store.retain([gone.ref, here.ref, gone.ref]) == [gone.ref]
@@ -65,7 +65,7 @@ def test_retain_names_what_is_missing(store):
     assert store.sweep().blocks_count == 0
 
 
-def test_abandoning_twice_harms_nothing(store):
+def test_abandoning_twice_is_harmless(store):
     block = make_block(1)
     store.abandon([block.ref])
     block.put_into(store)
@@ -75,7 +75,7 @@ def test_abandoning_twice_harms_nothing(store):
     assert store.sweep().blocks_count == 1
 
 
-def test_a_large_sweep_goes_in_batches(store, disk, monkeypatch):
+def test_large_sweep_is_done_in_batches(store, disk, monkeypatch):
     calls = []
     remove_all = disk.remove_all
     monkeypatch.setattr(disk, "remove_all", lambda n: calls.append(len(n)) or remove_all(n))
@@ -116,7 +116,7 @@ def test_put_waits_while_a_sweep_removes_the_same_block(store, disk, monkeypatch
     assert store.check_integrity() == []
 
 
-def test_a_busy_block_is_not_swept(store):
+def test_busy_block_is_not_swept(store):
     block = make_block(1)
     block.put_into(store)
     store.abandon([block.ref])
@@ -125,7 +125,7 @@ def test_a_busy_block_is_not_swept(store):
     assert store.sweep().blocks_count == 1
 
 
-def test_a_failed_sweep_may_be_repeated(store, disk, monkeypatch):
+def test_failed_sweep_can_be_repeated(store, disk, monkeypatch):
     blocks = [make_block(seed) for seed in range(3)]
     for block in blocks:
         block.put_into(store)
@@ -143,7 +143,7 @@ def test_a_failed_sweep_may_be_repeated(store, disk, monkeypatch):
     assert store.sweep().blocks_count == 3
 
 
-def test_what_a_failed_sweep_has_removed_is_stored_anew(store, disk, monkeypatch):
+def test_blocks_removed_by_a_failed_sweep_are_stored_again(store, disk, monkeypatch):
     gone, _, unseen = blocks = [make_block(seed) for seed in range(3)]
     for block in blocks:
         block.put_into(store)
@@ -315,8 +315,8 @@ def test_store_follows_its_model(tmp_path):
     machine("runTest").runTest()
 
 
-def test_what_a_failed_put_left_goes_with_a_later_sweep(disk, store, monkeypatch):
-    """A drive that neither stores a block for good nor lets go of its file."""
+def test_leftover_of_a_failed_put_is_swept_later(disk, store, monkeypatch):
+    """The drive fails after writing the file, and refuses to remove it."""
     block, publish = make_block(1), disk.publish_ordered
 
     def fails_at_the_end(name, parts):

@@ -20,13 +20,13 @@ def test_every_block_is_read_once(count, readers_count):
     assert sorted(read) == list(range(count))
 
 
-def test_as_many_reads_are_in_flight_as_there_are_readers():
+def test_number_of_reads_in_flight_equals_the_readers():
     barrier = threading.Barrier(BLOCK_READERS)
 
     assert BlockReads(BLOCK_READERS, lambda _: barrier.wait(HANG_S)).run()[1] is None
 
 
-def test_one_reader_reads_in_order_on_the_thread_that_asks():
+def test_single_reader_reads_in_order_on_the_calling_thread():
     read = []
     BlockReads(20, lambda index: read.append((index, threading.get_ident()))).run(1)
 
@@ -34,7 +34,7 @@ def test_one_reader_reads_in_order_on_the_thread_that_asks():
 
 
 @pytest.mark.parametrize("readers_count", [1, BLOCK_READERS])
-def test_the_first_that_fails_counts_and_nothing_is_read_behind_its_company(readers_count):
+def test_first_failed_read_ends_a_restore(readers_count):
     read = []
 
     def fail_from_seven(index):
@@ -48,8 +48,8 @@ def test_the_first_that_fails_counts_and_nothing_is_read_behind_its_company(read
     assert len(read) <= 8 + readers_count
 
 
-def test_whatever_ends_a_read_on_another_thread_counts_as_a_failure():
-    """Also what no handler of errors expects: that block was not read."""
+def test_any_exception_on_another_thread_counts_as_a_failed_read():
+    """Even SystemExit: that block was not read."""
     asking = threading.get_ident()
     both = threading.Barrier(2)
 
@@ -65,7 +65,7 @@ def test_whatever_ends_a_read_on_another_thread_counts_as_a_failure():
     assert isinstance(error, SystemExit)
 
 
-def test_reads_under_way_have_ended_before_a_restore_that_failed():
+def test_failed_restore_waits_for_reads_in_flight():
     ended = []
 
     def read(index):
@@ -82,7 +82,7 @@ def test_reads_under_way_have_ended_before_a_restore_that_failed():
     assert len(ended) == ended_count
 
 
-def test_a_pool_that_others_fill_delays_nobody():
+def test_full_reader_pool_does_not_delay_a_restore():
     block, all_taken = threading.Event(), threading.Barrier(BLOCK_READERS + 1)
 
     def read_slowly(_):
@@ -100,7 +100,7 @@ def test_a_pool_that_others_fill_delays_nobody():
 
 
 @pytest.mark.parametrize("readers_count", [1, BLOCK_READERS])
-def test_reads_go_on_behind_blocks_that_are_misses(readers_count):
+def test_reads_continue_after_missing_blocks(readers_count):
     misses, read = {0, 7, 8, 41, 99}, set()
 
     def miss_some(index):
@@ -112,7 +112,7 @@ def test_reads_go_on_behind_blocks_that_are_misses(readers_count):
     assert read == set(range(100)) - misses
 
 
-def test_a_read_that_fails_otherwise_is_raised():
+def test_other_read_errors_are_raised():
     def fail(index):
         raise (UnreadBlockError if index == 3 else OSError)(index)
 

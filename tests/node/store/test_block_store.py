@@ -22,7 +22,7 @@ def variant(block):
     return with_kv(block.tokens, bytes(reversed(block.kv)), parent=block.parent)
 
 
-def test_put_then_load(store):
+def test_stored_block_is_loaded(store):
     block = make_block(1, 17)
     assert store.find(block.ref.block_hash) is None
 
@@ -34,7 +34,7 @@ def test_put_then_load(store):
 
 
 @pytest.mark.parametrize("tokens_count", [1, 2, 255, 256])
-def test_large_blocks_load_in_groups(disk, tokens_count):
+def test_large_blocks_are_loaded_in_groups(disk, tokens_count):
     spec = make_spec(layers=3, heads=8, width=128, dtype="BF16")
     store = BlockStore(disk, spec, FINGERPRINT)
     block = make_block(5, tokens_count, spec)
@@ -51,7 +51,7 @@ def test_large_blocks_load_in_groups(disk, tokens_count):
     assert resident == block.kv
 
 
-def test_the_file_is_header_and_payload(store, disk):
+def test_block_file_is_header_and_payload(store, disk):
     block = make_block(1)
     block.put_into(store)
     header = render_block_header(SPEC, FINGERPRINT, block.parent, block.ref.block_hash, 2)
@@ -59,14 +59,14 @@ def test_the_file_is_header_and_payload(store, disk):
     assert store.total_bytes == len(header) + block.ref.payload_bytes
 
 
-def test_parts_may_be_cut_anywhere(store):
+def test_payload_may_be_passed_in_any_parts(store):
     block = make_block(1, 9)
     view = memoryview(block.kv)
     parts = [view[:1], view[1:1], view[1:100], view[100:]]
     assert store.put(block.parent, block.ref.block_hash, block.tokens, parts) == block.ref
 
 
-def test_the_same_block_is_written_once(store, disk, monkeypatch):
+def test_repeated_put_writes_the_block_once(store, disk, monkeypatch):
     published = []
     publish = disk.publish_ordered
 
@@ -81,7 +81,7 @@ def test_the_same_block_is_written_once(store, disk, monkeypatch):
     assert len(published) == 1
 
 
-def test_variants_of_one_hash_live_side_by_side(store):
+def test_variants_of_one_hash_coexist(store):
     one = make_block(1)
     other = variant(one)
     for block in (one, other):
@@ -94,7 +94,7 @@ def test_variants_of_one_hash_live_side_by_side(store):
     assert store.find(one.ref.block_hash) == other.ref
 
 
-def test_recover_finds_what_was_put(store, disk):
+def test_recover_finds_stored_blocks(store, disk):
     blocks = [make_block(seed, count) for seed, count in enumerate((1, 2, 100, 256))]
     for block in blocks:
         block.put_into(store)
@@ -105,7 +105,7 @@ def test_recover_finds_what_was_put(store, disk):
     assert again.check_integrity() == []
 
 
-def test_recover_reclaims_what_is_no_block(store, disk, tmp_path):
+def test_recover_removes_invalid_block_files(store, disk, tmp_path):
     block = make_block(1)
     block.put_into(store)
     raw = disk.read(f"blocks/{block.ref.name}.full", 1 << 20)
@@ -124,7 +124,7 @@ def test_recover_reclaims_what_is_no_block(store, disk, tmp_path):
     assert tmp_path.exists()
 
 
-def test_another_models_blocks_are_never_loaded(store, disk):
+def test_blocks_of_another_model_are_never_loaded(store, disk):
     block = make_block(1)
     block.put_into(store)
 
@@ -139,7 +139,7 @@ def test_another_models_blocks_are_never_loaded(store, disk):
     assert other_shape.recover() == 1
 
 
-def test_a_missing_block_is_a_miss(store, disk):
+def test_missing_block_is_a_miss(store, disk):
     block = make_block(1)
     with pytest.raises(BlockMissingError):
         block.load_from(store)
@@ -154,7 +154,7 @@ def test_a_missing_block_is_a_miss(store, disk):
     assert block.load_from(store) == block.kv
 
 
-def test_wrong_parent_or_tokens_are_refused(store, disk):
+def test_load_with_wrong_parent_or_tokens_is_refused(store, disk):
     block = make_block(1)
     for parent, tokens in (
         (BlockHash(b"q" * 32), block.tokens),
@@ -167,7 +167,7 @@ def test_wrong_parent_or_tokens_are_refused(store, disk):
     assert len(disk.list_names("quarantine")) == 2
 
 
-def test_a_reference_that_does_not_fit_touches_no_file(store):
+def test_mismatched_token_count_touches_no_file(store):
     block = make_block(1)
     block.put_into(store)
     buffers = [memoryview(bytearray(len(block.kv)))]
@@ -177,7 +177,7 @@ def test_a_reference_that_does_not_fit_touches_no_file(store):
     assert store.has(block.ref)
 
 
-def test_wrong_room_is_a_programmers_error(store):
+def test_wrong_buffer_size_is_an_assertion_error(store):
     block = make_block(1)
     block.put_into(store)
     with pytest.raises(AssertionError):
@@ -187,7 +187,7 @@ def test_wrong_room_is_a_programmers_error(store):
     assert store.has(block.ref)
 
 
-def test_a_read_that_fails_for_lack_of_files_costs_no_block(store, disk, monkeypatch):
+def test_read_failing_for_lack_of_descriptors_keeps_the_block(store, disk, monkeypatch):
     block = make_block(1)
     block.put_into(store)
 
@@ -202,7 +202,7 @@ def test_a_read_that_fails_for_lack_of_files_costs_no_block(store, disk, monkeyp
     assert block.load_from(store) == block.kv
 
 
-def test_adopt_takes_only_the_exact_block(store):
+def test_adopt_accepts_only_the_exact_block(store):
     block = make_block(1, 7)
     ref, parent, tokens, payload = block.ref, block.parent, block.tokens, block.payload
     for bad in (payload[:-1], payload + b"x", b"", payload[:-1] + b"\xff", b"\xff" + payload[1:]):
@@ -218,7 +218,7 @@ def test_adopt_takes_only_the_exact_block(store):
     assert block.load_from(store) == block.kv
 
 
-def test_open_payload_lends_the_bytes_to_send(store):
+def test_opened_payload_stays_readable_after_a_sweep(store):
     block = make_block(1, 40)
     block.put_into(store)
     lent = store.open_payload(block.ref)
@@ -232,7 +232,7 @@ def test_open_payload_lends_the_bytes_to_send(store):
         store.open_payload(block.ref)
 
 
-def test_scrub_takes_turns_and_finds_damage(store, disk):
+def test_scrub_covers_all_blocks_and_finds_damage(store, disk):
     blocks = [make_block(seed) for seed in range(6)]
     for block in blocks:
         block.put_into(store)
@@ -256,7 +256,7 @@ def test_scrub_takes_turns_and_finds_damage(store, disk):
 
 
 @pytest.mark.parametrize("damage", ["header", "length", "gone"])
-def test_scrub_meets_every_kind_of_damage(store, disk, damage):
+def test_scrub_detects_every_kind_of_damage(store, disk, damage):
     block = make_block(1)
     block.put_into(store)
     path = disk.root / "blocks" / f"{block.ref.name}.full"
@@ -270,7 +270,7 @@ def test_scrub_meets_every_kind_of_damage(store, disk, damage):
     assert not store.has(block.ref)
 
 
-def test_check_integrity_sees_what_is_wrong(store, disk):
+def test_check_integrity_reports_inconsistencies(store, disk):
     block = make_block(1)
     block.put_into(store)
     path = disk.root / "blocks" / f"{block.ref.name}.full"
@@ -282,7 +282,7 @@ def test_check_integrity_sees_what_is_wrong(store, disk):
     assert store.check_integrity() == ["total bytes are not the sum", "a block is still busy"]
 
 
-def test_a_block_put_back_while_it_was_missed_stays(store, disk, monkeypatch):
+def test_block_restored_during_a_miss_stays_indexed(store, disk, monkeypatch):
     block = make_block(1)
     block.put_into(store)
     sizes = iter([FileNotFoundError()])
@@ -299,7 +299,7 @@ def test_a_block_put_back_while_it_was_missed_stays(store, disk, monkeypatch):
     assert store.has(block.ref)
 
 
-def test_chain_of_blocks_keeps_parents_apart(store):
+def test_blocks_with_different_parents_are_distinct(store):
     root = make_block(1)
     child = with_kv(root.tokens, root.kv, parent=root.ref.block_hash)
     root.put_into(store)

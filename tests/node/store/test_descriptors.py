@@ -20,7 +20,7 @@ from node.store import descriptors
         ("none", {}, []),
     ],
 )
-def test_flush_on_macos(monkeypatch, durability, refused, expected):
+def test_flush_commands_on_macos(monkeypatch, durability, refused, expected):
     """The commands macOS would get; that they reach the drive only a Mac can show."""
     done = []
 

@@ -36,20 +36,20 @@ def save(store, lineage):
     return [store.save_block(span, TOKENS, kv) for span in spans]
 
 
-def test_the_prefix_index_knows_edited_blocks_for_no_prompt(store):
+def test_prefix_index_excludes_edited_blocks(store):
     refs = save(store, EDITED)
     assert refs
     assert not store.shared_prefix(TENANT, TOKENS).blocks
 
 
-def test_names_behind_an_edit_find_no_unedited_block(store):
+def test_names_after_an_edit_match_no_unedited_block(store):
     refs = save(store, UNEDITED)
     spans = block_spans(SALT, FINGERPRINT, TOKENS, lineage=EDITED)
     assert [store.blocks.find(span.block_hash) for span in spans] == [None, None]
     assert store.shared_prefix(TENANT, TOKENS).blocks == refs
 
 
-def test_edited_blocks_are_read_back_into_no_unedited_cache(store):
+def test_edited_blocks_are_not_loaded_into_an_unedited_cache(store):
     """Even where a table names them."""
     refs = [save(store, UNEDITED)[0], *save(store, EDITED)]
     pieces, ids = PieceTable().append(refs), U32s(TOKENS)
@@ -59,8 +59,8 @@ def test_edited_blocks_are_read_back_into_no_unedited_cache(store):
     assert found.tokens_count == cache.tokens_count == BLOCK_TOKENS
 
 
-def test_names_behind_an_edit_follow_from_what_their_files_hold(store, disk):
-    """So that an offline check, which knows of no edits, finds nothing wrong."""
+def test_names_after_an_edit_pass_the_offline_check(store, disk):
+    """The names follow from the file contents alone, as the check ignores edits."""
     check = BlockCheck(disk, FINGERPRINT.hex()[:16], None)
     for ref in save(store, EDITED):
         assert check.check(file_name(ref).partition("/")[2], SALT) == ref

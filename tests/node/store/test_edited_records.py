@@ -47,14 +47,14 @@ class Memory:
             self.deltas.append(0)
 
     def moved(self, moves: list[Move]) -> "Memory":
-        made = Memory(self.rng)
+        result = Memory(self.rng)
         for move in moves:
-            made.compute(move.new_start - len(made.tokens))
+            result.compute(move.new_start - len(result.tokens))
             by = move.new_start - move.start
-            made.tokens += self.tokens[move.start : move.end]
-            made.rows += self.rows[move.start : move.end]
-            made.deltas += [delta + by for delta in self.deltas[move.start : move.end]]
-        return made
+            result.tokens += self.tokens[move.start : move.end]
+            result.rows += self.rows[move.start : move.end]
+            result.deltas += [delta + by for delta in self.deltas[move.start : move.end]]
+        return result
 
     def kv(self, start: int, end: int) -> memoryview:
         """Return tokens in the order of a block file: array by array."""
@@ -138,7 +138,7 @@ def check_restored(store: AgentStore, memory: Memory, record: Manifest) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_come_back_where_edits_have_put_them(store, seed):
+def test_rows_are_restored_at_their_edited_positions(store, seed):
     """Edited again and again, with turns between, and each time from a new process."""
     rng = random.Random(seed)
     memory, record = begun(store, rng, rng.randint(20, 900))
@@ -159,7 +159,7 @@ def test_rows_come_back_where_edits_have_put_them(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_moved_and_moved_back_is_the_record_of_before(store, seed):
+def test_moves_and_their_inverses_restore_the_layout(store, seed):
     """A hundred times: nothing is lost on the way, and no pieces pile up."""
     rng = random.Random(seed)
     _, record = begun(store, rng, 900)
@@ -173,7 +173,7 @@ def test_moved_and_moved_back_is_the_record_of_before(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_damaged_block_ends_what_is_restored(store, disk, seed):
+def test_damaged_block_ends_the_restored_prefix(store, disk, seed):
     """And nothing behind it counts, moved or not."""
     rng = random.Random(seed)
     _, record = begun(store, rng, 900)
@@ -203,7 +203,7 @@ def fed(layout: Layout) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_other_tokens_than_the_blocks_hold_are_a_miss(store, seed):
+def test_mismatched_tokens_are_a_miss(store, seed):
     """A record that is mistaken about what it holds brings nothing back from there on."""
     rng = random.Random(seed)
     _, record = begun(store, rng, 700)
@@ -217,7 +217,7 @@ def test_other_tokens_than_the_blocks_hold_are_a_miss(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_block_of_an_edited_record_is_named_by_its_tokens(store, seed):
+def test_block_names_of_an_edited_record_follow_from_tokens(store, seed):
     """So a node that is sent the record believes nothing else of it."""
     rng = random.Random(seed)
     _, record = edited(store, rng)
@@ -232,7 +232,7 @@ def test_every_block_of_an_edited_record_is_named_by_its_tokens(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_record_that_lost_a_block_is_a_record_of_what_is_left(store, seed):
+def test_record_with_a_lost_block_is_truncated(store, seed):
     """Cut where the block was, within the head or behind it."""
     rng = random.Random(seed)
     _, record = edited(store, rng)
@@ -246,7 +246,7 @@ def test_a_record_that_lost_a_block_is_a_record_of_what_is_left(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_record_without_its_edits_has_whole_blocks_only(store, seed):
+def test_record_stripped_of_edits_has_whole_blocks_only(store, seed):
     """A part of a block would need the head to name it, and its block has what was taken out."""
     _, record = edited(store, random.Random(seed))
     kept = without_edited(record)
@@ -258,7 +258,7 @@ def test_a_record_without_its_edits_has_whole_blocks_only(store, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_the_drive_lost_is_stored_again_from_memory(store, seed):
+def test_lost_blocks_are_stored_again_from_memory(store, seed):
     """Whole blocks as what they were, parts of others as what is left of them."""
     rng = random.Random(seed)
     memory, record = edited(store, rng, rng.choice([1, 300]))

@@ -47,12 +47,12 @@ class Memory:
         self.rows += [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
 
     def moved(self, moves: list[Move]) -> "Memory":
-        made = Memory(self.rng)
+        result = Memory(self.rng)
         for move in moves:
-            made.compute(move.new_start - len(made.tokens))
-            made.tokens += self.tokens[move.start : move.end]
-            made.rows += self.rows[move.start : move.end]
-        return made
+            result.compute(move.new_start - len(result.tokens))
+            result.tokens += self.tokens[move.start : move.end]
+            result.rows += self.rows[move.start : move.end]
+        return result
 
 
 def bytes_of(rows: list[bytes], group: CacheGroup) -> bytes:
@@ -121,7 +121,7 @@ def check_read(store: AgentStore, memory: Memory, layout: Layout) -> ResidentCac
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_windows_come_back_in_front_of_each_hole_and_of_the_end(store, seed):
+def test_windows_are_restored_before_each_hole_and_the_end(store, seed):
     """Edited again and again: while it is edited, and once it is stored."""
     rng = random.Random(seed)
     memory, record = begun(store, rng, rng.randint(20, 900))
@@ -142,7 +142,7 @@ def test_windows_come_back_in_front_of_each_hole_and_of_the_end(store, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_where_windows_are_lost_no_more_is_kept_than_what_others_allow(store, seed):
+def test_lost_windows_shorten_the_restorable_prefix(store, seed):
     """Of what is lost on the drive, and of what a record never listed; nothing wrong comes back."""
     rng = random.Random(seed)
     memory, record = begun(store, rng, 900)
@@ -168,7 +168,7 @@ def test_where_windows_are_lost_no_more_is_kept_than_what_others_allow(store, se
         assert layout_of(cut, named).tokens_count == cut.tokens_count
 
 
-def test_windows_that_end_where_no_piece_does_are_refused(store):
+def test_windows_not_ending_at_a_piece_are_refused(store):
     memory, record = begun(store, random.Random(1), 600)
     moves = [Move(0, 100, 0), Move(200, 600, 130)]
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)

@@ -40,13 +40,13 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def disk(tmp_path):
-    made = open_disk(tmp_path, "none", KEY, encrypts=True)
-    yield made
-    made.close()
+    opened = open_disk(tmp_path, "none", KEY, encrypts=True)
+    yield opened
+    opened.close()
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_written_is_read(disk, size):
+def test_encrypted_file_round_trips(disk, size):
     whole = random.Random(size).randbytes(size)
     disk.publish("blocks/a", [memoryview(whole)[: size // 3], whole[size // 3 :]])
     raw = (disk.root / "blocks/a").read_bytes()
@@ -69,13 +69,13 @@ def test_what_is_written_is_read(disk, size):
 
 
 @pytest.mark.parametrize("part_bytes", [1_000, CHUNK_BYTES, CHUNK_BYTES + 1])
-def test_however_a_file_comes_in_parts_it_is_the_same(disk, part_bytes):
+def test_file_written_in_any_parts_is_the_same(disk, part_bytes):
     whole = random.Random(part_bytes).randbytes(3 * CHUNK_BYTES)
     disk.publish("a", [whole[at : at + part_bytes] for at in range(0, len(whole), part_bytes)])
     assert disk.read("a", len(whole)) == whole
 
 
-def test_files_of_any_length_are_written_sent_and_encrypted_in_pieces(tmp_path):
+def test_large_files_are_processed_in_bounded_memory(tmp_path):
     size, piece = 40 * MIB, memoryview(bytearray(MIB))
     plain = PosixDisk(tmp_path, "none")
     plain.publish("blocks/old", [bytes(size)])
@@ -100,7 +100,7 @@ def test_files_of_any_length_are_written_sent_and_encrypted_in_pieces(tmp_path):
     assert peak_bytes < 8 * MIB
 
 
-def test_a_block_that_does_not_decrypt_while_it_is_sent_is_taken_out_of_use(disk):
+def test_block_failing_to_decrypt_while_sent_is_quarantined(disk):
     store, block = BlockStore(disk, make_spec(), FINGERPRINT), make_block(1, 40)
     block.put_into(store)
     (path,) = (disk.root / "blocks").iterdir()
@@ -114,7 +114,7 @@ def test_a_block_that_does_not_decrypt_while_it_is_sent_is_taken_out_of_use(disk
     assert len(store.quarantined()) == 1
 
 
-def test_the_same_bytes_never_look_the_same(disk):
+def test_equal_contents_have_different_ciphertexts(disk):
     for name in ("a", "b", "a"):
         disk.publish(name, [b"x" * 100])
     one, two = ((disk.root / name).read_bytes() for name in "ab")
@@ -124,7 +124,7 @@ def test_the_same_bytes_never_look_the_same(disk):
     assert len({raw[HEAD_BYTES:] for raw in (one, two, three)}) == 3
 
 
-def test_every_change_of_a_file_is_found(disk):
+def test_every_change_of_a_file_is_detected(disk):
     size = 2 * CHUNK_BYTES + 100
     disk.publish("a", [random.Random(3).randbytes(size)])
     path = disk.root / "a"
@@ -148,7 +148,7 @@ def test_every_change_of_a_file_is_found(disk):
             disk.read_into("a", 0, [memoryview(bytearray(size))])
 
 
-def test_files_of_both_kinds_lie_side_by_side(tmp_path):
+def test_plain_and_encrypted_files_coexist(tmp_path):
     plain = PosixDisk(tmp_path, "none")
     plain.publish("blocks/old", [b"old" * 50_000])
     plain.close()
@@ -187,8 +187,8 @@ def plain_folder(at, text):
     (at / "manifests" / ".tmp-0-0").write_bytes(text)
 
 
-def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypatch):
-    """Also one that is in use at first; until none is left, the node says that."""
+def test_folders_of_other_models_are_encrypted(model, tmp_path, monkeypatch):
+    """Also one that is in use at first; until then the node reports it."""
     monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_RETRY_S", 0.05)
     monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_STEP_BYTES", 1)
     root = tmp_path / "node-a"
@@ -210,7 +210,7 @@ def test_the_folders_of_other_models_are_encrypted_too(model, tmp_path, monkeypa
     disk.close()
 
 
-def test_a_node_that_stops_goes_on_with_encrypting_later(model, tmp_path, monkeypatch):
+def test_interrupted_encryption_continues_after_restart(model, tmp_path, monkeypatch):
     monkeypatch.setattr("node.store.folder_encryption._PAUSE_S", 3_600.0)
     monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_STEP_BYTES", 1)
     root, text = tmp_path / "node-a", CANARY.encode()
@@ -232,7 +232,7 @@ def until(holds):
     pytest.fail("nothing happened for a minute")
 
 
-def test_without_the_setting_nothing_changes(tmp_path):
+def test_disk_is_plain_without_the_setting(tmp_path):
     for encrypts in (False, None):
         disk = open_disk(tmp_path, "none", KEY, encrypts=encrypts)
         assert type(disk) is PosixDisk
@@ -248,7 +248,7 @@ def everything(folder) -> bytes:
     return b"".join(found)
 
 
-def test_a_whole_node_on_an_encrypted_disk(tmp_path, capsys):
+def test_node_with_encryption_keeps_answers_and_hides_texts(tmp_path, capsys):
     """Turned on over plain files: evicted, restarted, moved; the same answers, nothing readable."""
     model = str(write_model(tmp_path / "llama", LLAMA))
     messages = [{"role": "user", "content": f"{CANARY} " * 60}]

@@ -1,4 +1,4 @@
-"""How often a turn empties the drive's cache on macOS, which takes a Mac's drive up to 18 ms."""
+"""The number of full flushes per turn on macOS; each takes a Mac's drive up to 18 ms."""
 
 import fcntl
 from collections import Counter
@@ -49,7 +49,7 @@ def test_two_blocks_and_their_record_take_one_full_flush(tmp_path, flushes):
 
 
 @pytest.mark.parametrize(("durability", "expected"), [("barrier", "barrier"), ("none", None)])
-def test_less_durability_takes_no_full_flush(tmp_path, flushes, durability, expected):
+def test_lower_durability_takes_no_full_flush(tmp_path, flushes, durability, expected):
     disk = PosixDisk(tmp_path / "node", durability)
     disk.publish_ordered("blocks/b.full", [b"x"])
     disk.publish("manifests/m.mf", [b"x"])
@@ -58,7 +58,7 @@ def test_less_durability_takes_no_full_flush(tmp_path, flushes, durability, expe
     assert set(flushes) == ({expected} if expected else set())
 
 
-def test_an_acknowledged_turn_takes_at_most_two_full_flushes(tmp_path, flushes):
+def test_acknowledged_turn_takes_at_most_two_full_flushes(tmp_path, flushes):
     model = str(write_model(tmp_path / "model", ONE_LAYER))
     messages, taken = [{"role": "user", "content": words(1, 80)}], []
     with running(tmp_path / "disk", model, durability="full") as service:

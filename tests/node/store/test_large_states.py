@@ -19,7 +19,7 @@ TOKENS = list(range(7))
 PARENT, NAME = b"p" * 32, b"n" * 32
 
 
-def test_what_real_models_keep_is_within_the_limit() -> None:
+def test_blocks_and_states_of_real_models_fit_the_limit() -> None:
     """Shapes looked up: per 256 tokens, or per state."""
     deepseek_v2_236b = 60 * 128 * BLOCK_TOKENS * (192 + 128) // 2 * 9 // 8
     nemotron_h_56b = 54 * 256 * 64 * 256 * 4
@@ -28,7 +28,7 @@ def test_what_real_models_keep_is_within_the_limit() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_state_is_stored_checked_and_read(tmp_path, monkeypatch) -> None:
+def test_large_state_is_stored_verified_and_read(tmp_path, monkeypatch) -> None:
     """Every byte, through a small buffer; and one wrong bit is found by either way of reading."""
     size = SPEC.kv_bytes(0, CacheGroup.STATE)
     assert size == 288 * MIB

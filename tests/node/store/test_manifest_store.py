@@ -32,7 +32,7 @@ def versions(store) -> list[tuple[int, int]]:
     return [(manifest.epoch, manifest.revision) for manifest in store.load_all()]
 
 
-def test_publish_then_load(store, disk):
+def test_published_records_are_loaded(store, disk):
     other = make_manifest([], agent=AgentId("bob"))
     store.publish(FIRST)
     store.publish(other)
@@ -54,7 +54,7 @@ def test_one_record_per_tenant_and_agent(store):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_later_record_replaces_an_older_never_the_reverse(store, disk, restarted):
+def test_later_record_replaces_an_older_never_the_reverse(store, disk, restarted):
     order = [(1, 1), (1, 2), (1, 2), (2, 0), (2, 5), (3, 1)]
     done = (0, 0)
     for epoch, revision in order:
@@ -68,7 +68,7 @@ def test_a_later_record_replaces_an_older_never_the_reverse(store, disk, restart
         assert versions(store) == [done]
 
 
-def test_remove_forgets(store, disk):
+def test_removed_record_is_forgotten(store, disk):
     store.publish(replace(FIRST, epoch=5))
     assert store.remove((TENANT, AGENT))
     assert not store.remove((TENANT, AGENT))
@@ -77,17 +77,17 @@ def test_remove_forgets(store, disk):
     assert versions(store) == [(1, 1)]
 
 
-def test_nothing_stored(store):
+def test_empty_store_loads_nothing(store):
     assert store.load_all() == []
 
 
-def test_an_impossible_record_is_not_written(store, disk):
+def test_invalid_record_is_not_written(store, disk):
     with pytest.raises(CorruptDataError):
         store.publish(replace(FIRST, token_ends=()))
     assert store.load_all() == []
 
 
-def test_every_flipped_bit_and_every_cut_is_found(store, disk):
+def test_every_flipped_bit_and_truncation_is_detected(store, disk):
     raw = encode_manifest(FIRST)
     damaged = [raw[:cut] for cut in range(len(raw))]
     damaged += [raw + b"\0"]
@@ -102,7 +102,7 @@ def test_every_flipped_bit_and_every_cut_is_found(store, disk):
     assert disk.list_names("quarantine") != []
 
 
-def test_damage_costs_one_record_only(store, disk):
+def test_damage_affects_one_record_only(store, disk):
     store.publish(FIRST)
     other = make_manifest([], agent=AgentId("bob"))
     store.publish(other)
@@ -111,7 +111,7 @@ def test_damage_costs_one_record_only(store, disk):
     assert store.load_all() == [other]
 
 
-def test_a_record_under_another_agents_name_is_lost(store, disk):
+def test_record_under_another_agents_name_is_lost(store, disk):
     """Two files swapped: each is sound, neither is where it belongs."""
     disk.publish(NAME, [encode_manifest(make_manifest([], agent=AgentId("bob")))])
     disk.publish("manifests/readme", [encode_manifest(FIRST)])
@@ -119,7 +119,7 @@ def test_a_record_under_another_agents_name_is_lost(store, disk):
     assert store.lost_count == 2
 
 
-def test_a_damaged_record_does_not_stand_in_the_way(store, disk):
+def test_damaged_record_does_not_prevent_a_publish(store, disk):
     disk.publish(NAME, [b"noise"])
     store.publish(FIRST)
     assert store.load_all() == [FIRST]
@@ -134,7 +134,7 @@ def refusing(cause):
     return refuse
 
 
-def test_a_record_that_cannot_be_read_now_is_left_alone(store, disk, monkeypatch):
+def test_temporarily_unreadable_record_is_kept(store, disk, monkeypatch):
     store.publish(replace(FIRST, epoch=7))
     again = ManifestStore(disk, CLUSTER_KEY)
     with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def test_a_record_that_cannot_be_read_now_is_left_alone(store, disk, monkeypatch
     assert versions(again) == [(7, 1)]
 
 
-def test_a_record_that_the_drive_lost_is_quarantined(store, disk, monkeypatch):
+def test_unreadable_record_is_quarantined(store, disk, monkeypatch):
     store.publish(FIRST)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "read", refusing(5))
@@ -154,7 +154,7 @@ def test_a_record_that_the_drive_lost_is_quarantined(store, disk, monkeypatch):
     assert disk.list_names("manifests") == []
 
 
-def test_a_failed_publish_is_not_remembered_as_done(store, disk, monkeypatch):
+def test_failed_publish_does_not_advance_the_revision(store, disk, monkeypatch):
     store.publish(FIRST)
     later = replace(FIRST, revision=9)
     with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ def in_place(disk, real, times=1):
 
 
 @pytest.mark.parametrize("previous", [FIRST, None])
-def test_a_publish_that_fails_in_place_puts_the_old_record_back(store, disk, monkeypatch, previous):
+def test_publish_failing_after_rename_restores_the_old_record(store, disk, monkeypatch, previous):
     store.publish(FIRST)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "publish", in_place(disk, disk.publish))
@@ -194,7 +194,7 @@ def test_a_publish_that_fails_in_place_puts_the_old_record_back(store, disk, mon
     assert versions(store) == [(1, 2)]
 
 
-def test_a_first_publish_that_fails_in_place_leaves_nothing(store, disk, monkeypatch):
+def test_first_publish_failing_after_rename_leaves_nothing(store, disk, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(disk, "publish", in_place(disk, disk.publish))
         with pytest.raises(DiskError):
@@ -205,7 +205,7 @@ def test_a_first_publish_that_fails_in_place_leaves_nothing(store, disk, monkeyp
 
 
 @pytest.mark.parametrize("previous", [FIRST, None])
-def test_where_nothing_can_be_put_back_that_is_said_and_tried_again(
+def test_failed_restoration_is_reported_as_undecided_and_settled_later(
     store, disk, monkeypatch, previous
 ):
     if previous is not None:
@@ -223,8 +223,8 @@ def test_where_nothing_can_be_put_back_that_is_said_and_tried_again(
     assert ManifestStore(disk, CLUSTER_KEY).load_all() == ([previous] if previous else [])
 
 
-def test_a_doubtful_record_is_no_later_one(store, disk, monkeypatch):
-    """Nobody was told of it: what comes instead may count less."""
+def test_undecided_record_does_not_block_a_lower_revision(store, disk, monkeypatch):
+    """It was never acknowledged: its successor may have a lower revision."""
     store.publish(FIRST)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "publish", in_place(disk, disk.publish, times=2))
@@ -235,7 +235,7 @@ def test_a_doubtful_record_is_no_later_one(store, disk, monkeypatch):
     assert ManifestStore(disk, CLUSTER_KEY).load_all() == [replace(FIRST, revision=2)]
 
 
-def test_threads_leave_the_latest(store):
+def test_concurrent_publishes_keep_the_latest(store):
     def publish(revisions):
         for revision in revisions:
             try:

@@ -24,7 +24,7 @@ def files_below(root) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
 
 
-def test_a_removal_that_no_flush_made_last_is_flushed_when_it_is_tried_again(tmp_path, monkeypatch):
+def test_unflushed_removal_is_flushed_on_retry(tmp_path, monkeypatch):
     disk = PosixDisk(tmp_path / "root", "full")
     disk.publish("blocks/a", [b"x"])
     flushed = []
@@ -43,7 +43,7 @@ def test_a_removal_that_no_flush_made_last_is_flushed_when_it_is_tried_again(tmp
     disk.close()
 
 
-def test_publish_then_read(disk):
+def test_published_file_is_read(disk):
     disk.publish("blocks/a.blk", [b"one", bytearray(b"two"), memoryview(b"three")])
 
     assert disk.read("blocks/a.blk", 100) == b"onetwothree"
@@ -58,7 +58,7 @@ def test_publish_replaces_the_whole_file(disk):
     assert files_below(disk.root) == ["a"]
 
 
-def test_old_content_stays_readable_to_who_has_it_open(disk):
+def test_open_descriptor_keeps_reading_the_old_content(disk):
     disk.publish("a", [b"old"])
     descriptor = disk.open_payload("a")
     disk.publish("a", [b"new"])
@@ -70,7 +70,7 @@ def test_old_content_stays_readable_to_who_has_it_open(disk):
 
 
 @pytest.mark.parametrize("parts_count", [0, 1, 1023, 1024, 1025, 3000])
-def test_many_parts_and_buffers(disk, parts_count):
+def test_files_of_many_parts_are_written_and_read(disk, parts_count):
     parts = [bytes([i % 251]) * (i % 7) for i in range(parts_count)]
     disk.publish("a", parts)
     whole = b"".join(parts)
@@ -104,7 +104,7 @@ def test_short_reads_and_writes_are_continued(disk, monkeypatch):
     assert disk.read("a", 18) == b"0123456789abcdefgh"
 
 
-def test_a_write_that_writes_nothing_is_an_error(disk, monkeypatch):
+def test_zero_byte_write_is_an_error(disk, monkeypatch):
     monkeypatch.setattr(os, "writev", lambda fd, views: 0)
     with pytest.raises(DiskError, match="nothing was written"):
         disk.publish("a", [b"x"])
@@ -125,7 +125,7 @@ def test_read_over_the_limit_is_corrupt(disk):
         disk.read("a", 9)
 
 
-def test_missing_files(disk):
+def test_missing_files_are_reported_or_ignored(disk):
     for call in (
         lambda: disk.read("blocks/a", 1),
         lambda: disk.read_into("blocks/a", 0, []),
@@ -195,7 +195,7 @@ def test_bad_names_are_rejected(disk, name):
 
 @settings(deadline=None, database=None, max_examples=200)
 @given(st.text(max_size=20) | st.from_regex(r"[a./-]{1,12}"))
-def test_no_name_leaves_the_root(tmp_path_factory, name):
+def test_no_name_escapes_the_root(tmp_path_factory, name):
     outer = tmp_path_factory.getbasetemp() / "fuzz"
     disk = PosixDisk(outer / "root", "none")
     try:
@@ -208,7 +208,7 @@ def test_no_name_leaves_the_root(tmp_path_factory, name):
     assert {path.name for path in outer.iterdir()} == {"root"}
 
 
-def test_modes_are_private(disk):
+def test_files_and_folders_are_private(disk):
     previous = os.umask(0)
     try:
         disk.publish("blocks/a", [b"x"])
@@ -230,14 +230,14 @@ def test_open_directories_are_made_private(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_root_that_others_may_write_is_refused(tmp_path):
+def test_root_writable_by_others_is_refused(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root").chmod(0o777)
     with pytest.raises(DiskError, match="other users"):
         PosixDisk(tmp_path / "root")
 
 
-def test_root_may_be_a_link_but_nothing_below_it(tmp_path, disk):
+def test_links_are_followed_at_the_root_only(tmp_path, disk):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -268,7 +268,7 @@ def test_root_may_be_a_link_but_nothing_below_it(tmp_path, disk):
     assert files_below(outside) == ["secret"]
 
 
-def test_pipes_and_directories_are_no_files(disk):
+def test_pipes_and_directories_are_not_read_as_files(disk):
     disk.publish("blocks/a", [b"x"])
     os.mkfifo(disk.root / "blocks" / "pipe")
     (disk.root / "blocks" / "folder").mkdir()
@@ -281,7 +281,7 @@ def test_pipes_and_directories_are_no_files(disk):
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
-def test_recover_removes_temporaries_only(tmp_path, disk):
+def test_recover_removes_only_temporaries(tmp_path, disk):
     disk.publish("blocks/a", [b"x"])
     for name in (".tmp-old-1", "blocks/.tmp-old-2", ".DS_Store", "blocks/.DS_Store"):
         (disk.root / name).write_bytes(b"half")
@@ -292,7 +292,7 @@ def test_recover_removes_temporaries_only(tmp_path, disk):
     assert disk.recover() == 0
 
 
-def test_one_process_owns_a_root(disk):
+def test_root_is_owned_by_one_process(disk):
     disk.recover()
     other = PosixDisk(disk.root, "none")
     with pytest.raises(DiskError, match="in use by another"):
@@ -302,7 +302,7 @@ def test_one_process_owns_a_root(disk):
     other.close()
 
 
-def test_a_closed_disk_refuses(tmp_path):
+def test_closed_disk_refuses_reads_and_writes(tmp_path):
     disk = PosixDisk(tmp_path / "root")
     disk.publish("blocks/a", [b"x"])
     disk.close()
@@ -329,13 +329,13 @@ def test_quarantine_is_bounded(disk):
     assert kept[-1] == f"{QUARANTINE_FILES_MAX + 4:03}.bad"
 
 
-def test_drive_space(disk):
+def test_drive_reports_free_and_total_space(disk):
     drive = disk.drive()
 
     assert 0 < drive.free_bytes <= drive.total_bytes < 1 << 60
 
 
-def test_every_level_flushes_file_then_name(tmp_path, monkeypatch):
+def test_flush_order_is_file_rename_directory_at_every_level(tmp_path, monkeypatch):
     done = []
     fsync, rename = os.fsync, os.rename
 
@@ -359,7 +359,7 @@ def test_every_level_flushes_file_then_name(tmp_path, monkeypatch):
         disk.close()
 
 
-def test_threads_publish_and_list_together(disk):
+def test_concurrent_publishes_and_listings_are_consistent(disk):
     names = [f"blocks/{number:03}" for number in range(60)]
     missing = []
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from node.store.posix_disk import DiskError, PosixDisk
 
 
-def test_a_refused_publish_keeps_nothing_of_its_caller(tmp_path, monkeypatch):
+def test_refused_publish_keeps_no_reference_to_its_caller(tmp_path, monkeypatch):
     """What it was to save may be a conversation's memory, and collections are rare."""
 
     class Memory:

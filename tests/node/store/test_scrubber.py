@@ -71,7 +71,7 @@ def after(rig, scrubber, seconds: float) -> float:
     return asyncio.run(scrubber.step())
 
 
-def test_a_round_takes_its_time_and_comes_once_a_day(rig, store):
+def test_scrub_round_keeps_its_rate_and_daily_interval(rig, store):
     scrubber = rig.scrubber()
     one = store.total_bytes // 5
     assert after(rig, scrubber, 0) == SCRUB_STEP_S  # idle from now on
@@ -88,7 +88,7 @@ def test_a_round_takes_its_time_and_comes_once_a_day(rig, store):
     assert scrubber.scrubbed_bytes == 6 * one
 
 
-def test_an_empty_store_is_no_round(rig, store, blocks):
+def test_empty_store_is_not_counted_as_a_round(rig, store, blocks):
     store.abandon([block.ref for block in blocks])
     store.sweep()
     scrubber = rig.scrubber()
@@ -99,7 +99,7 @@ def test_an_empty_store_is_no_round(rig, store, blocks):
     assert scrubber.scrubbed_bytes == store.total_bytes
 
 
-def test_a_block_over_the_budget_is_paid_back(rig, store):
+def test_block_over_the_budget_lengthens_the_wait(rig, store):
     rig.settings = NodeSettings(scrub_bytes_per_s=store.total_bytes // 50)
     scrubber = rig.scrubber()
     after(rig, scrubber, 0)
@@ -107,7 +107,7 @@ def test_a_block_over_the_budget_is_paid_back(rig, store):
 
 
 @pytest.mark.parametrize("busy", ["turn", "draining"])
-def test_turns_come_first(rig, busy):
+def test_scrubber_waits_for_turns_and_draining(rig, busy):
     scrubber, turn = rig.scrubber(), object()
     after(rig, scrubber, 0)
     if busy == "turn":
@@ -123,7 +123,7 @@ def test_turns_come_first(rig, busy):
     assert scrubber.scrubbed_bytes > 0
 
 
-def test_damage_is_found_before_anybody_reads_it(rig, store, blocks):
+def test_scrubber_quarantines_a_damaged_block(rig, store, blocks):
     bad = blocks[2]
     path = store._disk.root / "blocks" / f"{bad.ref.name}.full"
     raw = bytearray(path.read_bytes())
@@ -140,7 +140,7 @@ def test_damage_is_found_before_anybody_reads_it(rig, store, blocks):
 
 
 @pytest.mark.parametrize(("settings", "reuses"), [({"scrub_bytes_per_s": 0}, True), ({}, False)])
-def test_it_may_be_switched_off(rig, settings, reuses):
+def test_scrubber_is_off_by_setting_or_without_reuse(rig, settings, reuses):
     rig.settings, rig.health.problem = NodeSettings(**settings), None if reuses else "lost"
 
     async def start():
@@ -152,8 +152,8 @@ def test_it_may_be_switched_off(rig, settings, reuses):
     asyncio.run(start())
 
 
-def test_a_failure_does_not_end_it(rig, monkeypatch):
-    """The loop goes on after an error, and ends when it is told to."""
+def test_scrubber_continues_after_a_failure(rig, monkeypatch):
+    """The loop continues after an error, and ends on stop."""
     monkeypatch.setattr("node.store.scrubber.SCRUB_STEP_S", 0.001)
     monkeypatch.setattr("node.background_loop.LOOP_RETRY_S", 0.001)
     failures = asyncio.Semaphore(0)

@@ -34,7 +34,7 @@ def wait_until(holds):
     pytest.fail("nothing happened for a minute")
 
 
-def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeypatch):
+def test_full_disk_during_start_does_not_disable_reuse(model, tmp_path, monkeypatch):
     with running(tmp_path, model, tries_everything=True) as service:
         first = ask(service, WORDS, agent="alice", **BRIEF)
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
@@ -53,7 +53,7 @@ def test_a_full_disk_during_the_start_turns_nothing_off(model, tmp_path, monkeyp
         assert node.resources.store.blocks.check_integrity() == []
 
 
-def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path, monkeypatch):
+def test_temporary_read_failure_does_not_disable_reuse(model, tmp_path, monkeypatch):
     def unreadable(*_):
         raise BlockMissingError("too many open files")  # noqa: TRY003 - as the store says it
 
@@ -67,8 +67,8 @@ def test_a_disk_that_cannot_read_for_a_moment_turns_nothing_off(model, tmp_path,
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, number):
-    """Its turn is no other than those that give their memory up, or meet a node that stops."""
+def test_interrupted_self_test_does_not_disable_reuse(model, tmp_path, monkeypatch, number):
+    """The test's turn is preempted like any other, or meets a stopping node."""
     submit, submitted = Decoding._submit, []
 
     def cut_off(decoding, *args):
@@ -86,7 +86,7 @@ def test_a_test_that_is_cut_off_turns_nothing_off(model, tmp_path, monkeypatch, 
         wait_until(lambda: node.background.self_tests.found.passed)
 
 
-def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
+def test_repeated_self_test_detects_wrong_memory(model, tmp_path, monkeypatch):
     """The first was not conclusive; the second reads what was never written."""
     with running(tmp_path, model, tries_everything=True):
         pass
@@ -107,7 +107,7 @@ def test_a_repeated_test_still_finds_wrong_memory(model, tmp_path, monkeypatch):
         assert "differently" in service.node.background.self_tests.found.detail
 
 
-def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch):
+def test_leftovers_of_an_earlier_self_test_are_removed_first(model, tmp_path, monkeypatch):
     with running(tmp_path, model, tries_everything=True) as service:
         monkeypatch.setattr(service.node.resources.store, "erase_record", lambda *_: [])
         service.node.background.self_tests.is_sure = False
@@ -118,7 +118,7 @@ def test_what_an_earlier_test_left_is_removed_first(model, tmp_path, monkeypatch
         assert service.node.resources.store.blocks.total_bytes == 0
 
 
-def test_blocks_that_the_disk_keeps_are_let_go_of_once(model, tmp_path, monkeypatch):
+def test_blocks_of_a_failed_cleanup_are_released_once(model, tmp_path, monkeypatch):
     """The record went; the blocks go with a later sweep, and the test is repeated until then."""
     refusals = []
 

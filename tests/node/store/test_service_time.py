@@ -25,7 +25,7 @@ class Clock:
         return self.now_s
 
 
-def test_seconds_are_counted_over_restarts(tmp_path):
+def test_service_seconds_are_counted_across_restarts(tmp_path):
     clock = Clock(1_000.0)
     first = ServiceTime("node-a", clock, tmp_path)
     clock.now_s += 50.0
@@ -41,17 +41,17 @@ def test_seconds_are_counted_over_restarts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said", ["", "node-b:5", "node-a:", "node-a:-5", "node-a:x", "node-a:9" * 9]
+    "stamp", ["", "node-b:5", "node-a:", "node-a:-5", "node-a:x", "node-a:9" * 9]
 )
-def test_what_tells_nothing_makes_nobody_old(tmp_path, said):
+def test_invalid_stamps_mean_no_idle_time(tmp_path, stamp):
     disk = PosixDisk(tmp_path)
     disk.publish(FILE, [pack(Served(1e6))])
     disk.close()
     time = ServiceTime("node-a", Clock(0.0), tmp_path)
-    assert time.idle_s(with_notes({"served": said})) == 0.0
+    assert time.idle_s(with_notes({"served": stamp})) == 0.0
 
 
-def test_a_damaged_or_lost_count_begins_anew(tmp_path):
+def test_damaged_count_restarts_at_zero(tmp_path):
     ServiceTime("node-a", Clock(0.0), tmp_path).save()
     (tmp_path / FILE).write_bytes(b"\xff" * 100)
     time = ServiceTime("node-a", Clock(0.0), tmp_path)

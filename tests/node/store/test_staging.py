@@ -1,4 +1,4 @@
-"""Bytes come to the places that they belong to, whatever those look like."""
+"""Bytes are staged to their places, for places of any shape."""
 
 import random
 
@@ -29,7 +29,7 @@ def rows(heads: int, capacity: int, width: int, start: int, end: int):
         [(3, 300, 4, 0, 9), (0, 300, 4, 0, 9), (2, 64, 1024, 0, 64)],
     ],
 )
-def test_every_byte_lands_where_it_belongs(shapes):
+def test_every_byte_is_put_in_its_place(shapes):
     arrays = [rows(*shape) for shape in shapes]
     raw = np.random.default_rng(0).integers(1, 256, sum(p.size for _, p in arrays), np.uint8)
     at = 0
@@ -49,7 +49,7 @@ def test_every_byte_lands_where_it_belongs(shapes):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_known_names_change_no_name(seed):
+def test_known_names_give_the_same_names_as_hashing_again(seed):
     """Names taken over from another sequence are those that hashing again would give."""
     rng = random.Random(seed)
     old = [rng.randrange(1 << 16) for _ in range(rng.randrange(1, 5 * BLOCK_TOKENS))]

@@ -38,7 +38,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
 
 
-def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
+def test_erased_agent_is_removed_from_a_restored_folder(tmp_path, model):
     """A restored backup, another model's folder, a disk that lost its last writes: all the same."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
@@ -70,7 +70,7 @@ def test_what_was_erased_does_not_come_back_from_an_old_folder(tmp_path, model):
 
 
 @pytest.mark.parametrize("days", [(0, 200, 0), (200, 0, -200), (-200, 0), (-20_000, 0)])
-def test_wrong_clocks_do_not_bring_an_erased_agent_back(tmp_path, model, monkeypatch, days):
+def test_wrong_clocks_do_not_revive_an_erased_agent(tmp_path, model, monkeypatch, days):
     """One that is wrong at the erasure or at boot, however far, and then right again."""
     wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
     for day in days:
@@ -81,16 +81,16 @@ def test_wrong_clocks_do_not_bring_an_erased_agent_back(tmp_path, model, monkeyp
                 ask(service, PROMPT, agent="alice")
                 (models,) = [p for p in (tmp_path / "node-a").iterdir() if len(p.name) == 16]
                 shutil.copytree(models, tmp_path / "backup")
-                made = erase(service, "alice").tombstone
+                stone = erase(service, "alice").tombstone
             assert agents(service) == {}
-            assert service.node.resources.erased.all == (made,)
-            told = call(service, ShareErasures((made,)), KnownErasures)
-            assert told.erased == (made,)
+            assert service.node.resources.erased.all == (stone,)
+            known = call(service, ShareErasures((stone,)), KnownErasures)
+            assert known.erased == (stone,)
         shutil.rmtree(models)
         shutil.copytree(tmp_path / "backup", models)
 
 
-def test_a_turn_that_was_sent_before_the_erasure_begins_no_new_agent(tmp_path, model):
+def test_turn_with_an_erased_epoch_starts_no_agent(tmp_path, model):
     """The epoch above the erased ones was given to another node."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
@@ -106,7 +106,7 @@ def test_a_turn_that_was_sent_before_the_erasure_begins_no_new_agent(tmp_path, m
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 1_002])
-def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, epoch):
+def test_turn_during_an_erasure_is_refused(tmp_path, model, epoch):
     """One that comes between the tombstone and the removal finds the agent still there."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
@@ -120,7 +120,7 @@ def test_no_turn_carries_an_erased_memory_beyond_its_erasure(tmp_path, model, ep
         assert agents(service) == {}
 
 
-def test_an_erasure_that_comes_while_an_earlier_one_is_written_is_kept(tmp_path, monkeypatch):
+def test_erasure_during_a_tombstone_write_is_kept(tmp_path, monkeypatch):
     disk = PosixDisk(tmp_path)
     erased = TombstoneStore(disk, KEY)
     first, second = (tombstone(KEY, TENANT, "alice", epoch, 1.0) for epoch in (5, 9))
@@ -141,7 +141,7 @@ def test_an_erasure_that_comes_while_an_earlier_one_is_written_is_kept(tmp_path,
     again.close()
 
 
-def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):
+def test_shared_tombstones_remove_agents_of_a_running_node(tmp_path, model):
     with (
         running(tmp_path, model, "node-a") as away,
         running(tmp_path, model, "node-b") as here,
@@ -151,8 +151,8 @@ def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):
         receipt = erase(here, "alice", 5)
         known = call(here, ShareErasures(()), KnownErasures)
         for removed in (1, 0):
-            told = call(away, ShareErasures(known.erased), KnownErasures)
-            assert (told.erased, told.agents_removed) == (known.erased, removed)
+            answer = call(away, ShareErasures(known.erased), KnownErasures)
+            assert (answer.erased, answer.agents_removed) == (known.erased, removed)
         views = [call(service, Describe(), NodeView) for service in (away, here)]
         left = agents(away)
 
@@ -163,7 +163,7 @@ def test_a_running_node_removes_what_it_is_told_of(tmp_path, model):
         assert again.node.view().erased == views[0].erased
 
 
-def test_damaged_tombstones_stop_nothing(tmp_path, model):
+def test_damaged_tombstone_does_not_block_the_start(tmp_path, model):
     with running(tmp_path, model) as service:
         for name in ("alice", "bob"):
             ask(service, PROMPT, agent=name)
@@ -174,7 +174,7 @@ def test_damaged_tombstones_stop_nothing(tmp_path, model):
         assert len(service.node.resources.erased.all) == 1
 
 
-def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, monkeypatch):
+def test_refused_erasure_is_finished_in_the_background(tmp_path, model, monkeypatch):
     """The tombstone is noted here as everywhere, so no greeting brings it up again."""
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
@@ -191,7 +191,7 @@ def test_an_erasure_that_the_disk_refused_is_finished_unasked(tmp_path, model, m
         assert ask(service, PROMPT, agent="alice").admitted.epoch == 1_002
 
 
-def test_what_stayed_behind_an_erased_record_goes_later(tmp_path, model, monkeypatch):
+def test_blocks_left_by_an_erasure_are_removed_later(tmp_path, model, monkeypatch):
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
@@ -229,9 +229,7 @@ def tombstones(folder):
     return sorted(path.name for path in folder.glob("node-a/erased/agents/*"))
 
 
-def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
-    tmp_path, model, monkeypatch
-):
+def test_refused_tombstone_is_not_reported_and_written_later(tmp_path, model, monkeypatch):
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
@@ -250,29 +248,29 @@ def test_a_tombstone_that_the_disk_refused_is_told_by_nobody_and_written_later(
         assert service.node.resources.erased.floor(TENANT, "alice") == 1_001
 
 
-def test_what_others_told_is_written_later_too(tmp_path, model, monkeypatch):
+def test_refused_shared_tombstone_is_written_later(tmp_path, model, monkeypatch):
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with (
         running(tmp_path, model, "node-b") as here,
         running(tmp_path, model, "node-a") as away,
     ):
-        told = erase(here, "alice").tombstone
+        stone = erase(here, "alice").tombstone
         full = FullDisk(away, monkeypatch)
-        known = call(away, ShareErasures((told,)), KnownErasures)
-        assert (known.erased, tombstones(tmp_path)) == ((told,), [])
+        known = call(away, ShareErasures((stone,)), KnownErasures)
+        assert (known.erased, tombstones(tmp_path)) == ((stone,), [])
         full.is_mended = True
-        wait_until(lambda: tombstones(tmp_path) == [told.agent])
+        wait_until(lambda: tombstones(tmp_path) == [stone.agent])
 
 
-def test_files_of_dropped_tombstones_go_with_them(tmp_path, model, monkeypatch):
+def test_files_of_dropped_tombstones_are_removed(tmp_path, model, monkeypatch):
     monkeypatch.setattr("fabric.record.tombstone.TOMBSTONES_MAX", 3)
     with running(tmp_path, model) as service:
         for number in range(8):
-            erase(service, f"nobody-{number}")
+            erase(service, f"unknown-{number}")
         assert len(service.node.resources.erased.all) == len(tombstones(tmp_path)) == 3
 
 
-def test_a_call_that_comes_twice_is_answered_alike(tmp_path, model):
+def test_duplicate_erase_calls_get_the_same_receipt(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         node, now_s = service.node, service.node.resources.clock.wall_s()

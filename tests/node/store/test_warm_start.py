@@ -45,30 +45,30 @@ def warm(store, monkeypatch, steps, *, busy=False):
     workers, seen = Workers(1), []
     verify = store.verify
     monkeypatch.setattr(store, "verify", lambda refs: (seen.extend(refs), verify(refs))[1])
-    made = WarmStart(workers, store, turns, health)
-    waits = [asyncio.run(made.step()) for _ in range(steps)]
+    starting = WarmStart(workers, store, turns, health)
+    waits = [asyncio.run(starting.step()) for _ in range(steps)]
     workers.close()
     return seen, waits
 
 
-def test_what_most_records_share_is_read_first_and_what_one_has_never(store, blocks, monkeypatch):
+def test_shared_blocks_are_read_most_shared_first(store, blocks, monkeypatch):
     seen, waits = warm(store, monkeypatch, 4)
     assert seen == [blocks[1].ref, blocks[2].ref]
     assert waits[0] == store.sizes()[blocks[1].ref]  # at so many bytes a second
     assert waits[2] == waits[3] > 3_600
 
 
-def test_turns_come_first(store, monkeypatch):
+def test_warm_start_waits_for_turns(store, monkeypatch):
     assert warm(store, monkeypatch, 2, busy=True) == ([], [WARM_START_STEP_S] * 2)
 
 
-def test_no_more_is_read_than_fits_the_limit(store, blocks):
+def test_warm_start_reads_within_its_limit(store, blocks):
     one = store.sizes()[blocks[0].ref]
     assert [ref for ref, _ in store.shared(one)] == [blocks[1].ref]
     assert [ref for ref, _ in store.shared(2 * one)] == [blocks[1].ref, blocks[2].ref]
 
 
-def test_a_damaged_one_is_found_before_it_is_needed(tmp_path, store, blocks, monkeypatch):
+def test_warm_start_finds_a_damaged_block(tmp_path, store, blocks, monkeypatch):
     for path in tmp_path.rglob("*.full"):
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     warm(store, monkeypatch, 2)

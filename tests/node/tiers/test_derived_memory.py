@@ -39,25 +39,25 @@ def model(tmp_path_factory):
 
 
 def lend(service, borrower="b"):
-    """Let one agent read documents and another borrow them; return what it is asked next."""
+    """Let one agent read documents and another borrow them; return the borrower's next turn."""
     ask(service, FIRST, agent="a")
     reply = ask(service, SECOND, agent=borrower, edits=ANYWHERE)
     assert reply.admitted.match == "spans"
     return grown(SECOND, reply.text, MORE)
 
 
-def check_forgotten(service, asked, agent="b", epoch=0):
+def check_forgotten(service, next_turn, agent="b", epoch=0):
     """Ask as if it still had the memory: it answers as an agent that never had any."""
     assert agent_of(service, agent).saved.edited is None
-    reply = ask(service, asked, agent=agent, edits=ANYWHERE, epoch=epoch)
-    cold = ask(service, asked, agent="cold", tenant=OTHER)
+    reply = ask(service, next_turn, agent=agent, edits=ANYWHERE, epoch=epoch)
+    cold = ask(service, next_turn, agent="cold", tenant=OTHER)
     assert reply.admitted.amortized_tokens == 0
     assert reply.text == cold.text
 
 
-def test_hot_memory_and_the_record_go_and_the_receipt_counts_them(tmp_path, model):
+def test_erasure_drops_borrowed_rows_hot_and_on_disk_and_counts_them(tmp_path, model):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         ask(service, words(9, 90), agent="other")
         borrower, other = agent_of(service, "b"), agent_of(service, "other")
         refs, before = set(borrower.saved.refs), other.saved
@@ -69,10 +69,10 @@ def test_hot_memory_and_the_record_go_and_the_receipt_counts_them(tmp_path, mode
         gone = refs - set(borrower.saved.refs)
         assert gone
         assert set(service.node.resources.store.blocks.missing(gone)) == gone
-        check_forgotten(service, asked)
+        check_forgotten(service, next_turn)
 
 
-def test_the_receipt_counts_what_another_call_drops_meanwhile(tmp_path, model):
+def test_receipt_counts_rows_dropped_by_a_concurrent_call(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         erasing = service.node.commands.erasing
@@ -89,17 +89,17 @@ def test_the_receipt_counts_what_another_call_drops_meanwhile(tmp_path, model):
         assert (receipt.derived_agents, receipt.derived_tokens) == (1, dropped.tokens)
 
 
-def test_it_is_gone_after_a_restart(tmp_path, model):
+def test_borrowed_rows_stay_erased_after_a_restart(tmp_path, model):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         erase(service, "a")
     with running(tmp_path, model) as service:
-        check_forgotten(service, asked)
+        check_forgotten(service, next_turn)
 
 
-def test_who_borrowed_of_the_borrower_loses_it_too(tmp_path, model):
+def test_erasure_drops_rows_borrowed_from_a_borrower(tmp_path, model):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         third = [SECOND[0], *SECOND[2:3], SECOND[1], SECOND[3], SECOND[-1]]
         reply = ask(service, third, agent="c", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
@@ -108,14 +108,14 @@ def test_who_borrowed_of_the_borrower_loses_it_too(tmp_path, model):
         exact = agent_of(service, "c").saved
         assert exact.edited is None
         # What `c` computed of its own text stays, and may be borrowed again.
-        again = ask(service, asked, agent="b", edits=ANYWHERE)
+        again = ask(service, next_turn, agent="b", edits=ANYWHERE)
         assert 0 < again.admitted.amortized_tokens <= exact.tokens_count
         erased = service.node.resources.erased
         lenders = {erased.lender(exact), erased.series(exact)}
         assert set(agent_of(service, "b").lenders) == lenders
 
 
-def test_another_agents_erasure_takes_nothing(tmp_path, model):
+def test_erasure_of_an_unrelated_agent_drops_nothing(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         ask(service, words(9, 90), agent="other")
@@ -124,12 +124,12 @@ def test_another_agents_erasure_takes_nothing(tmp_path, model):
         assert agent_of(service, "b").saved is before
 
 
-def test_a_fork_a_replica_and_what_moved_lose_it_too(tmp_path, model):
+def test_erasure_drops_borrowed_rows_of_forks_replicas_and_moved_agents(tmp_path, model):
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,
     ):
-        asked = lend(source)
+        next_turn = lend(source)
         fork(source, target, "b", "forked")
         replicate(source, target, "b")
         lend(source, borrower="moved")
@@ -138,12 +138,10 @@ def test_a_fork_a_replica_and_what_moved_lose_it_too(tmp_path, model):
         assert erase(source, "a").derived_agents == 2  # `b`, and what the move left
         for name in ("forked", "b", "moved"):
             assert agent_of(target, name).saved.edited is None
-        check_forgotten(target, asked, agent="forked")
+        check_forgotten(target, next_turn, agent="forked")
 
 
-def test_edited_memory_of_a_fork_and_of_a_file_goes_with_the_agent_it_was_copied_from(
-    tmp_path, model
-):
+def test_erasure_drops_edited_memory_of_copies(tmp_path, model):
     """Removed text is not in the copy's text, but rows after the edit may depend on it."""
     secret = words(77, 30)
     history = [FIRST[0], {"role": "user", "content": secret}, *FIRST[1:]]
@@ -157,12 +155,12 @@ def test_edited_memory_of_a_fork_and_of_a_file_goes_with_the_agent_it_was_copied
         assert agent_of(service, "forked").lenders == (parent,)
         assert erase(service, "p").derived_agents == 1
         assert "refused" not in resume(service, raw, "back", epoch=3)
-        asked = grown(FIRST, edited.text, MORE)
-        check_forgotten(service, asked, agent="forked")
-        check_forgotten(service, asked, agent="back", epoch=3)
+        next_turn = grown(FIRST, edited.text, MORE)
+        check_forgotten(service, next_turn, agent="forked")
+        check_forgotten(service, next_turn, agent="back", epoch=3)
 
 
-def test_one_refused_write_keeps_no_other_agents_derived_memory(tmp_path, model, monkeypatch):
+def test_refused_write_does_not_stop_erasure_for_other_borrowers(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
         lend(service)
         lend(service, borrower="c")
@@ -183,29 +181,29 @@ def test_one_refused_write_keeps_no_other_agents_derived_memory(tmp_path, model,
         assert service.node.health.owes_erasure
 
 
-def test_a_file_that_is_resumed_later_comes_without_it(tmp_path, model):
+def test_hibernated_borrower_is_resumed_without_erased_rows(tmp_path, model):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         raw = hibernate(service, "b")
         erase(service, "a")
         erase(service, "b", epoch=1_001)
         assert "refused" not in resume(service, raw, "back", epoch=3)
-        check_forgotten(service, asked, agent="back", epoch=3)
+        check_forgotten(service, next_turn, agent="back", epoch=3)
         assert not service.node.resources.store.missing(agent_of(service, "back").saved)
 
 
-def test_a_node_that_was_away_drops_it_when_it_is_told(tmp_path, model):
+def test_node_drops_borrowed_rows_on_shared_tombstones(tmp_path, model):
     with running(tmp_path / "here", model, name="here") as here:
         ask(here, FIRST, agent="a")
         erase(here, "a")
         known = here.node.resources.store, call(here, ShareErasures(()), KnownErasures).erased
     with running(tmp_path / "away", model, name="away") as away:
-        asked = lend(away)
+        next_turn = lend(away)
         call(away, ShareErasures(known[1]), KnownErasures)
-        check_forgotten(away, asked)
+        check_forgotten(away, next_turn)
 
 
-def test_a_record_of_a_version_that_noted_no_lender_goes_with_any_erasure(tmp_path, model):
+def test_record_without_lender_notes_is_dropped_with_any_erasure(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         ask(service, words(9, 90), agent="other")

@@ -27,7 +27,7 @@ from tests.support.little_room import (
 from tests.support.services import TENANT, ask, call, migrate, running
 
 
-def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_bytes, tmp_path):
+def test_full_disk_evicts_for_every_turn_and_after_restart(model, agent_bytes, tmp_path):
     budget = 4 * agent_bytes + agent_bytes // 2
     with running(tmp_path, model, disk_bytes=budget) as service:
         for number in range(9):
@@ -39,7 +39,7 @@ def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_
         assert service.node.view().evicted_agents == 9 - len(left)
         assert service.node.health.degraded is None
         assert talk(service, 8).admitted.cache is CacheTier.HOT
-        again = talk(service, 0)  # evicted: begins anew
+        again = talk(service, 0)  # evicted: starts again
         assert again.admitted.cache is CacheTier.COLD
         assert again.finished.durable
     with running(tmp_path, model, disk_bytes=2 * agent_bytes) as service:
@@ -47,7 +47,7 @@ def test_a_full_disk_makes_room_for_every_turn_and_after_a_restart(model, agent_
         assert 1 <= len(stored(service)) <= 2
 
 
-def test_no_room_degrades_and_never_fails_a_turn(model, agent_bytes, tmp_path):
+def test_full_budget_degrades_the_node_but_fails_no_turn(model, agent_bytes, tmp_path):
     with running(tmp_path, model, disk_bytes=agent_bytes // 2) as service:
         first = talk(service, 0)
         assert not first.finished.durable
@@ -60,8 +60,8 @@ def test_no_room_degrades_and_never_fails_a_turn(model, agent_bytes, tmp_path):
         on_loop(service, refusing(service))
 
 
-def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp_path):
-    """Nobody needs those blocks, and no record that is published sweeps them."""
+def test_blocks_of_a_refused_save_are_reclaimed(model, agent_bytes, tmp_path):
+    """The blocks are unreferenced, and no published record sweeps them."""
     with running(tmp_path, model, disk_bytes=agent_bytes - 1) as service:
         blocks = service.node.resources.store.blocks
         assert not talk(service, 0).finished.durable
@@ -69,7 +69,7 @@ def test_what_a_refused_save_had_stored_makes_room_again(model, agent_bytes, tmp
         assert blocks.total_bytes == 0
 
 
-def test_whom_a_client_wants_back_outlives_those_used_since(model, agent_bytes, tmp_path):
+def test_retained_agent_outlives_agents_used_since(model, agent_bytes, tmp_path):
     with running(tmp_path, model, disk_bytes=3 * agent_bytes + agent_bytes // 2) as service:
         talk(service, 0, retain_s=3600.0)
         talk(service, 1)
@@ -90,7 +90,7 @@ async def refusing(service):
         await service.node.tiers.budget.make_room(TENANT, 1 << 40)
 
 
-def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_path):
+def test_hot_memory_of_unsaved_agents_is_bounded(model, agent_bytes, tmp_path):
     """Agents without room on disk stay hot as far as the hot budget goes, the newest first."""
     with running(tmp_path, model, disk_bytes=1, hot_bytes=1 << 30) as service:
         for number in range(3):
@@ -106,7 +106,7 @@ def test_memory_that_the_disk_refuses_is_bounded_too(model, agent_bytes, tmp_pat
         assert {agent.key[1] for agent in service.node.resources.table} == {"a-1", "a-2"}
 
 
-def test_a_flood_of_one_tenant_leaves_the_others_agents(model, agent_bytes, tmp_path):
+def test_flood_of_one_tenant_does_not_evict_other_tenants(model, agent_bytes, tmp_path):
     quiet = TenantId("quiet")
     budget = 8 * agent_bytes
     with running(tmp_path, model, disk_bytes=budget) as service:
@@ -124,7 +124,7 @@ def test_a_flood_of_one_tenant_leaves_the_others_agents(model, agent_bytes, tmp_
             assert (back.cache, back.cached_tokens) == (CacheTier.DISK, back.prompt_tokens - 1)
 
 
-def test_a_turn_keeps_the_blocks_it_shares_with_whom_it_pushes_out(model, agent_bytes, tmp_path):
+def test_turn_keeps_blocks_shared_with_the_agent_it_evicts(model, agent_bytes, tmp_path):
     """A new agent begins like an idle one, whose place it then needs."""
     head, tail = WORDS * 8, "and so on and so on. " * 60
 
@@ -144,7 +144,7 @@ def test_a_turn_keeps_the_blocks_it_shares_with_whom_it_pushes_out(model, agent_
         check(service, needed)
 
 
-def test_hot_floors_hold_as_well(model, agent_bytes, tmp_path):
+def test_tenant_floors_hold_for_hot_memory(model, agent_bytes, tmp_path):
     quiet = TenantId("quiet")
     with running(tmp_path, model) as service:
         talk(service, 0, quiet, "q")
@@ -161,7 +161,7 @@ def test_hot_floors_hold_as_well(model, agent_bytes, tmp_path):
         assert hot == {"q-0", "a-3", "a-4"}
 
 
-def test_a_quota_binds_where_others_leave_room(model, agent_bytes, tmp_path):
+def test_tenant_quota_holds_on_an_otherwise_empty_disk(model, agent_bytes, tmp_path):
     shares = {str(TENANT): TenantShare(quota=0.3)}
     with running(tmp_path, model, disk_bytes=10 * agent_bytes, tenants=shares) as service:
         for number in range(6):
@@ -170,7 +170,7 @@ def test_a_quota_binds_where_others_leave_room(model, agent_bytes, tmp_path):
         assert "a-5" in stored(service)
 
 
-def test_as_many_agents_as_the_node_may_hold(model, tmp_path, monkeypatch):
+def test_number_of_agents_per_node_is_bounded(model, tmp_path, monkeypatch):
     for module in ("node.agents.agent_table", "node.tiers.disk_budget"):
         monkeypatch.setattr(f"{module}.AGENTS_PER_NODE_MAX", 4)
     with running(tmp_path, model) as service:
@@ -180,7 +180,7 @@ def test_as_many_agents_as_the_node_may_hold(model, tmp_path, monkeypatch):
         assert "a-8" in stored(service)
 
 
-def test_a_turn_that_waited_for_an_evicted_agent_begins_anew(model, tmp_path, monkeypatch):
+def test_turn_waiting_for_an_evicted_agent_starts_a_new_one(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         first = talk(service, 0)
         store = service.node.resources.store
@@ -204,9 +204,7 @@ async def _turn(service):
     return await asyncio.to_thread(lambda: talk(service, 0).text)
 
 
-def test_a_move_makes_room_or_is_refused_and_the_source_keeps_its_agent(
-    model, agent_bytes, tmp_path
-):
+def test_migration_evicts_on_the_target_or_is_refused(model, agent_bytes, tmp_path):
     with (
         running(tmp_path, model, "left") as left,
         running(tmp_path, model, "right", disk_bytes=2 * agent_bytes) as right,

@@ -18,7 +18,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
-def test_a_prefetched_agent_has_all_of_its_edited_memory(tmp_path, model):
+def test_prefetched_agent_has_all_of_its_edited_memory(tmp_path, model):
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE).text

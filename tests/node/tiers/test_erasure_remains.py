@@ -41,7 +41,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model"), LLAMA | {"num_hidden_layers": 2}))
 
 
-def test_agents_of_a_model_that_is_not_served_now_go_too(tmp_path, model, tmp_path_factory):
+def test_erasure_removes_agents_of_models_not_served(tmp_path, model, tmp_path_factory):
     other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
     with running(tmp_path, other) as service:
         ask(service, PROMPT, agent="alice", epoch=70_000)
@@ -53,7 +53,7 @@ def test_agents_of_a_model_that_is_not_served_now_go_too(tmp_path, model, tmp_pa
     with running(tmp_path, model) as service:
         receipt = erase(service, "alice", 100_000)
         again = erase(service, "alice", 100_001)
-        nobody = erase(service, "nobody")
+        absent = erase(service, "unknown")
     after = files(tmp_path)
     with running(tmp_path, other) as service:
         assert agents(service) == {"bob": 1, "carol": 1}
@@ -65,15 +65,13 @@ def test_agents_of_a_model_that_is_not_served_now_go_too(tmp_path, model, tmp_pa
     assert receipt.other_models.blocks == len(before) - len(after) - 2 > 0
     assert receipt.other_models.bytes > 0
     assert not again.existed
-    assert not nobody.existed
+    assert not absent.existed
     assert not list(folder.glob("manifests/.tmp*"))
     assert restored.text == kept
     assert restored.admitted.cache is CacheTier.DISK
 
 
-def test_a_later_agent_of_another_model_is_spared_and_a_damaged_one_is_not(
-    tmp_path, model, tmp_path_factory
-):
+def test_erasure_keeps_later_agents_and_removes_damaged_records(tmp_path, model, tmp_path_factory):
     other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
     with running(tmp_path, other) as service:
         ask(service, PROMPT, agent="alice", epoch=5_000)
@@ -91,7 +89,7 @@ def test_a_later_agent_of_another_model_is_spared_and_a_damaged_one_is_not(
     assert gone.other_models.records == 1
 
 
-def test_a_node_that_was_away_removes_them_from_all_folders(tmp_path, model, tmp_path_factory):
+def test_shared_tombstones_remove_agents_from_all_folders(tmp_path, model, tmp_path_factory):
     other = str(write_model(tmp_path_factory.mktemp("other"), LLAMA | {"num_hidden_layers": 3}))
     with running(tmp_path, other) as service:
         ask(service, PROMPT, agent="alice")
@@ -99,17 +97,17 @@ def test_a_node_that_was_away_removes_them_from_all_folders(tmp_path, model, tmp
         running(tmp_path, model, "node-b") as here,
         running(tmp_path, model, "node-a") as away,
     ):
-        told = erase(here, "alice").tombstone
-        known = call(away, ShareErasures((told,)), KnownErasures)
+        stone = erase(here, "alice").tombstone
+        known = call(away, ShareErasures((stone,)), KnownErasures)
 
     assert known.agents_removed == 1
     assert files(tmp_path) == []
 
 
-def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, model):
-    """Nobody can tell whose a quarantined block is; the living keep theirs for inspection."""
+def test_shared_tombstones_remove_quarantined_blocks(tmp_path, model):
+    """A quarantined block names no agent; blocks of existing agents are kept for inspection."""
     with running(tmp_path, model) as service:
-        erase(service, "somebody")
+        erase(service, "another")
         ask(service, PROMPT, agent="alice")
         block = next(tmp_path.glob("node-a/*/blocks/*.full"))
         damaged = block.parent.parent / "quarantine" / f"{block.name}.checksum"
@@ -120,12 +118,12 @@ def test_a_node_that_was_away_removes_what_may_be_a_block_of_theirs(tmp_path, mo
     with running(tmp_path, model) as service:
         on_loop(service, service.node.commands.erasing.finish())
         assert damaged.exists()
-        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
-        call(service, ShareErasures((told,)), KnownErasures)
+        stone = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
+        call(service, ShareErasures((stone,)), KnownErasures)
         assert not damaged.exists()
 
 
-def test_a_block_found_damaged_while_its_agent_is_erased_goes_too(tmp_path, model):
+def test_block_quarantined_during_an_erasure_is_removed(tmp_path, model):
     """Such as by a pin that is under way: the erasure waits for it."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
@@ -143,7 +141,7 @@ def test_a_block_found_damaged_while_its_agent_is_erased_goes_too(tmp_path, mode
         assert files(tmp_path) == []
 
 
-def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
+def test_erasure_removes_a_quarantined_record(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         record = service._disk.root / service.node.resources.store._manifests._name(
@@ -164,9 +162,7 @@ def test_an_agent_whose_record_was_quarantined_goes_too(tmp_path, model):
     assert not again.existed
 
 
-def test_a_first_record_that_failed_at_its_last_step_goes_with_its_blocks(
-    tmp_path, model, monkeypatch
-):
+def test_erasure_removes_an_unacknowledged_first_record(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
         disk = service._disk
         real, real_remove = disk.publish, disk.remove_all
@@ -187,9 +183,9 @@ def test_a_first_record_that_failed_at_its_last_step_goes_with_its_blocks(
         with monkeypatch.context() as failing:
             failing.setattr(disk, "publish", publish)
             failing.setattr(disk, "remove_all", remove_all)
-            told = ask(service, PROMPT, agent="alice")
+            kept = ask(service, PROMPT, agent="alice")
             shed = ask(service, "quite another text, of nobody else " * 8, agent="bob")
-        assert not told.finished.durable
+        assert not kept.finished.durable
         assert not shed.finished.durable
         node = service.node
         agent = node.resources.table.get((TENANT, "bob"))
@@ -204,7 +200,7 @@ def test_a_first_record_that_failed_at_its_last_step_goes_with_its_blocks(
     assert receipts[0].blocks_removed > 0
 
 
-def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
+def test_erasure_ends_a_running_turn(tmp_path, model):
     with running(tmp_path, model) as service:
         request = GenerateRequest(
             operation=OperationId("test-op-turn"),
@@ -232,7 +228,7 @@ def test_an_erasure_ends_the_turn_that_runs(tmp_path, model):
     assert (last.code, last.status) == ("erased", 421)
 
 
-def test_no_release_carries_an_erased_record_beyond_its_erasure(tmp_path, model, monkeypatch):
+def test_release_does_not_preserve_an_erased_record(tmp_path, model, monkeypatch):
     """Another node owns a later agent of that name: the old one must not follow its epoch."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
@@ -250,7 +246,7 @@ def test_no_release_carries_an_erased_record_beyond_its_erasure(tmp_path, model,
         assert agents(service) == {}
 
 
-def test_what_a_move_without_its_router_has_brought_goes_too(tmp_path, model):
+def test_erasure_removes_blocks_of_an_unfinished_migration(tmp_path, model):
     with (
         running(tmp_path, model, "node-b") as source,
         running(tmp_path, model, "node-a") as target,
@@ -269,7 +265,7 @@ def test_what_a_move_without_its_router_has_brought_goes_too(tmp_path, model):
     assert [receipt.existed for receipt in receipts] == [True, True]
 
 
-def test_what_a_failed_write_could_not_remove_goes_too(tmp_path, model, monkeypatch):
+def test_erasure_removes_temporaries_of_failed_writes(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         faults = FailingCalls(calls=("rename", "unlink")).install(monkeypatch)
@@ -283,29 +279,27 @@ def test_what_a_failed_write_could_not_remove_goes_too(tmp_path, model, monkeypa
         assert files(tmp_path) == []
 
 
-def test_an_unnamed_conversation_does_not_go_on_with_what_is_being_erased(
-    tmp_path, model, monkeypatch
-):
+def test_unnamed_conversation_does_not_match_an_agent_being_erased(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         refusal = Refusal(monkeypatch, "erase_record")
         with pytest.raises(FabricError, match="the drive refused"):
             erase(service, "alice")
-        told = ask(service, PROMPT + "and on")
+        reply = ask(service, PROMPT + "and on")
         refusal.is_mended = True
 
-    assert told.admitted.agent != "alice"
+    assert reply.admitted.agent != "alice"
 
 
-def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, model, monkeypatch):
-    """Keep its lease: the disk is asked again by the node itself."""
+def test_node_with_refusing_disk_accepts_tombstones_and_serves(tmp_path, model, monkeypatch):
+    """The node keeps its lease, and retries the erasure itself."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         ask(service, "quite another text, of nobody else " * 8, agent="bob")
         refusal = Refusal(monkeypatch, "erase_record")
-        told = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
-        known = call(service, ShareErasures((told,)), KnownErasures)
-        again = call(service, ShareErasures((told,)), KnownErasures)
+        stone = tombstone(KEY, TENANT, "alice", 1_001, service.node.resources.clock.wall_s())
+        known = call(service, ShareErasures((stone,)), KnownErasures)
+        again = call(service, ShareErasures((stone,)), KnownErasures)
         assert files(tmp_path, "manifests") != []
         assert ask(service, PROMPT, agent="carol").admitted.cached_tokens == 0
         with pytest.raises(FabricError, match="is being erased"):
@@ -315,6 +309,6 @@ def test_a_node_whose_disk_refuses_is_told_of_erasures_and_serves(tmp_path, mode
         assert len(files(tmp_path, "manifests")) == 2
         assert agents(service) == {"bob": 1, "carol": 1}
 
-    assert (known.erased, known.agents_removed) == ((told,), 0)
+    assert (known.erased, known.agents_removed) == ((stone,), 0)
     assert again == known
     assert refusal.count >= 2

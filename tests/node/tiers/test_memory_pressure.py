@@ -18,7 +18,7 @@ PROMPT = [{"role": "user", "content": "remember this: " + "a long story " * 60}]
 
 
 class Bench:
-    """A running node on a machine that says what the test wants."""
+    """A running node on a machine whose memory pressure the test sets."""
 
     def __init__(self, service):
         self.service, self.node = service, service.node
@@ -55,7 +55,7 @@ def hot_agents(bench):
     return [agent for agent in bench.node.resources.table if agent.cache is not None]
 
 
-def test_idle_agents_go_to_disk_under_pressure_and_lose_nothing(tmp_path, model):
+def test_idle_agents_move_to_disk_under_pressure_without_loss(tmp_path, model):
     with bench_of(tmp_path, model, hot_bytes=TOTAL_BYTES) as bench:
         for name in "abcdef":
             ask(bench.service, PROMPT, agent=name, max_tokens=4)
@@ -86,7 +86,7 @@ def test_idle_agents_go_to_disk_under_pressure_and_lose_nothing(tmp_path, model)
         assert again.admitted.cached_tokens > 0, "its memory was on disk"
 
 
-def test_the_budget_comes_back_part_by_part_once_it_was_calm(tmp_path, model):
+def test_budget_grows_back_stepwise_after_calm(tmp_path, model):
     with bench_of(tmp_path, model, hot_bytes=8 << 20) as bench:
         bench.level = Pressure.CRITICAL
         low_bytes = bench.step()
@@ -101,7 +101,7 @@ def test_the_budget_comes_back_part_by_part_once_it_was_calm(tmp_path, model):
         assert bench.step() == 8 << 20, "and no further"
 
 
-def test_arrays_beyond_the_nodes_share_count_as_a_warning(tmp_path, model):
+def test_arrays_over_the_nodes_share_count_as_a_warning(tmp_path, model):
     with bench_of(tmp_path, model, hot_bytes=8 << 20) as bench:
         assert bench.step() == 8 << 20
 
@@ -110,7 +110,7 @@ def test_arrays_beyond_the_nodes_share_count_as_a_warning(tmp_path, model):
         assert bench.pressure.level is Pressure.WARNING
 
 
-def test_one_that_runs_alone_may_take_more_than_what_pressure_leaves(tmp_path, model):
+def test_sole_turn_may_exceed_the_reduced_budget(tmp_path, model):
     with bench_of(tmp_path, model, hot_bytes=ALONE_BYTES) as bench:
         bench.level = Pressure.CRITICAL
         for _ in range(MEMORY_SHRINK_PARTS):

@@ -34,8 +34,8 @@ def turn(service, messages, agent):
 
 
 def onward(reply):
-    said = {"role": "assistant", "content": reply.text}
-    return [*HELLO, said, {"role": "user", "content": "größer"}]
+    answer = {"role": "assistant", "content": reply.text}
+    return [*HELLO, answer, {"role": "user", "content": "größer"}]
 
 
 def prefetch(service, agent, *, epoch=1, cancel=False):
@@ -59,12 +59,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(model, tmp_path_factory):
-    with running(tmp_path_factory.mktemp("node"), model) as made:
-        yield made
+    with running(tmp_path_factory.mktemp("node"), model) as node_service:
+        yield node_service
 
 
 @pytest.mark.parametrize("name", sample(["gemma4_text", "qwen3_5"], "gemma4_text"))
-def test_a_prefetched_agent_is_hot_and_answers_bit_for_bit(name, tmp_path):
+def test_prefetched_agent_is_hot_and_answers_bit_for_bit(name, tmp_path):
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     with running(tmp_path, model) as service:
         check_bits(service)
@@ -84,7 +84,7 @@ def check_bits(service):
     assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
 
 
-def test_twice_or_while_hot_or_in_a_turn_nothing_happens(service):
+def test_prefetch_is_idempotent(service):
     check_bits(service)
     turn(service, HELLO, "alice")
     assert "hot" in prefetch(service, "alice").tiers
@@ -97,7 +97,7 @@ def test_twice_or_while_hot_or_in_a_turn_nothing_happens(service):
 
 
 class Slow:
-    """Holds every load of a node at its first block until told to go on."""
+    """A gate that blocks every load of a node at its first block."""
 
     def __init__(self, service, monkeypatch):
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -111,7 +111,7 @@ class Slow:
         monkeypatch.setattr(service.node.resources.store.blocks, "load_into", slowly)
 
 
-def test_a_turn_joins_a_prefetch_and_finds_it_done(service, monkeypatch):
+def test_turn_joins_a_running_prefetch(service, monkeypatch):
     _, first = turn(service, HELLO, "carol")
     cool(service)
     slow = Slow(service, monkeypatch)
@@ -126,7 +126,7 @@ def test_a_turn_joins_a_prefetch_and_finds_it_done(service, monkeypatch):
         fetching.result(60)
 
 
-def test_a_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
+def test_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
     _, first = turn(service, HELLO, "dora")
     cool(service)
     slow = Slow(service, monkeypatch)
@@ -143,7 +143,7 @@ def test_a_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
     assert turn(service, onward(first), "dora")[1].admitted.cache is CacheTier.DISK
 
 
-def test_only_so_many_at_once_and_never_beyond_what_memory_is_free(model, tmp_path, monkeypatch):
+def test_prefetches_are_bounded_in_number_and_memory(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         names = ["a", "b", "c"]
         for name in names:
@@ -165,7 +165,7 @@ def test_only_so_many_at_once_and_never_beyond_what_memory_is_free(model, tmp_pa
         assert code_of(lambda: prefetch(service, "c")) == (503, "no_room")
 
 
-def test_a_drained_node_takes_no_new_agents_until_told_also_after_a_restart(model, tmp_path):
+def test_draining_node_refuses_new_agents_also_after_restart(model, tmp_path):
     with running(tmp_path, model) as service:
         turn(service, HELLO, "alice")
         call(service, DrainNode(draining=True), Done)

@@ -35,7 +35,7 @@ from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import write_model
 
 
-def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
+def test_expired_agents_are_evicted_and_active_or_pinned_are_kept(model, tmp_path):
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         for number in range(3):
             talk(service, number)
@@ -49,7 +49,7 @@ def test_the_expired_go_and_the_active_and_pinned_stay(model, tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [-10 * DAY_S, 10 * DAY_S])
-def test_a_jump_of_the_calendar_makes_nobody_old(model, tmp_path, monkeypatch, seconds):
+def test_wall_clock_jump_expires_no_agent(model, tmp_path, monkeypatch, seconds):
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         talk(service, 0)
         wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
@@ -60,9 +60,7 @@ def test_a_jump_of_the_calendar_makes_nobody_old(model, tmp_path, monkeypatch, s
         assert stored(service) == {"a-0"}
 
 
-def test_pins_outlive_restarts_and_beyond_their_part_count_for_nothing(
-    model, agent_bytes, tmp_path
-):
+def test_pins_survive_restart_and_count_within_their_share_only(model, agent_bytes, tmp_path):
     budget = 5 * agent_bytes
     with running(tmp_path, model, disk_bytes=budget) as service:
         for number in range(3):
@@ -87,7 +85,7 @@ def jump(monkeypatch, seconds):
     monkeypatch.setattr(SystemClock, "wall_s", lambda _: wall_s)
 
 
-def test_a_calendar_that_is_wrong_at_boot_makes_nobody_old(model, tmp_path, monkeypatch):
+def test_wrong_wall_clock_at_boot_expires_no_agent(model, tmp_path, monkeypatch):
     other = tmp_path / "node-a" / ("0" * 16) / "manifests"
     other.mkdir(parents=True)
     (other / "m").write_bytes(b"m")
@@ -103,7 +101,7 @@ def test_a_calendar_that_is_wrong_at_boot_makes_nobody_old(model, tmp_path, monk
     assert other.exists()
 
 
-def test_idle_time_goes_on_over_restarts(model, tmp_path, monkeypatch):
+def test_idle_time_continues_across_restarts(model, tmp_path, monkeypatch):
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         talk(service, 0)
         monotonic_s = SystemClock.monotonic_s
@@ -117,12 +115,14 @@ def test_idle_time_goes_on_over_restarts(model, tmp_path, monkeypatch):
         assert stored(service) == {"a-1"}
 
 
-def test_offered_and_busy_agents_stay(model, tmp_path):
+def test_offered_and_busy_agents_are_not_evicted(model, tmp_path):
     with running(tmp_path, model, "left") as left:
         talk(left, 0)
         agent = left.node.resources.table.get((TENANT, "a-0"))
-        asked = OfferRequest(TENANT, "a-0", 1, "migration-1", "right")
-        left.node.resources.transfers.offers.add(asked, list(dict.fromkeys(agent.saved.refs)), 60.0)
+        request = OfferRequest(TENANT, "a-0", 1, "migration-1", "right")
+        left.node.resources.transfers.offers.add(
+            request, list(dict.fromkeys(agent.saved.refs)), 60.0
+        )
         assert on_loop(left, left.node.tiers.eviction.evict([agent])) == 0
         left.node.resources.transfers.offers.withdraw("migration-1")
 
@@ -134,18 +134,18 @@ def test_offered_and_busy_agents_stay(model, tmp_path):
         assert on_loop(left, left.node.tiers.eviction.evict([agent])) == 1
 
 
-def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, tmp_path):
+def test_folders_of_other_models_expire_and_are_evicted_first(model, agent_bytes, tmp_path):
     used = {}
 
     def folder(name, idle_s, size=1_000):
         used[name] = 9 * DAY_S - idle_s
-        made = tmp_path / "node-a" / name
-        (made / "manifests").mkdir(parents=True)
-        (made / "blocks").mkdir()
-        (made / "blocks" / "b").write_bytes(bytes(size))
-        (made / "manifests" / "m").write_bytes(b"m")
-        os.utime(made / "manifests" / "m", (0, 0))  # whatever the calendar says
-        return made
+        path_ = tmp_path / "node-a" / name
+        (path_ / "manifests").mkdir(parents=True)
+        (path_ / "blocks").mkdir()
+        (path_ / "blocks" / "b").write_bytes(bytes(size))
+        (path_ / "manifests" / "m").write_bytes(b"m")
+        os.utime(path_ / "manifests" / "m", (0, 0))  # whatever the calendar says
+        return path_
 
     expired = folder("0" * 16, 2 * DAY_S)
     recent = folder("1" * 16, 3_600, size=2 * agent_bytes)
@@ -170,7 +170,7 @@ def test_other_models_folders_expire_and_go_first_for_room(model, agent_bytes, t
     assert (outside / "kept").exists()
 
 
-def test_a_folder_that_another_process_serves_is_left_alone(model, tmp_path):
+def test_folder_served_by_another_process_is_kept(model, tmp_path):
     with running(tmp_path, model) as service:
         talk(service, 0)
         serving = service.node.resources.identity.fingerprint.hex()[:16]
@@ -182,7 +182,7 @@ def test_a_folder_that_another_process_serves_is_left_alone(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", sample(["gemma3_text", "qwen3_next"], "qwen3_next"))
-def test_old_windows_and_states_go_before_agents(name, tmp_path):
+def test_old_windows_and_states_are_evicted_before_agents(name, tmp_path):
     """Records get smaller first; what is left brings the agent back to its end, bit for bit."""
     folder = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
     messages = [{"role": "user", "content": WORDS * 5}]
@@ -217,8 +217,8 @@ def test_old_windows_and_states_go_before_agents(name, tmp_path):
 
 
 @pytest.mark.parametrize("trouble", ["lost block", "full drive"])
-def test_who_cannot_be_made_smaller_goes(tmp_path, monkeypatch, trouble):
-    """One agent that cannot be thinned stops nobody's turns from being saved."""
+def test_agent_that_cannot_be_trimmed_is_evicted(tmp_path, monkeypatch, trouble):
+    """An agent that cannot be trimmed does not block saving the turns of others."""
     folder = str(write_model(tmp_path / "model", ARCHITECTURES["gemma3_text"]))
     messages = [{"role": "user", "content": WORDS * 5}]
     with running(tmp_path, folder) as service:
@@ -249,7 +249,7 @@ def _full(*_):
     raise DiskError("no room", errno.ENOSPC)  # noqa: TRY003 - stands in for the disk's own
 
 
-def test_one_record_that_cannot_be_removed_keeps_no_other(model, tmp_path, monkeypatch):
+def test_stuck_record_does_not_block_other_evictions(model, tmp_path, monkeypatch):
     with running(tmp_path, model) as service:
         for number in range(3):
             talk(service, number)
@@ -274,7 +274,7 @@ def test_one_record_that_cannot_be_removed_keeps_no_other(model, tmp_path, monke
         assert service.node.resources.store.blocks.check_integrity() == []
 
 
-def test_an_erasure_says_what_went_and_what_others_keep(model, tmp_path):
+def test_erase_receipt_counts_removed_and_shared_blocks(model, tmp_path):
     operations = iter("123")
 
     def erased(service, name):

@@ -56,9 +56,9 @@ def revoke(request):
     return request.param
 
 
-def test_borrowers_lose_it_in_memory_and_on_disk(tmp_path, model, revoke):
+def test_revoked_rows_are_dropped_in_memory_and_on_disk(tmp_path, model, revoke):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         refs = set(agent_of(service, "b").saved.refs)
         revoke(service)
         borrower = agent_of(service, "b")
@@ -66,21 +66,21 @@ def test_borrowers_lose_it_in_memory_and_on_disk(tmp_path, model, revoke):
         gone = refs - set(borrower.saved.refs) - set(agent_of(service, "a").saved.refs)
         assert gone
         assert set(service.node.resources.store.blocks.missing(gone)) == gone
-        check_forgotten(service, asked)
+        check_forgotten(service, next_turn)
 
 
-def test_it_stays_gone_after_a_restart(tmp_path, model, revoke):
+def test_revoked_rows_stay_dropped_after_a_restart(tmp_path, model, revoke):
     with running(tmp_path, model) as service:
-        asked = lend(service)
+        next_turn = lend(service)
         raw = hibernate(service, "b")
         revoke(service)
     with running(tmp_path, model) as service:
         assert "refused" not in resume(service, raw, "back", epoch=3)
-        check_forgotten(service, asked, agent="back", epoch=3)
-        check_forgotten(service, asked)
+        check_forgotten(service, next_turn, agent="back", epoch=3)
+        check_forgotten(service, next_turn)
 
 
-def test_an_amortized_directive_takes_nothing(tmp_path, model):
+def test_amortized_directive_revokes_nothing(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         before = agent_of(service, "b").saved
@@ -88,7 +88,7 @@ def test_an_amortized_directive_takes_nothing(tmp_path, model):
         assert agent_of(service, "b").saved is before
 
 
-def test_nothing_is_lent_until_the_lender_has_forgotten(tmp_path, model):
+def test_lender_lends_again_only_after_applying_its_directive(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         forget(service)
@@ -109,7 +109,7 @@ def test_nothing_is_lent_until_the_lender_has_forgotten(tmp_path, model):
         assert not digests.has_erased_lender(TENANT, lenders)
 
 
-def test_what_is_shared_again_is_lent_again(tmp_path, model):
+def test_agent_turned_public_lends_again(tmp_path, model):
     with running(tmp_path, model) as service:
         lend(service)
         share(service, is_private=True)
@@ -125,31 +125,31 @@ def test_what_is_shared_again_is_lent_again(tmp_path, model):
         assert service.node.resources.erased.has_erased_lender(TENANT, (series,))
 
 
-def test_a_lender_that_borrowed_its_own_rows_back_keeps_its_text(tmp_path, model):
+def test_lender_borrowing_its_own_rows_back_keeps_its_text(tmp_path, model):
     with running(tmp_path, model) as service:
-        asked = lend(service)
-        ask(service, [*FIRST, *asked[1:]], agent="a", edits=ANYWHERE)
+        next_turn = lend(service)
+        ask(service, [*FIRST, *next_turn[1:]], agent="a", edits=ANYWHERE)
         ask(service, question((1, 2, 0), words(57, 9)), agent="b", edits=ANYWHERE)
         text = agent_of(service, "a").saved.text
         forget(service)
         assert agent_of(service, "a").saved.text == text
 
 
-def test_a_borrower_elsewhere_loses_it_when_its_node_is_told(tmp_path, model, revoke):
+def test_borrower_on_another_node_loses_revoked_rows_on_notice(tmp_path, model, revoke):
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,
     ):
-        asked = lend(source)
+        next_turn = lend(source)
         migrate(source, target, "b", 1)
         revoke(source)
         known = call(source, ShareErasures(()), KnownErasures).erased
         assert len(known) == 1
         call(target, ShareErasures(known), KnownErasures)
-        check_forgotten(target, asked)
+        check_forgotten(target, next_turn)
 
 
-def test_a_record_that_comes_later_is_not_taken(tmp_path, model, revoke):
+def test_record_with_revoked_rows_is_refused_or_cleaned_on_arrival(tmp_path, model, revoke):
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,

@@ -10,7 +10,7 @@ from tests.support.services import running
 from tests.support.template_shapes import SHAPES, Said, write_shape
 
 QUESTIONS = [{"role": "user", "content": words(seed, 40)} for seed in (1, 2)]
-BEGUN, REST = "It begins " + words(3, 20), " and ends."
+PARTIAL, REST = "It begins " + words(3, 20), " and ends."
 
 
 @pytest.mark.slow
@@ -19,17 +19,19 @@ BEGUN, REST = "It begins " + words(3, 20), " and ends."
     [("full", "thought_opened"), ("full", "thought_closed"), ("recurrent", "thought_closed")],
     ids=" ".join,
 )
-def test_the_next_turn_is_the_same_agents_and_computes_what_is_new(tmp_path, weights, shape):
+def test_turn_after_a_continued_answer_is_warm(tmp_path, weights, shape):
     model = write_shape(tmp_path / "model", SHAPES[shape], weights, corpus())
-    answers = replace(SHAPES[shape], say=lambda said: said.text)  # what it thought is over
-    asked = [{"role": "system", "content": SYSTEM}, QUESTIONS[0]]
+    answers = replace(
+        SHAPES[shape], say=lambda scripted_answer: scripted_answer.text
+    )  # what it thought is over
+    messages = [{"role": "system", "content": SYSTEM}, QUESTIONS[0]]
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, answers, script, continues=True)
-        begun = {"role": "assistant", "content": BEGUN}
-        rest = driver.ask("one", [*asked, begun], Said(REST), None)
+        partial = {"role": "assistant", "content": PARTIAL}
+        rest = driver.ask("one", [*messages, partial], Said(REST), None)
         driver.continues = False
-        whole = {"role": "assistant", "content": BEGUN + rest["content"]}
-        driver.ask("one", [*asked, whole, QUESTIONS[1]], Said("Yes."), None)
+        whole = {"role": "assistant", "content": PARTIAL + rest["content"]}
+        driver.ask("one", [*messages, whole, QUESTIONS[1]], Said("Yes."), None)
 
     assert rest == {"role": "assistant", "content": REST}
     first, second = driver.turns

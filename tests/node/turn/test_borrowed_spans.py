@@ -31,13 +31,17 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
-def question(order, asked, join=None):
+def question(order, text_of_question, join=None):
     """Ask about documents: each a message, or all in one."""
     texts = [DOCUMENTS[i] for i in order]
     if join is not None:
         texts = [join.join(texts)]
-    said = [{"role": "user", "content": text} for text in texts]
-    return [{"role": "system", "content": words(1, 40)}, *said, {"role": "user", "content": asked}]
+    turns = [{"role": "user", "content": text} for text in texts]
+    return [
+        {"role": "system", "content": words(1, 40)},
+        *turns,
+        {"role": "user", "content": text_of_question},
+    ]
 
 
 FIRST = question((0, 1, 2), words(50, 8))
@@ -63,7 +67,7 @@ def computed(reply):
     return reply.admitted.prompt_tokens - reply.admitted.cached_tokens
 
 
-def test_another_order_of_the_same_documents_is_not_computed_again(tmp_path, model):
+def test_reordered_documents_are_borrowed(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         second = ask(service, SECOND, agent="b", edits=ANYWHERE)
@@ -89,7 +93,7 @@ def test_another_order_of_the_same_documents_is_not_computed_again(tmp_path, mod
         assert later.admitted.amortized_tokens > sum(lengths)
 
 
-def test_documents_within_one_message_are_found_by_their_content(tmp_path, model):
+def test_documents_within_one_message_are_matched_by_content(tmp_path, model):
     join = words(70, 5)
     with running(tmp_path, model) as service:
         ask(service, question((0, 1, 2), words(50, 8), join=words(71, 7)), agent="a")
@@ -99,7 +103,7 @@ def test_documents_within_one_message_are_found_by_their_content(tmp_path, model
         assert computed(reply) < reply.admitted.prompt_tokens // 3
 
 
-def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monkeypatch):
+def test_borrowed_layout_answers_like_one_built_by_hand(tmp_path, model, monkeypatch):
     """The rows that the layout names, and the rest computed in order between them."""
     patched = []
     seen = borrowed_spans.with_patches
@@ -129,12 +133,12 @@ def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monk
             while (at := cache.tokens_count) < len(ids) - 1:
                 until = cache.ahead[0][0] if cache.ahead else len(ids) - 1
                 engine.prefill(cache, ids[at : min(at + 256, until)])
-            said, token = [], ids[-1]
+            tokens_out, token = [], ids[-1]
             for _ in range(6):
                 logits = engine.feed([cache], [mx.array([token], mx.uint32)])[0]
                 token = int(mx.argmax(logits))
-                said.append(token)
-            return said
+                tokens_out.append(token)
+            return tokens_out
 
         async def between():
             return await service.node.resources.engine.between_steps(by_hand)
@@ -146,7 +150,7 @@ def test_the_answer_is_that_of_the_memory_laid_out_by_hand(tmp_path, model, monk
         assert reply.admitted.amortized_tokens
 
 
-def test_nobody_gets_it_who_does_not_ask_nor_another_tenant(tmp_path, model):
+def test_borrowed_spans_require_opt_in_and_same_tenant(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         stranger = ask(service, SECOND, agent="b", tenant=OTHER, edits=ANYWHERE)
@@ -164,7 +168,7 @@ def test_nobody_gets_it_who_does_not_ask_nor_another_tenant(tmp_path, model):
         assert exact.text == cold.text
 
 
-def test_who_asks_for_exact_memory_again_gets_it(tmp_path, model):
+def test_exact_turn_after_borrowing_is_exact(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         ask(service, SECOND, agent="b", edits=ANYWHERE)
@@ -177,7 +181,7 @@ def test_who_asks_for_exact_memory_again_gets_it(tmp_path, model):
 
 
 @pytest.mark.parametrize("how", ["evicted", "damaged"])
-def test_without_its_source_it_is_computed(tmp_path, model, how):
+def test_spans_without_a_source_are_computed(tmp_path, model, how):
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         names = [file_name(ref) for ref in agent_of(service, "a").saved.refs]
@@ -194,8 +198,8 @@ def test_without_its_source_it_is_computed(tmp_path, model, how):
         assert agent_of(service, "b").is_durable
 
 
-def test_it_outlives_its_source_and_a_move(tmp_path, model):
-    """What is another's text is not kept with it; its own memory is whole, wherever it is."""
+def test_borrowed_spans_survive_their_source_and_a_migration(tmp_path, model):
+    """The lender's text is not stored with it; the borrower's memory is complete on any node."""
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,
@@ -223,25 +227,25 @@ def test_it_outlives_its_source_and_a_move(tmp_path, model):
         assert ask(undisturbed, following, agent="b", edits=ANYWHERE).text == there.text
 
 
-def test_an_agent_of_its_own_takes_what_it_lacks_from_others(tmp_path, model):
+def test_existing_agent_borrows_missing_spans(tmp_path, model):
     """Behind its own memory, hot or not, and with edits of its own."""
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
-        begun = question((), words(60, 90))
-        answer = ask(service, begun, agent="b").text
-        asked = [*grown(begun, answer, DOCUMENTS[1]), *question((0,), words(61, 9))[1:]]
-        reply = ask(service, asked, agent="b", edits=ANYWHERE)
+        beginning = question((), words(60, 90))
+        answer = ask(service, beginning, agent="b").text
+        longer = [*grown(beginning, answer, DOCUMENTS[1]), *question((0,), words(61, 9))[1:]]
+        reply = ask(service, longer, agent="b", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
         assert agent_of(service, "b").exact_tokens > 100
         assert computed(reply) < reply.admitted.prompt_tokens // 3
-        edited = [asked[0], {**asked[1], "content": "gone"}, *asked[2:]]
+        edited = [longer[0], {**longer[1], "content": "gone"}, *longer[2:]]
         more = [*grown(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
         both = ask(service, more, agent="b", edits=ANYWHERE)
         assert both.admitted.match == "spans"
         assert computed(both) < both.admitted.prompt_tokens // 3
 
 
-def test_models_whose_rows_may_not_be_moved_say_why(tmp_path):
+def test_unmovable_models_borrow_nothing_and_give_the_reason(tmp_path):
     folder = write_model(tmp_path / "model", ARCHITECTURES["qwen3_next"])
     with running(tmp_path, str(folder)) as service:
         ask(service, FIRST, agent="a")

@@ -44,7 +44,9 @@ def on_loop(service, work):
 
 
 @pytest.mark.parametrize("moved_after", range(1, ROOM_TOKENS))
-def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_after):
+def test_migration_near_the_contexts_end_does_not_change_the_answer(
+    nodes, monkeypatch, moved_after
+):
     a, b = nodes
     prompt, name = prompt_for(a), f"agent-{moved_after}"
     calm = ask(a, prompt, agent="calm", max_tokens=100, ignore_eos=True, logprobs=0)
@@ -70,14 +72,14 @@ def test_a_move_near_the_contexts_end_changes_nothing(nodes, monkeypatch, moved_
         """Make the sequence, to be sealed as soon as so many tokens exist."""
         (its_turn,) = a.node.live_turns
 
-        def told(event):
+        def watched_emit(event):
             emit(event)
             if getattr(event, "index", -1) + 1 == moved_after:  # between two steps of the engine
                 seal = SealAgent(TENANT, AgentId(name), 1, move, b.node.name)
                 object.__setattr__(its_turn._outgoing, "seal", seal)  # from the engine's thread
                 sequence.yielding.set()
 
-        sequence = make(self, request, prepared, answer, told, head)
+        sequence = make(self, request, prepared, answer, watched_emit, head)
         return sequence
 
     async def begin():

@@ -53,9 +53,9 @@ def reminder_moves(talk):
 def results_are_elided(talk):
     talk.ask(call=("read", {"path": "0"}))
     for step in range(4):
-        made = talk.messages[-1]["tool_calls"][0]
-        told = {"role": "tool", "tool_call_id": made["id"], "content": words(700 + step, 60)}
-        talk.messages.append(told)
+        use = talk.messages[-1]["tool_calls"][0]
+        result = {"role": "tool", "tool_call_id": use["id"], "content": words(700 + step, 60)}
+        talk.messages.append(result)
         results = [message for message in talk.messages if message["role"] == "tool"]
         for old in results[:-1]:
             old["content"] = "[Old tool result content cleared]"
@@ -68,7 +68,7 @@ def agents_of(service, tenant=TENANT):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drops", [False, True], ids=["thoughts sent", "thoughts left out"])
-def test_a_rewritten_history_is_one_agent_with_all_that_can_be_reused(model, tmp_path, drops):
+def test_rewritten_history_stays_one_agent_with_full_reuse(model, tmp_path, drops):
     with scripted() as script, running(tmp_path, model) as service:
         for number, rewrite in enumerate((clock_moves, reminder_moves, results_are_elided)):
             tenant = TenantId(f"tenant-{number}")
@@ -82,7 +82,7 @@ def test_a_rewritten_history_is_one_agent_with_all_that_can_be_reused(model, tmp
         script.end = None
 
 
-def test_only_what_goes_on_is_the_same_conversation(small, tmp_path):
+def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
     """Not another question behind the same prompt, nor the same question asked once more."""
 
     def chat(minute, *texts, **who):
@@ -112,12 +112,12 @@ def test_only_what_goes_on_is_the_same_conversation(small, tmp_path):
         assert chat(11, "Where is it?", "And now?", "Thanks.", "Bye.", "Oh.") not in {named, twin}
 
 
-def test_an_agent_that_is_private_or_in_use_is_left_alone(small, tmp_path):
+def test_private_or_busy_agent_is_not_rewritten(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history = start(service)
         on_loop(service, hold(agent))
         assert go_on(service, 2, history).admitted.agent != agent.key[1]
-        on_loop(service, let_go(agent))
+        on_loop(service, release(agent))
         assert go_on(service, 3, history).admitted.agent == agent.key[1]
     with running(tmp_path / "b", small) as service:
         agent, history = start(service)
@@ -130,7 +130,7 @@ async def hold(agent):
     await agent.turn_lock.acquire()
 
 
-async def let_go(agent):
+async def release(agent):
     agent.turn_lock.release()
 
 
@@ -160,7 +160,7 @@ def superseded(service):
     return agent, history, old
 
 
-def test_the_old_form_comes_back_warm_and_from_its_own_place(small, tmp_path):
+def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history, old = superseded(service)
         before = {ref for branch in agent.saved.branches for ref in branch.refs}
@@ -181,7 +181,7 @@ def test_the_old_form_comes_back_warm_and_from_its_own_place(small, tmp_path):
         assert back.admitted.cached_tokens > back.admitted.prompt_tokens // 2
 
 
-def test_branches_outlive_a_restart_and_are_used_then(small, tmp_path):
+def test_branches_survive_a_restart(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history, _ = superseded(service)
         branches, form = agent.saved.branches, agent.saved.form
@@ -196,7 +196,7 @@ def test_branches_outlive_a_restart_and_are_used_then(small, tmp_path):
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["of another", "of its own"])
-def test_branches_go_before_any_agent_when_a_turn_fills_the_disk(small, tmp_path, is_own):
+def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
     with running(tmp_path, small) as service:
         agent, history, _ = superseded(service)
         ask(service, words(50, 300), agent="other")
@@ -220,7 +220,7 @@ def test_branches_go_before_any_agent_when_a_turn_fills_the_disk(small, tmp_path
         check(service, size_bytes + 1)
 
 
-def test_an_erasure_takes_the_branches_along(small, tmp_path, capsys):
+def test_erasure_removes_branches(small, tmp_path, capsys):
     data = tmp_path / "data"
     with running(data / "nodes", small) as service:
         agent, *_ = superseded(service)
@@ -237,7 +237,7 @@ def test_an_erasure_takes_the_branches_along(small, tmp_path, capsys):
     assert (folder["records"], folder["blocks"]) == (0, 0)
 
 
-def test_the_offline_check_keeps_branches_which_may_lack_blocks(small, tmp_path, capsys):
+def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, capsys):
     def checked(*argv):
         capsys.readouterr()
         status = fsck.main([f"--data={tmp_path}", "--json", *argv])
@@ -257,7 +257,7 @@ def test_the_offline_check_keeps_branches_which_may_lack_blocks(small, tmp_path,
         assert service.node.resources.store.blocks.missing(kept.kept_refs) == [lost]
 
 
-def test_a_lost_block_of_a_branch_hinders_nothing(small, tmp_path):
+def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history, _ = superseded(service)
         lost = {*agent.saved.branches[-1].refs}
@@ -269,7 +269,7 @@ def test_a_lost_block_of_a_branch_hinders_nothing(small, tmp_path):
         assert not lost & {*agent.saved.kept_refs}
 
 
-def test_a_tenant_with_a_private_agent_gets_its_own_branches_back(small, tmp_path):
+def test_branches_are_reused_beside_a_private_agent(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history, _ = superseded(service)
         ask(service, words(70, 100), agent="secret")

@@ -32,9 +32,9 @@ def model(tmp_path_factory):
 LONG = [words(10 + i, 36) for i in range(5)]
 
 
-def history(*said):
+def history(*texts):
     roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return [{"role": "system", "content": words(1, 40)}, *messages]
 
 
@@ -47,8 +47,8 @@ def grown(messages, answer, question):
 
 
 def cleared(mode, text="[cleared]", operation="operation-1", of=LONG[1]):
-    said = message_digest(Message(MessageRole.ASSISTANT, (of,)))
-    return Directive(OperationId(operation), mode, text, None, said, 1.0)
+    digest = message_digest(Message(MessageRole.ASSISTANT, (of,)))
+    return Directive(OperationId(operation), mode, text, None, digest, 1.0)
 
 
 def direct(service, *added, **more):
@@ -59,7 +59,7 @@ def text_of(service):
     return service.node.resources.table.get((TENANT, NAME)).manifest.text
 
 
-def test_a_message_that_is_amortized_reads_otherwise_and_what_follows_is_kept(tmp_path, model):
+def test_amortized_message_is_replaced_and_later_rows_are_kept(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
         view = direct(service, cleared(EditMode.AMORTIZE))
@@ -77,8 +77,8 @@ def test_a_message_that_is_amortized_reads_otherwise_and_what_follows_is_kept(tm
         assert following.admitted.amortized_tokens > 0
 
 
-def test_a_message_that_is_forgotten_leaves_nothing_of_it(tmp_path, model):
-    """The memory is that of one who was never told, also where amortized memory is wished for."""
+def test_forgotten_message_leaves_no_trace(tmp_path, model):
+    """The memory equals that of an agent without the message, even if `amortize` is requested."""
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
         direct(service, cleared(EditMode.FORGET))
@@ -90,7 +90,7 @@ def test_a_message_that_is_forgotten_leaves_nothing_of_it(tmp_path, model):
         assert ask(service, edited, agent="a").text == reply.text
 
 
-def test_who_asks_for_exact_memory_gets_it_whatever_a_directive_says(tmp_path, model):
+def test_exact_turn_overrides_an_amortized_directive(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
         direct(service, cleared(EditMode.AMORTIZE))
@@ -100,7 +100,7 @@ def test_who_asks_for_exact_memory_gets_it_whatever_a_directive_says(tmp_path, m
         assert "[cleared]" in text_of(service)
 
 
-def test_a_message_can_be_left_out_but_no_half_of_a_call(tmp_path, model):
+def test_directive_can_omit_a_message(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
         direct(service, cleared(EditMode.AMORTIZE, None))
@@ -110,34 +110,36 @@ def test_a_message_can_be_left_out_but_no_half_of_a_call(tmp_path, model):
         assert "[cleared]" not in text_of(service)
 
 
-def test_of_a_call_and_its_result_neither_is_left_out_alone():
+def test_call_and_its_result_are_emptied_not_omitted():
     """Where both are in a conversation, templates want both."""
     use = ToolUse("look", {}, "call-1")
-    asked = Message(MessageRole.ASSISTANT, ("I look.",), uses=(use,))
-    told = Message(MessageRole.TOOL, ("much",), result_of="call-1")
+    calling = Message(MessageRole.ASSISTANT, ("I look.",), uses=(use,))
+    result_message = Message(MessageRole.TOOL, ("much",), result_of="call-1")
     operation = OperationId("operation-1")
-    said = Directive(operation, EditMode.FORGET, None, None, message_digest(asked))
+    by_digest = Directive(operation, EditMode.FORGET, None, None, message_digest(calling))
     result = Directive(operation, EditMode.FORGET, None, "call-1")
-    found = edit_messages([asked, told], [said, result])
-    assert found.messages == (replace(asked, texts=("",)), replace(told, texts=("",)))
-    assert {replace(each, dropped=None) for each in found.matched} == {said, result}
+    found = edit_messages([calling, result_message], [by_digest, result])
+    assert found.messages == (replace(calling, texts=("",)), replace(result_message, texts=("",)))
+    assert {replace(each, dropped=None) for each in found.matched} == {by_digest, result}
     assert sorted(each.dropped.chars for each in found.matched) == [4, 7]
 
 
 @pytest.mark.parametrize("is_by_call_last", [True, False])
-def test_of_two_for_a_whole_message_the_newer_one_counts(is_by_call_last):
-    told = Message(MessageRole.TOOL, ("much",), result_of="call-1")
-    said = Directive(
-        OperationId("operation-1"), EditMode.FORGET, "by text", None, message_digest(told)
+def test_newer_of_two_directives_for_a_message_applies(is_by_call_last):
+    message = Message(MessageRole.TOOL, ("much",), result_of="call-1")
+    by_digest = Directive(
+        OperationId("operation-1"), EditMode.FORGET, "by text", None, message_digest(message)
     )
     result = Directive(OperationId("operation-2"), EditMode.FORGET, "by call", "call-1")
-    found = edit_messages([told], [said, result] if is_by_call_last else [result, said])
-    newer = result if is_by_call_last else said
-    assert found.messages == (replace(told, texts=(newer.replacement,)),)
+    found = edit_messages(
+        [message], [by_digest, result] if is_by_call_last else [result, by_digest]
+    )
+    newer = result if is_by_call_last else by_digest
+    assert found.messages == (replace(message, texts=(newer.replacement,)),)
     assert [replace(each, dropped=None) for each in found.matched] == [newer]
 
 
-def test_directives_survive_a_restart_and_a_move(tmp_path, model):
+def test_directives_survive_restart_and_migration(tmp_path, model):
     with running(tmp_path / "a", model, name="node-a") as source:
         ask(source, history(*LONG), agent="a")
         direct(source, cleared(EditMode.AMORTIZE))
@@ -152,7 +154,7 @@ def test_directives_survive_a_restart_and_a_move(tmp_path, model):
         assert "[cleared]" in text_of(target)
 
 
-def test_an_operation_is_made_once_and_undone_as_a_whole(tmp_path, model):
+def test_operation_is_applied_once_and_undone_as_a_whole(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
         both = cleared(EditMode.AMORTIZE), cleared(EditMode.AMORTIZE, "other", of=LONG[3])
@@ -169,19 +171,19 @@ def test_an_operation_is_made_once_and_undone_as_a_whole(tmp_path, model):
         assert LONG[3] in text_of(service)
 
 
-def test_a_directive_that_comes_again_behind_its_undoing_stays_undone(tmp_path, model):
+def test_repeated_directive_stays_undone_after_its_removal(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        made = cleared(EditMode.FORGET)
-        assert direct(service, made).directives
-        assert not direct(service, removed=(made.operation,)).directives
+        directive = cleared(EditMode.FORGET)
+        assert direct(service, directive).directives
+        assert not direct(service, removed=(directive.operation,)).directives
         revision = service.node.resources.table.get((TENANT, NAME)).manifest.revision
-        assert not direct(service, made).directives
+        assert not direct(service, directive).directives
         assert service.node.resources.table.get((TENANT, NAME)).manifest.revision == revision
         assert direct(service, cleared(EditMode.FORGET, operation="operation-2")).directives
 
 
-def test_too_many_are_refused_and_change_nothing(tmp_path, model):
+def test_too_many_or_invalid_directives_are_refused(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
         many = [cleared(EditMode.FORGET, operation=f"operation-{i}") for i in range(DIRECTIVES_MAX)]
@@ -200,7 +202,7 @@ def test_too_many_are_refused_and_change_nothing(tmp_path, model):
         assert not view.directives
 
 
-def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, model):
+def test_total_text_of_directives_is_bounded(tmp_path, model):
     """They lie in memory and on the disk, for every agent of a tenant."""
     text, count = "x" * DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX // DIRECTIVE_BYTES_MAX
     with running(tmp_path, model) as service:
@@ -215,18 +217,18 @@ def test_their_texts_are_no_larger_together_than_an_agent_is_worth(tmp_path, mod
             direct(service, cleared(EditMode.FORGET, "x", "operation-more"))
 
 
-def test_what_the_system_says_is_never_edited(tmp_path, model):
+def test_system_message_is_never_edited(tmp_path, model):
     system = words(1, 40)
-    said = message_digest(Message(MessageRole.SYSTEM, (system,)))
+    digest = message_digest(Message(MessageRole.SYSTEM, (system,)))
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        direct(service, Directive(OperationId("operation-1"), EditMode.FORGET, "x", None, said))
+        direct(service, Directive(OperationId("operation-1"), EditMode.FORGET, "x", None, digest))
         ask(service, history(*LONG), agent="a")
         assert system in text_of(service)
 
 
 @pytest.mark.parametrize("nth", [0, 1])
-def test_answers_of_older_records_are_known_by_their_text_alone(nth):
+def test_older_digests_match_messages_by_text_alone(nth):
     """Digests of messages left calls out: then one that only calls reads as every other."""
     uses = [ToolUse("look", {"at": place}, f"call_{place}") for place in ("sky", "sea")]
     messages = [Message(MessageRole.ASSISTANT, ("",), uses=(use,)) for use in uses]
@@ -251,7 +253,7 @@ def test_answers_of_older_records_are_known_by_their_text_alone(nth):
     ],
     ids=["thought", "name", "id", "key", "value", "text", "broken"],
 )
-def test_a_text_is_taken_out_of_every_part_of_an_answer(part):
+def test_text_is_removed_from_every_part_of_an_answer(part):
     message = replace(Message(MessageRole.ASSISTANT, ("Done.",)), **part)
     result = Message(MessageRole.TOOL, ("z",), result_of="call_velvet", name="velvet_tool")
     directive = replace(

@@ -14,7 +14,7 @@ STEPS = 4
 
 
 @pytest.mark.parametrize("has_restart", sample([False, True], True), ids=["hot", "read back"])
-def test_an_early_edit_keeps_all_later_answers_with_their_thoughts(tmp_path, has_restart):
+def test_early_edit_keeps_later_answers_with_their_thoughts(tmp_path, has_restart):
     shape = SHAPES["thought_opened"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     with scripted() as script:

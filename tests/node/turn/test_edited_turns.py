@@ -38,10 +38,10 @@ def steady(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=31))
 
 
-def history(*said):
+def history(*texts):
     """Alternate roles behind a system prompt."""
     roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return [{"role": "system", "content": words(1, 40)}, *messages]
 
 
@@ -68,7 +68,7 @@ def start(service, name="a", texts=LONG):
     return grown(history(texts[0], "[cleared]", *texts[2:]), answer, words(40, 12))
 
 
-def test_what_lies_behind_an_edit_is_not_computed_again(tmp_path, model):
+def test_rows_after_an_edit_are_not_computed_again(tmp_path, model):
     with running(tmp_path, model) as service:
         edited = start(service)
         exact = ask(service, edited, agent="b")
@@ -86,7 +86,7 @@ def test_what_lies_behind_an_edit_is_not_computed_again(tmp_path, model):
         assert agent.saved.pieces.is_edited
 
 
-def test_the_same_memory_answers_the_same_wherever_it_is(tmp_path, model):
+def test_edited_memory_answers_the_same_hot_restored_and_continued(tmp_path, model):
     """Edited in memory; edited while it is read back; and each read back, and moved."""
     answers, later = [], []
     for number, is_hot in enumerate((True, False)):
@@ -113,7 +113,7 @@ def test_the_same_memory_answers_the_same_wherever_it_is(tmp_path, model):
         assert reply.admitted.cached_tokens > reply.admitted.prompt_tokens - 120
 
 
-def test_edited_memory_moves_to_another_node(tmp_path, model):
+def test_edited_memory_migrates_to_another_node(tmp_path, model):
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,
@@ -130,8 +130,8 @@ def test_edited_memory_moves_to_another_node(tmp_path, model):
         assert ask(undisturbed, following, agent="a", edits=AMORTIZE).text == there.text
 
 
-def test_who_asks_for_exact_memory_gets_it(tmp_path, model):
-    """Whatever was kept of what is edited: the same as one who never knew."""
+def test_exact_turn_after_an_edit_is_exact(tmp_path, model):
+    """The answer equals that of an agent without the edited history."""
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
@@ -147,7 +147,7 @@ def test_who_asks_for_exact_memory_gets_it(tmp_path, model):
     assert not saved.pieces.is_edited
 
 
-def test_exact_memory_that_is_saved_late_is_exact(tmp_path, model, monkeypatch):
+def test_exact_memory_saved_late_is_stored_as_exact(tmp_path, model, monkeypatch):
     """The disk refuses it at first: its record is no edited one because the stored one is."""
     with running(tmp_path, model) as service:
         edited = start(service)
@@ -168,8 +168,8 @@ def test_exact_memory_that_is_saved_late_is_exact(tmp_path, model, monkeypatch):
     assert saved.edited is None
 
 
-def test_edited_memory_serves_nobody_else(tmp_path, model):
-    """Another agent, or nobody in particular, with the very prompt; and another tenant."""
+def test_edited_memory_serves_its_own_agent_only(tmp_path, model):
+    """Not another agent, nor an unnamed one, with the same prompt; nor another tenant."""
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
@@ -185,7 +185,7 @@ def test_edited_memory_serves_nobody_else(tmp_path, model):
         assert answer.admitted.amortized_tokens > answer.admitted.cached_tokens // 2
 
 
-def test_edit_upon_edit(tmp_path, model):
+def test_repeated_edits_keep_the_cache_warm(tmp_path, model):
     """Each one of what is there by then, also of what an earlier one put in."""
     with running(tmp_path, model) as service:
         messages = start(service)
@@ -208,7 +208,7 @@ def test_edit_upon_edit(tmp_path, model):
 
 
 @pytest.mark.parametrize("name", sample((*SHIFTABLE, *WINDOWED), "latent"))
-def test_models_whose_rows_may_be_moved(tmp_path, name):
+def test_edited_memory_of_movable_models_is_the_same_hot_and_restored(tmp_path, name):
     config = {key: int(n) if n == 64.0 else n for key, n in (SHIFTABLE | WINDOWED)[name].items()}
     if name in SHIFTABLE:
         config = with_layers(config, 2)
@@ -233,7 +233,7 @@ def wide(tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_windows_in_memory_read_back_and_moved_are_the_same(tmp_path, wide):
+def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide):
     """What is only taken out is so in memory: nothing is computed there. Each way is the same."""
     whole = history(*SHORT)
     fewer = [*whole[:2], *whole[4:]]
@@ -267,7 +267,7 @@ def test_windows_in_memory_read_back_and_moved_are_the_same(tmp_path, wide):
         assert reply.admitted.cached_tokens > reply.admitted.prompt_tokens - 150
 
 
-def test_where_windows_in_front_of_an_edit_are_lost_all_behind_it_is_computed(tmp_path, wide):
+def test_lost_windows_before_an_edit_recompute_the_rest(tmp_path, wide):
     """Only tokens from the first one on bring them back; what is stored then is whole again."""
     with running(tmp_path, wide) as service:
         edited = start(service, texts=SHORT)
@@ -281,7 +281,7 @@ def test_where_windows_in_front_of_an_edit_are_lost_all_behind_it_is_computed(tm
 
 
 @pytest.mark.parametrize("name", sample(UNSHIFTED, "llama4"))
-def test_models_whose_rows_may_not_be_moved_say_why(tmp_path, name):
+def test_unmovable_models_keep_nothing_after_an_edit_with_reason(tmp_path, name):
     folder = write_model(tmp_path / "model", CHUNKED if name == "llama4" else ARCHITECTURES[name])
     with running(tmp_path / "a", str(folder)) as service:
         edited = start(service, texts=SHORT)
@@ -291,8 +291,8 @@ def test_models_whose_rows_may_not_be_moved_say_why(tmp_path, name):
         assert ask(service, edited, agent="a").text == reply.text
 
 
-def test_where_what_lies_behind_an_edit_is_lost_it_is_computed(tmp_path, steady):
-    """The very memory of one who never had it."""
+def test_lost_blocks_after_an_edit_are_computed(tmp_path, steady):
+    """The memory equals that of an agent without the edit."""
     with running(tmp_path, steady) as service:
         edited = start(service)
         exact = ask(service, edited, agent="b")
@@ -303,12 +303,12 @@ def test_where_what_lies_behind_an_edit_is_lost_it_is_computed(tmp_path, steady)
     with running(tmp_path, steady) as service:
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
-        assert agent_of(service).saved.edited is None, "it is as good as anybody's"
+        assert agent_of(service).saved.edited is None, "it is exact"
     assert reply.text == exact.text
     assert reply.admitted.amortized_tokens == 0
 
 
-def test_an_edited_memory_that_lost_a_block_is_saved_from_what_is_in_memory(tmp_path, model):
+def test_lost_block_of_edited_memory_is_saved_again_from_memory(tmp_path, model):
     """With its next turn, as any other; and it is the same memory after a restart."""
     with running(tmp_path / "whole", model) as service:
         edited = start(service)

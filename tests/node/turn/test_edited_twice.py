@@ -27,13 +27,13 @@ def refuse(*_):
 
 
 def on_its_loop(service, change):
-    async def made():
+    async def run_change():
         change()
 
-    asyncio.run_coroutine_threadsafe(made(), service._loop).result(60)
+    asyncio.run_coroutine_threadsafe(run_change(), service._loop).result(60)
 
 
-def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, monkeypatch):
+def test_unsaved_first_edit_is_moved_by_the_second(tmp_path, model, monkeypatch):
     first = history(*LONG)
     with running(tmp_path, model) as service:
         answer = ask(service, first, agent="a").text
@@ -55,7 +55,7 @@ def test_what_was_put_in_and_not_saved_is_moved_with_the_rest(tmp_path, model, m
         assert layout.arrangement.shifts == hot
 
 
-def test_who_goes_back_to_what_the_disk_has_knows_of_no_later_edit(tmp_path, model, monkeypatch):
+def test_agent_shed_before_saving_reverts_to_its_stored_record(tmp_path, model, monkeypatch):
     """Memory was wanted while the disk refused: the agent is as it was before the edit."""
     with running(tmp_path, model) as service:
         answer = ask(service, history(*LONG), agent="a").text

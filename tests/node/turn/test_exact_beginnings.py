@@ -25,7 +25,7 @@ def edit(service):
     return grown(edited, answer.text, words(41, 12)), exact
 
 
-def test_an_exact_turn_gets_back_all_that_lies_before_the_edit(tmp_path, model):
+def test_exact_turn_reuses_all_rows_before_the_edit(tmp_path, model):
     with running(tmp_path, model) as service:
         following, exact = edit(service)
         cut = agent_of(service).saved.pieces.unedited(exact).tokens_count
@@ -45,7 +45,7 @@ def test_an_exact_turn_gets_back_all_that_lies_before_the_edit(tmp_path, model):
         assert later.text == ask(service, last, agent="a").text
 
 
-def test_whose_cut_block_is_damaged_gets_the_whole_blocks_before_it(tmp_path, model):
+def test_damaged_partial_block_leaves_the_whole_blocks_before_it(tmp_path, model):
     with running(tmp_path, model) as service:
         following, exact = edit(service)
         pieces = agent_of(service).saved.pieces

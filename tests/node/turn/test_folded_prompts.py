@@ -20,7 +20,7 @@ def settings(tmp_path):
     return {"chat_template": str(template), "template_options": {"greeting": "sat on "}}
 
 
-def test_what_is_folded_is_told(tmp_path, settings):
+def test_response_reports_folded_messages(tmp_path, settings):
     model = str(write_model(tmp_path / "llama", LLAMA))
     with running(tmp_path, model, **settings) as service:
         folded = ask(service, MESSAGES, max_tokens=2).admitted
@@ -32,7 +32,7 @@ def test_what_is_folded_is_told(tmp_path, settings):
     assert text.startswith("sat on <start_of_turn>user\n")
 
 
-def test_strictly_it_is_refused(tmp_path, settings):
+def test_strict_template_refuses_instead_of_folding(tmp_path, settings):
     model = str(write_model(tmp_path / "llama", LLAMA))
     with (
         running(tmp_path, model, **settings, strict_template=True) as service,
@@ -43,10 +43,10 @@ def test_strictly_it_is_refused(tmp_path, settings):
     assert caught.value.code == "template_refused"
 
 
-def test_clients_read_it_in_a_header():
+def test_folding_notes_are_sent_in_a_header():
     names = AgentId("a"), NodeName("n")
     admitted = Admitted(*names, 1, CacheTier.COLD, MatchKind.NONE, 9, 0, "because")
-    told = Admitted(*names, 1, CacheTier.COLD, MatchKind.NONE, 9, 0, "because", ("one", "two"))
+    noted = Admitted(*names, 1, CacheTier.COLD, MatchKind.NONE, 9, 0, "because", ("one", "two"))
 
-    assert cache_headers(told)["x-macfabric-template"] == "one; two"
+    assert cache_headers(noted)["x-macfabric-template"] == "one; two"
     assert "x-macfabric-template" not in cache_headers(admitted)

@@ -1,4 +1,4 @@
-"""Turns forged in what users, tools and their descriptions say change no token of the frame."""
+"""Turns forged in texts of users, tools and descriptions change no token of the frame."""
 
 import json
 from dataclasses import dataclass
@@ -93,9 +93,9 @@ def conversations(text, *, has_tools):
     """Return conversations that have a text in each place that clients fill."""
     function = {**TOOLS[0]["function"], "description": text}
     described = [{"type": "function", "function": function}]
-    asked = {"role": "user", "content": f"A log: {text} Which codes?"}
+    question = {"role": "user", "content": f"A log: {text} Which codes?"}
     system = {"role": "system", "content": f"Notes: {text}"}
-    places = {"user": ([asked], None), "system": ([system, QUESTION], None)}
+    places = {"user": ([question], None), "system": ([system, QUESTION], None)}
     if has_tools:
         places |= {
             "result": ([QUESTION, used({"path": "x"}), result(text)], TOOLS),
@@ -112,15 +112,15 @@ def check(case):
     changed = 0
     for text in texts:
         harmless = conversations(case.broken(text), has_tools=case.has_tools)
-        for place, told in conversations(text, has_tools=case.has_tools).items():
+        for place, conversation in conversations(text, has_tools=case.has_tools).items():
             if place in ("system", "argument") and any(mark in text for mark in answers):
                 continue  # which keep the marks of thoughts and calls
-            frame, begun, ids = case.frame(*told)
+            frame, begun, ids = case.frame(*conversation)
             expected, expected_begun, _ = case.frame(*harmless[place])
 
             assert frame == expected, (place, text)
             assert begun == expected_begun
-            as_control, _, fewer = case.frame(*told, **{MARKS_OPTION: True})
+            as_control, _, fewer = case.frame(*conversation, **{MARKS_OPTION: True})
             changed += as_control != expected
             assert len(fewer) <= len(ids)
     assert changed >= FORGED, "where marks are read, they do become control tokens"
@@ -134,27 +134,28 @@ def test_no_forged_turn_changes_the_frame(tmp_path, name):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
-def test_no_forged_turn_changes_the_families_own_frames(tmp_path, name):
+def test_no_forged_turn_changes_the_frame_of_original_templates(tmp_path, name):
     check(case_of(tmp_path, original(name)))
 
 
-def test_an_operator_may_have_marks_read_everywhere(tmp_path):
+def test_operator_can_enable_marks_everywhere(tmp_path):
     write_tokenizer(tmp_path, SHAPES["chatml"], corpus())
     wrapper = load(tmp_path)
-    told = [{"role": "user", "content": "<|im_end|>"}]
+    messages = [{"role": "user", "content": "<|im_end|>"}]
     open_to_all = ChatTokenizer(wrapper, FormatSettings(options={MARKS_OPTION: True}))
     reads, is_text = (
-        open_to_all.rendered(told, None, options).plain for options in ({}, {MARKS_OPTION: False})
+        open_to_all.rendered(messages, None, options).plain
+        for options in ({}, {MARKS_OPTION: False})
     )
 
     assert (reads, len(is_text)) == ((), 1)
-    assert not ChatTokenizer(wrapper).rendered(told, None, {MARKS_OPTION: True}).plain
+    assert not ChatTokenizer(wrapper).rendered(messages, None, {MARKS_OPTION: True}).plain
 
 
 DEEPSEEK = ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>", "</think>")
 
 
-def test_a_renderer_that_parses_arguments_finds_no_mark_behind_escapes(tmp_path):
+def test_escaped_marks_in_arguments_stay_plain_for_parsing_templates(tmp_path):
     """Of a call whose arguments are text, as the model wrote them."""
     chat_tokenizer(tmp_path, None, DEEPSEEK, end="<\uff5cend\u2581of\u2581sentence\uff5c>")
     about = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -164,9 +165,9 @@ def test_a_renderer_that_parses_arguments_finds_no_mark_behind_escapes(tmp_path)
     prompts = []
     for mark in DEEPSEEK[0], DEEPSEEK[0].replace("User", "Xxxx"):
         spelled = json.dumps({"path": mark}, ensure_ascii=False).replace("<", "\\u003c")
-        told = [QUESTION, used(spelled), result("none")]
-        prompts.append(case.frame(told, TOOLS))
-        assert mark in case.tokenizer.render(told, TOOLS, {}), "it shows what it parsed"
+        messages = [QUESTION, used(spelled), result("none")]
+        prompts.append(case.frame(messages, TOOLS))
+        assert mark in case.tokenizer.render(messages, TOOLS, {}), "it shows what it parsed"
     (frame, _, _), (expected, _, _) = prompts
 
     assert frame == expected

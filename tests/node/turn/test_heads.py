@@ -49,7 +49,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """Let no turn stop waiting because this machine is busy."""
+    """Make turns wait without a limit, as this machine may be busy."""
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
 
 
@@ -130,7 +130,7 @@ def check_one_head(replies, computed, *, heads_max=1.1):
     assert computed <= heads_max * head + tails, [r.admitted.cached_tokens for r in replies]
 
 
-def test_eight_new_agents_compute_one_head(tmp_path, model, counted, calm):
+def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, calm):
     with running(tmp_path / "one", model) as service:
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(AGENTS)])
@@ -141,7 +141,7 @@ def test_eight_new_agents_compute_one_head(tmp_path, model, counted, calm):
     assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
 
 
-def test_agents_whose_memory_begins_otherwise_share_a_new_beginning(tmp_path, model, counted, calm):
+def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, calm):
     """Their old memory is in RAM, and has no more in common with it than a template's words."""
     with running(tmp_path / "one", model) as service:
         for number in range(4):
@@ -152,7 +152,7 @@ def test_agents_whose_memory_begins_otherwise_share_a_new_beginning(tmp_path, mo
     assert [reply.text for reply in replies] == calm[:4]
 
 
-def test_a_beginning_is_published_before_the_answer_ends(tmp_path, model):
+def test_head_is_published_before_the_leads_answer_ends(tmp_path, model):
     """The lead's own turn continues long after those that waited have answered."""
     long = Sampling(max_tokens=20_000, ignore_eos=True)
 
@@ -172,7 +172,7 @@ def test_a_beginning_is_published_before_the_answer_ends(tmp_path, model):
     assert all(reply.admitted.cached_tokens > 3_000 for reply in others)
 
 
-def test_on_the_grid_whole_blocks_are_shared(tmp_path, model, counted):
+def test_exact_chunks_share_whole_blocks(tmp_path, model, counted):
     requests = [request_of(number) for number in range(3)]
     settings = {"exact_chunks": True}
     with running(tmp_path / "one", model, **settings) as service:
@@ -184,7 +184,7 @@ def test_on_the_grid_whole_blocks_are_shared(tmp_path, model, counted):
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "erased"])
-def test_the_next_goes_on_where_the_first_is_gone(tmp_path, model, counted, calm, end):
+def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, calm, end):
     """From what was published: the first computes for others in steps, not all at its end."""
     with running(tmp_path / "one", model) as service:
         gone = []
@@ -207,17 +207,17 @@ def test_the_next_goes_on_where_the_first_is_gone(tmp_path, model, counted, calm
         computed = counted.tokens
     left = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
     assert {n: r.text for n, r in left.items()} == {n: calm[n] for n in left}
-    # A failing chunk is lost; nothing of an erased agent is kept for anybody.
+    # A failing chunk is lost; no rows of an erased agent are kept.
     most = {"cancelled": 1.1, "failed": 1.5, "erased": 1.7}[end]
     check_one_head(list(left.values()), computed, heads_max=most)
 
 
 @pytest.mark.parametrize("kind", ["private", "tenants"])
-def test_no_turn_waits_for_blocks_that_are_not_lent(
+def test_turns_do_not_wait_for_private_or_foreign_heads(
     tmp_path, model, counted, calm, monkeypatch, kind
 ):
-    asked = []
-    monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: asked.append(kind))
+    lookups = []
+    monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: lookups.append(kind))
     if kind == "private":
         requests = [request_of(number, is_private=True) for number in range(3)]
     else:
@@ -226,13 +226,13 @@ def test_no_turn_waits_for_blocks_that_are_not_lent(
         counted.tokens = 0
         replies = together(service, requests)
         computed = counted.tokens
-    assert not asked
+    assert not lookups
     assert [reply.admitted.cached_tokens for reply in replies] == [0, 0, 0]
     assert computed >= sum(reply.admitted.prompt_tokens - 1 for reply in replies)
     assert [reply.text for reply in replies] == calm[:3]
 
 
-def test_what_is_not_private_is_lent_beside_a_private_agent(tmp_path, model, counted, calm):
+def test_public_heads_are_shared_beside_a_private_agent(tmp_path, model, counted, calm):
     with running(tmp_path / "one", model) as service:
         ask(service, chat(50), agent="private", max_tokens=1)
         call(service, ChangeSettings(TENANT, AgentId("private"), is_private=True), AgentView)
@@ -242,7 +242,7 @@ def test_what_is_not_private_is_lent_beside_a_private_agent(tmp_path, model, cou
     assert [reply.text for reply in replies] == calm[:3]
 
 
-def test_answers_that_are_not_kept_wait_for_the_one_that_is(tmp_path, model, counted, calm):
+def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, calm):
     kept = request_of(0)
     options = {"is_kept": False, "beside": kept.identity.agent}
     more = [replace(kept, operation=OperationId(f"more-{n}"), **options) for n in range(3)]
@@ -264,7 +264,7 @@ def test_answers_that_are_not_kept_wait_for_the_one_that_is(tmp_path, model, cou
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
-def test_windows_and_recurrent_states_are_published_too(tmp_path, counted, name):
+def test_windows_and_recurrent_states_of_a_head_are_published(tmp_path, counted, name):
     model = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
     requests = [request_of(number, messages=chat(number, words(1, 300))) for number in range(3)]
     with running(tmp_path / "one", model) as service:

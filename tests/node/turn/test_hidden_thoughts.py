@@ -61,8 +61,10 @@ WHOLE = {"first": 2, "last": 2, "new": None}
 
 
 @pytest.mark.parametrize("where", [BY_TEXT, OF_MESSAGE, WHOLE], ids=["text", "its text", "whole"])
-@pytest.mark.parametrize("echo", [drop_thought, lambda said: said], ids=["dropped", "sent back"])
-def test_a_thought_that_is_left_out_is_forgotten(talking, where, echo):
+@pytest.mark.parametrize(
+    "echo", [drop_thought, lambda answer: answer], ids=["dropped", "sent back"]
+)
+def test_hidden_thought_is_forgotten(talking, where, echo):
     talking.echo = echo
     hide(talking)
     direct(talking, **where)
@@ -77,7 +79,7 @@ def test_a_thought_that_is_left_out_is_forgotten(talking, where, echo):
 
 
 @pytest.mark.parametrize("where", [BY_TEXT, WHOLE, {**WHOLE, "new": "cleared"}])
-def test_what_is_forgotten_is_gone_where_thoughts_are_not_restored(talking, where):
+def test_hidden_thought_is_forgotten_without_thought_restoration(talking, where):
     hide(talking)
     talking.driver.options = {RESTORE_OPTION: False}
     direct(talking, **where)
@@ -85,7 +87,7 @@ def test_what_is_forgotten_is_gone_where_thoughts_are_not_restored(talking, wher
     assert not has_secret(talking)
 
 
-def test_a_thought_that_is_not_restored_is_not_kept(talking):
+def test_thought_is_not_stored_without_thought_restoration(talking):
     """A kept one could not be forgotten by its text."""
     talking.driver.options = {RESTORE_OPTION: False}
     talking.ask(thought=THOUGHT)
@@ -96,7 +98,7 @@ def test_a_thought_that_is_not_restored_is_not_kept(talking):
         direct(talking, **BY_TEXT)
 
 
-def test_a_text_that_is_also_in_a_hidden_thought_is_ambiguous(talking):
+def test_text_also_in_a_hidden_thought_is_ambiguous(talking):
     talking.ask(f"Keep the code {SECRET}.", thought=THOUGHT)
     talking.ask()
     with pytest.raises(FabricError, match="occurs 2 times"):
@@ -107,11 +109,11 @@ def test_a_text_that_is_also_in_a_hidden_thought_is_ambiguous(talking):
 
 
 @pytest.mark.parametrize("shape", [SHAPES["thought_opened"]])
-def test_a_call_is_not_counted_as_shown_and_as_hidden(talking):
+def test_shown_call_is_not_counted_as_hidden(talking):
     talking.tools = TOOLS
     talking.ask(call=("read", {"path": SECRET}))
-    (made,) = talking.messages[-1]["tool_calls"]
-    talking.messages.append({"role": "tool", "tool_call_id": made["id"], "content": "done"})
+    (use,) = talking.messages[-1]["tool_calls"]
+    talking.messages.append({"role": "tool", "tool_call_id": use["id"], "content": "done"})
     talking.answer()
     assert has_secret(talking)
     direct(talking, **BY_TEXT)

@@ -29,7 +29,7 @@ def damage(disk, block):
         pytest.param(200, 10, id="longer than the answer needs room for"),
     ],
 )
-def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path, own_words, others_words):
+def test_own_memory_is_used_if_shared_blocks_are_lost(tmp_path, own_words, others_words):
     one, other = (
         history(*SHARED, words(seed, count)) for seed, count in ((2, own_words), (3, others_words))
     )
@@ -48,10 +48,14 @@ def test_an_agents_own_memory_serves_where_anothers_is_lost(tmp_path, own_words,
         assert ask(service, other, agent="a").text == reply.text
 
 
-def test_an_agents_own_memory_serves_where_what_borrowed_spans_lay_behind_is_lost(tmp_path):
+def test_own_memory_is_used_if_the_prefix_of_borrowed_spans_is_lost(tmp_path):
     one, other = (history(*SHARED, words(seed, count)) for seed, count in ((2, 40), (3, 200)))
     document = words(100, 70)
-    asked = [*other, {"role": "assistant", "content": "No."}, {"role": "user", "content": document}]
+    messages = [
+        *other,
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": document},
+    ]
     model, disk = str(write_model(tmp_path / "model", ONE_LAYER)), tmp_path / "disk"
     with running(disk, model) as service:
         ask(service, one, agent="a")
@@ -62,11 +66,11 @@ def test_an_agents_own_memory_serves_where_what_borrowed_spans_lay_behind_is_los
     assert common % BLOCK_TOKENS > SPAN_KEPT_TOKENS_MIN
     shutil.copytree(disk, tmp_path / "whole")
     with running(tmp_path / "whole", model) as service:
-        borrowed = ask(service, asked, agent="a", edits=EditMode.ANYWHERE)
+        borrowed = ask(service, messages, agent="a", edits=EditMode.ANYWHERE)
         assert borrowed.admitted.match == "spans", "without a loss"
     damage(disk, others.pieces[common // BLOCK_TOKENS].block)
     with running(disk, model) as service:
-        reply = ask(service, asked, agent="a", edits=EditMode.ANYWHERE)
+        reply = ask(service, messages, agent="a", edits=EditMode.ANYWHERE)
         assert reply.admitted.cached_tokens == common
     with running(tmp_path / "cold", model) as service:
-        assert ask(service, asked, agent="a").text == reply.text
+        assert ask(service, messages, agent="a").text == reply.text

@@ -13,7 +13,7 @@ from tests.support.template_shapes import SHAPES, Said, write_shape
 THOUGHT, ARGUMENTS = words(5, 120), {"path": "x", "what": words(6, 120)}
 
 
-def test_its_thought_and_its_call_are_those_of_both_parts(tmp_path):
+def test_migrated_answer_keeps_its_whole_thought_and_call(tmp_path):
     shape = SHAPES["thought_opened"]
     model = str(write_shape(tmp_path / "model", shape, "full", corpus()))
     with (

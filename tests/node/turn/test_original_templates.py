@@ -57,13 +57,13 @@ def render(template, messages, **options):
 
 def say(template, ends, options, said):
     """Spell an answer as the template itself writes the last one of a conversation."""
-    asked = render(template, [QUESTION], add_generation_prompt=True, **options)
-    thought = "" if asked.rstrip().endswith("</think>") else said.thought
+    prompt = render(template, [QUESTION], add_generation_prompt=True, **options)
+    thought = "" if prompt.rstrip().endswith("</think>") else said.thought
     message = {"role": "assistant", "content": said.text}
     if thought:
         message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thought)
     whole = ""
-    for spelled in (lambda given: given, json.dumps):
+    for spelled in (lambda arguments_: arguments_, json.dumps):
         if said.call:
             name, arguments = said.call
             function = {"name": name, "arguments": spelled(arguments)}
@@ -73,11 +73,11 @@ def say(template, ends, options, said):
             break
         except TypeError:  # it puts a text together
             continue
-    shared = asked[: common_prefix(asked, whole)]
+    shared = prompt[: common_prefix(prompt, whole)]
     rest = whole[len(re.sub(r"<[^<>\n]*$", "", shared)) :].rstrip("\n")
     for end in ends:
         rest = rest.removesuffix(end)
-    if asked.rstrip().endswith("<think>") and shared != asked:  # it takes thoughts away
+    if prompt.rstrip().endswith("<think>") and shared != prompt:  # it takes thoughts away
         rest = f"{thought}\n</think>\n\n{rest}"
     return rest
 
@@ -109,28 +109,28 @@ CELLS = [("full", name) for name in ENDS] + [("recurrent", name) for name in REC
 
 @pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
 @pytest.mark.parametrize(("weights", "name"), CELLS)
-def test_every_scenario_over_the_families_own_templates(tmp_path, weights, name, has_ids):
+def test_reuse_of_every_scenario_with_original_templates(tmp_path, weights, name, has_ids):
     shape = original(name)
     scenarios = [each for each in SCENARIOS if shape.has_tools or each not in NEED_TOOLS]
     judge(name, converse(tmp_path, weights, shape, scenarios, has_ids=has_ids))
 
 
 @pytest.mark.parametrize(("weights", "name"), [("recurrent", "qwen3_6"), *SWITCHED])
-def test_a_question_behind_a_loop_is_warm_where_thoughts_are_kept(tmp_path, weights, name):
+def test_question_after_a_tool_loop_is_warm_if_thoughts_are_kept(tmp_path, weights, name):
     shape = replace(original(name), options={"preserve_thinking": True})
     judge(name, converse(tmp_path, weights, shape, ["long_loop"], has_ids=False))
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_answer_is_read_as_the_template_writes_it(tmp_path, name):
+def test_answer_spelled_by_the_template_is_read_back(tmp_path, name):
     shape = original(name)
     write_tokenizer(tmp_path, shape, corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
     call = ("read", {"path": "the sky"}) if shape.has_tools else None
-    told = "" if name == "gptoss" else "I look."  # which has a thought or a text beside calls
-    says = shape.say(Said(told, "Where?", call))
+    text_in = "" if name == "gptoss" else "I look."  # which has a thought or a text beside calls
+    says = shape.say(Said(text_in, "Where?", call))
     text, thought, calls = answer(tokenizer, [QUESTION], says + shape.end, TOOLS, **shape.options)
 
-    assert text == (told if told in says else "")
+    assert text == (text_in if text_in in says else "")
     assert thought == ("Where?" if "Where?" in says else "")
     assert [(each.name, json.loads(each.arguments)) for each in calls] == ([call] if call else [])

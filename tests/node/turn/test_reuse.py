@@ -51,7 +51,7 @@ NASTY_SHARE_MIN = {"full": SHARE_MIN, "recurrent": 0.9}
 
 
 def converse(tmp_path, weights, shape, scenarios, *, has_ids):
-    """Play the scenarios on one node, each as a tenant of its own; return who was asked."""
+    """Play the scenarios on one node, each as a tenant of its own; return their drivers."""
     model = write_shape(tmp_path / "model", shape, weights, corpus())
     drivers = {}
     with scripted() as script, running(tmp_path, str(model)) as service:
@@ -84,7 +84,7 @@ def judge(shape, drivers, share_min=SHARE_MIN):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("weights", "shape"), CORE, ids=str)
-def test_a_second_turn_is_warm_without_an_id(tmp_path, weights, shape):
+def test_second_turn_is_warm_without_an_agent_id(tmp_path, weights, shape):
     scenarios = CORE[weights, shape]
     judge(shape, converse(tmp_path, weights, SHAPES[shape], scenarios, has_ids=False))
 
@@ -92,20 +92,20 @@ def test_a_second_turn_is_warm_without_an_id(tmp_path, weights, shape):
 @pytest.mark.nightly
 @pytest.mark.parametrize("has_ids", [False, True], ids=["no ids", "ids"])
 @pytest.mark.parametrize(("weights", "shape"), list(product(WEIGHTS, SHAPES)), ids=str)
-def test_every_scenario_over_every_template(tmp_path, weights, shape, has_ids):
+def test_reuse_of_every_scenario_with_every_template(tmp_path, weights, shape, has_ids):
     judge(shape, converse(tmp_path, weights, SHAPES[shape], SCENARIOS, has_ids=has_ids))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("weights", "shape"), list(product(WEIGHTS, SHAPES)), ids=str)
-def test_what_is_hard_on_a_cache_over_every_template(tmp_path, weights, shape):
+def test_reuse_of_adversarial_scenarios_with_every_template(tmp_path, weights, shape):
     drivers = converse(tmp_path, weights, SHAPES[shape], NASTY, has_ids=False)
     judge(shape, drivers, NASTY_SHARE_MIN[weights])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
-def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
+def test_turn_of_a_recurrent_model_computes_new_text_only(tmp_path, has_ids):
     """With a thought that is taken out of the history: the answer, the question, some tokens."""
     shape = SHAPES["thought_opened"]
     drivers = converse(tmp_path, "recurrent", shape, ["chat", "tools_kept"], has_ids=has_ids)
@@ -116,7 +116,7 @@ def test_a_recurrent_models_turn_computes_its_new_text(tmp_path, has_ids):
 
 
 @pytest.mark.slow
-def test_where_an_answers_text_ends_a_state_is_on_disk_too(tmp_path):
+def test_recurrent_state_at_the_end_of_an_answers_text_is_on_disk(tmp_path):
     shape = SHAPES["thoughts_kept"]  # whose template takes the line end from the answer
     model = str(write_shape(tmp_path / "model", shape, "recurrent", corpus()))
     with scripted() as script:
@@ -132,7 +132,7 @@ def test_where_an_answers_text_ends_a_state_is_on_disk_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_one_conversation_parted_a_recurrent_models_next_one_goes_on(tmp_path):
+def test_recurrent_state_at_a_divergence_serves_the_next_conversation(tmp_path):
     """In the middle of a line that no mark tells of: the second one leaves a state there."""
     model = write_shape(tmp_path / "model", SHAPES["chatml"], "recurrent", corpus())
     with scripted() as script, running(tmp_path, str(model)) as service:
@@ -144,7 +144,7 @@ def test_where_one_conversation_parted_a_recurrent_models_next_one_goes_on(tmp_p
     assert third.possible - third.cached < 16
 
 
-def test_a_named_agent_keeps_the_little_that_it_has_in_common(tmp_path):
+def test_reused_agent_id_keeps_the_common_prefix_only(tmp_path):
     """Its id was given to another conversation: the exact cut stays, the room for the rest goes."""
     model = str(write_model(tmp_path / "llama", LLAMA))
     system = {"role": "system", "content": words(1, 30)}
