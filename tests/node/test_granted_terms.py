@@ -37,7 +37,7 @@ def grant(service, term, router="one", lease_s=LONG_S, **more):
     return call(service, GrantTerm(term, router, lease_s, **more), TermAnswer)
 
 
-def test_without_a_term_nothing_changes(tmp_path, model):
+def test_node_without_a_term_accepts_all_routers(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, "the cat sat", agent=ANNA, max_tokens=1)
         assert call(service, PinAgent(TENANT, ANNA, pinned=True), AgentView).pinned
@@ -46,22 +46,22 @@ def test_without_a_term_nothing_changes(tmp_path, model):
         assert not (tmp_path / "node-a" / granted_terms.FILE).exists()
 
 
-def test_turns_and_changing_calls_of_an_old_router_are_refused(tmp_path, model):
+def test_turns_and_changes_of_an_old_router_are_refused(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, "the cat sat", agent=ANNA, max_tokens=1)
         assert grant(service, 4, url="http://one").granted
         pin = PinAgent(TENANT, ANNA, pinned=True)
         for term in (None, 3):
-            asked = partial(ask, service, "x", agent=ANNA, term=term)
+            turn = partial(ask, service, "x", agent=ANNA, term=term)
             assert refusal(partial(call, service, pin, AgentView, term)) == (409, "old_router")
-            assert refusal(asked) == (409, "old_router")
+            assert refusal(turn) == (409, "old_router")
         assert call(service, pin, AgentView, 4).pinned
         assert ask(service, "the cat sat", agent=ANNA, max_tokens=1, term=4).finished
         assert call(service, Describe(), NodeView).router == TermView(4, "one", "http://one")
         assert not grant(service, 5, "two").granted, "the lease of the first is not over"
 
 
-def test_every_call_that_may_change_something_is_fenced(tmp_path, model):
+def test_every_changing_call_is_fenced(tmp_path, model):
     fenced = [spec.name for spec in CALLS.values() if not spec.is_open]
     with running(tmp_path, model) as service:
         grant(service, 4)
@@ -69,14 +69,14 @@ def test_every_call_that_may_change_something_is_fenced(tmp_path, model):
     assert len(fenced) >= 20
 
 
-def test_a_trial_changes_nothing(tmp_path, model):
+def test_trial_grant_changes_nothing(tmp_path, model):
     with running(tmp_path, model) as service:
         assert grant(service, 4, is_trial=True).granted
         assert call(service, Describe(), NodeView).router is None
         assert grant(service, 2, "two").granted
 
 
-def test_a_restarted_node_obeys_no_earlier_router_and_grants_no_term_twice(tmp_path, model):
+def test_restarted_node_remembers_its_granted_term(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, "the cat sat", agent=ANNA, max_tokens=1)
         grant(service, 4)
@@ -91,7 +91,7 @@ def test_a_restarted_node_obeys_no_earlier_router_and_grants_no_term_twice(tmp_p
         assert grant(service, 5, "two").granted
 
 
-def test_a_lease_begins_anew_when_its_node_restarts(tmp_path):
+def test_lease_restarts_with_its_node(tmp_path):
     clock, workers = StoppedClock(), Workers(1)
 
     async def life():
@@ -113,7 +113,7 @@ def test_a_lease_begins_anew_when_its_node_restarts(tmp_path):
     assert late.granted
 
 
-def test_a_later_term_is_known_by_its_first_call(tmp_path, model):
+def test_call_with_a_later_term_fences_the_earlier_one(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, "the cat sat", agent=ANNA, max_tokens=1)
         grant(service, 4)
@@ -124,7 +124,7 @@ def test_a_later_term_is_known_by_its_first_call(tmp_path, model):
         assert call(service, Describe(), NodeView).router == TermView(6, "")
 
 
-def test_a_damaged_file_of_terms_stops_the_start(tmp_path, model):
+def test_damaged_terms_file_prevents_the_start(tmp_path, model):
     with running(tmp_path, model) as service:
         grant(service, 4)
     (tmp_path / "node-a" / granted_terms.FILE).write_bytes(b"\xc1")
@@ -132,7 +132,7 @@ def test_a_damaged_file_of_terms_stops_the_start(tmp_path, model):
         pass
 
 
-def test_no_term_is_granted_that_the_disk_does_not_hold(tmp_path, model, monkeypatch):
+def test_term_that_cannot_be_stored_is_not_granted(tmp_path, model, monkeypatch):
     with running(tmp_path, model) as service:
 
         def refuse(*_):
