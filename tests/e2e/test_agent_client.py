@@ -13,7 +13,7 @@ from tests.support.local_fabric import local_fabric
 KEYS = {"one": "key-of-tenant-number-one", "two": "key-of-tenant-number-two"}
 FILL = "Nobody knows why the library has a second bridge near the old harbour market. " * 24
 CODE, SHIP = "otter lantern quartz", "amber falcon comet"
-TOLD = [
+MESSAGES = [
     {"role": "system", "content": "You remember what you are told."},
     {"role": "user", "content": f"{FILL}The vault code of Mira is {CODE}."},
     {"role": "assistant", "content": "Noted."},
@@ -21,14 +21,14 @@ TOLD = [
 ]
 ASK_CODE = {"role": "user", "content": "The vault code of Mira is"}
 ASK_SHIP = {"role": "user", "content": "The ship name of Mira is"}
-ASKED = {"temperature": 0, "max_tokens": 24}
+OPTIONS = {"temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", "right", api_keys=KEYS) as made:
-        yield made
+    with local_fabric(folder, "recall", "left", "right", api_keys=KEYS) as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,17 @@ def fabric(running):
     return Fabric(running.url, KEYS["one"])
 
 
-def told(fabric, name):
+def start_agent(fabric, name):
     agent = fabric.agent(name)
-    assert SHIP in agent.generate(None, *TOLD, ASK_SHIP, **ASKED)["text"]
+    assert SHIP in agent.generate(None, *MESSAGES, ASK_SHIP, **OPTIONS)["text"]
     return agent
 
 
-def test_an_agent_is_directed_rebuilt_moved_and_forked(fabric):
-    agent = told(fabric, "mira")
+def test_agent_is_directed_rebuilt_moved_and_forked(fabric):
+    agent = start_agent(fabric, "mira")
     assert "mira" in [each["id"] for each in fabric.agents()]
     agent.direct({"text": CODE, "replacement": "[x]", "mode": "amortize"}, operation="tidy-up-1")
-    assert SHIP in agent.generate(None, ASK_SHIP, **ASKED)["text"]
+    assert SHIP in agent.generate(None, ASK_SHIP, **OPTIONS)["text"]
     assert agent.show()["amortized"]
     other = {"left": "right", "right": "left"}[agent.show()["owner"]]
     assert agent.migrate(other)["to"] == other
@@ -54,29 +54,29 @@ def test_an_agent_is_directed_rebuilt_moved_and_forked(fabric):
     agent.fork("mira-2")
     copy = fabric.agent("mira-2")
     assert copy.memory()["directives"] == agent.memory()["directives"] != []
-    assert CODE not in copy.generate(None, ASK_CODE, **ASKED)["text"]
+    assert CODE not in copy.generate(None, ASK_CODE, **OPTIONS)["text"]
     assert agent.rebuild()["rebuilds"]
-    assert CODE not in agent.generate(None, ASK_CODE, **ASKED)["text"]
+    assert CODE not in agent.generate(None, ASK_CODE, **OPTIONS)["text"]
     assert not agent.show()["amortized"]
     agent.undo("tidy-up-1")
     assert [each["operation"] for each in agent.memory()["undone"]] == ["tidy-up-1"]
     assert agent.erase()["deleted"]
 
 
-def test_a_closed_agent_is_on_disk_and_answers_again(fabric):
-    agent = told(fabric, "closed")
+def test_closed_agent_is_on_disk_and_answers_again(fabric):
+    agent = start_agent(fabric, "closed")
     agent.pin()
     row = agent.close()
     assert (row["closed"], row["pinned"], row["tiers"]) == (True, False, ["disk"])
     assert agent.show()["closed"]
-    again = agent.generate(None, ASK_CODE, **ASKED)
+    again = agent.generate(None, ASK_CODE, **OPTIONS)
     assert CODE in again["text"]
     assert again["cached_tokens"] > 100
     assert not agent.show()["closed"]
 
 
-def test_evicted_memory_comes_back_from_disk_and_the_only_copy_stays(fabric):
-    agent = told(fabric, "evicted")
+def test_evicted_agent_loads_from_disk_and_only_copy_is_kept(fabric):
+    agent = start_agent(fabric, "evicted")
     assert agent.evict()["tiers"] == ["disk"]
     owner = agent.show()["owner"]
     other = {"left": "right", "right": "left"}[owner]
@@ -90,11 +90,11 @@ def test_evicted_memory_comes_back_from_disk_and_the_only_copy_stays(fabric):
     assert agent.show()["replicas"] == [other]
     agent.evict(copy_on=other)
     assert agent.show()["replicas"] == []
-    assert CODE in agent.generate(None, ASK_CODE, **ASKED)["text"]
+    assert CODE in agent.generate(None, ASK_CODE, **OPTIONS)["text"]
 
 
-def test_decay_is_said_until_the_next_turn_and_travels(running, fabric):
-    agent = told(fabric, "decayed")
+def test_decay_lasts_until_next_turn_and_moves_with_agent(running, fabric):
+    agent = start_agent(fabric, "decayed")
     assert agent.decay(600)["decays_after_s"] == 600
     other = {"left": "right", "right": "left"}[agent.show()["owner"]]
     agent.migrate(other)
@@ -107,14 +107,14 @@ def test_decay_is_said_until_the_next_turn_and_travels(running, fabric):
     table = running.services[other].node.resources.table
     candidate = table._candidate(table.get((TenantId("one"), AgentId("decayed"))), is_fixed=False)
     assert candidate.is_spent
-    agent.generate(None, ASK_SHIP, **ASKED)
+    agent.generate(None, ASK_SHIP, **OPTIONS)
     assert agent.show()["decays_after_s"] is None
 
 
-def test_what_was_said_goes_with_a_hibernation_file(running, fabric, tmp_path, capsys):
-    agent, file = told(fabric, "asleep"), str(tmp_path / "asleep.mfa")
+def test_hibernation_file_keeps_agent_settings(running, fabric, tmp_path, capsys):
+    agent, file = start_agent(fabric, "asleep"), str(tmp_path / "asleep.mfa")
     agent.direct({"message": 1, "text": CODE, "replacement": "[x]", "mode": "amortize"})
-    assert SHIP in agent.generate(None, ASK_SHIP, **ASKED)["text"]
+    assert SHIP in agent.generate(None, ASK_SHIP, **OPTIONS)["text"]
     agent.decay(300)
     agent.share("agent")
     common = ["--url", running.url, "--key", KEYS["one"]]
@@ -125,13 +125,13 @@ def test_what_was_said_goes_with_a_hibernation_file(running, fabric, tmp_path, c
     for field in ("decays_after_s", "share", "closed", "rebuilds", "amortized", "directives"):
         assert woken.show()[field] == agent.show()[field]
     assert woken.show()["share"] == "agent"
-    assert CODE not in woken.generate(None, ASK_CODE, **ASKED)["text"]
+    assert CODE not in woken.generate(None, ASK_CODE, **OPTIONS)["text"]
 
 
-def test_private_memory_is_for_its_agent_alone(running, fabric):
-    """Neither a fork nor another conversation that begins alike has a block of it."""
+def test_private_memory_is_visible_to_its_agent_only(running, fabric):
+    """Neither a fork nor a conversation with the same prefix gets a block of it."""
     lone = Fabric(running.url, KEYS["two"])
-    agent = told(lone, "private")
+    agent = start_agent(lone, "private")
     assert agent.share("agent")["share"] == "agent"
     with pytest.raises(RefusedError) as caught:
         agent.fork("private-2")
@@ -155,8 +155,8 @@ def test_private_memory_is_for_its_agent_alone(running, fabric):
     assert lone.agent("private-2").show()["share"] == "tenant"
 
 
-def test_nobody_of_another_tenant_reads_or_changes_an_agent(running, fabric):
-    agent = told(fabric, "shared")
+def test_agent_is_inaccessible_to_other_tenants(running, fabric):
+    agent = start_agent(fabric, "shared")
     agent.share("tenant")
     stranger = Fabric(running.url, KEYS["two"]).agent("shared")
     for act in (stranger.memory, stranger.close, stranger.decay, stranger.evict, stranger.rebuild):
@@ -168,11 +168,11 @@ def test_nobody_of_another_tenant_reads_or_changes_an_agent(running, fabric):
     assert not agent.show()["closed"]
 
 
-def test_a_later_result_takes_an_earlier_ones_place(fabric):
-    agent = told(fabric, "twice")
-    made = agent.supersede(1, 3, operation="newer-one")
-    assert [each["message"] for each in made["directives"]] == [1]
-    assert CODE not in agent.generate(None, ASK_CODE, **ASKED)["text"]
+def test_supersede_replaces_earlier_result(fabric):
+    agent = start_agent(fabric, "twice")
+    receipt = agent.supersede(1, 3, operation="newer-one")
+    assert [each["message"] for each in receipt["directives"]] == [1]
+    assert CODE not in agent.generate(None, ASK_CODE, **OPTIONS)["text"]
     for earlier, later in ((2, 1), (1, 1)):
         with pytest.raises(RefusedError) as caught:
             agent.supersede(earlier, later)
@@ -181,8 +181,8 @@ def test_a_later_result_takes_an_earlier_ones_place(fabric):
     assert called["directives"][-1]["result_of"] == "call_1"
 
 
-def test_the_commands_say_what_holds(fabric, running, capsys):
-    told(fabric, "said")
+def test_commands_report_agent_settings(fabric, running, capsys):
+    start_agent(fabric, "said")
     common = ["--url", running.url, "--key", KEYS["one"], "--json"]
 
     def run(*words):

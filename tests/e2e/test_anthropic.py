@@ -31,20 +31,20 @@ COLOUR = {
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "only") as made:
-        yield made
+    with local_fabric(folder, "recall", "only") as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def client(fabric: LocalFabric) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as made:
-        yield made
+    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
-def body(*said: str, **more):
+def body(*contents: str, **more):
     """Alternate user and assistant."""
     roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return {
         "model": "recall",
         "max_tokens": 32,
@@ -55,7 +55,7 @@ def body(*said: str, **more):
     }
 
 
-def test_a_conversation_is_warm_at_its_second_turn(client):
+def test_second_turn_of_conversation_is_warm(client):
     first = client.messages.create(**body(FACT, "Noted.", ASK))
     answer = first.content[0].text
     raw = client.messages.with_raw_response.create(**body(FACT, "Noted.", ASK, answer, ASK))
@@ -71,15 +71,15 @@ def test_a_conversation_is_warm_at_its_second_turn(client):
     assert usage.cache_read_input_tokens == int(raw.headers["x-macfabric-cached-tokens"])
 
 
-def test_a_stream_says_the_same_and_ends_at_a_stop_sequence(client):
+def test_stream_equals_whole_answer_and_stops_at_stop_sequence(client):
     whole = client.messages.create(**body(FACT, "Noted.", ASK))
     with client.messages.stream(**body(FACT, "Noted.", ASK)) as stream:
-        said = "".join(stream.text_stream)
+        text = "".join(stream.text_stream)
         streamed = stream.get_final_message()
     stopped = client.messages.create(**body(FACT, "Noted.", ASK, stop_sequences=["quartz"]))
     cut = client.messages.create(**body(FACT, "Noted.", ASK, max_tokens=2))
 
-    assert said == whole.content[0].text == streamed.content[0].text
+    assert text == whole.content[0].text == streamed.content[0].text
     assert streamed.stop_reason == whole.stop_reason == "end_turn"
     assert streamed.usage.output_tokens == whole.usage.output_tokens
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "quartz")
@@ -88,37 +88,37 @@ def test_a_stream_says_the_same_and_ends_at_a_stop_sequence(client):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_is_called_and_its_result_continues_the_conversation(client, streams):
-    asked = body("To see say", tools=[TOOL], system=f"To see say {CALL}")
+def test_tool_result_continues_the_conversation(client, streams):
+    request_body = body("To see say", tools=[TOOL], system=f"To see say {CALL}")
     if streams:
-        with client.messages.stream(**asked) as stream:
+        with client.messages.stream(**request_body) as stream:
             done = stream.get_final_message()
     else:
-        done = client.messages.create(**asked)
+        done = client.messages.create(**request_body)
     use = done.content[-1]
 
     assert done.stop_reason == "tool_use"
     assert (use.type, use.name, use.input) == ("tool_use", "look", {"at": "the sky"})
 
     result = {"type": "tool_result", "tool_use_id": use.id, "content": FACT}
-    asked["messages"] += [
+    request_body["messages"] += [
         {"role": "assistant", "content": done.content},
         {"role": "user", "content": [result]},
         {"role": "assistant", "content": "I see."},
         {"role": "user", "content": ASK},
     ]
-    raw = client.messages.with_raw_response.create(**asked)
+    raw = client.messages.with_raw_response.create(**request_body)
 
     assert raw.parse().content[0].text.strip().startswith("otter lantern quartz")
     assert raw.headers["x-macfabric-cache"] == "hot"
 
 
-def test_tokens_are_counted_as_they_are_used(client):
-    asked = body(FACT, "Noted.", ASK, tools=[TOOL])
+def test_counted_tokens_equal_used_tokens(client):
+    request_body = body(FACT, "Noted.", ASK, tools=[TOOL])
     counted = client.messages.count_tokens(
-        **{name: asked[name] for name in ("model", "messages", "system", "tools")}
+        **{name: request_body[name] for name in ("model", "messages", "system", "tools")}
     )
-    usage = client.messages.create(**asked).usage
+    usage = client.messages.create(**request_body).usage
 
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     longer = client.messages.count_tokens(
@@ -127,28 +127,28 @@ def test_tokens_are_counted_as_they_are_used(client):
     assert longer.input_tokens > 20_000, "also beyond the context"
 
 
-def test_a_prompt_beyond_the_context_is_told_so(client):
+def test_prompt_beyond_context_is_rejected(client):
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**body("wild geese " * 20_000))
 
 
-def test_a_client_that_leaves_in_mid_stream_stops_the_answer_and_keeps_the_prompt(fabric, client):
-    asked = body(FACT, "Noted.", ASK, max_tokens=4_000, metadata={"user_id": "leaver"})
-    with client.messages.stream(**asked) as stream:
+def test_disconnect_mid_stream_stops_answer_and_keeps_prompt_cached(fabric, client):
+    request_body = body(FACT, "Noted.", ASK, max_tokens=4_000, metadata={"user_id": "leaver"})
+    with client.messages.stream(**request_body) as stream:
         for _ in stream.text_stream:
             break
     call(fabric.services["only"], Flush(), Done)  # which waits for turns that run
-    again = client.messages.create(**asked)
+    again = client.messages.create(**request_body)
 
     assert again.usage.cache_read_input_tokens > 100
 
 
-def test_what_a_coding_agent_sends(client):
+def test_first_request_of_coding_agent_is_accepted(client):
     """Its first request: a billing line, a late system message, betas, breakpoints everywhere."""
     marked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     billing = "x-anthropic-billing-header: cc_version={}; cc_entrypoint=cli; cch=00000;"
 
-    def asked(version):
+    def body_for(version):
         return {
             "model": "recall",
             "max_tokens": 8_000,
@@ -180,16 +180,16 @@ def test_what_a_coding_agent_sends(client):
             "extra_headers": {"anthropic-beta": "claude-code-20250219,interleaved-thinking"},
         }
 
-    with client.beta.messages.stream(**asked("2.1.197")) as stream:
+    with client.beta.messages.stream(**body_for("2.1.197")) as stream:
         stream.get_final_message()
-    raw = client.beta.messages.with_raw_response.create(**asked("2.1.198"))
+    raw = client.beta.messages.with_raw_response.create(**body_for("2.1.198"))
     usage = raw.parse().usage
 
     assert usage.cache_read_input_tokens > 500, "another session, and another version"
     assert raw.headers["x-macfabric-ignored"] == "x-anthropic-billing-header"
 
 
-def test_an_answer_fits_the_schema_that_is_asked_for(client):
+def test_answer_matches_requested_schema(client):
     form = {"type": "json_schema", "schema": COLOUR}
     done = client.messages.create(**body("Any colour?", output_config={"format": form}))
 

@@ -18,11 +18,11 @@ USER = {"role": "user", "content": "The vault code of Mira is"}
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
     """Run one node with a short context and one agent that must survive everything."""
     folder: Path = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "only", context_tokens_max=900) as made:
-        made.chat(
+    with local_fabric(folder, "recall", "only", context_tokens_max=900) as instance:
+        instance.chat(
             [{"role": "user", "content": "The vault code of Mira is otter quartz."}], "keeper"
         )
-        yield made
+        yield instance
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ CASES: list[tuple[str, dict[str, Any], int, str]] = [
 @pytest.mark.parametrize(
     ("request_", "status", "word"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
-def test_refused_with_a_message(
+def test_invalid_request_gets_4xx_with_message(
     fabric: LocalFabric, request_: dict[str, Any], status: int, word: str
 ) -> None:
     """The answer is a 4xx in OpenAI's error shape that names what is wrong."""
@@ -98,16 +98,16 @@ def test_refused_with_a_message(
         del request_["json"]
     headers = {"content-type": "application/json", **request_.pop("headers", {})}
 
-    got = fabric.http.post(CHAT, **request_, headers=headers)
+    response = fabric.http.post(CHAT, **request_, headers=headers)
 
-    assert status == got.status_code, got.text
-    error = got.json()["error"]
+    assert status == response.status_code, response.text
+    error = response.json()["error"]
     assert {"message", "type", "param", "code"} <= set(error)
     assert word.lower() in (error["message"] + str(error["param"])).lower()
-    assert "wild geese" not in got.text
+    assert "wild geese" not in response.text
 
 
-def test_the_last_token_of_the_model_may_be_biased_and_the_next_one_is_none(
+def test_logit_bias_accepts_last_token_id_and_rejects_the_next(
     fabric: LocalFabric,
 ) -> None:
     """The official SDK gets a good answer for the one, and a BadRequestError for the other."""
@@ -135,24 +135,24 @@ def test_the_last_token_of_the_model_may_be_biased_and_the_next_one_is_none(
         ("PUT", "/v1/chat/completions", b"{}", 405, ""),
     ],
 )
-def test_other_routes_refuse_alike(
+def test_management_routes_use_the_same_error_shape(
     fabric: LocalFabric, method: str, path: str, content: bytes | None, status: int, word: str
 ) -> None:
     """Management routes use the same error shape."""
-    got = fabric.http.request(method, path, content=content)
+    response = fabric.http.request(method, path, content=content)
 
-    assert status == got.status_code, got.text
-    assert word in got.json()["error"]["message"]
+    assert status == response.status_code, response.text
+    assert word in response.json()["error"]["message"]
 
 
-def test_afterwards_the_agent_is_intact(fabric: LocalFabric) -> None:
+def test_agent_is_intact_after_all_bad_input(fabric: LocalFabric) -> None:
     """After all of that the agent still knows what it was told, and nothing leaked."""
-    told = [
+    messages = [
         {"role": "user", "content": "The vault code of Mira is otter quartz."},
         {"role": "assistant", "content": "Noted."},
         USER,
     ]
-    answer = fabric.chat(told, "keeper")
+    answer = fabric.chat(messages, "keeper")
     service = fabric.services["only"]
 
     assert answer.text == " otter quartz."

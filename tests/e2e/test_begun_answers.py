@@ -16,47 +16,49 @@ USER = [
     {"role": "assistant", "content": "Noted."},
     {"role": "user", "content": ASK},
 ]
-BEGUN = {"role": "assistant", "content": " otter lantern"}
+PARTIAL = {"role": "assistant", "content": " otter lantern"}
 REST = " quartz violin."
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def client(fabric):
-    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as made:
-        yield made
+    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "asked", [CONTINUE, {"continue_final_message": True}, {"add_generation_prompt": False}], ids=str
+    "options",
+    [CONTINUE, {"continue_final_message": True}, {"add_generation_prompt": False}],
+    ids=str,
 )
-def test_a_chat_goes_on_with_its_last_message_where_it_is_asked_to(fabric, stream, asked):
-    answer = fabric.chat([*USER, BEGUN], stream=stream, extra_body=asked)
+def test_chat_continues_its_last_message_on_request(fabric, stream, options):
+    answer = fabric.chat([*USER, PARTIAL], stream=stream, extra_body=options)
     assert answer.text == REST
 
 
-def test_a_message_may_say_itself_that_it_is_begun(fabric):
-    answer = fabric.chat([*USER, {**BEGUN, "prefix": True}])
+def test_message_prefix_flag_requests_continuation(fabric):
+    answer = fabric.chat([*USER, {**PARTIAL, "prefix": True}])
     assert answer.text == REST
 
 
-def test_otherwise_it_is_answered(fabric):
-    answer = fabric.chat([*USER, BEGUN])
-    assert answer.prompt_tokens > fabric.chat([*USER, BEGUN], extra_body=CONTINUE).prompt_tokens
+def test_last_assistant_message_is_answered_by_default(fabric):
+    answer = fabric.chat([*USER, PARTIAL])
+    assert answer.prompt_tokens > fabric.chat([*USER, PARTIAL], extra_body=CONTINUE).prompt_tokens
 
 
-def test_an_answer_that_was_cut_is_gone_on_with_and_the_next_turn_is_warm(fabric):
+def test_truncated_answer_is_continued_and_next_turn_is_warm(fabric):
     cut = fabric.chat(USER, max_tokens=2)
     assert cut.finish_reason == "length"
-    begun = {"role": "assistant", "content": cut.text}
-    rest = fabric.chat([*USER, begun], extra_body=CONTINUE)
+    partial = {"role": "assistant", "content": cut.text}
+    rest = fabric.chat([*USER, partial], extra_body=CONTINUE)
     assert (cut.text + rest.text).endswith(REST)
     assert rest.agent == cut.agent
     assert rest.cached_tokens >= cut.prompt_tokens
@@ -66,33 +68,33 @@ def test_an_answer_that_was_cut_is_gone_on_with_and_the_next_turn_is_warm(fabric
     assert last.cached_tokens >= rest.prompt_tokens
 
 
-def test_anthropics_dialect_always_goes_on(client):
-    asked = {
+def test_messages_api_always_continues_last_assistant_message(client):
+    body = {
         "model": "recall",
         "max_tokens": 32,
         "system": USER[0]["content"],
-        "messages": [*USER[1:], BEGUN],
+        "messages": [*USER[1:], PARTIAL],
         "extra_body": {"temperature": 0},
     }
-    made = client.messages.create(**asked)
-    assert [block.text for block in made.content] == [REST]
-    with client.messages.stream(**asked) as stream:
+    message = client.messages.create(**body)
+    assert [block.text for block in message.content] == [REST]
+    with client.messages.stream(**body) as stream:
         assert stream.get_final_text() == REST
     counted = client.messages.count_tokens(
-        model="recall", system=asked["system"], messages=asked["messages"]
+        model="recall", system=body["system"], messages=body["messages"]
     )
-    usage = made.usage
+    usage = message.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
-    asked["messages"] = [
+    body["messages"] = [
         *USER[1:],
-        {"role": "assistant", "content": BEGUN["content"] + REST},
+        {"role": "assistant", "content": PARTIAL["content"] + REST},
         {"role": "user", "content": ASK},
     ]
-    again = client.messages.create(**asked)
+    again = client.messages.create(**body)
     assert again.usage.cache_read_input_tokens >= counted.input_tokens
 
 
-def test_an_empty_answer_is_none(client, fabric):
+def test_empty_assistant_message_is_ignored(client, fabric):
     empty = {"role": "assistant", "content": ""}
     plain = fabric.chat(USER)
     assert fabric.chat([*USER, empty], extra_body=CONTINUE).prompt_tokens == plain.prompt_tokens
@@ -105,18 +107,18 @@ CALLS = {
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
 REFUSED = {
-    "both": ([*USER, BEGUN], {"continue_final_message": True, "add_generation_prompt": True}),
+    "both": ([*USER, PARTIAL], {"continue_final_message": True, "add_generation_prompt": True}),
     "no answer": (USER, {"continue_final_message": True}),
     "no answer either": (USER, {"add_generation_prompt": False}),
     "a question": ([{**USER[1], "prefix": True}], {}),
     "calls": ([*USER, CALLS], CONTINUE),
-    "a format": ([*USER, BEGUN], {**CONTINUE, "response_format": FORMAT}),
-    "no flag": ([*USER, BEGUN], {"continue_final_message": "yes"}),
+    "a format": ([*USER, PARTIAL], {**CONTINUE, "response_format": FORMAT}),
+    "no flag": ([*USER, PARTIAL], {"continue_final_message": "yes"}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(fabric, name):
+def test_invalid_continuation_is_rejected(fabric, name):
     messages, more = REFUSED[name]
     with pytest.raises(openai.BadRequestError) as caught:
         fabric.chat(messages, extra_body=more)

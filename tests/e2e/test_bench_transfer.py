@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_pulled_cable_costs_a_moment_and_no_byte_twice():
+def test_pulled_cable_resends_no_verified_byte():
     command = [sys.executable, "-m", "benchmarks", "transfer", "--quick", "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     report = json.loads(ran.stdout)

@@ -38,7 +38,7 @@ COUNTED = (
 )
 
 
-def test_every_benchmark_is_known_here_and_in_the_documents():
+def test_every_benchmark_is_documented():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
 
     assert set(found()) >= EMULATED | CLUSTER
@@ -62,7 +62,7 @@ def check_record(name, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(found()) - EMULATED - OWN_PROCESS))
-def test_a_quick_run(name, tmp_path, monkeypatch, capsys):
+def test_quick_run_meets_counted_limits(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     assert main([name, "--quick", "--json"]) == 0
@@ -71,7 +71,7 @@ def test_a_quick_run(name, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [marked(name) for name in sorted(OWN_PROCESS)])
-def test_a_quick_run_in_a_process_of_its_own(name, tmp_path):
+def test_quick_run_in_own_process_meets_counted_limits(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", name, "--quick", "--json"],
         cwd=ROOT,

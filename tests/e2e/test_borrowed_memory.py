@@ -36,8 +36,8 @@ def history(first, way):
     return [user(first), NOTED, *documents(way), QUESTION]
 
 
-def asked_by(agent, way):
-    """Return what a borrower says: nothing about a metal."""
+def borrower_history(agent, way):
+    """Return a borrower's messages, which do not mention the metal."""
     return history(f"{relay_text.CLEARED} {relay_text.filler(random.Random(agent), 5)} .", way)
 
 
@@ -61,14 +61,14 @@ def post(fabric, path, body=None):
 def lend(fabric, way):
     """Tell one agent a fact and let another borrow of it; spread that. Return a file of it."""
     lender, borrower = f"lender-{way}", f"borrower-{way}"
-    text, told = ask(fabric, lender, history(f"the metal is {METAL} .", way))
+    text, headers = ask(fabric, lender, history(f"the metal is {METAL} .", way))
     assert text.startswith(METAL)
-    home = told["x-macfabric-node"]
-    asked = asked_by(borrower, way)
-    ask(fabric, borrower, asked[:2])
+    home = headers["x-macfabric-node"]
+    messages = borrower_history(borrower, way)
+    ask(fabric, borrower, messages[:2])
     fabric.migrate(borrower, home)
-    text, told = ask(fabric, borrower, asked)
-    assert told["x-macfabric-match"] == "spans"
+    text, headers = ask(fabric, borrower, messages)
+    assert headers["x-macfabric-match"] == "spans"
     assert text.startswith(METAL), "the borrowed rows know it"
     for copy in copies(way):
         post(fabric, f"{borrower}/fork", {"as": copy})
@@ -111,11 +111,11 @@ def take_back(fabric, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_borrowers_answer_as_agents_that_never_knew(lent, way):
+def test_borrowers_forget_rows_of_erased_private_or_edited_lender(lent, way):
     fabric, files = lent
     borrower = f"borrower-{way}"
-    asked, agents = asked_by(borrower, way), (borrower, *copies(way))
-    cold, _ = ask(fabric, None, asked)
+    messages, agents = borrower_history(borrower, way), (borrower, *copies(way))
+    cold, _ = ask(fabric, None, messages)
     assert not cold.startswith(METAL)
     for agent in agents:
         assert fabric.http.get(f"/v1/agents/{agent}").json()["amortized"], "it survives a restart"
@@ -123,15 +123,15 @@ def test_borrowers_answer_as_agents_that_never_knew(lent, way):
     # The receipts also count the copy that a move leaves where the agent was.
     assert take_back(fabric, way) in {None, len(agents) + 1}
 
-    check_unknown(fabric, agents, asked, cold)
+    check_unknown(fabric, agents, messages, cold)
     answer = fabric.http.post(f"/v1/agents/back-{way}/resume", content=files[way])
     assert answer.status_code in {200, 201}, answer.text
-    check_unknown(fabric, [f"back-{way}"], asked, cold)
+    check_unknown(fabric, [f"back-{way}"], messages, cold)
 
 
-def check_unknown(fabric, agents, asked, cold):
+def check_unknown(fabric, agents, messages, cold):
     """Ask agents that keep what they have, and borrow nothing anew."""
     for agent in agents:
-        text, told = ask(fabric, agent, asked, "amortize")
+        text, headers = ask(fabric, agent, messages, "amortize")
         assert text == cold
-        assert told.get("x-macfabric-amortized-tokens", "0") == "0"
+        assert headers.get("x-macfabric-amortized-tokens", "0") == "0"

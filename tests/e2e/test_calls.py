@@ -44,12 +44,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class State:
-    """A conversation's last message, what the model says, and what clients see."""
+    """A conversation's last message, the scripted answer, and what clients see."""
 
-    says: str
+    answer: str
     seen: Seen
     result: str | None = None  # of a tool, after which it speaks; None: of its first answer
-    cut_at: int = 0  # characters of `says` that the token limit allows; 0: all
+    cut_at: int = 0  # characters of `answer` that the token limit allows; 0: all
 
 
 def states(shape: CallShape) -> dict[str, State]:
@@ -111,17 +111,17 @@ class World:
 
     def prepare(self, state: State) -> int:
         """Script an answer; return its limit of tokens."""
-        cut = state.says[: state.cut_at] if state.cut_at else ""
-        ids = self.tokenizer.encode(cut or state.says).ids
+        cut = state.answer[: state.cut_at] if state.cut_at else ""
+        ids = self.tokenizer.encode(cut or state.answer).ids
         self.script.end = self.tokenizer.encode(self.shape.end).ids[0]
         self.script.tokens.clear()
         self.script.tokens.extend(ids)
         return len(ids) if cut else len(ids) + 8
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        got = self.fabric.http.post(path, json=body)
-        assert got.status_code == 200, got.text
-        return read_events(got.text) if body.get("stream") else got.json()
+        response = self.fabric.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return read_events(response.text) if body.get("stream") else response.json()
 
 
 @pytest.fixture(
@@ -148,17 +148,19 @@ def chat(world: World, state: State, stream: bool) -> Seen:
         ]
     limit = world.prepare(state)
     body = {"model": "model", "messages": messages, "tools": [tool], "max_tokens": limit}
-    got = world.post("/v1/chat/completions", {**body, "stream": stream})
+    payload = world.post("/v1/chat/completions", {**body, "stream": stream})
     seen, calls = Seen(), {}
-    for choice in [c for _, e in got if e for c in e["choices"]] if stream else got["choices"]:
+    for choice in (
+        [c for _, e in payload if e for c in e["choices"]] if stream else payload["choices"]
+    ):
         message = choice["delta" if stream else "message"]
         seen.text += message.get("content") or ""
         seen.thought += message.get("reasoning_content") or ""
         for number, call in enumerate(message.get("tool_calls") or []):
             name, arguments = calls.get(call.get("index", number), ("", ""))
-            given = call["function"]
-            name += given.get("name", "")
-            calls[call.get("index", number)] = name, arguments + given["arguments"]
+            part = call["function"]
+            name += part.get("name", "")
+            calls[call.get("index", number)] = name, arguments + part["arguments"]
         seen.reason = choice["finish_reason"] or seen.reason
     seen.calls = list(calls.values())
     seen.reason = {"tool_calls": "calls", "length": "cut"}.get(seen.reason, seen.reason)
@@ -176,10 +178,10 @@ def responses(world: World, state: State, stream: bool) -> Seen:
         ]
     limit = world.prepare(state)
     body = {"model": "model", "input": items, "tools": [tool], "max_output_tokens": limit}
-    got = world.post("/v1/responses", {**body, "stream": stream})
-    response = got[-1][1]["response"] if stream else got
+    payload = world.post("/v1/responses", {**body, "stream": stream})
+    response = payload[-1][1]["response"] if stream else payload
     if stream:  # what is added up is what comes at the end
-        deltas = [e for kind, e in got if kind.endswith("arguments.delta")]
+        deltas = [e for kind, e in payload if kind.endswith("arguments.delta")]
         done = [item for item in response["output"] if item["type"] == "function_call"]
         for item in done:
             parts = [e["delta"] for e in deltas if e["item_id"] == item["id"]]
@@ -203,16 +205,16 @@ def responses(world: World, state: State, stream: bool) -> Seen:
 
 def messages(world: World, state: State, stream: bool) -> Seen:
     tool = {"name": "read", "input_schema": PARAMETERS}
-    said: list[Any] = [{"role": "user", "content": QUESTION}]
+    turns: list[Any] = [{"role": "user", "content": QUESTION}]
     if state.result is not None:
         use = {"type": "tool_use", "id": "abcdefghi", "name": "read", "input": OTHER[1]}
         result = {"type": "tool_result", "tool_use_id": "abcdefghi", "content": state.result}
-        said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        turns += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     limit = world.prepare(state)
-    body = {"model": "model", "messages": said, "tools": [tool], "max_tokens": limit}
+    body = {"model": "model", "messages": turns, "tools": [tool], "max_tokens": limit}
     body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-    got = world.post("/v1/messages", {**body, "stream": stream})
-    content, reason = _blocks(got) if stream else (got["content"], got["stop_reason"])
+    payload = world.post("/v1/messages", {**body, "stream": stream})
+    content, reason = _blocks(payload) if stream else (payload["content"], payload["stop_reason"])
     seen = Seen()
     for block in content:
         match block["type"]:
@@ -274,15 +276,15 @@ def generate(world: World, state: State, stream: bool) -> Seen:
         result = {"role": "tool", "tool_call_id": call["id"], "content": state.result}
         body["messages"] = [result]
     limit = world.prepare(state)
-    got = world.post(path, {**body, "model": "model", "max_tokens": limit, "stream": stream})
+    payload = world.post(path, {**body, "model": "model", "max_tokens": limit, "stream": stream})
     if not stream:
-        calls = [(call["name"], call["arguments"]) for call in got["tool_calls"]]
-        reason, text, thought = got["finish_reason"], got["text"], got["reasoning"]
+        calls = [(call["name"], call["arguments"]) for call in payload["tool_calls"]]
+        reason, text, thought = payload["finish_reason"], payload["text"], payload["reasoning"]
     else:
-        text = "".join(e["text"] for kind, e in got if kind == "text")
-        thought = "".join(e["text"] for kind, e in got if kind == "reasoning")
-        calls = [(e["name"], e["arguments"]) for kind, e in got if kind == "tool_call"]
-        reason = next(e["finish_reason"] for kind, e in got if kind == "end")
+        text = "".join(e["text"] for kind, e in payload if kind == "text")
+        thought = "".join(e["text"] for kind, e in payload if kind == "reasoning")
+        calls = [(e["name"], e["arguments"]) for kind, e in payload if kind == "tool_call"]
+        reason = next(e["finish_reason"] for kind, e in payload if kind == "end")
     reason = {"tool_calls": "calls", "length": "cut"}.get(reason, reason)
     return Seen(text, thought, calls, reason)
 
@@ -296,7 +298,7 @@ STATES = (
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", STATES)
-def test_an_answer_is_read_alike_in_each_dialect(world, name, dialect):
+def test_answer_is_parsed_equally_in_each_dialect(world, name, dialect):
     state = states(world.shape).get(name)
     if state is None:
         pytest.skip("this family's thoughts hold no calls")

@@ -30,24 +30,24 @@ class Talk:
         self._fabric, self._script, self._sends_thoughts = fabric, script, sends_thoughts
         self.messages = [{"role": "system", "content": words(1, 300)}]
 
-    def ask(self, says, end, said):
+    def ask(self, output, end, prompt):
         node = self._fabric.services["only"].node
         self._script.tokens.clear()
-        self._script.tokens.extend(node.resources.tokenizer.encode(says).ids)
+        self._script.tokens.extend(node.resources.tokenizer.encode(output).ids)
         (self._script.end,) = node.resources.tokenizer.encode(end).ids
-        self.messages.append(said)
-        got = self._fabric.chat(self.messages, tools=TOOLS, max_tokens=400)
-        message = got.raw["choices"][0]["message"]
+        self.messages.append(prompt)
+        answer = self._fabric.chat(self.messages, tools=TOOLS, max_tokens=400)
+        message = answer.raw["choices"][0]["message"]
         sent = ["role", "content", "tool_calls", *["reasoning_content"] * self._sends_thoughts]
         self.messages.append({name: message[name] for name in sent if message.get(name)})
-        return got, message
+        return answer, message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sends_thoughts", sample([True, False], True), ids=["thoughts", "no thoughts"]
 )
-def test_channels_come_back_and_the_next_turn_is_warm(tmp_path, sends_thoughts):
+def test_channels_are_parsed_and_next_turn_is_warm(tmp_path, sends_thoughts):
     model = write_shape(tmp_path / "model", SHAPE, WEIGHTS, corpus())
     with scripted() as script, local_fabric(tmp_path, str(model), "only") as fabric:
         talk = Talk(fabric, script, sends_thoughts=sends_thoughts)
@@ -61,8 +61,11 @@ def test_channels_come_back_and_the_next_turn_is_warm(tmp_path, sends_thoughts):
             script.end = None  # a node tests itself as it starts
             fabric.restart("only")
         result = {"role": "tool", "tool_call_id": call["id"], "content": words(3, 40)}
-        second, said = talk.ask(FINAL, "<|return|>", result)
-        assert (said["content"], said["reasoning_content"]) == ("a copper falcon.", "the lantern.")
+        second, message = talk.ask(FINAL, "<|return|>", result)
+        assert (message["content"], message["reasoning_content"]) == (
+            "a copper falcon.",
+            "the lantern.",
+        )
         assert second.cached_tokens > first.prompt_tokens + 30  # the call, too
 
         third, _ = talk.ask(FINAL, "<|return|>", {"role": "user", "content": words(4, 40)})
@@ -71,12 +74,12 @@ def test_channels_come_back_and_the_next_turn_is_warm(tmp_path, sends_thoughts):
         script.end = None
 
 
-def test_a_client_whose_markup_is_markup_is_told_what_the_template_says(tmp_path):
-    """Else it is text, which no template refuses."""
+def test_template_error_is_reported_when_control_marks_are_enabled(tmp_path):
+    """By default markup is text, which no template refuses."""
     model = write_shape(tmp_path / "model", SHAPE, WEIGHTS, corpus())
     with local_fabric(tmp_path, str(model), "only") as fabric:
-        asked = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": FINAL}]
-        fabric.chat([*asked, asked[0]])
+        history = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": FINAL}]
+        fabric.chat([*history, history[0]])
         marks = {"chat_template_kwargs": {"control_marks": True}}
         with pytest.raises(openai.BadRequestError, match="channel"):
-            fabric.chat([*asked, asked[0]], extra_body=marks)
+            fabric.chat([*history, history[0]], extra_body=marks)

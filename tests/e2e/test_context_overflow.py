@@ -16,12 +16,12 @@ TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "only", context_tokens_max=CONTEXT) as made:
-        yield made
+    with local_fabric(folder, "recall", "only", context_tokens_max=CONTEXT) as instance:
+        yield instance
 
 
 def steps(count: int) -> list:
-    said = [
+    messages = [
         {"role": "system", "content": "You read what there is."},
         {"role": "user", "content": "Read it all."},
     ]
@@ -31,26 +31,26 @@ def steps(count: int) -> list:
             "type": "function",
             "function": {"name": "read", "arguments": f'{{"part": {n}}}'},
         }
-        said += [
+        messages += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"call_{n}", "content": f"{n}: {RESULT}"},
         ]
-    return said
+    return messages
 
 
-def asked(fabric: LocalFabric, count: int, **more):
+def post_steps(fabric: LocalFabric, count: int, **more):
     body = {"model": "recall", "messages": steps(count), "tools": [TOOL], "max_tokens": 4, **more}
     headers = {"X-Agent-ID": "loop"}
     return fabric.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-def test_an_overflowing_loop_is_truncated_and_stays_warm(fabric: LocalFabric):
+def test_overflowing_tool_loop_is_truncated_and_stays_warm(fabric: LocalFabric):
     auto = {"macfabric": {"truncation": "auto"}}
-    first = next(n for n in range(1, 200) if asked(fabric, n).status_code == 400)
-    assert "context" in asked(fabric, first).text
+    first = next(n for n in range(1, 200) if post_steps(fabric, n).status_code == 400)
+    assert "context" in post_steps(fabric, first).text
     dropped, cached, prompts, cold = [], 0, 0, 0
     for n in range(first, first + TURNS):
-        answer = asked(fabric, n, **auto)
+        answer = post_steps(fabric, n, **auto)
         assert answer.status_code == 200, answer.text
         dropped.append(int(answer.headers["x-macfabric-policies"].removeprefix("truncation=")))
         usage = answer.json()["usage"]
@@ -66,21 +66,21 @@ def test_an_overflowing_loop_is_truncated_and_stays_warm(fabric: LocalFabric):
     assert cached > prompts // 2, f"{cached} of {prompts} tokens"
 
 
-def completed(fabric: LocalFabric, prompt, **more):
+def post_prompt(fabric: LocalFabric, prompt, **more):
     body = {"model": "recall", "prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
     return fabric.http.post("/v1/completions", json=body, headers={"X-Agent-ID": "writer"})
 
 
-def test_a_text_that_outgrows_the_context_loses_its_beginning_and_stays_warm(fabric: LocalFabric):
+def test_overflowing_text_loses_its_start_and_stays_warm(fabric: LocalFabric):
     auto = {"macfabric": {"truncation": "auto"}}
     dropped, cold = [], 0
     line = "Nothing of note is written in this line of the log, as in the one before.\n"
     text = line * 100
-    while completed(fabric, text).status_code == 200:
+    while post_prompt(fabric, text).status_code == 200:
         text += line * 10
     for number in range(TURNS):
         text += f"{number}: {line * 4}"
-        answer = completed(fabric, text, **auto)
+        answer = post_prompt(fabric, text, **auto)
         assert answer.status_code == 200, answer.text
         dropped.append(int(answer.headers["x-macfabric-policies"].removeprefix("truncation=")))
         usage = answer.json()["usage"]
@@ -93,10 +93,10 @@ def test_a_text_that_outgrows_the_context_loses_its_beginning_and_stays_warm(fab
     assert cold <= cuts + 1 <= TURNS // 2
 
 
-def test_token_ids_lose_their_beginning(fabric: LocalFabric):
+def test_token_id_prompt_is_cut_at_its_start(fabric: LocalFabric):
     ids = [index % 500 + 300 for index in range(2 * CONTEXT)]
-    refused = completed(fabric, ids)
-    answer = completed(fabric, ids, macfabric={"truncation": "auto"})
+    refused = post_prompt(fabric, ids)
+    answer = post_prompt(fabric, ids, macfabric={"truncation": "auto"})
     assert refused.status_code == 400
     assert "context" in refused.text
     assert answer.status_code == 200, answer.text

@@ -52,8 +52,8 @@ TAUGHT = [
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a") as instance:
+        yield instance
 
 
 def flat(syntax, definition):
@@ -68,7 +68,7 @@ def nested(syntax, definition):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("seed", sample([3, 4], 3))
-def test_a_text_follows_its_grammar(fabric, name, seed):
+def test_custom_tool_input_follows_its_grammar(fabric, name, seed):
     syntax, definition, fits = GRAMMARS[name]
     usual = {"model": "recall", "temperature": 1.0, "seed": seed}
     chat = fabric.openai.chat.completions.create(
@@ -97,7 +97,7 @@ def test_a_text_follows_its_grammar(fabric, name, seed):
     assert fits(item.input)
 
 
-def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
+def test_grammar_applies_to_calls_under_auto_tool_choice(fabric):
     usual = {"model": "recall", "max_tokens": 200, "temperature": 0, "messages": TAUGHT}
     free = fabric.openai.chat.completions.create(
         **usual, tools=[{"type": "custom", "custom": {"name": "patch"}}]
@@ -118,9 +118,7 @@ def test_it_does_where_the_model_calls_of_its_own_accord(fabric):
         ("regex", "(?=a)b", "look"),
     ],
 )
-def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(
-    fabric, syntax, definition, reason
-):
+def test_invalid_grammar_is_rejected_with_reason(fabric, syntax, definition, reason):
     with pytest.raises(openai.BadRequestError, match=reason):
         fabric.openai.chat.completions.create(
             model="recall", messages=USER, tools=[nested(syntax, definition)]

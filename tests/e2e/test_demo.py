@@ -13,7 +13,7 @@ DEMO_TIMEOUT_S = 300
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_every_answer_and_every_claim_of_the_demo_is_true() -> None:
+def test_demo_answers_and_claims_are_true() -> None:
     """`macfabric demo` ends well and reports what was reused from where."""
     ran = subprocess.run(
         [sys.executable, "-m", "router.cli.main", "demo", "--json"],

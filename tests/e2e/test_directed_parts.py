@@ -33,9 +33,9 @@ ASK = {"role": "user", "content": "Go on."}
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", encrypt_at_rest=False) as made:
-        made.folder = folder
-        yield made
+    with local_fabric(folder, "recall", "left", encrypt_at_rest=False) as instance:
+        instance.folder = folder
+        yield instance
 
 
 def chat(fabric, agent, messages=(*HISTORY, ASK), **more):
@@ -84,15 +84,15 @@ CASES = {
 
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_part_is_taken_out_of_prompt_and_record(fabric, case, mode):
+def test_directed_part_is_removed_from_prompt_and_record(fabric, case, mode):
     item, gone = CASES[case]
     agent = f"{case}-{mode}".replace(" ", "-").replace(",", "")
     chat(fabric, agent)
     assert gone in record(fabric, agent).text
     assert gone.encode() in on_disk(fabric, agent)
-    made = direct(fabric, agent, {**item, "mode": mode})
-    assert made.status_code == 200, made.text
-    assert {each["is_applied"] for each in made.json()["directives"]} == {False}
+    receipt = direct(fabric, agent, {**item, "mode": mode})
+    assert receipt.status_code == 200, receipt.text
+    assert {each["is_applied"] for each in receipt.json()["directives"]} == {False}
     chat(fabric, agent)
     assert gone not in record(fabric, agent).text
     assert gone.encode() not in on_disk(fabric, agent)
@@ -119,7 +119,7 @@ def test_a_part_is_taken_out_of_prompt_and_record(fabric, case, mode):
         ({"message": 99}, "out_of_range"),
     ],
 )
-def test_what_matches_nothing_is_refused(fabric, item, code):
+def test_directive_matching_nothing_is_rejected(fabric, item, code):
     chat(fabric, "nothing")
     answer = direct(fabric, "nothing", item)
     assert answer.status_code == 400
@@ -137,12 +137,12 @@ def test_what_matches_nothing_is_refused(fabric, item, code):
         {"tool_call_id": "call_mine_1", "part": "arguments", "replacement": "no object"},
     ],
 )
-def test_a_part_that_cannot_be_is_refused(fabric, item):
+def test_directive_for_invalid_part_is_rejected(fabric, item):
     chat(fabric, "part")
     assert direct(fabric, "part", item).status_code == 400
 
 
-def test_a_message_without_anything_is_refused(fabric):
+def test_directive_for_empty_message_is_rejected(fabric):
     history = [*HISTORY[:4], {"role": "assistant", "content": ""}, HISTORY[5]]
     chat(fabric, "empty", history)
     for item in ({"message": 4}, {"messages": {"first": 4, "last": 4}}):
@@ -151,13 +151,13 @@ def test_a_message_without_anything_is_refused(fabric):
         assert answer.json()["error"]["code"] == "nothing_to_edit"
 
 
-def test_a_range_may_include_a_message_without_anything(fabric):
+def test_range_may_include_an_empty_message(fabric):
     history = [*HISTORY[:4], {"role": "assistant", "content": ""}, HISTORY[5]]
     chat(fabric, "range", history)
     assert direct(fabric, "range", {"messages": {"first": 3, "last": 4}}).status_code == 200
 
 
-def test_arguments_may_be_replaced_by_an_object(fabric):
+def test_arguments_can_be_replaced_by_an_object(fabric):
     chat(fabric, "replaced")
     item = {"tool_call_id": "call_mine_1", "part": "arguments", "replacement": '{"path": "/gone"}'}
     assert direct(fabric, "replaced", item).status_code == 200
@@ -167,7 +167,7 @@ def test_arguments_may_be_replaced_by_an_object(fabric):
     assert SECRET not in text
 
 
-def test_supersede_of_a_call_that_is_not_there_is_refused(fabric):
+def test_supersede_of_missing_call_is_rejected(fabric):
     chat(fabric, "superseded")
     for earlier, status in (("call_other", 400), ("call_mine_1", 200)):
         body = {"earlier": {"tool_call_id": earlier}, "later": {"message": 5}}
@@ -175,7 +175,7 @@ def test_supersede_of_a_call_that_is_not_there_is_refused(fabric):
         assert answer.status_code == status
 
 
-def test_two_texts_of_one_call_do_not_disturb_each_other(fabric):
+def test_two_directives_on_one_call_are_independent(fabric):
     chat(fabric, "two-texts")
     items = ({"text": SECRET, "replacement": "[a]"}, {"text": "/notes", "replacement": "[b]"})
     assert direct(fabric, "two-texts", *items).status_code == 200
@@ -187,7 +187,7 @@ def test_two_texts_of_one_call_do_not_disturb_each_other(fabric):
     assert "/notes" not in text
 
 
-def test_an_answer_that_is_directed_stays_directed_when_an_earlier_call_is_dropped(fabric):
+def test_directive_on_answer_survives_dropped_earlier_call(fabric):
     """Answers that only call say the same text: they are known by what they call."""
     failed = {**CALL, "id": "call_0", "function": {"name": "look", "arguments": "{}"}}
     early = [
@@ -242,12 +242,12 @@ DIALECTS = {
     ids=["text", "number", "call"],
 )
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_arguments_are_taken_out_in_every_dialect(fabric, dialect, item):
+def test_arguments_are_removed_in_every_dialect(fabric, dialect, item):
     agent = f"{dialect}-{'-'.join(item)}"
     for is_directed in (False, True):
         if is_directed:
-            made = direct(fabric, agent, item)
-            assert made.status_code == 200, made.text
+            receipt = direct(fabric, agent, item)
+            assert receipt.status_code == 200, receipt.text
         body = {"model": "recall", "temperature": 0, **DIALECTS[dialect]}
         answer = fabric.http.post(f"/v1/{dialect}", json=body, headers={"x-agent-id": agent})
         assert answer.status_code == 200, answer.text

@@ -20,27 +20,27 @@ BETA = {"betas": ["context-management-2025-06-27"]}
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def client(fabric: LocalFabric) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as made:
-        yield made
+    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
 def loop(*results: str) -> list:
     """One task, and one call of a tool for each result."""
-    said = [{"role": "user", "content": "Read what there is."}]
+    messages = [{"role": "user", "content": "Read what there is."}]
     for n, text in enumerate(results):
         use = {"type": "tool_use", "id": f"toolu_{n}", "name": "read", "input": {"part": n}}
-        told = {"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": text}
-        said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [told]}]
-    return said
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": text}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return messages
 
 
-def asked(messages: list, *edits: dict, **more) -> dict:
+def request_body(messages: list, *edits: dict, **more) -> dict:
     managed = {"context_management": {"edits": list(edits)}} if edits else {}
     return {
         "model": "recall",
@@ -61,26 +61,26 @@ def clearing(keep: int) -> dict:
     }
 
 
-def answered(raw) -> str:
+def answer_text(raw) -> str:
     return "".join(b.text for b in raw.parse().content if b.type == "text").strip()
 
 
 def create(client, *args, headers=None, **more):
     return client.beta.messages.with_raw_response.create(
-        **asked(*args, max_tokens=24, extra_body={"temperature": 0}, **more),
+        **request_body(*args, max_tokens=24, extra_body={"temperature": 0}, **more),
         extra_headers=headers or {},
     )
 
 
-def test_what_is_cleared_is_forgotten_and_counted_by_the_models_own_tokenizer(client):
-    said = loop(SECRET, FILLER, FILLER)
-    whole = create(client, said)
-    cleared = create(client, said, clearing(2))
-    counted = client.beta.messages.count_tokens(**asked(said, clearing(2)))
-    text_of = client.beta.messages.count_tokens(**asked(loop(CLEARED, FILLER, FILLER)))
+def test_cleared_result_is_forgotten_and_counted_by_model_tokenizer(client):
+    messages = loop(SECRET, FILLER, FILLER)
+    whole = create(client, messages)
+    cleared = create(client, messages, clearing(2))
+    counted = client.beta.messages.count_tokens(**request_body(messages, clearing(2)))
+    text_of = client.beta.messages.count_tokens(**request_body(loop(CLEARED, FILLER, FILLER)))
 
-    assert answered(whole).startswith("otter lantern quartz")
-    assert not answered(cleared).startswith("otter lantern quartz")
+    assert answer_text(whole).startswith("otter lantern quartz")
+    assert not answer_text(cleared).startswith("otter lantern quartz")
     (applied,) = cleared.parse().context_management.applied_edits
     assert applied.cleared_tool_uses == 1
     original = counted.context_management.original_input_tokens
@@ -91,15 +91,15 @@ def test_what_is_cleared_is_forgotten_and_counted_by_the_models_own_tokenizer(cl
 
 
 @pytest.mark.parametrize("edits", sample(["exact", "amortize"], "amortize"))
-def test_an_agent_whose_old_results_are_cleared_keeps_or_recomputes_what_lies_behind(client, edits):
+def test_edit_mode_decides_between_kept_and_recomputed_suffix(client, edits):
     """The wish decides how much is computed; both read the same messages."""
     agent = {"X-Agent-ID": f"crew-{edits}", "X-Macfabric-Edits": edits}
     own = f"You are {edits}, and remember what you are told."  # what others began is not shared
-    said = loop(SECRET, FILLER, FILLER)
-    before = create(client, said, headers=agent, system=own)
-    after = create(client, said, clearing(2), headers=agent, system=own)
+    messages = loop(SECRET, FILLER, FILLER)
+    before = create(client, messages, headers=agent, system=own)
+    after = create(client, messages, clearing(2), headers=agent, system=own)
 
-    assert answered(before).startswith("otter lantern quartz")
+    assert answer_text(before).startswith("otter lantern quartz")
     assert after.headers["x-macfabric-policies"] == "clear_tool_uses_20250919=1"
     usage = after.parse().usage
     tokens = usage.input_tokens + usage.cache_read_input_tokens
@@ -111,22 +111,24 @@ def test_an_agent_whose_old_results_are_cleared_keeps_or_recomputes_what_lies_be
     else:
         assert after.headers["x-macfabric-match"] == "diverge"
         assert read < tokens // 4
-        assert not answered(after).startswith("otter lantern quartz")
+        assert not answer_text(after).startswith("otter lantern quartz")
 
 
-def test_between_two_strides_of_a_cut_each_turn_extends_the_one_before(client):
+def test_turns_between_truncation_strides_extend_the_cache(client):
     policy = {"name": "truncate_older_than", "options": {"n": 1, "max_chars": 100, "every": 3}}
     headers = {"X-Agent-ID": "strider"}
-    said, cached, told = loop(FACT), [], []
+    messages, cached, counts = loop(FACT), [], []
     for n in range(1, 8):
         body = {"macfabric": {"policies": [policy]}, "temperature": 0}
         raw = client.beta.messages.with_raw_response.create(
-            **asked(said, max_tokens=2) | {"messages": said}, extra_body=body, extra_headers=headers
+            **request_body(messages, max_tokens=2) | {"messages": messages},
+            extra_body=body,
+            extra_headers=headers,
         )
         cached.append(int(raw.headers["x-macfabric-cached-tokens"]))
-        told.append(raw.headers["x-macfabric-policies"].partition("=")[2])
-        said = loop(FACT, *[FILLER] * n)
+        counts.append(raw.headers["x-macfabric-policies"].partition("=")[2])
+        messages = loop(FACT, *[FILLER] * n)
 
-    assert told == ["0", "0", "0", "2", "2", "2", "5"], "the fact is short: it is not cut"
+    assert counts == ["0", "0", "0", "2", "2", "2", "5"], "the fact is short: it is not cut"
     grows = [later > earlier for earlier, later in pairwise(cached)]
     assert grows == [True, True, False, True, True, False]

@@ -62,7 +62,7 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-def answered(fabric, messages, agent):
+def chat_turn(fabric, messages, agent):
     answer = fabric.chat(messages, agent, max_tokens=16)
     return [*messages, {"role": "assistant", "content": answer.text}], answer
 
@@ -75,7 +75,7 @@ def damage(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encrypt_at_rest", sample([False, True], True))
-def test_nothing_of_an_erased_agent_is_left_on_any_disk(
+def test_erased_agent_leaves_nothing_on_any_disk(
     tmp_path, tmp_path_factory, caplog, capfd, encrypt_at_rest
 ):
     caplog.set_level(logging.DEBUG)
@@ -83,7 +83,7 @@ def test_nothing_of_an_erased_agent_is_left_on_any_disk(
     # Of a time without encryption, and of a model that is not served any more.
     with local_fabric(tmp_path, str(older), "left", "right") as fabric:
         for agent in (ALICE, BOB):
-            answered(fabric, [user(f"{SHARED} I am {agent}.")], agent)
+            chat_turn(fabric, [user(f"{SHARED} I am {agent}.")], agent)
             (home,) = {a["owner"] for a in fabric.http.get("/v1/agents").json()["data"]} & {
                 "left"
             } or {"right"}
@@ -94,28 +94,28 @@ def test_nothing_of_an_erased_agent_is_left_on_any_disk(
         talks = {agent: [user(f"{SHARED} I am {agent}.")] for agent in (ALICE, BOB)}
         talks[ALICE][0]["content"] += f" The vault code of {CANARY} is otter quartz."
         for agent in (BOB, ALICE):
-            talks[agent], answer = answered(fabric, talks[agent], agent)
+            talks[agent], answer = chat_turn(fabric, talks[agent], agent)
         home = answer.node
         other = "right" if home == "left" else "left"
         replicated = fabric.http.post(f"/v1/agents/{ALICE}/replicate", json={"to": other})
         for target in (other, home, other):  # from wherever it is
             fabric.http.post(f"/v1/agents/{ALICE}/migrate", json={"to": target})
             talks[ALICE] = [*talks[ALICE], user(f"{CANARY} at {target}")]
-            talks[ALICE], answer = answered(fabric, talks[ALICE], ALICE)
+            talks[ALICE], answer = chat_turn(fabric, talks[ALICE], ALICE)
         before = read_platters(tmp_path)
         for path in (tmp_path / other).glob("*/blocks/*"):
             damage(path)
         fabric.drop_hot()
-        talks[ALICE], answer = answered(fabric, [*talks[ALICE], user("once more")], ALICE)
+        talks[ALICE], answer = chat_turn(fabric, [*talks[ALICE], user("once more")], ALICE)
         quarantined = list(tmp_path.glob("*/*/quarantine/*"))
         seen = read_platters(tmp_path)
         receipt = fabric.http.delete(f"/v1/agents/{ALICE}").json()
         after = read_platters(tmp_path)
         again = fabric.http.get(f"/v1/agents/{ALICE}")
         listed = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
-        kept = answered(fabric, [*talks[BOB], user("and now?")], BOB)[1]
+        kept = chat_turn(fabric, [*talks[BOB], user("and now?")], BOB)[1]
     with local_fabric(tmp_path, "recall", "left", "right", **options) as fabric:
-        anew = answered(fabric, [user(f"The vault code of {CANARY} is")], ALICE)[1]
+        restarted_answer = chat_turn(fabric, [user(f"The vault code of {CANARY} is")], ALICE)[1]
 
     assert replicated.status_code == 200
     assert quarantined, "a damaged block was met"
@@ -125,7 +125,7 @@ def test_nothing_of_an_erased_agent_is_left_on_any_disk(
     assert again.status_code == 404
     assert listed == [BOB]
     assert kept.cached_tokens > 0
-    assert anew.match == "none"
+    assert restarted_answer.match == "none"
     assert CANARY in "".join(map(str, talks[ALICE]))
     judge(after, before, seen)
     logged = [r.getMessage() + str(r.exc_text) for r in caplog.records if r.name.startswith(OURS)]
@@ -136,14 +136,14 @@ def test_nothing_of_an_erased_agent_is_left_on_any_disk(
 
 
 def judge(after: Found, *before: Found):
-    """Fail if a record, a block of hers alone, or any of her words is left anywhere."""
-    had = {name for found in before for name in found.records[ALICE]}
+    """Fail if a record, an unshared block, or any text of the erased agent is left."""
+    alice_blocks = {name for found in before for name in found.records[ALICE]}
     needed = set(after.records[BOB])
-    assert had - needed, "she had blocks of her own"
+    assert alice_blocks - needed, "she had blocks of her own"
     assert set(after.records) == {BOB}
     # What is quarantined has its reason behind its name.
     stored = {".".join(path.name.split(".")[:2]) for path in after.contents}
-    assert stored & had <= needed
+    assert stored & alice_blocks <= needed
     digest = agent_digest(KEY, TENANT, ALICE)
     assert any(digest in path.name for found in before for path in found.contents)
     for path, raw in after.contents.items():

@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 class Talk:
     """What an agent was asked and answered; the last turn is behind the edit."""
 
-    said: list
+    messages: list
     answers: list
     amortized_tokens: int  # of the last turn
 
@@ -50,42 +50,42 @@ class Client:
 
     def hold(self):
         """Talk and move, edit what was said first, and talk on."""
-        said = [{"role": "system", "content": f"You are {self.agent}. " + words(1, 40)}]
+        messages = [{"role": "system", "content": f"You are {self.agent}. " + words(1, 40)}]
         answers = []
         for number in range(3):
-            said.append({"role": "user", "content": words(10 + number, 60)})
-            answers.append(self.ask(said)[0])
-            said.append({"role": "assistant", "content": answers[-1]})
+            messages.append({"role": "user", "content": words(10 + number, 60)})
+            answers.append(self.ask(messages)[0])
+            messages.append({"role": "assistant", "content": answers[-1]})
             self.move(NODES[number % 2])
         if self.agent != UNEDITED:
-            said[1] = {"role": "user", "content": "[cleared]"}
-        said.append({"role": "user", "content": words(40, 12)})
-        last, amortized_tokens = self.ask(said)
-        return Talk(said, [*answers, last], amortized_tokens)
+            messages[1] = {"role": "user", "content": "[cleared]"}
+        messages.append({"role": "user", "content": words(40, 12)})
+        last, amortized_tokens = self.ask(messages)
+        return Talk(messages, [*answers, last], amortized_tokens)
 
-    def ask(self, said):
+    def ask(self, messages):
         """Return the answer, and how many tokens were kept although what they follow changed."""
         headers = {} if self.edits == UNEDITED else {"X-Macfabric-Edits": self.edits}
-        body = {"model": self.fabric.model_name, "messages": said, "max_tokens": 12}
-        answered = self._send(
+        body = {"model": self.fabric.model_name, "messages": messages, "max_tokens": 12}
+        response = self._send(
             "/v1/chat/completions", body | {"temperature": 0}, {"X-Agent-ID": self.id} | headers
         )
-        text = answered.json()["choices"][0]["message"]["content"]
-        return text, int(answered.headers.get("x-macfabric-amortized-tokens", 0))
+        text = response.json()["choices"][0]["message"]["content"]
+        return text, int(response.headers.get("x-macfabric-amortized-tokens", 0))
 
     def move(self, to):
         self._send(f"/v1/agents/{self.id}/migrate", {"to": to}, {})
 
     def _send(self, path, body, headers):
         for _ in range(ATTEMPTS_MAX):
-            answered = self.fabric.http.post(path, json=body, headers=headers)
-            if answered.status_code == 200:
-                return answered
-            assert answered.status_code == 503, answered.text
-            assert "retry-after" in answered.headers, answered.text
+            response = self.fabric.http.post(path, json=body, headers=headers)
+            if response.status_code == 200:
+                return response
+            assert response.status_code == 503, response.text
+            assert "retry-after" in response.headers, response.text
             self.refused_count += 1
             threading.Event().wait(RETRY_S)
-        return pytest.fail(f"{ATTEMPTS_MAX} attempts failed: {answered.text}")
+        return pytest.fail(f"{ATTEMPTS_MAX} attempts failed: {response.text}")
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def undisturbed(tmp_path_factory, model):
     with fabric_of(folder, model) as fabric:
         talks, refused_count = hold_all(fabric, "undisturbed")
         assert refused_count == 0
-        exact, _ = Client(fabric, "anew", "x", EXACT).ask(talks[AMORTIZE].said)
+        exact, _ = Client(fabric, "anew", "x", EXACT).ask(talks[AMORTIZE].messages)
     assert exact != talks[AMORTIZE].answers[-1], "the model tells the two memories apart"
     return talks, exact, stored_in(folder)
 
@@ -133,7 +133,7 @@ def undisturbed(tmp_path_factory, model):
 @pytest.mark.parametrize(
     "count", [INJECTIONS, pytest.param(INJECTIONS_NIGHTLY, marks=pytest.mark.nightly)]
 )
-def test_edited_and_moved_agents_answer_as_if_nothing_failed(
+def test_edited_and_moved_agents_answer_correctly_despite_device_failures(
     tmp_path, model, undisturbed, launch_waits, count
 ):
     rng, (talks, exact, blocks) = random.Random(count), undisturbed

@@ -44,14 +44,14 @@ USUAL = {"model": "recall", "max_tokens": 400, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a", "node-b") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a", "node-b") as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def claude(fabric) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as made:
-        yield made
+    with anthropic.Anthropic(base_url=fabric.url, api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
 def checked(name, arguments):
@@ -69,13 +69,13 @@ CHOICES = ["required", NAMED, allowed("required", "weather")]
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 4}], ids=str)
-def test_a_chat_calls(fabric, choice, more):
+def test_chat_with_forced_choice_returns_valid_calls(fabric, choice, more):
     done = fabric.openai.chat.completions.create(
         **{**USUAL, **more}, messages=USER, tools=TOOLS, tool_choice=choice
     )
-    (said,) = done.choices
-    assert (said.finish_reason, said.message.content) == ("tool_calls", None)
-    names = {checked(c.function.name, c.function.arguments) for c in said.message.tool_calls}
+    (answer,) = done.choices
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    names = {checked(c.function.name, c.function.arguments) for c in answer.message.tool_calls}
     assert choice == "required" or names == {"weather"}
 
 
@@ -91,25 +91,25 @@ def streamed(fabric, agent, choice="required", **more):
     )
     calls, ends, pieces = {}, [], 0
     for chunk in stream:
-        (said,) = chunk.choices
-        assert not said.delta.content
-        for part in said.delta.tool_calls or []:
+        (answer,) = chunk.choices
+        assert not answer.delta.content
+        for part in answer.delta.tool_calls or []:
             name, arguments = calls.get(part.index, ("", ""))
             added = part.function.arguments or ""
             calls[part.index] = (name or part.function.name, arguments + added)
             pieces += bool(added)
-        ends += [said.finish_reason] if said.finish_reason else []
+        ends += [answer.finish_reason] if answer.finish_reason else []
     return list(calls.values()), ends, pieces
 
 
-def test_a_streamed_chat_tells_arguments_as_they_are_written(fabric):
+def test_streamed_call_arguments_arrive_in_pieces(fabric):
     calls, ends, pieces = streamed(fabric, "streamed", NAMED)
     assert ends == ["tool_calls"]
     assert [checked(*call) for call in calls] == ["weather"]
     assert pieces > 5
 
 
-def test_one_call_at_a_time(fabric):
+def test_parallel_tool_calls_false_returns_one_call(fabric):
     for seed in range(6):
         done = fabric.openai.chat.completions.create(
             **{**USUAL, "temperature": 1.5, "seed": seed},
@@ -122,7 +122,7 @@ def test_one_call_at_a_time(fabric):
         checked(call.function.name, call.function.arguments)
 
 
-def test_calls_in_a_batch_with_answers_of_all_kinds(fabric):
+def test_forced_calls_share_a_batch_with_other_answers(fabric):
     found = {}
 
     def ask(name, **more):
@@ -131,18 +131,18 @@ def test_calls_in_a_batch_with_answers_of_all_kinds(fabric):
         found[name] = done.choices[0]
 
     form = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": True}}
-    asked = {
+    options = {
         "any": {"tool_choice": "required"},
         "named": {"tool_choice": NAMED},
         "free": {"tool_choice": "none"},
         "formatted": {"tool_choice": "none", "response_format": form},
     }
-    threads = [threading.Thread(target=ask, args=(n,), kwargs=more) for n, more in asked.items()]
+    threads = [threading.Thread(target=ask, args=(n,), kwargs=more) for n, more in options.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    reasons = {name: said.finish_reason for name, said in found.items()}
+    reasons = {name: answer.finish_reason for name, answer in found.items()}
     assert reasons == {
         "any": "tool_calls",
         "named": "tool_calls",
@@ -153,7 +153,7 @@ def test_calls_in_a_batch_with_answers_of_all_kinds(fabric):
     assert found["free"].message.content.strip().startswith("otter")
 
 
-def test_a_call_goes_on_elsewhere_and_after_a_restart(fabric, monkeypatch):
+def test_forced_call_survives_migration_and_restart(fabric, monkeypatch):
     more = {"temperature": 1.0, "seed": 11}
     stayed = streamed(fabric, "calm", NAMED, **more)
     launch = Engine.launch
@@ -184,8 +184,8 @@ def test_a_call_goes_on_elsewhere_and_after_a_restart(fabric, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_call(fabric, stream):
-    asked = {
+def test_responses_api_returns_forced_call(fabric, stream):
+    request_body = {
         "model": "recall",
         "input": USER,
         "tools": FLAT,
@@ -194,10 +194,10 @@ def test_responses_call(fabric, stream):
         "store": False,
     }
     if stream:
-        with fabric.openai.responses.stream(**asked) as events:
+        with fabric.openai.responses.stream(**request_body) as events:
             done = events.get_final_response()
     else:
-        done = fabric.openai.responses.create(**asked)
+        done = fabric.openai.responses.create(**request_body)
     (call,) = done.output
     assert (done.status, call.type) == ("completed", "function_call")
     assert checked(call.name, call.arguments) == "weather"
@@ -209,8 +209,8 @@ def test_responses_call(fabric, stream):
     [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}],
     ids=str,
 )
-def test_messages_use_tools(claude, choice, stream):
-    asked = {
+def test_messages_api_returns_forced_tool_use(claude, choice, stream):
+    request_body = {
         "model": "recall",
         "max_tokens": 400,
         "messages": USER,
@@ -218,10 +218,10 @@ def test_messages_use_tools(claude, choice, stream):
         "tool_choice": choice,
     }
     if stream:
-        with claude.messages.stream(**asked) as events:
+        with claude.messages.stream(**request_body) as events:
             done = events.get_final_message()
     else:
-        done = claude.messages.create(**asked)
+        done = claude.messages.create(**request_body)
     assert done.stop_reason == "tool_use"
     assert {block.type for block in done.content} == {"tool_use"}
     for block in done.content:
@@ -229,12 +229,12 @@ def test_messages_use_tools(claude, choice, stream):
     assert choice["type"] == "tool" or len(done.content) == 1
 
 
-def test_a_strict_tool_is_met_where_the_model_calls_of_its_own_accord(fabric):
-    asked = {**USUAL, "messages": TAUGHT}
-    loose = fabric.openai.chat.completions.create(**asked, tools=TOOLS).choices[0].message
+def test_strict_tool_schema_applies_under_auto_tool_choice(fabric):
+    request_body = {**USUAL, "messages": TAUGHT}
+    loose = fabric.openai.chat.completions.create(**request_body, tools=TOOLS).choices[0].message
     assert json.loads(loose.tool_calls[0].function.arguments) == {"at": "the sky"}
     strict = [TOOLS[0], {**TOOLS[1], "function": {**TOOLS[1]["function"], "strict": True}}]
-    bound = fabric.openai.chat.completions.create(**asked, tools=strict).choices[0].message
+    bound = fabric.openai.chat.completions.create(**request_body, tools=strict).choices[0].message
     assert json.loads(bound.tool_calls[0].function.arguments) == {"at": "the sea"}
     free = fabric.openai.chat.completions.create(
         **{**USUAL, "max_tokens": 9}, messages=USER, tools=strict
@@ -242,10 +242,12 @@ def test_a_strict_tool_is_met_where_the_model_calls_of_its_own_accord(fabric):
     assert free.choices[0].message.content.strip().startswith("otter")
 
 
-def test_only_what_is_allowed_is_called(fabric):
-    asked = {**USUAL, "messages": TAUGHT, "tools": TOOLS}
+def test_only_allowed_tools_are_called(fabric):
+    request_body = {**USUAL, "messages": TAUGHT, "tools": TOOLS}
     for name in SCHEMAS:
-        done = fabric.openai.chat.completions.create(**asked, tool_choice=allowed("auto", name))
+        done = fabric.openai.chat.completions.create(
+            **request_body, tool_choice=allowed("auto", name)
+        )
         called = {c.function.name for c in done.choices[0].message.tool_calls}
         assert called == {name}
 
@@ -264,13 +266,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("more", "param"), REFUSED, ids=str)
-def test_what_cannot_be_enforced_is_a_bad_request(fabric, more, param):
+def test_unenforceable_tools_are_a_bad_request(fabric, more, param):
     with pytest.raises(openai.BadRequestError) as caught:
         fabric.openai.chat.completions.create(**{**USUAL, "tools": TOOLS, **more}, messages=USER)
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
 
 
-def test_what_cannot_be_enforced_is_told_in_anthropics_words(claude):
+def test_unenforceable_tools_are_rejected_in_anthropic_shape(claude):
     bad = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "no"}}}}
     with pytest.raises(anthropic.BadRequestError, match="the tool 'f'"):
         claude.messages.create(
@@ -286,7 +288,7 @@ WRITE = {
 LIMITS = range(12, 28, 3)
 
 
-def test_a_forced_call_that_is_cut_is_shown_once_and_alike(fabric):
+def test_truncated_forced_call_is_equal_streamed_and_unstreamed(fabric):
     tool = {"type": "function", "function": {"name": "write_file", "parameters": WRITE}}
     shown = set()
     for limit in LIMITS:
@@ -313,7 +315,7 @@ def test_a_forced_call_that_is_cut_is_shown_once_and_alike(fabric):
     assert 1 in shown
 
 
-def test_a_forced_use_of_a_tool_that_is_cut_is_one_block(fabric, claude):
+def test_truncated_forced_tool_use_is_one_block(fabric, claude):
     names = set()
     for limit in LIMITS:
         body = {

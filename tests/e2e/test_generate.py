@@ -27,34 +27,34 @@ CODE = "otter lantern quartz"
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", "right", api_keys=KEYS) as made:
-        yield made
+    with local_fabric(folder, "recall", "left", "right", api_keys=KEYS) as instance:
+        yield instance
 
 
 def generate(fabric, agent, tenant="one", **body):
     headers = {"authorization": f"Bearer {KEYS[tenant]}"}
-    asked = {"temperature": 0, "max_tokens": 24, **body}
+    payload = {"temperature": 0, "max_tokens": 24, **body}
     url = f"{fabric.url}/v1/agents/{agent}/generate"
-    return httpx2.post(url, json=asked, headers=headers, timeout=120)
+    return httpx2.post(url, json=payload, headers=headers, timeout=120)
 
 
 def chat(fabric, agent, messages):
     headers = {"authorization": f"Bearer {KEYS['one']}", "x-agent-id": agent}
-    asked = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 24}
+    payload = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 24}
     url = f"{fabric.url}/v1/chat/completions"
-    answer = httpx2.post(url, json=asked, headers=headers, timeout=120)
+    answer = httpx2.post(url, json=payload, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer
 
 
-def told(answer):
+def json_of(answer):
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def test_an_agent_is_made_and_goes_on_from_what_it_remembers(fabric):
-    first = told(generate(fabric, "mira", messages=[FACT, NOTED, ASK]))
-    second = told(generate(fabric, "mira", messages=[ASK]))
+def test_generate_creates_agent_and_continues_from_its_cache(fabric):
+    first = json_of(generate(fabric, "mira", messages=[FACT, NOTED, ASK]))
+    second = json_of(generate(fabric, "mira", messages=[ASK]))
     owner = second["node"]
     other = {"left": "right", "right": "left"}[owner]
     moved = httpx2.post(
@@ -63,7 +63,7 @@ def test_an_agent_is_made_and_goes_on_from_what_it_remembers(fabric):
         headers={"authorization": f"Bearer {KEYS['one']}"},
         timeout=60,
     )
-    third = told(generate(fabric, "mira", messages=[ASK]))
+    third = json_of(generate(fabric, "mira", messages=[ASK]))
 
     assert CODE in first["text"]
     assert CODE in second["text"]
@@ -76,31 +76,31 @@ def test_an_agent_is_made_and_goes_on_from_what_it_remembers(fabric):
         assert after["prompt_tokens"] > known
 
 
-def test_it_is_the_conversation_that_a_chat_would_have_sent(fabric):
-    said = [FACT, NOTED, ASK]
-    first = told(generate(fabric, "vera", messages=said))
-    answered = {"role": "assistant", "content": first["text"]}
-    appended = told(generate(fabric, "vera", messages=[ASK]))
-    whole = chat(fabric, "vera-whole", [*said, answered, ASK]).json()
+def test_generate_equals_chat_with_whole_history(fabric):
+    messages = [FACT, NOTED, ASK]
+    first = json_of(generate(fabric, "vera", messages=messages))
+    assistant = {"role": "assistant", "content": first["text"]}
+    appended = json_of(generate(fabric, "vera", messages=[ASK]))
+    whole = chat(fabric, "vera-whole", [*messages, assistant, ASK]).json()
 
     assert appended["text"] == whole["choices"][0]["message"]["content"]
     assert appended["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
 
-def test_a_chats_agent_goes_on_too_and_text_is_put_behind_as_it_is(fabric):
+def test_generate_continues_chat_agent_and_appends_raw_text(fabric):
     chat(fabric, "ivan", [FACT, NOTED, ASK])
-    going = told(generate(fabric, "ivan", text="\n", max_tokens=2))
-    asked = told(generate(fabric, "ivan", messages=[ASK]))
-    raw = told(generate(fabric, "raw", text="otter lantern quartz heron. otter lantern"))
-    more = told(generate(fabric, "raw", text=" heron. otter lantern"))
+    going = json_of(generate(fabric, "ivan", text="\n", max_tokens=2))
+    answer = json_of(generate(fabric, "ivan", messages=[ASK]))
+    raw = json_of(generate(fabric, "raw", text="otter lantern quartz heron. otter lantern"))
+    more = json_of(generate(fabric, "raw", text=" heron. otter lantern"))
 
     assert going["cached_tokens"] > 0
-    assert CODE in asked["text"]
+    assert CODE in answer["text"]
     assert raw["cached_tokens"] == 0
     assert more["cached_tokens"] > 0
 
 
-def test_a_stream_has_named_events(fabric):
+def test_stream_has_named_events(fabric):
     generate(fabric, "sami", messages=[FACT, NOTED, ASK])
     answer = generate(fabric, "sami", messages=[ASK], stream=True)
     frames = [frame.split("\n") for frame in answer.text.strip().split("\n\n")]
@@ -112,34 +112,36 @@ def test_a_stream_has_named_events(fabric):
     assert events[-1][1]["finish_reason"] == "stop"
 
 
-def test_calls_that_must_come_do_of_agents_old_and_new(fabric):
-    asked = {"tools": TOOLS, "max_tokens": 300}
+def test_required_calls_work_for_new_and_existing_agents(fabric):
+    options = {"tools": TOOLS, "max_tokens": 300}
     named = {"type": "function", "function": {"name": "go"}}
-    first = told(generate(fabric, "kim", messages=[FACT, NOTED, ASK], tool_choice=named, **asked))
+    first = json_of(
+        generate(fabric, "kim", messages=[FACT, NOTED, ASK], tool_choice=named, **options)
+    )
     (call,) = first["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "gone"}
-    second = told(
+    second = json_of(
         generate(
             fabric,
             "kim",
             messages=[result, ASK],
             tool_choice="required",
             parallel_tool_calls=False,
-            **asked,
+            **options,
         )
     )
-    third = told(generate(fabric, "kim", messages=[ASK]))
+    third = json_of(generate(fabric, "kim", messages=[ASK]))
 
     assert call["name"] == "go"
-    for answered in (first, second):
-        assert (answered["finish_reason"], answered["text"]) == ("tool_calls", "")
-        (one,) = answered["tool_calls"]
+    for reply in (first, second):
+        assert (reply["finish_reason"], reply["text"]) == ("tool_calls", "")
+        (one,) = reply["tool_calls"]
         jsonschema.validate(json.loads(one["arguments"]), LOOK)
     assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"]
     assert (third["tool_calls"], bool(third["text"])) == ([], True)
 
 
-def test_a_streamed_call_comes_whole(fabric):
+def test_streamed_call_arrives_whole(fabric):
     answer = generate(
         fabric,
         "lou",
@@ -165,34 +167,34 @@ def test_a_streamed_call_comes_whole(fabric):
         ({"messages": [ASK], "tools": [*TOOLS, {"type": "function"}]}, "tools[2].function"),
     ],
 )
-def test_tools_that_cannot_be_called_are_refused(fabric, more, param):
+def test_invalid_tools_are_rejected(fabric, more, param):
     answer = generate(fabric, "mia", **more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_a_restarted_node_remembers(fabric):
-    first = told(generate(fabric, "nora", messages=[FACT, NOTED, ASK]))
+def test_restarted_node_continues_agent(fabric):
+    first = json_of(generate(fabric, "nora", messages=[FACT, NOTED, ASK]))
     fabric.restart(first["node"])
-    second = told(generate(fabric, "nora", messages=[ASK]))
+    second = json_of(generate(fabric, "nora", messages=[ASK]))
 
     assert CODE in second["text"]
     assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"]
 
 
-def test_tenants_have_agents_of_their_own(fabric):
-    told(generate(fabric, "olga", messages=[FACT, NOTED, ASK]))
-    foreign = told(generate(fabric, "olga", tenant="two", messages=[ASK]))
+def test_agent_names_are_scoped_by_tenant(fabric):
+    json_of(generate(fabric, "olga", messages=[FACT, NOTED, ASK]))
+    foreign = json_of(generate(fabric, "olga", tenant="two", messages=[ASK]))
 
     assert CODE not in foreign["text"]
     assert foreign["cached_tokens"] == 0
 
 
-def test_two_at_once_never_lose_what_one_of_them_said(fabric):
-    told(generate(fabric, "twin", messages=[FACT, NOTED, ASK]))
+def test_concurrent_generates_never_lose_a_turn(fabric):
+    json_of(generate(fabric, "twin", messages=[FACT, NOTED, ASK]))
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(generate, fabric, "twin", messages=[ASK]) for _ in range(4)]
-        answers = [each.result() for each in asked]
-    after = told(generate(fabric, "twin", messages=[ASK]))
+        pending = [pool.submit(generate, fabric, "twin", messages=[ASK]) for _ in range(4)]
+        answers = [each.result() for each in pending]
+    after = json_of(generate(fabric, "twin", messages=[ASK]))
     good = [answer.json() for answer in answers if answer.status_code == 200]
 
     assert good
@@ -217,14 +219,14 @@ def test_two_at_once_never_lose_what_one_of_them_said(fabric):
         ({"text": "a", "stop": [""]}, "stop"),
     ],
 )
-def test_what_is_refused(fabric, body, param):
+def test_invalid_request_is_rejected_with_its_parameter(fabric, body, param):
     answer = generate(fabric, "nobody", **body)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
-def test_an_unknown_model_and_a_wrong_key(fabric):
+def test_unknown_model_is_404_and_wrong_key_is_401(fabric):
     unknown = generate(fabric, "nobody", text="a", model="nonsense")
     wrong = httpx2.post(
         f"{fabric.url}/v1/agents/mira/generate",

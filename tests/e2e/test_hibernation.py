@@ -17,8 +17,8 @@ HELLO = [SYSTEM, {"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     model = str(write_model(tmp_path_factory.mktemp("models") / "llama", LLAMA))
-    with local_fabric(tmp_path_factory.mktemp("fabric"), model, "left", "right") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), model, "left", "right") as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_agent_survives_as_a_file(fabric, run, tmp_path):
+def test_agent_survives_hibernation_and_resume(fabric, run, tmp_path):
     """Written, erased everywhere, brought back elsewhere: the next turn computes nothing anew."""
     first = fabric.chat(HELLO, "alice", max_tokens=4)
     again = [
@@ -60,27 +60,27 @@ def test_an_agent_survives_as_a_file(fabric, run, tmp_path):
 
     status, out, err = run("resume", file, "--node", "right", "--json")
     assert (status, err) == (0, "")
-    told = json.loads(out)
-    assert (told["id"], told["node"]) == ("alice", "right")
-    assert told["epoch"] > 2  # above what was erased
+    receipt = json.loads(out)
+    assert (receipt["id"], receipt["node"]) == ("alice", "right")
+    assert receipt["epoch"] > 2  # above what was erased
     fabric.restart("right")
     back = fabric.chat(again, "alice", max_tokens=4)
 
     assert (back.node, back.cache, back.match) == ("right", "disk", "extend")
-    assert back.epoch == told["epoch"]
+    assert back.epoch == receipt["epoch"]
     assert back.cached_tokens >= first.prompt_tokens
 
 
-def test_a_key_file_lets_a_file_leave(fabric, run, tmp_path):
+def test_key_file_makes_hibernation_file_portable(fabric, run, tmp_path):
     fabric.chat(HELLO, "bob", max_tokens=4)
     key, wrong, file = tmp_path / "key", tmp_path / "wrong", tmp_path / "bob.mfa"
     for path, text in ((key, "correct horse battery staple\n"), (wrong, "x" * 20)):
         path.write_text(text)
         path.chmod(0o600)
     status, out, _ = run("hibernate", "bob", file, "--key-file", key, "--json")
-    told = json.loads(out)
-    assert (status, told["kept"], told["signed_with"]) == (0, True, "key")
-    assert told["bytes"] == file.stat().st_size
+    receipt = json.loads(out)
+    assert (status, receipt["kept"], receipt["signed_with"]) == (0, True, "key")
+    assert receipt["bytes"] == file.stat().st_size
     assert b"horse" not in file.read_bytes()
 
     assert run("resume", file, "--as", "rob", "--key-file", key)[0] == 0
@@ -90,13 +90,13 @@ def test_a_key_file_lets_a_file_leave(fabric, run, tmp_path):
         (["--key-file", wrong], 1, "another key"),
         (["--key-file", tmp_path / "none"], 2, "No such file"),
     ):
-        got, _, err = run("resume", file, "--as", "tom", *extra)
-        assert (got, why in err) == (status, True), err
+        exit_status, _, err = run("resume", file, "--as", "tom", *extra)
+        assert (exit_status, why in err) == (status, True), err
     key.chmod(0o644)
     assert "chmod 600" in run("resume", file, "--key-file", key)[2]
 
 
-def test_refusals_are_told_in_words(fabric, run, tmp_path):
+def test_refusals_are_explained(fabric, run, tmp_path):
     fabric.chat(HELLO, "carol", max_tokens=4)
     file, cut, other = tmp_path / "carol.mfa", tmp_path / "cut.mfa", tmp_path / "other"
     assert run("hibernate", "carol", file)[0] == 0
@@ -116,8 +116,8 @@ def test_refusals_are_told_in_words(fabric, run, tmp_path):
         (("resume", tmp_path / "none"), 2, "No such file"),
     ]
     for argv, status, why in cases:
-        got, out, err = run(*argv)
-        assert (got, out, why in err) == (status, "", True), (argv, err)
+        exit_status, out, err = run(*argv)
+        assert (exit_status, out, why in err) == (status, "", True), (argv, err)
     file.write_bytes(damaged)
     assert "damaged" in run("resume", file, "--as", "eve")[2]
     assert run("hibernate", "carol", file, "--force")[0] == 0
@@ -130,7 +130,7 @@ def test_refusals_are_told_in_words(fabric, run, tmp_path):
     assert fabric.http.get("/v1/agents/eve").status_code == 404
 
 
-def test_a_file_that_breaks_off_on_its_way_is_not_kept(fabric, run, tmp_path):
+def test_incomplete_hibernation_file_is_not_kept(fabric, run, tmp_path):
     fabric.chat(HELLO, "dave", max_tokens=4)
     owner = fabric.services[fabric.chat(HELLO, "dave", max_tokens=4).node]
     agent = next(a for a in owner.node.resources.table if a.manifest.agent == "dave")

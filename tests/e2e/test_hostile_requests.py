@@ -32,8 +32,8 @@ IDLE = 4_150
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory) -> Iterator[Attacked]:
-    with attacked(tmp_path_factory.mktemp("attacked")) as made:
-        yield made
+    with attacked(tmp_path_factory.mktemp("attacked")) as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def first_bytes(fabric):
 
 
 @pytest.fixture(autouse=True)
-def _anew(fabric, first_bytes):
+def _begin_attack(fabric, first_bytes):
     fabric.begin()
 
 
@@ -137,7 +137,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], set[int | None]]] = {
 AT_THE_NODE = [name for name in HOSTILE if "header" in name or "URL" in name]
 
 
-def judged(fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu_s: float) -> None:
+def judge_answers(
+    fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu_s: float
+) -> None:
     statuses = {status_of(answer) for answer in answers}
     assert statuses <= allowed, [answer[:300] for answer in answers]
     for answer in answers:
@@ -149,26 +151,26 @@ def judged(fabric: Attacked, answers: list[bytes], allowed: set[int | None], cpu
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_one_request(fabric, name):
+def test_hostile_request_is_refused_cheaply(fabric, name):
     write, allowed = HOSTILE[name]
     raw = write()
     cpu_s = fabric.cpu_s
-    judged(fabric, [fabric.send(raw)], allowed, cpu_s)
+    judge_answers(fabric, [fabric.send(raw)], allowed, cpu_s)
 
 
 @pytest.mark.parametrize("name", AT_THE_NODE)
-def test_one_request_to_a_node(fabric, name):
+def test_hostile_request_to_node_is_refused_cheaply(fabric, name):
     write, allowed = HOSTILE[name]
     raw = write()
     cpu_s = fabric.cpu_s
-    judged(fabric, [fabric.send(raw, node=True)], allowed, cpu_s)
+    judge_answers(fabric, [fabric.send(raw, node=True)], allowed, cpu_s)
 
 
 @pytest.mark.parametrize("node", [False, True], ids=["router", "node"])
 @pytest.mark.parametrize(
     "opening", sample([b"", b"GET / HTTP/1.1\r\nhost:", post(b"", key=None)[:-4]], b"")
 )
-def test_thousands_of_connections_that_say_nothing_more(fabric, node, opening):
+def test_thousands_of_idle_connections_do_not_block_others(fabric, node, opening):
     count = min(IDLE, allow_files() // 2)
     with ExitStack() as stack:
         for _ in range(count):
@@ -176,10 +178,10 @@ def test_thousands_of_connections_that_say_nothing_more(fabric, node, opening):
         cpu_s, turns = fabric.cpu_s, fabric.turns
         answer = fabric.send(head("/v1/models", "GET"))
         _wait(lambda: fabric.turns >= turns + 3)
-        judged(fabric, [answer], {200}, cpu_s)
+        judge_answers(fabric, [answer], {200}, cpu_s)
 
 
-def test_bodies_without_an_end(fabric):
+def test_unfinished_bodies_are_bounded_per_tenant(fabric):
     opening = head(CHAT, "POST", f"content-length: {BODY_BYTES_MAX}") + b'{"x":"' + b"y" * MIB
     with ExitStack() as stack:
         cpu_s = fabric.cpu_s
@@ -191,14 +193,14 @@ def test_bodies_without_an_end(fabric):
         answers: list[bytes] = []
 
         def is_one_refused() -> bool:
-            answers.extend(got for sock in held if (got := _now(sock)))
+            answers.extend(raw for sock in held if (raw := _now(sock)))
             return bool(answers)
 
         _wait(is_one_refused)  # one tenant's part is bounded
-        judged(fabric, answers, {429}, cpu_s)
+        judge_answers(fabric, answers, {429}, cpu_s)
 
 
-def test_files_that_drip(fabric):
+def test_dripping_uploads_do_not_block_others(fabric):
     begun = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"
     opening = head("/v1/agents/x/resume", "POST", "content-length: 1000000") + begun
     with ExitStack() as stack:
@@ -206,17 +208,17 @@ def test_files_that_drip(fabric):
         for _ in range(16):
             stack.enter_context(fabric.connect(opening))
         hibernated = fabric.send(head("/v1/agents/nobody/hibernate", "POST", key=BOB))
-        judged(fabric, [hibernated], {404}, cpu_s)
+        judge_answers(fabric, [hibernated], {404}, cpu_s)
 
 
-def test_thousands_of_requests_in_one_go(fabric):
+def test_thousands_of_pipelined_requests_are_bounded(fabric):
     cpu_s = fabric.cpu_s
     for request in (head("/healthz", "GET", key=None), head("/v1/models", "GET"), post(b"{}")):
         answer = fabric.send(request * 5_000)
-        judged(fabric, [answer], {200, 400, None}, cpu_s)
+        judge_answers(fabric, [answer], {200, 400, None}, cpu_s)
 
 
-def test_a_reader_that_reads_nothing(fabric):
+def test_stalled_readers_do_not_block_others(fabric):
     with ExitStack() as stack:
         cpu_s = fabric.cpu_s
         for _ in range(50):
@@ -224,10 +226,10 @@ def test_a_reader_that_reads_nothing(fabric):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(fabric.address)
             sock.sendall(head("/v1/agents", "GET") * 16)
-        judged(fabric, [fabric.send(head("/v1/models", "GET"))], {200}, cpu_s)
+        judge_answers(fabric, [fabric.send(head("/v1/models", "GET"))], {200}, cpu_s)
 
 
-def test_everything_at_once(fabric):
+def test_hostile_requests_together_are_refused(fabric):
     """Of one tenant's long bodies one is worked on at a time; the others wait as they came."""
     names = [name for name in HOSTILE if "MiB" in name or "MB" in name]
     answers: list[tuple[str, bytes]] = []
@@ -246,7 +248,7 @@ def test_everything_at_once(fabric):
     assert fabric.growth_bytes <= 2 * GROWTH_BYTES_MAX
 
 
-def test_what_all_of_it_leaves(fabric, first_bytes):
+def test_memory_growth_after_all_attacks_is_bounded(fabric, first_bytes):
     assert used(fabric.pid)[1] - first_bytes <= GROWTH_BYTES_MAX
 
 

@@ -16,7 +16,7 @@ from tests.support.samples import sample
 from tests.support.tiny_models import write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
-ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
+MESSAGES = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
 STEP_S = 0.02
 # Plain, windowed with shared layers, recurrent beside attention: each goes on without a rewind.
 CLASSES = ("llama", "gemma4_text", "qwen3_5")
@@ -32,21 +32,26 @@ WAYS: dict[str, dict[str, Any]] = {
 def fabric(request, tmp_path_factory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     model = str(write_model(folder / "model", SMALL_ARCHITECTURES[request.param]))
-    with local_fabric(folder, model, "node-a", "node-b") as made:
-        yield made
+    with local_fabric(folder, model, "node-a", "node-b") as instance:
+        yield instance
 
 
 def stream(
-    fabric: LocalFabric, agent: str, moves_at: tuple[int, ...], **asked: Any
+    fabric: LocalFabric, agent: str, moves_at: tuple[int, ...], **options: Any
 ) -> tuple[list[str], list[Any], int, list[dict[str, Any]]]:
     """Stream an answer and move the agent to and fro after so many chunks."""
     homes = itertools.cycle(["node-a", "node-b"])
-    body = {"max_tokens": 40, "temperature": 0, **asked, "stream_options": {"include_usage": True}}
-    got = fabric.openai.chat.completions.with_raw_response.create(
-        model=fabric.model_name, messages=ASKED, stream=True, extra_headers={"X-Agent-ID": agent},
-        extra_body={"ignore_eos": True}, **body,
+    body = {
+        "max_tokens": 40,
+        "temperature": 0,
+        **options,
+        "stream_options": {"include_usage": True},
+    }
+    response = fabric.openai.chat.completions.with_raw_response.create(
+        model=fabric.model_name, messages=MESSAGES, stream=True,
+        extra_headers={"X-Agent-ID": agent}, extra_body={"ignore_eos": True}, **body,
     )  # fmt: skip
-    if got.headers["x-macfabric-node"] == "node-a":
+    if response.headers["x-macfabric-node"] == "node-a":
         next(homes)
     texts, logprobs, count, receipts, threads = [], [], 0, [], []
 
@@ -54,7 +59,7 @@ def stream(
         answer = fabric.http.post(f"/v1/agents/{agent}/migrate", json={"to": target})
         receipts.append(answer.json())
 
-    for chunk in got.parse():
+    for chunk in response.parse():
         if chunk.usage is not None:
             count = chunk.usage.completion_tokens
         for choice in chunk.choices:
@@ -81,7 +86,7 @@ def decode_slowly(monkeypatch):
 
 
 @pytest.mark.parametrize("way", sample(WAYS, "seeded"))
-def test_a_moving_stream_is_the_stream_that_stayed(fabric, way, monkeypatch):
+def test_moving_stream_equals_undisturbed_stream(fabric, way, monkeypatch):
     stayed = stream(fabric, f"calm-{way}", (), **WAYS[way])
     decode_slowly(monkeypatch)
     moved = stream(fabric, f"moving-{way}", (3,), **WAYS[way])
@@ -93,7 +98,7 @@ def test_a_moving_stream_is_the_stream_that_stayed(fabric, way, monkeypatch):
     assert moved[2] == stayed[2] == 40
     view = fabric.http.get(f"/v1/agents/moving-{way}").json()
     assert (view["owner"], view["epoch"]) == (receipts[0]["to"], 2)
-    again = fabric.chat([*ASKED, {"role": "assistant", "content": "".join(moved[0])},
+    again = fabric.chat([*MESSAGES, {"role": "assistant", "content": "".join(moved[0])},
                          {"role": "user", "content": "more"}], f"moving-{way}")  # fmt: skip
     assert (again.node, again.cache) == (receipts[0]["to"], "hot")
     assert again.match in ("extend", "diverge")

@@ -56,8 +56,8 @@ def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable
     return make
 
 
-def said(piece: bytes, end: bytes = b"") -> Callable[[int], bytes]:
-    """Let a user say so many pieces."""
+def user_body(piece: bytes, end: bytes = b"") -> Callable[[int], bytes]:
+    """Build a chat whose user message has so many pieces."""
     before, _, behind = message(b"|").partition(b"|")
     return filled(b'{"model":"recall","max_tokens":2,' + before, piece, end + behind + b"}")
 
@@ -69,7 +69,7 @@ def listed(before: bytes, item: bytes, behind: bytes) -> Callable[[int], bytes]:
 
 
 def in_chunks(size: int) -> bytes:
-    """Tell no length."""
+    """Send the body in chunks, without a length."""
     part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     return (
         head(CHAT, "POST", "transfer-encoding: chunked") + part * (size // 0x10000) + b"0\r\n\r\n"
@@ -87,14 +87,14 @@ NESTED = b'{"model":"recall","messages":[{"role":"user","content":' + b"[" * 50
 
 # What makes bodies of a size, and the bytes held for each of theirs where they are read.
 SHAPES = {
-    "words": (said(b"wild geese "), PLAIN),
-    "one word": (said(b"y"), PLAIN),
-    "special tokens": (said(b"<|im_end|>"), PLAIN),
-    "crabs": (said(WIDE_ONE), PLAIN + 1),  # no copy is smaller: four bytes in Python, too
-    "a crab behind words": (said(b"a", WIDE_ONE), WIDE),
-    "escapes": (said(b"\\u00e9"), PLAIN),
-    "escaped crabs": (said(b"\\ud83e\\udd80"), PLAIN),
-    "a crab behind escapes": (said(b"\\u0061", WIDE_ONE), PLAIN),
+    "words": (user_body(b"wild geese "), PLAIN),
+    "one word": (user_body(b"y"), PLAIN),
+    "special tokens": (user_body(b"<|im_end|>"), PLAIN),
+    "crabs": (user_body(WIDE_ONE), PLAIN + 1),  # no copy is smaller: four bytes in Python, too
+    "a crab behind words": (user_body(b"a", WIDE_ONE), WIDE),
+    "escapes": (user_body(b"\\u00e9"), PLAIN),
+    "escaped crabs": (user_body(b"\\ud83e\\udd80"), PLAIN),
+    "a crab behind escapes": (user_body(b"\\u0061", WIDE_ONE), PLAIN),
     "raw text": (filled(RAW + b'"', b"a ", b'"}', "/v1/completions"), PLAIN),
     "many messages": (listed(b'"messages":[', MESSAGE, b"]"), PLAIN),
     "many parts": (listed(b'"messages":[{"role":"user","content":[', PART, b"]}]"), PLAIN),
@@ -115,7 +115,7 @@ SHAPES = {
 }
 # The plainest, the one that takes most memory, what is no text, and what tells no length.
 OF_MANY_VALUES = ("no prompt at all", "token ids")  # or over another limit first
-TELLING = ("words", "a crab behind words", "token ids", "no length")
+REPRESENTATIVE = ("words", "a crab behind words", "token ids", "no length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class Fabric:
 def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
     with running_up(folder, model) as up:
         headers = {OPERATOR_HEADER: (up.data / "operator.key").read_text()}
-        asked = urllib.request.Request(f"{up.url}/v1/nodes", None, headers)
-        with urllib.request.urlopen(asked) as answer:
+        nodes_request = urllib.request.Request(f"{up.url}/v1/nodes", None, headers)
+        with urllib.request.urlopen(nodes_request) as answer:
             [row] = json.loads(answer.read())["data"]
         where = address_of(up.url)
         router, node = (Attacked(pid, where, where) for pid in (up.router_pid, row["pid"]))
@@ -163,14 +163,14 @@ def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
 def fabric(request, tmp_path_factory) -> Iterator[Fabric]:
     """Run a fabric whose model has a context of its own, or says that it has a larger one."""
     folder = tmp_path_factory.mktemp("fabric")
-    with attacked_fabric(folder, str(claiming(folder, request.param))) as made:
-        assert made.door_bytes < BODY_BYTES_MAX
-        yield made
+    with attacked_fabric(folder, str(claiming(folder, request.param))) as instance:
+        assert instance.door_bytes < BODY_BYTES_MAX
+        yield instance
 
 
 @pytest.mark.parametrize("fabric", [USUAL], indirect=True)
-@pytest.mark.parametrize("name", sample(SHAPES, *TELLING, "no prompt at all"))
-def test_what_fits_no_context_is_refused_unread(fabric, name):
+@pytest.mark.parametrize("name", sample(SHAPES, *REPRESENTATIVE, "no prompt at all"))
+def test_oversized_prompt_is_refused_unread(fabric, name):
     make, _ = SHAPES[name]
     answer, grown_bytes = fabric.grown_by(make(LONG))
 
@@ -180,8 +180,8 @@ def test_what_fits_no_context_is_refused_unread(fabric, name):
 
 
 @pytest.mark.parametrize("fabric", sample([USUAL, LARGE], USUAL), indirect=True)
-@pytest.mark.parametrize("name", sample(SHAPES, *TELLING, "many parts"))
-def test_the_longest_body_that_is_read_costs_some_of_its_own_size(fabric, name):
+@pytest.mark.parametrize("name", sample(SHAPES, *REPRESENTATIVE, "many parts"))
+def test_memory_for_longest_accepted_body_is_proportional_to_its_size(fabric, name):
     make, factor = SHAPES[name]
     size = fabric.door_bytes - PROMPT_FRAME_BYTES // 8  # what frames the text takes less
     if "escape" in name:

@@ -12,7 +12,7 @@ from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 24}
-ASKED = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
+MESSAGES = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
 WAIT_S = 60.0
 
 
@@ -20,14 +20,14 @@ WAIT_S = 60.0
 def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp("moves")
     model = str(write_model(folder / "model", ONE_LAYER))
-    with local_fabric(folder, model, "node-a", "node-b", "node-c") as made:
-        yield made
+    with local_fabric(folder, model, "node-a", "node-b", "node-c") as instance:
+        yield instance
 
 
 def post(fabric: LocalFabric, path: str, **body: Any) -> dict[str, Any]:
-    got = fabric.http.post(f"/v1/{path}", json=body)
-    assert got.status_code in (200, 202), got.text
-    return dict(got.json())
+    response = fabric.http.post(f"/v1/{path}", json=body)
+    assert response.status_code in (200, 202), response.text
+    return dict(response.json())
 
 
 def node(fabric: LocalFabric, name: str) -> dict[str, Any]:
@@ -35,34 +35,34 @@ def node(fabric: LocalFabric, name: str) -> dict[str, Any]:
     return dict(next(row for row in rows if row["name"] == name))
 
 
-def wait_for(what: Any) -> Any:
+def wait_for(condition: Any) -> Any:
     """Poll until something is true of the fabric; return that."""
     deadline_s = time.monotonic() + WAIT_S
-    while not (found := what()):
+    while not (found := condition()):
         assert time.monotonic() < deadline_s, "it never happened"
         time.sleep(0.05)
     return found
 
 
 def stream(fabric: LocalFabric, agent: str, started: threading.Event) -> str:
-    got = fabric.openai.chat.completions.create(
-        model=fabric.model_name, messages=ASKED, stream=True, max_tokens=160, temperature=0,
+    response = fabric.openai.chat.completions.create(
+        model=fabric.model_name, messages=MESSAGES, stream=True, max_tokens=160, temperature=0,
         extra_headers={"X-Agent-ID": agent}, extra_body={"ignore_eos": True},
     )  # fmt: skip
     text = ""
-    for chunk in got:
+    for chunk in response:
         text += chunk.choices[0].delta.content or "" if chunk.choices else ""
         if len(text) > 20:
             started.set()
     return text
 
 
-def asked(name: str) -> list[dict[str, Any]]:
+def own_conversation(name: str) -> list[dict[str, Any]]:
     """Begin a conversation that shares no block with others."""
-    return [{"role": "system", "content": f"{name}: {SYSTEM['content']}"}, ASKED[1]]
+    return [{"role": "system", "content": f"{name}: {SYSTEM['content']}"}, MESSAGES[1]]
 
 
-def onward(answer: Any, words: str, began: list[dict[str, Any]] = ASKED) -> list[dict[str, Any]]:
+def onward(answer: Any, words: str, began: list[dict[str, Any]] = MESSAGES) -> list[dict[str, Any]]:
     return [
         *began,
         {"role": "assistant", "content": answer.text},
@@ -70,16 +70,16 @@ def onward(answer: Any, words: str, began: list[dict[str, Any]] = ASKED) -> list
     ]
 
 
-def test_a_node_is_emptied_while_one_of_its_agents_streams(fabric):
+def test_drain_empties_node_while_its_agent_streams(fabric):
     calm = stream(fabric, "calm", threading.Event())
     home = fabric.http.get("/v1/agents/calm").json()["owner"]
-    idle = fabric.chat(ASKED, "idle")
+    idle = fabric.chat(MESSAGES, "idle")
     if idle.node != home:
         fabric.migrate("idle", home)
     texts, started = [], threading.Event()
     fabric.migrate("calm", home)
     # The streaming agent is put there by moving its first turn's memory.
-    fabric.chat(ASKED, "streamer")
+    fabric.chat(MESSAGES, "streamer")
     fabric.migrate("streamer", home)
     streaming = threading.Thread(target=lambda: texts.append(stream(fabric, "streamer", started)))
     streaming.start()
@@ -91,18 +91,18 @@ def test_a_node_is_emptied_while_one_of_its_agents_streams(fabric):
     assert begun["state"] in ("draining", "drained")
     assert (done["state"], done["agents_moved"], done["stuck"]) == ("drained", 3, [])
     assert texts == [calm], "every token once, and the same ones"
-    wait_for(lambda: node(fabric, home)["agents"] == 0)  # by the next beat
+    wait_for(lambda: node(fabric, home)["agents"] == 0)  # by the next heartbeat
     assert node(fabric, home)["state"] == "draining"
     again = fabric.chat(onward(idle, "more"), "idle")
     assert again.node != home
     assert again.cached_tokens > 100
-    assert fabric.chat(ASKED, "newcomer").node != home
+    assert fabric.chat(MESSAGES, "newcomer").node != home
     assert post(fabric, f"nodes/{home}/undrain")["state"] == "ready"
     wait_for(lambda: node(fabric, home)["state"] == "ready")
 
 
-def test_forks_of_one_prefill_answer_as_their_mother_does(fabric):
-    began = asked("mother")
+def test_forks_answer_like_their_source(fabric):
+    began = own_conversation("mother")
     first = fabric.chat(began, "mother")
     others = [name for name in fabric.services if name != first.node]
     beside = post(fabric, "agents/mother/fork", **{"as": "beside"})
@@ -121,12 +121,12 @@ def test_forks_of_one_prefill_answer_as_their_mother_does(fabric):
     assert {answer.cached_tokens >= hers.cached_tokens for answer in theirs} == {True}
     assert fabric.chat(later, "beside").cached_tokens > hers.cached_tokens
     assert fabric.http.get("/v1/agents/mother").status_code == 404
-    told = f'macfabric_transfer_events{{event="blocks",node="{others[0]}",side="fetch"}}'
-    wait_for(lambda: told in fabric.http.get("/metrics").text)
+    metric = f'macfabric_transfer_events{{event="blocks",node="{others[0]}",side="fetch"}}'
+    wait_for(lambda: metric in fabric.http.get("/metrics").text)
 
 
-def test_a_copy_takes_over_from_a_node_that_is_gone(fabric):
-    began = asked("precious")
+def test_replica_takes_over_from_lost_nodes(fabric):
+    began = own_conversation("precious")
     first = fabric.chat(began, "precious")
     keeper = next(name for name in fabric.services if name != first.node)
     kept = post(fabric, "agents/precious/replicate", to=keeper)

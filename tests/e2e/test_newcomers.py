@@ -17,14 +17,14 @@ def until(holds):
         time.sleep(0.05)
 
 
-def test_what_agents_share_goes_to_the_other_node_and_back_when_they_want_it(tmp_path):
+def test_shared_prefixes_are_lent_to_new_node_and_returned_on_request(tmp_path):
     with local_fabric(tmp_path, "recall", "left", "right", api_keys=KEYS) as running:
         fabric = Fabric(running.url, KEYS["one"])
         agents = [fabric.agent(name) for name in ("mira", "otto")]
         assert running.http.post("/v1/nodes/right/drain").is_success
         for agent in agents:
-            said = {"role": "user", "content": f"Hello, this is {agent.name}."}
-            agent.generate(None, {"role": "system", "content": SYSTEM}, said, max_tokens=4)
+            message = {"role": "user", "content": f"Hello, this is {agent.name}."}
+            agent.generate(None, {"role": "system", "content": SYSTEM}, message, max_tokens=4)
         assert running.http.post("/v1/nodes/right/undrain").is_success
         leases = running.services["right"].node.moves.prefix_target.leases
         until(lambda: leases.refs)

@@ -22,7 +22,7 @@ TURNS = 4
 _names = itertools.count()
 
 
-def answered(request):
+def scripted_answer(request):
     """Call the tool where a user asked for it, and say something new otherwise."""
     if not request.messages:  # a node tests itself
         return Said(text="")
@@ -37,10 +37,10 @@ def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
     model = str(write_shape(folder / "model", SHAPE, "full", corpus()))
     with (
-        obedient(SHAPE, answered),
-        local_fabric(folder, model, "left", "right", api_keys=KEYS) as made,
+        obedient(SHAPE, scripted_answer),
+        local_fabric(folder, model, "left", "right", api_keys=KEYS) as instance,
     ):
-        yield made
+        yield instance
 
 
 class Client:
@@ -103,11 +103,11 @@ class Client:
         """Answer the last call."""
         last = self.history[-1]
         if self.dialect == "chat":
-            (made,) = last["tool_calls"]
-            result = {"role": "tool", "tool_call_id": made["id"], "content": text}
+            (call,) = last["tool_calls"]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": text}
         elif self.dialect == "messages":
-            (made,) = (block for block in last["content"] if block["type"] == "tool_use")
-            block = {"type": "tool_result", "tool_use_id": made["id"], "content": text}
+            (call,) = (block for block in last["content"] if block["type"] == "tool_use")
+            block = {"type": "tool_result", "tool_use_id": call["id"], "content": text}
             result = {"role": "user", "content": [block]}
         else:
             result = {"type": "function_call_output", "call_id": last["call_id"], "output": text}
@@ -170,7 +170,7 @@ DIALECTS = ("chat", "messages", "responses")
 
 @pytest.mark.parametrize("rewrite", [clock, reminder, elided], ids=lambda r: r.__name__)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_four_turns_are_one_agent(fabric, dialect, rewrite):
+def test_rewritten_history_stays_one_agent(fabric, dialect, rewrite):
     before = Client(fabric, dialect).all_names()
     client = Client(fabric, dialect)
     rewrite(client)
@@ -208,7 +208,7 @@ def test_two_users_with_the_same_first_question_are_not_merged(fabric):
     assert len({*one.agents[1:]}) == len({*two.agents[1:]}) == 1
 
 
-def test_another_tenant_is_never_joined(fabric):
+def test_conversations_of_tenants_are_never_merged(fabric):
     one, two = Client(fabric, "chat", "one"), Client(fabric, "chat", "two")
     one.ask("Hello?")
     two.system, two.history = one.system.replace("09:40", "09:41"), [*one.history]
@@ -217,7 +217,7 @@ def test_another_tenant_is_never_joined(fabric):
     assert two.reused == [0]
 
 
-def test_a_named_agent_is_what_its_name_says(fabric):
+def test_named_agent_is_not_continued_by_unnamed_conversation(fabric):
     client = Client(fabric, "chat")
     key = {"authorization": f"Bearer {KEYS['one']}", "x-agent-id": f"named-{client.topic}"}
     body = {
@@ -235,7 +235,7 @@ def test_a_named_agent_is_what_its_name_says(fabric):
     assert client.agents[0] != f"named-{client.topic}"
 
 
-def test_the_current_form_moves_and_its_branches_are_dropped(fabric):
+def test_migration_moves_current_form_and_drops_branches(fabric):
     client = Client(fabric, "chat")
     clock(client)
     (row,) = client.rows()
@@ -250,7 +250,7 @@ def test_the_current_form_moves_and_its_branches_are_dropped(fabric):
     assert len(client.rows()) == 1
 
 
-def test_after_an_erasure_nothing_of_any_form_is_left(fabric):
+def test_erasure_removes_all_branches(fabric):
     client = Client(fabric, "chat")
     clock(client)
     (row,) = client.rows()
@@ -267,7 +267,7 @@ def test_after_an_erasure_nothing_of_any_form_is_left(fabric):
     assert client.reused[-1] == 0
 
 
-def test_a_router_that_has_just_started_finds_the_agent_by_its_form(fabric):
+def test_restarted_router_finds_agent_by_its_form(fabric):
     client = Client(fabric, "chat")
     clock(client)
     fabric.restart_router()

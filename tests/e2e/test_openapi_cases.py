@@ -17,18 +17,18 @@ def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
     with local_fabric(
         folder, "recall", "left", "right", api_keys={"one": KEY}, tokens_max=TOKENS_MAX
-    ) as made:
-        yield made
+    ) as instance:
+        yield instance
 
 
 def judge(fabric, count, seed):
-    judged = send_cases(fabric, KEY, OPERATOR_KEY, count, seed)
-    judged.print_statuses()
+    report = send_cases(fabric, KEY, OPERATOR_KEY, count, seed)
+    report.print_statuses()
 
-    assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
-    assert judged.count >= count * 0.9
-    asked = {(method, path) for method, path, _ in judged.statuses}
-    assert len(asked) >= len(operations())
+    assert not report.wrong, "\n\n".join(f"{k}\n{v}" for k, v in report.wrong.items())
+    assert report.count >= count * 0.9
+    routes_sent = {(method, path) for method, path, _ in report.statuses}
+    assert len(routes_sent) >= len(operations())
 
 
 def test_random_requests_are_answered_as_documented(fabric):
@@ -43,7 +43,7 @@ def test_ten_thousand_random_requests_are_answered_as_documented(fabric):
     judge(fabric, 10_000, seed)
 
 
-def test_every_route_but_health_refuses_a_wrong_key(fabric):
+def test_every_route_except_health_refuses_a_wrong_key(fabric):
     for operation in operations():
         path = operation.path
         for name in ("agent", "node", "model", "response", "run"):

@@ -17,8 +17,8 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as instance:
+        yield instance
 
 
 def turn(fabric: LocalFabric, path, agent, **body):
@@ -30,7 +30,7 @@ def turn(fabric: LocalFabric, path, agent, **body):
     return answer.json(), answer.headers
 
 
-def test_a_screenshot_that_a_tool_returned_does_not_end_a_session_of_messages(fabric):
+def test_screenshot_in_tool_result_keeps_messages_session_warm(fabric):
     use = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "shot.png"}}
     hosted = [
         {"type": "text", "text": "I search."},
@@ -62,7 +62,7 @@ def test_a_screenshot_that_a_tool_returned_does_not_end_a_session_of_messages(fa
     assert headers["x-macfabric-match"] == "extend"
 
 
-def test_a_picture_in_a_chat_keeps_the_prefix_warm(fabric):
+def test_image_in_chat_keeps_prefix_warm(fabric):
     picture = {"type": "image_url", "image_url": {"url": URL}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": FACT}, picture]},
@@ -71,16 +71,19 @@ def test_a_picture_in_a_chat_keeps_the_prefix_warm(fabric):
     ]
     path = "/v1/chat/completions"
     first, headers = turn(fabric, path, "chat", messages=messages, max_tokens=12.0)
-    said = first["choices"][0]["message"]["content"]
-    assert said.strip().startswith("otter lantern quartz")
+    answer_text = first["choices"][0]["message"]["content"]
+    assert answer_text.strip().startswith("otter lantern quartz")
     assert headers["x-macfabric-ignored"] == "image_url"
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [picture]}]
+    messages += [
+        {"role": "assistant", "content": answer_text},
+        {"role": "user", "content": [picture]},
+    ]
     second, headers = turn(fabric, path, "chat", messages=messages, max_tokens=200_000, stop="z")
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= first["usage"]["prompt_tokens"] > 100
 
 
-def test_an_input_image_and_a_search_in_a_response_are_read_and_counted(fabric):
+def test_input_image_and_search_in_response_are_read_and_counted(fabric):
     items = [
         {"role": "user", "content": [
             {"type": "input_text", "text": FACT}, {"type": "input_image", "image_url": URL}]},
@@ -95,7 +98,7 @@ def test_an_input_image_and_a_search_in_a_response_are_read_and_counted(fabric):
     assert counted["input_tokens"] == answer["usage"]["input_tokens"]
 
 
-def test_generate_takes_a_picture_in_the_middle_of_an_agents_memory(fabric):
+def test_generate_accepts_image_in_existing_conversation(fabric):
     path = "/v1/agents/painter/generate"
     turn(fabric, path, "x", messages=[{"role": "user", "content": FACT}], max_tokens=1)
     parts = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": ASK}]

@@ -46,8 +46,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
     budget_bytes = load_model("recall").spec.resident_bytes(BLOCKS * BLOCK_TOKENS)
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "node-a", hot_bytes=budget_bytes) as made:
-        yield made
+    with local_fabric(folder, "recall", "node-a", hot_bytes=budget_bytes) as instance:
+        yield instance
 
 
 def call(fabric: LocalFabric, name: str, agent: str, has_begun: Event) -> tuple[str, int]:
@@ -77,7 +77,7 @@ def call(fabric: LocalFabric, name: str, agent: str, has_begun: Event) -> tuple[
     return arguments, tokens
 
 
-def test_a_preempted_call_ends_as_if_it_had_not_been(fabric, monkeypatch):
+def test_preempted_call_is_unchanged(fabric, monkeypatch):
     alone = {name: call(fabric, name, f"{name}-alone", Event()) for name in NAMES}
     preempted = []
     serve = Turn._claim_and_serve
@@ -91,11 +91,11 @@ def test_a_preempted_call_ends_as_if_it_had_not_been(fabric, monkeypatch):
     monkeypatch.setattr(Turn, "_claim_and_serve", watched)
     begun = {name: Event() for name in NAMES}
     with ThreadPoolExecutor(len(NAMES)) as threads:
-        asked = {}
+        pending = {}
         for name in NAMES:
-            asked[name] = threads.submit(call, fabric, name, name, begun[name])
+            pending[name] = threads.submit(call, fabric, name, name, begun[name])
             assert begun[name].wait(WAIT_S)
-        together = {name: answer.result(WAIT_S) for name, answer in asked.items()}
+        together = {name: answer.result(WAIT_S) for name, answer in pending.items()}
 
     assert together == alone
     assert any(resume and resume.answer_ids for resume in preempted), "none was, once it had begun"

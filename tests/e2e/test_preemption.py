@@ -27,7 +27,7 @@ HANDED_OVER = "its turn continues on its new node"
 HANG_S = 300.0
 
 
-def told(name: str) -> list[dict[str, str]]:
+def conversation(name: str) -> list[dict[str, str]]:
     known = " ".join(f"{name}{number}" for number in range(40))
     return [
         {"role": "user", "content": f"The list of {name} is {known}."},
@@ -47,8 +47,8 @@ def fabric(tmp_path_factory) -> Iterator[Up]:
 def client(fabric) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=f"{fabric.url}/v1", api_key=ALICE, max_retries=0, timeout=HANG_S
-    ) as made:
-        yield made
+    ) as sdk:
+        yield sdk
 
 
 def recite(client: openai.OpenAI, name: str, agent: str, has_begun: Event) -> str:
@@ -56,7 +56,7 @@ def recite(client: openai.OpenAI, name: str, agent: str, has_begun: Event) -> st
     text, reason, tokens = "", None, 0
     for chunk in client.chat.completions.create(
         model="recall",
-        messages=told(name),
+        messages=conversation(name),
         max_tokens=ANSWER_TOKENS,
         temperature=0,
         stream=True,
@@ -77,11 +77,11 @@ def recite(client: openai.OpenAI, name: str, agent: str, has_begun: Event) -> st
 
 
 def ask_more(client: openai.OpenAI, name: str) -> str:
-    """Take another turn of an agent whose answer is being told."""
-    said = {"role": "assistant", "content": f"{name}0 {name}1"}
+    """Take another turn of an agent whose answer is still streaming."""
+    partial = {"role": "assistant", "content": f"{name}0 {name}1"}
     answer = client.chat.completions.create(
         model="recall",
-        messages=[*told(name), said, *told(name)[2:]],
+        messages=[*conversation(name), partial, *conversation(name)[2:]],
         max_tokens=16,
         temperature=0,
         extra_headers={"X-Agent-ID": name},
@@ -93,7 +93,7 @@ def handed_over(fabric: Up) -> int:
     return (fabric.data / "logs" / "router.log").read_text().count(HANDED_OVER)
 
 
-def test_background_gives_its_memory_to_who_waits_and_goes_on_as_if_it_had_not(fabric, client):
+def test_background_turn_is_preempted_and_resumes_unchanged(fabric, client):
     names = (*BACKGROUND, INTERACTIVE)
     alone = {name: recite(client, name, f"{name}-alone", Event()) for name in names}
     assert handed_over(fabric) == 0

@@ -40,15 +40,17 @@ def test_prompts_and_names_stay_out_of_paths_logs_and_metrics(tmp_path, caplog, 
         fabric.migrate(OWNERS_CANARY, other)
         fabric.http.post(f"/v1/agents/{OWNERS_CANARY}/pin", json={"pinned": True})
         fabric.restart(other)
-        told = "".join(fabric.http.get(path).text for path in ("/metrics", "/healthz", "/v1/nodes"))
+        public_output = "".join(
+            fabric.http.get(path).text for path in ("/metrics", "/healthz", "/v1/nodes")
+        )
         check_files(tmp_path)
         fabric.http.delete(f"/v1/agents/{OWNERS_CANARY}")
         check_files(tmp_path)
     logged = [r.getMessage() + str(r.exc_text) for r in caplog.records if r.name.startswith(OURS)]
     assert any("quarantined" in line for line in logged)
-    assert "macfabric_prompt_tokens" in told
+    assert "macfabric_prompt_tokens" in public_output
     printed = "".join(capfd.readouterr())
-    for text in (told, printed, *logged):
+    for text in (public_output, printed, *logged):
         assert CANARY not in text.lower()
         assert OWNERS_CANARY not in text
 

@@ -60,7 +60,7 @@ def result(name):
     return {"role": "tool", "tool_call_id": name, "content": FOUND}
 
 
-SAID = {"role": "assistant", "content": "So."}
+ANSWER = {"role": "assistant", "content": "So."}
 
 
 def system(text):
@@ -71,16 +71,16 @@ HISTORIES = {
     "a call without a result": [user(ASK), calls("c1"), user(LATER)],
     "a result and the user's interruption": [user(ASK), calls("c1"), result("c1"), user(LATER)],
     "two calls and one result": [user(ASK), calls("c1", "c2"), result("c1"), user(LATER)],
-    "a result without a call": [user(ASK), SAID, result("c9"), user(LATER)],
+    "a result without a call": [user(ASK), ANSWER, result("c9"), user(LATER)],
     "a result before everything": [result("c9"), user(LATER)],
     "a result after the next question": [user(ASK), calls("c1"), user(LATER), result("c1")],
     "a loop that is interrupted twice": [
-        *(user(ASK), calls("c1"), result("c1"), user("Stop."), SAID),
+        *(user(ASK), calls("c1"), result("c1"), user("Stop."), ANSWER),
         *(user("Go."), calls("c2", "c3"), result("c2"), result("c3"), user("Stop."), user(LATER)),
     ],
     "a reminder after a result": [user(ASK), calls("c1"), result("c1"), system(LATER)],
-    "a greeting": [SAID, user(LATER)],
-    "a text and then its call": [user(ASK), SAID, calls("c1"), result("c1"), user(LATER)],
+    "a greeting": [ANSWER, user(LATER)],
+    "a text and then its call": [user(ASK), ANSWER, calls("c1"), result("c1"), user(LATER)],
     "a result that comes twice": [user(ASK), calls("c1"), result("c1"), result("c1"), user(LATER)],
 }
 
@@ -105,9 +105,9 @@ def responses(messages):
     return as_templates_get_it(parse_responses({}, {"model": "m", "input": items}).prompt)
 
 
-def messages(said):
+def messages(conversation):
     turns = []
-    for each in said:
+    for each in conversation:
         if each["role"] == "tool":
             found = {"tool_use_id": each["tool_call_id"], "content": each["content"]}
             turns.append({"role": "user", "content": [{"type": "tool_result", **found}]})
@@ -115,8 +115,8 @@ def messages(said):
         text = each["content"]
         blocks = [] if text is None else [{"type": "text", "text": text}]
         for use in each.get("tool_calls", ()):
-            given = {"name": "write", "input": json.loads(use["function"]["arguments"])}
-            blocks.append({"type": "tool_use", "id": use["id"], **given})
+            block = {"name": "write", "input": json.loads(use["function"]["arguments"])}
+            blocks.append({"type": "tool_use", "id": use["id"], **block})
         turns.append({"role": each["role"], "content": blocks})
     read = parse_request({}, {"model": "m", "max_tokens": 9, "messages": turns})
     return as_templates_get_it(read.prompt)
@@ -131,16 +131,22 @@ def tokenizer(request, tmp_path_factory) -> ChatTokenizer:
 
 @pytest.mark.parametrize("dialect", [chat, responses])
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_arguments_of_a_call_do_not_end_the_conversation(tokenizer, name, dialect):
-    said = [user(ASK), calls("c1", arguments=BROKEN[name]), result("c1"), SAID, user(LATER)]
-    text = tokenizer.render(dialect(said), None, {})
+def test_broken_call_arguments_do_not_end_the_conversation(tokenizer, name, dialect):
+    conversation = [
+        user(ASK),
+        calls("c1", arguments=BROKEN[name]),
+        result("c1"),
+        ANSWER,
+        user(LATER),
+    ]
+    text = tokenizer.render(dialect(conversation), None, {})
 
     assert text.index(ASK) < text.index(LATER)
 
 
 @pytest.mark.parametrize("dialect", [chat, responses, messages])
 @pytest.mark.parametrize("name", HISTORIES)
-def test_unusual_orders_of_messages_are_read(tokenizer, name, dialect):
+def test_unusual_message_orders_are_read(tokenizer, name, dialect):
     text = tokenizer.render(dialect(HISTORIES[name]), None, {})
 
     assert LATER in text

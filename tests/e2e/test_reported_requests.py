@@ -15,7 +15,7 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 COMPLETIONS, GENERATE = "/v1/completions", "/v1/agents/{agent}/generate"
 FACT = "The vault code of Mira is otter lantern quartz."
 ASK = "The vault code of Mira is"
-TOLD = [
+CONVERSATION = [
     {"role": "user", "content": FACT},
     {"role": "assistant", "content": "Noted."},
     {"role": "user", "content": ASK},
@@ -27,8 +27,8 @@ READ = {"name": "read_file", "description": "Reads a file."}
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only") as instance:
+        yield instance
 
 
 def post(fabric: LocalFabric, path: str, body: dict[str, Any], agent: str = "") -> Any:
@@ -56,13 +56,13 @@ FIELDS = [(path, field) for path, fields in LIMITS.items() for field in fields]
 
 
 @pytest.mark.parametrize(("path", "field"), FIELDS)
-def test_a_limit_above_what_fits_is_a_cap_and_a_float_a_number(fabric, path, field):
+def test_excessive_limit_is_capped_and_integral_float_is_accepted(fabric, path, field):
     stops = {MESSAGES: {"stop_sequences": ["e"]}, RESPONSES: {}}.get(path, {"stop": ["e"]})
     short = {"temperature": 0, **stops}
     for limit in (65_535, 200_000):
         body = {**prompt_of(path), **short, field: limit}
         if path == RESPONSES:  # it has no stop texts: the answer ends itself
-            body["input"] = TOLD
+            body["input"] = CONVERSATION
         answer = post(fabric, path, body, "capped")
         assert answer.status_code == 200, answer.text
     answer = post(fabric, path, {**prompt_of(path), **short, field: 3.0}, "float")
@@ -80,13 +80,13 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("more", "path"), VALUES, ids=str)
-def test_values_as_other_servers_take_them(fabric, more, path):
+def test_values_accepted_by_other_servers_are_accepted(fabric, more, path):
     answer = post(fabric, path, {**prompt_of(path), "max_tokens": 4, **more}, "values")
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-def test_a_strict_schema_whose_flag_is_text_is_enforced(fabric, path):
+def test_strict_flag_as_text_enforces_schema(fabric, path):
     schema = {
         "type": "object",
         "properties": {"joke": {"type": "string", "maxLength": 12}},
@@ -100,11 +100,11 @@ def test_a_strict_schema_whose_flag_is_text_is_enforced(fabric, path):
     }[path]
     answer = post(fabric, path, {**prompt_of(path), **body})
     assert answer.status_code == 200, answer.text
-    got = answer.json()
+    payload = answer.json()
     text = (
-        got["choices"][0]["message"]["content"]
+        payload["choices"][0]["message"]["content"]
         if path == CHAT
-        else got["output"][-1]["content"][0]["text"]
+        else payload["output"][-1]["content"][0]["text"]
     )
     assert isinstance(json.loads(text)["joke"], str)
 
@@ -120,10 +120,10 @@ TOOLS = {
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_tools_with_loose_schemas_are_taken(fabric, name):
-    given = TOOLS[name]
-    chat = {"tools": [{"type": "function", "function": {**READ, **given}}]}
-    flat = {"tools": [{"type": "function", **READ, **given}]}
+def test_tools_with_loose_schemas_are_accepted(fabric, name):
+    fields = TOOLS[name]
+    chat = {"tools": [{"type": "function", "function": {**READ, **fields}}]}
+    flat = {"tools": [{"type": "function", **READ, **fields}]}
     for path, body in ((CHAT, chat), (RESPONSES, flat), (GENERATE, chat)):
         sent = {"messages": USER} if path == GENERATE else prompt_of(path)
         answer = post(fabric, path, {**sent, **body, LIMITS[path][0]: 4}, "tools")
@@ -135,19 +135,19 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 
 @pytest.mark.parametrize("tools", [[SEARCH], [SEARCH, {**READ, "input_schema": {}}]], ids=len)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_hosted_search_is_left_out_and_listed(fabric, tools, stream):
+def test_hosted_search_is_dropped_and_listed(fabric, tools, stream):
     body = {"messages": USER, "max_tokens": 4, "tools": tools, "stream": stream}
     answer = post(fabric, MESSAGES, body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-macfabric-ignored"] == "web_search_20250305"
 
 
-def test_options_of_the_template_keep_the_prefix_warm(fabric):
+def test_template_options_keep_prefix_warm(fabric):
     cached = []
     for question in ("What is two?", "What is three?", "What is four?"):
-        asked = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
+        messages = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
         more = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 4}
-        usage = post(fabric, CHAT, {"messages": asked, **more}).json()["usage"]
+        usage = post(fabric, CHAT, {"messages": messages, **more}).json()["usage"]
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
         prompt = usage["prompt_tokens"]
     assert cached[0] == 0
@@ -159,7 +159,7 @@ def events(answer: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line[:6] == "data: "]
 
 
-def test_the_first_event_of_messages_has_three_counts_that_add_up(fabric):
+def test_usage_counts_in_first_messages_event_add_up(fabric):
     rules = f"Count them. {RULES}"
     marked = [{"type": "text", "text": rules, "cache_control": {"type": "ephemeral"}}]
     turns: list[dict[str, Any]] = [{"role": "user", "content": ASK}]
@@ -193,9 +193,9 @@ MIXED: list[dict[str, Any]] = [
 ]
 
 
-def test_requests_of_all_kinds_at_once_answer_as_each_alone(fabric):
+def test_mixed_concurrent_requests_answer_as_each_alone(fabric):
     def ask(number: int) -> str:
-        body = {"messages": TOLD, "max_tokens": 12, **MIXED[number % len(MIXED)]}
+        body = {"messages": CONVERSATION, "max_tokens": 12, **MIXED[number % len(MIXED)]}
         return str(post(fabric, CHAT, body).json()["choices"][0])
 
     alone = [ask(number) for number in range(len(MIXED))]
@@ -204,7 +204,7 @@ def test_requests_of_all_kinds_at_once_answer_as_each_alone(fabric):
             assert list(pool.map(ask, range(3 * len(MIXED)))) == alone * 3
 
 
-def test_many_hang_ups_leave_nothing_running(fabric):
+def test_disconnects_leave_nothing_running(fabric):
     """In the prompt, in the answer, and before the answer's first byte."""
     (service,) = fabric.services.values()
     for number in range(12):
@@ -213,7 +213,7 @@ def test_many_hang_ups_leave_nothing_running(fabric):
         with fabric.http.stream("POST", CHAT, json=body) as answer:
             if number % 4 == 3:
                 next(answer.iter_bytes())
-    assert fabric.chat(TOLD, "after").text.strip().startswith("otter lantern quartz")
+    assert fabric.chat(CONVERSATION, "after").text.strip().startswith("otter lantern quartz")
     until(lambda: not service.node.live_turns)
     assert service.node.resources.engine.budget.reserved_bytes == 0
 
@@ -226,34 +226,38 @@ def until(holds: Any) -> None:
     pytest.fail("nothing happened for a minute")
 
 
-def test_no_word_of_another_conversation_is_in_an_answer(fabric):
+def test_answers_are_unaffected_by_other_conversations(fabric):
     def turns(name: str) -> list[tuple[str, int]]:
         found = []
         for number in range(3):
-            asked = [{"role": "system", "content": RULES},
+            messages = [{"role": "system", "content": RULES},
                      {"role": "user", "content": f"{number}: {FACT} {ASK}"}]  # fmt: skip
-            got = post(fabric, CHAT, {"messages": asked, "temperature": 0, "max_tokens": 8}, name)
-            usage = got.json()["usage"]
-            found.append((got.json()["choices"][0]["message"]["content"], usage["prompt_tokens"]))
+            response = post(
+                fabric, CHAT, {"messages": messages, "temperature": 0, "max_tokens": 8}, name
+            )
+            usage = response.json()["usage"]
+            found.append(
+                (response.json()["choices"][0]["message"]["content"], usage["prompt_tokens"])
+            )
         return found
 
     clean = turns("clean")
     for number in range(3):
         other = {"role": "user", "content": f"The code of {number} is red stone. The code is"}
-        asked = [{"role": "system", "content": RULES}, other]
-        post(fabric, CHAT, {"messages": asked, "max_tokens": 8}, f"foreign-{number}")
+        messages = [{"role": "system", "content": RULES}, other]
+        post(fabric, CHAT, {"messages": messages, "max_tokens": 8}, f"foreign-{number}")
     assert turns("fresh") == clean
 
 
-def test_a_node_that_is_gone_for_good_is_no_ghost_when_it_returns(tmp_path):
-    said = [{"role": "system", "content": RULES}, *TOLD]
+def test_returning_node_does_not_restore_erased_agent(tmp_path):
+    messages = [{"role": "system", "content": RULES}, *CONVERSATION]
     with local_fabric(tmp_path, "recall", "node-a", "node-b") as fabric:
-        first = fabric.chat(said, "wanderer")
+        first = fabric.chat(messages, "wanderer")
         (other,) = fabric.services.keys() - {first.node}
         copied = fabric.http.post("/v1/agents/wanderer/replicate", json={"to": other})
         assert copied.status_code == 200, copied.text
         with fabric.stopped(first.node):
-            taken = fabric.chat(said, "wanderer")
+            taken = fabric.chat(messages, "wanderer")
             assert (taken.node, taken.text) == (other, first.text)
             assert taken.cached_tokens > 200
             erased = fabric.http.delete("/v1/agents/wanderer")
@@ -263,23 +267,23 @@ def test_a_node_that_is_gone_for_good_is_no_ghost_when_it_returns(tmp_path):
         assert [node["agents"] for node in nodes] == [0, 0]
 
 
-def test_variables_of_a_proxy_change_nothing_between_nodes_and_router(tmp_path, monkeypatch):
+def test_proxy_variables_do_not_affect_node_traffic(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nothing listens
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    said = [{"role": "system", "content": RULES}, *TOLD]
+    messages = [{"role": "system", "content": RULES}, *CONVERSATION]
     with local_fabric(tmp_path, "recall", "node-a", "node-b") as fabric:
         headers = fabric.http.headers
         fabric.http = httpx2.Client(
             base_url=fabric.url, headers=headers, timeout=120, trust_env=False
         )
-        first = post(fabric, CHAT, {"messages": said, "max_tokens": 8}, "direct")
+        first = post(fabric, CHAT, {"messages": messages, "max_tokens": 8}, "direct")
         assert first.status_code == 200, first.text
         here = first.headers["x-macfabric-node"]
         fabric.migrate("direct", "node-b" if here == "node-a" else "node-a")
-        moved = post(fabric, CHAT, {"messages": said, "max_tokens": 8}, "direct")
+        moved = post(fabric, CHAT, {"messages": messages, "max_tokens": 8}, "direct")
         usage = moved.json()["usage"]
         assert moved.headers["x-macfabric-node"] != here
         assert usage["prompt_tokens_details"]["cached_tokens"] > 200

@@ -34,11 +34,11 @@ COLOUR = {
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
     folder: Path = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "only", context_tokens_max=CONTEXT_TOKENS) as made:
-        yield made
+    with local_fabric(folder, "recall", "only", context_tokens_max=CONTEXT_TOKENS) as instance:
+        yield instance
 
 
-def test_a_chain_of_answers_is_one_agent_and_warm(fabric):
+def test_response_chain_is_one_warm_agent(fabric):
     client = fabric.openai
     first = client.responses.create(**USUAL, input=FACT)
     raw = client.responses.with_raw_response.create(
@@ -64,35 +64,35 @@ def test_a_chain_of_answers_is_one_agent_and_warm(fabric):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_is_called_and_its_result_continues_the_conversation(fabric, streams):
+def test_tool_result_continues_the_conversation(fabric, streams):
     client, tools = fabric.openai, [LOOK, {"type": "web_search"}]
-    given = [
+    items = [
         {"role": "system", "content": f"To see say {CALL}"},
         {"role": "user", "content": "To see say"},
     ]
     if streams:
-        with client.responses.stream(**USUAL, input=given, tools=tools, store=False) as stream:
+        with client.responses.stream(**USUAL, input=items, tools=tools, store=False) as stream:
             done = stream.get_final_response()
     else:
-        done = client.responses.create(**USUAL, input=given, tools=tools, store=False)
+        done = client.responses.create(**USUAL, input=items, tools=tools, store=False)
     call = done.output[-1]
 
     assert (call.type, call.name, call.arguments) == ("function_call", "look", '{"at": "the sky"}')
 
-    given += [
+    items += [
         *done.output,
         {"type": "function_call_output", "call_id": call.call_id, "output": FACT},
         {"role": "assistant", "content": "I see."},
         {"role": "user", "content": ASK},
     ]
-    raw = client.responses.with_raw_response.create(**USUAL, input=given, tools=tools)
+    raw = client.responses.with_raw_response.create(**USUAL, input=items, tools=tools)
 
     assert raw.parse().output_text.strip().startswith("otter lantern quartz")
     assert raw.headers["x-macfabric-cache"] == "hot"
     assert raw.headers["x-macfabric-ignored"] == "web_search"
 
 
-def test_what_an_erased_agent_answered_is_gone(fabric):
+def test_responses_of_erased_agent_are_gone(fabric):
     client = fabric.openai
     raw = client.responses.with_raw_response.create(**USUAL, input=FACT + " Really.")
     done, agent = raw.parse(), raw.headers["x-macfabric-agent"]
@@ -104,14 +104,14 @@ def test_what_an_erased_agent_answered_is_gone(fabric):
         client.responses.retrieve(done.id)
 
 
-def test_a_prompt_beyond_the_context_is_told_in_words_that_clients_map(fabric):
-    with pytest.raises(openai.BadRequestError, match="maximum context length") as told:
+def test_context_overflow_error_has_wording_that_clients_match(fabric):
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
         fabric.openai.responses.create(**USUAL, input="wild geese " * 20_000)
-    assert told.value.code == "context_length_exceeded"
+    assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.nightly
-def test_an_answer_without_a_limit_goes_on_as_far_as_the_context(fabric):
+def test_unlimited_answer_fills_the_context(fabric):
     done = fabric.openai.chat.completions.create(
         model="recall",
         messages=[{"role": "user", "content": FACT}],
@@ -123,7 +123,7 @@ def test_an_answer_without_a_limit_goes_on_as_far_as_the_context(fabric):
     assert done.choices[0].finish_reason == "length"
 
 
-def test_an_answer_fits_the_schema_that_is_asked_for(fabric):
+def test_answer_matches_requested_schema(fabric):
     form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
     with fabric.openai.responses.stream(
         **USUAL, input="Any colour?", text={"format": form}

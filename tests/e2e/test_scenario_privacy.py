@@ -97,21 +97,21 @@ class MovingClient(HttpFabricClient):
     """Notes what agents are asked, and what forks begin with; moves all behind each answer."""
 
     on_disks: Callable[[], list[Told]]
-    asked: list[Told] = field(default_factory=list)
+    prompts: list[Told] = field(default_factory=list)
     forked: list[Told] = field(default_factory=list)
 
     async def ask(self, question):
         texts = [text for message in question.messages for text in message.texts]
-        self.asked.extend(Told(question.agent, "prompt", text) for text in texts)
+        self.prompts.extend(Told(question.agent, "prompt", text) for text in texts)
         answer = await super().ask(question)
         to = NODES[(NODES.index(answer.figures.node) + 1) % len(NODES)]
         await self.move(question.agent, to)
         return answer
 
     async def fork(self, source, copy, to, op):
-        made = await super().fork(source, copy, to, op)
-        self.forked.extend(told for told in self.on_disks() if told.agent == copy)
-        return made
+        agent_copy = await super().fork(source, copy, to, op)
+        self.forked.extend(entry for entry in self.on_disks() if entry.agent == copy)
+        return agent_copy
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def rendered(monkeypatch):
     noted, render = [], PromptEncoder.render
 
     def noting(self, request, limit):
-        made = render(self, request, limit)
-        noted.append(Told(request.identity.agent, "rendered prompt", made.text))
-        return made
+        encoded = render(self, request, limit)
+        noted.append(Told(request.identity.agent, "rendered prompt", encoded.text))
+        return encoded
 
     monkeypatch.setattr(PromptEncoder, "render", noting)
     return noted
@@ -131,7 +131,7 @@ def rendered(monkeypatch):
 def perform(fabric, folder, name, run="first"):
     """Perform it by agents of a name of their own; return the run's speaker and their ids."""
     plan = SeriesPlan(SCENARIO, run, "digest", name)
-    speaker = MovingClient(fabric.http, fabric.model_name, lambda: all_told(fabric))
+    speaker = MovingClient(fabric.http, fabric.model_name, lambda: all_texts(fabric))
     assert len(performed(plan, speaker, folder).run.state.transcript) == plan.turns
     return speaker, plan.ids(plan.arms[0])
 
@@ -139,12 +139,12 @@ def perform(fabric, folder, name, run="first"):
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whispers")
-    with local_fabric(folder, "recall", *NODES) as made:
-        made.folder = folder
-        yield made
+    with local_fabric(folder, "recall", *NODES) as instance:
+        instance.folder = folder
+        yield instance
 
 
-def all_told(fabric):
+def all_texts(fabric):
     tokenizer = fabric.services[NODES[0]].node.resources.tokenizer._tokenizer
     return list(on_disks(fabric.folder, tokenizer.decode))
 
@@ -153,49 +153,49 @@ def holders(ids):
     return {words: {ids[agent] for agent in agents} for words, agents in SECRETS.items()}
 
 
-def who_has(found, may_have):
-    return {(words, told.agent) for told in found for words in may_have if words in told.text}
+def findings(found, may_have):
+    return {(words, entry.agent) for entry in found for words in may_have if words in entry.text}
 
 
 def every(may_have):
     return {(words, agent) for words, agents in may_have.items() for agent in agents}
 
 
-def test_nobody_has_the_words_of_others(fabric, tmp_path, rendered):
+def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
     first, ids = perform(fabric, tmp_path, "calm")
     may_have, danny = holders(ids), ids["danny"]
-    moved, rendered_first = all_told(fabric), list(rendered)
+    moved, rendered_first = all_texts(fabric), list(rendered)
     fabric.http.post(f"/v1/agents/{danny}/fork", json={"as": "copy", "to": NODES[0]})
     for name in NODES:
         fabric.restart(name)
     for agent in ids.values():
         owner = fabric.http.get(f"/v1/agents/{agent}").json()["owner"]
         fabric.migrate(agent, NODES[(NODES.index(owner) + 1) % len(NODES)])
-    restarted = all_told(fabric)
+    restarted = all_texts(fabric)
     copied = {w: {*agents, "copy"} if danny in agents else agents for w, agents in may_have.items()}
     rendered.clear()
     second, _ = perform(fabric, tmp_path, "calm", run="second")  # by agents that remember
-    again = all_told(fabric)
+    again = all_texts(fabric)
 
-    assert leaks([*first.asked, *first.forked, *rendered_first, *moved], may_have) == []
-    assert leaks([*second.asked, *second.forked, *restarted, *rendered, *again], copied) == []
-    assert {told.agent for told in first.forked} == {ids["ada"], ids["bert"]}
+    assert leaks([*first.prompts, *first.forked, *rendered_first, *moved], may_have) == []
+    assert leaks([*second.prompts, *second.forked, *restarted, *rendered, *again], copied) == []
+    assert {entry.agent for entry in first.forked} == {ids["ada"], ids["bert"]}
     for found in (rendered_first, moved, rendered):
-        assert who_has(found, may_have) == every(may_have)
+        assert findings(found, may_have) == every(may_have)
     for found in (restarted, again):
-        assert who_has(found, copied) == every(copied)
-    places = {(told.where.split()[0], told.agent) for told in restarted}
-    everybody = {*ids.values(), "copy"}
+        assert findings(found, copied) == every(copied)
+    places = {(entry.where.split()[0], entry.agent) for entry in restarted}
+    all_agents = {*ids.values(), "copy"}
     assert places == {
-        (what, agent) for what in ("record", "block", "memory") for agent in everybody
+        (kind, agent) for kind in ("record", "block", "memory") for agent in all_agents
     }
 
 
-def test_a_scope_that_is_not_looked_at_is_seen(fabric, tmp_path, monkeypatch, rendered):
+def test_leak_is_detected_without_visibility_check(fabric, tmp_path, monkeypatch, rendered):
     """Without one check of who hears, the words are in the prompts and on the disks."""
     monkeypatch.setattr(Phase, "hears", lambda *_: True)
     speaker, ids = perform(fabric, tmp_path, "leaky")
-    found = leaks([*speaker.asked, *rendered, *all_told(fabric)], holders(ids))
-    for what in ("prompt", "rendered prompt", "record", "block", "memory"):
-        told = f"{ids['bert']} has 'motto keeper number' in its {what}"
-        assert any(leak.startswith(told) for leak in found), what
+    found = leaks([*speaker.prompts, *rendered, *all_texts(fabric)], holders(ids))
+    for kind in ("prompt", "rendered prompt", "record", "block", "memory"):
+        expected = f"{ids['bert']} has 'motto keeper number' in its {kind}"
+        assert any(leak.startswith(expected) for leak in found), kind

@@ -40,8 +40,8 @@ phases:
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", "right") as made:
-        yield made
+    with local_fabric(folder, "recall", "left", "right") as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def scenario(fabric, tmp_path, capsys):
     return run
 
 
-def test_a_run_and_the_same_run_again(scenario, fabric):
-    status, told = scenario("--run", "first")
-    assert status == 0, told
-    assert told["holds"]
-    (performed,) = told["runs"]
+def test_repeated_run_returns_the_same_transcript(scenario, fabric):
+    status, result = scenario("--run", "first")
+    assert status == 0, result
+    assert result["holds"]
+    (performed,) = result["runs"]
     assert [u["speaker"] for u in performed["transcript"]] == ["marco", "danny", "marco"]
     yard = [row for row in performed["report"] if row["phase"] == "yard"]
     assert {row["agent"]: row["cached_share"] > 0.5 for row in yard}["marco"]
@@ -69,21 +69,21 @@ def test_a_run_and_the_same_run_again(scenario, fabric):
     assert shown["marco"]["owner"] != shown["danny"]["owner"]
     turns = [shown[name]["revision"] for name in sorted(shown)] if "revision" in shown else None
     status, again = scenario("--run", "first")
-    assert status == 0, told
+    assert status == 0, result
     assert again["runs"][0]["transcript"] == performed["transcript"]
     assert turns is None or turns
 
 
-def test_a_cold_arm_beside_it(scenario):
-    status, told = scenario("--run", "pair", "--cold")
-    assert status == 0, told
-    cold, warm = told["runs"]
+def test_cold_arm_runs_beside_warm_arm(scenario):
+    status, result = scenario("--run", "pair", "--cold")
+    assert status == 0, result
+    cold, warm = result["runs"]
     assert [u["text"] for u in warm["transcript"]] == [u["text"] for u in cold["transcript"]]
     assert all(row["cached_tokens"] == 0 for row in cold["report"])
-    assert told["savings"][-1]["phase"] is None
+    assert result["savings"][-1]["phase"] is None
 
 
-def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, capsys):
+def test_run_starts_without_edits_of_the_previous_run(fabric, tmp_path, capsys):
     file = tmp_path / "forgets.yaml"
     file.write_text(FORGETS)
     options = ["--url", fabric.url]
@@ -93,7 +93,7 @@ def test_a_run_begins_with_nothing_edited_by_the_run_before(fabric, tmp_path, ca
         assert len({each["operation"] for each in held}) == 1
 
 
-def test_a_run_named_as_a_deleted_one_has_edits_of_its_own(fabric, tmp_path, capsys):
+def test_run_reusing_a_deleted_name_has_its_own_edits(fabric, tmp_path, capsys):
     file = tmp_path / "forgets.yaml"
     file.write_text(FORGETS.replace("scenario: forgets", "scenario: namesakes"))
     for _ in range(2):
@@ -102,10 +102,10 @@ def test_a_run_named_as_a_deleted_one_has_edits_of_its_own(fabric, tmp_path, cap
         assert main(["scenario", "cancel", "same", "--url", fabric.url]) == 0
 
 
-def test_erasing_an_agent_with_its_runs_leaves_none_of_its_words_there(fabric, tmp_path, capsys):
+def test_erasure_with_runs_removes_the_agents_words(fabric, tmp_path, capsys):
     file = tmp_path / "forgets.yaml"
-    told = FORGETS.replace("scenario: forgets", "scenario: erased")
-    file.write_text(told.replace("lantern", "violin"))
+    text = FORGETS.replace("scenario: forgets", "scenario: erased")
+    file.write_text(text.replace("lantern", "violin"))
     options = ["--url", fabric.url, "--json"]
     run = ["scenario", "run", str(file), *options, "--run", "quoting"]
     assert main(run) == 0, capsys.readouterr()
@@ -151,7 +151,7 @@ def test_ephemeral_agents_end_with_their_run(fabric, tmp_path, capsys):
     assert crew_agents(fabric) == {"scn.crew.lead"}
 
 
-def test_runs_of_the_same_agents_exclude_each_other(fabric, tmp_path, capsys):
+def test_concurrent_runs_of_the_same_agents_are_refused(fabric, tmp_path, capsys):
     file = tmp_path / "crew.yaml"
     shared = CREW.replace("scenario: crew", "scenario: shared")
     file.write_text(shared)
@@ -165,7 +165,7 @@ def test_runs_of_the_same_agents_exclude_each_other(fabric, tmp_path, capsys):
     assert main(command) == 0
 
 
-def test_a_run_that_was_cancelled_is_reported_and_resumed(fabric, tmp_path, capsys):
+def test_cancelled_run_is_reported_and_resumed(fabric, tmp_path, capsys):
     file = tmp_path / "crew.yaml"
     file.write_text(CREW.replace("crew", "resumed").replace("]}", "], rounds: 30}"))
     command = ["scenario", "run", str(file), "--url", fabric.url, "--run", "stopped"]
@@ -184,7 +184,7 @@ def test_a_run_that_was_cancelled_is_reported_and_resumed(fabric, tmp_path, caps
     assert capsys.readouterr().out.endswith("all expectations hold\n")
 
 
-def test_results_are_cleared_for_whom_a_scenario_says(fabric):
+def test_scenario_directive_clears_results_of_its_agent(fabric):
     options = ["--url", fabric.url, "--as", "clears"]
     assert main(["scenario", "run", "code-review-crew", *options]) == 0
     lead = "/v1/agents/scn.code-review-crew@clears.lead/directives"
@@ -192,23 +192,23 @@ def test_results_are_cleared_for_whom_a_scenario_says(fabric):
     assert [each["is_applied"] for each in held] == [True, True]
 
 
-def test_what_was_said_and_what_does_not_hold_are_told(fabric, tmp_path, capsys):
+def test_transcript_and_unmet_expectations_are_printed(fabric, tmp_path, capsys):
     file = tmp_path / "rooms.yaml"
     file.write_text(ROOMS.replace("says: otter lantern quartz", "says: open sesame"))
     command = ["scenario", "run", str(file), "--url", fabric.url, "--as", "unmet"]
     assert main([*command, "--transcript"]) == 1
-    told = capsys.readouterr().out
-    assert "\n  yard\n    danny: " in told
-    assert "\n    marco: otter lantern quartz.\n" in told
+    output = capsys.readouterr().out
+    assert "\n  yard\n    danny: " in output
+    assert "\n    marco: otter lantern quartz.\n" in output
     unmet = "does not hold: yard: marco says 'open sesame': said otter lantern quartz."
-    assert told.splitlines().count(unmet) == 1
-    assert told.endswith("\nunmet expectations: 1\n")
+    assert output.splitlines().count(unmet) == 1
+    assert output.endswith("\nunmet expectations: 1\n")
 
 
 def follow(http, run, after=None, until="run.ended"):
     """Read a run's events, up to one of that name."""
     headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
-    read, fields = [], {}
+    events, fields = [], {}
     with http.stream("GET", f"/v1/scenarios/{run}", headers=headers) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
@@ -216,18 +216,18 @@ def follow(http, run, after=None, until="run.ended"):
             if name:
                 fields[name] = value
             elif line == "" and "data" in fields:
-                read.append((fields["event"], json.loads(fields["data"]), fields["id"]))
+                events.append((fields["event"], json.loads(fields["data"]), fields["id"]))
                 fields = {}
-                if read[-1][0] == until:
-                    return read
-    return read
+                if events[-1][0] == until:
+                    return events
+    return events
 
 
-def said(transcript):
+def turns_of(transcript):
     return [(u["phase"], u["round"], u["speaker"], u["text"]) for u in transcript]
 
 
-def test_a_run_is_followed_from_its_first_event_or_a_later_one(fabric):
+def test_run_is_followed_from_any_event(fabric):
     body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
     begun = fabric.http.post("/v1/scenarios", json=body)
     assert begun.status_code == 202, begun.text
@@ -236,22 +236,24 @@ def test_a_run_is_followed_from_its_first_event_or_a_later_one(fabric):
     shown = fabric.http.get("/v1/scenarios/dilemma").json()
     assert rest[-1][1]["holds"] is True
     assert shown["holds"] is True
-    told = [row["event"]["utterance"] for name, row, _ in first + rest if name == "turn.ended"]
-    transcript = said(shown["runs"][0]["transcript"])
-    assert sorted(said(told)) == sorted(transcript)
+    utterances = [
+        row["event"]["utterance"] for name, row, _ in first + rest if name == "turn.ended"
+    ]
+    transcript = turns_of(shown["runs"][0]["transcript"])
+    assert sorted(turns_of(utterances)) == sorted(transcript)
     assert len(transcript) == 25
 
 
-def test_the_command_line_follows_a_run_in_the_router(fabric, tmp_path, capsys):
+def test_command_line_follows_run_in_router(fabric, tmp_path, capsys):
     file = tmp_path / "rooms.yaml"
     file.write_text(ROOMS.replace("What is new", "{file: asked.txt}"))
     (tmp_path / "asked.txt").write_text("What is new")
     options = ["--url", fabric.url]
     run = ["scenario", "run", str(file), "--run", "mine", "--as", "remote", *options]
     assert main(run) == 0
-    told = capsys.readouterr()
-    assert "3/3 yard: marco on" in told.err
-    assert told.out.endswith("all expectations hold\n")
+    printed = capsys.readouterr()
+    assert "3/3 yard: marco on" in printed.err
+    assert printed.out.endswith("all expectations hold\n")
     assert main([*run, "--json"]) == 0, "the same run again is the one that has ended"
     assert json.loads(capsys.readouterr().out)["turns"] == {"done": 3, "total": 3}
     assert main(["scenario", "runs", *options, "--json"]) == 0
@@ -261,7 +263,7 @@ def test_the_command_line_follows_a_run_in_the_router(fabric, tmp_path, capsys):
     assert "deleted" in capsys.readouterr().out
 
 
-def test_a_run_is_cancelled_and_forgotten(fabric):
+def test_run_is_cancelled_and_deleted(fabric):
     body = {
         "yaml": ROOMS.replace("max_tokens: 24", "max_tokens: 2000"),
         "as": "gone",
@@ -274,16 +276,16 @@ def test_a_run_is_cancelled_and_forgotten(fabric):
     assert fabric.http.get("/v1/scenarios/gone").status_code == 404
 
 
-def test_a_run_goes_on_where_a_router_was_restarted(fabric):
+def test_run_continues_after_router_restart(fabric):
     body = {"scenario": "prisoners-dilemma", "as": "again", "run": "again"}
     fabric.http.post("/v1/scenarios", json=body).raise_for_status()
     before = follow(fabric.http, "again", until="phase.ended")
     fabric.restart_router()
-    read = follow(fabric.http, "again")
+    events = follow(fabric.http, "again")
     done = sum(name == "turn.ended" for name, *_ in before)
-    assert read[-1][1]["holds"] is True
-    assert sum(name == "turn.ended" for name, *_ in read) == 25
-    assert sum(name == "turn.began" for name, *_ in read) <= 25 - done
+    assert events[-1][1]["holds"] is True
+    assert sum(name == "turn.ended" for name, *_ in events) == 25
+    assert sum(name == "turn.began" for name, *_ in events) <= 25 - done
     whole = fabric.http.get("/v1/scenarios/dilemma").json()
     again = fabric.http.get("/v1/scenarios/again").json()
-    assert said(again["runs"][0]["transcript"]) == said(whole["runs"][0]["transcript"])
+    assert turns_of(again["runs"][0]["transcript"]) == turns_of(whole["runs"][0]["transcript"])

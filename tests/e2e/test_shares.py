@@ -22,7 +22,7 @@ ANSWER_TOKENS = 100
 HANG_S = 60.0
 USER = {"role": "user", "content": "The vault code of Mira is"}
 LIST = " ".join(f"item{number}" for number in range(200))
-TOLD = [
+MESSAGES = [
     {"role": "user", "content": f"The list of Mira is {LIST}."},
     {"role": "assistant", "content": "Noted."},
     {"role": "user", "content": "The list of Mira is"},
@@ -41,8 +41,8 @@ def fabric(tmp_path, monkeypatch) -> Iterator[LocalFabric]:
     monkeypatch.setattr(Engine, "launch", slowed)
     keys = {"alice": ALICE, "bob": BOB}
     limits = {"active_max": ACTIVE, "waiting_max": PLACES}
-    with local_fabric(tmp_path, "recall", "only", api_keys=keys, **limits) as made:
-        yield made
+    with local_fabric(tmp_path, "recall", "only", api_keys=keys, **limits) as instance:
+        yield instance
 
 
 def client(fabric, key, **options):
@@ -59,7 +59,7 @@ def ask(of, agent, tokens=ANSWER_TOKENS):
     )
 
 
-def test_who_fills_their_share_is_told_when_to_come_again_and_others_are_served(fabric):
+def test_tenant_over_its_share_gets_429_and_others_are_served(fabric):
     refused, done = [], []
     with client(fabric, BOB, max_retries=0) as bob, client(fabric, ALICE, max_retries=0) as alice:
 
@@ -89,9 +89,9 @@ def test_who_fills_their_share_is_told_when_to_come_again_and_others_are_served(
 
 
 @pytest.mark.parametrize("way", sample(["close", "cancel"], "close"))
-def test_a_client_that_hangs_up_in_mid_stream_ends_the_turn_on_the_node(fabric, way):
+def test_disconnect_mid_stream_ends_turn_on_node(fabric, way):
     node = fabric.services["only"].node
-    body = {"model": "recall", "messages": TOLD, "max_tokens": 2_000, "stream": True}
+    body = {"model": "recall", "messages": MESSAGES, "max_tokens": 2_000, "stream": True}
     headers = {"authorization": f"Bearer {BOB}", "x-agent-id": way}
     url = f"{fabric.url}/v1/chat/completions"
     http = httpx2.Client(timeout=HANG_S, headers=headers)

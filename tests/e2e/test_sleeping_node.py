@@ -18,8 +18,8 @@ MESSAGES = [{"role": "user", "content": "the cat sat on the mat and the dog sat 
 @pytest.fixture
 def fabric(tmp_path):
     model = str(write_model(tmp_path / "model", ONE_LAYER))
-    with local_fabric(tmp_path, model, "node-a", "node-b") as made:
-        yield made
+    with local_fabric(tmp_path, model, "node-a", "node-b") as instance:
+        yield instance
 
 
 def states(fabric):
@@ -38,7 +38,7 @@ def until(condition):
     return value
 
 
-def test_its_agents_are_served_elsewhere_and_it_comes_back(fabric):
+def test_agents_of_sleeping_node_are_served_elsewhere_until_it_wakes(fabric):
     first = fabric.chat(MESSAGES, agent="mira", max_tokens=8)
     service = fabric.services[first.node]
     sleep = service.node.background.sleep
@@ -60,7 +60,7 @@ def test_its_agents_are_served_elsewhere_and_it_comes_back(fabric):
     assert (again.node, again.text) == (elsewhere.node, first.text)
 
 
-def test_a_running_turn_is_saved_and_its_client_retries_elsewhere(fabric):
+def test_running_turn_is_saved_and_retried_elsewhere(fabric):
     whole = fabric.chat(MESSAGES, agent="whole", max_tokens=200, extra_body=IGNORE_END)
     where = fabric.chat(MESSAGES, agent="mira", max_tokens=1).node
     service = fabric.services[where]

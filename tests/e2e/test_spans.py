@@ -34,15 +34,15 @@ SPANS = {
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", "right", api_keys={"one": KEY}) as made:
-        yield made
+    with local_fabric(folder, "recall", "left", "right", api_keys={"one": KEY}) as instance:
+        yield instance
 
 
 def send(fabric, method, path, **body):
     headers = {"authorization": f"Bearer {KEY}"}
-    asked = body if method == "POST" else None
+    payload = body if method == "POST" else None
     url = f"{fabric.url}/v1/agents/{path}"
-    return httpx2.request(method, url, json=asked, headers=headers, timeout=120)
+    return httpx2.request(method, url, json=payload, headers=headers, timeout=120)
 
 
 def direct(fabric, agent, *items, **more):
@@ -53,9 +53,9 @@ def direct(fabric, agent, *items, **more):
 
 def chat(fabric, agent, messages):
     headers = {"authorization": f"Bearer {KEY}", "x-agent-id": agent}
-    asked = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 24}
+    payload = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 24}
     url = f"{fabric.url}/v1/chat/completions"
-    answer = httpx2.post(url, json=asked, headers=headers, timeout=120)
+    answer = httpx2.post(url, json=payload, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
@@ -73,12 +73,12 @@ def memory(fabric, agent):
 
 
 @pytest.mark.parametrize("kind", SPANS)
-def test_what_a_span_names_is_gone_whoever_sends_it_again(fabric, kind):
+def test_directed_span_stays_removed_when_resent(fabric, kind):
     agent = f"chat-{kind}"
     assert CODE in chat(fabric, agent, [*HISTORY, ASK_CODE])
-    told = direct(fabric, agent, {**SPANS[kind], "replacement": "[gone]"}, operation="tidy-up-1")
+    receipt = direct(fabric, agent, {**SPANS[kind], "replacement": "[gone]"}, operation="tidy-up-1")
     again = direct(fabric, agent, {**SPANS[kind], "replacement": "[gone]"}, operation="tidy-up-1")
-    assert told["directives"] == again["directives"]
+    assert receipt["directives"] == again["directives"]
     assert CODE not in chat(fabric, agent, [*HISTORY, ASK_CODE])
     assert SHIP in chat(fabric, agent, [*HISTORY, ASK_SHIP])
     shown = memory(fabric, agent)
@@ -98,7 +98,7 @@ def test_what_a_span_names_is_gone_whoever_sends_it_again(fabric, kind):
 
 
 @pytest.mark.parametrize("how", ["chat", "generate"])
-def test_between_two_spans_of_repeated_lines_memory_is_kept(fabric, how):
+def test_cache_between_two_edited_spans_is_kept(fabric, how):
     """The lines cannot tell by themselves where each was: the directives know."""
     agent, line = f"repeated-{how}", "The harbour market is open.\n"
     history = [HISTORY[0], {"role": "user", "content": line * 60}, *HISTORY[2:]]
@@ -121,20 +121,20 @@ def test_between_two_spans_of_repeated_lines_memory_is_kept(fabric, how):
     assert all(note["inserted_tokens"] < 20 for note in row["edits"])
 
 
-def test_messages_are_listed_with_the_tokens_that_they_are(fabric):
+def test_messages_are_listed_with_their_token_ranges(fabric):
     answer = chat(fabric, "listed", [*HISTORY, ASK_CODE])
     shown = memory(fabric, "listed")
     roles = [each["role"] for each in shown["messages"]]
     assert roles == [*(m["role"] for m in HISTORY), "user", "assistant"]
-    said = [*(m["content"] for m in HISTORY), ASK_CODE["content"], answer]
-    assert [each["chars"] for each in shown["messages"]] == [len(text) for text in said]
+    contents = [*(m["content"] for m in HISTORY), ASK_CODE["content"], answer]
+    assert [each["chars"] for each in shown["messages"]] == [len(text) for text in contents]
     ends = [(each["start_token"], each["end_token"]) for each in shown["messages"]]
     assert all(start < end for start, end in ends)
     assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
-def test_tokens_of_the_record_are_named(fabric, mode):
+def test_directive_can_name_tokens_of_the_record(fabric, mode):
     agent = f"tokens-{mode}"
     chat(fabric, agent, [*HISTORY, ASK_CODE])
     place = memory(fabric, agent)["messages"][1]
@@ -146,14 +146,16 @@ def test_tokens_of_the_record_are_named(fabric, mode):
 
 
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
-def test_who_is_only_told_what_is_new_forgets_too(fabric, mode):
-    """Also what was said by `generate`, of which no message is known."""
+def test_generate_only_agent_forgets_directed_text(fabric, mode):
+    """This includes text added by `generate`, of which no message is known."""
     agent = f"generate-{mode}"
     generate(fabric, agent, *HISTORY[:3], ASK_SHIP)
     generate(fabric, agent, HISTORY[3])
     assert CODE in generate(fabric, agent, ASK_CODE)["text"]
-    told = direct(fabric, agent, {"text": CODE, "every": True, "replacement": "[x]", "mode": mode})
-    assert any(each["holds_for"] == ["generate"] for each in told["directives"])
+    receipt = direct(
+        fabric, agent, {"text": CODE, "every": True, "replacement": "[x]", "mode": mode}
+    )
+    assert any(each["holds_for"] == ["generate"] for each in receipt["directives"])
     after = generate(fabric, agent, ASK_SHIP)
     assert SHIP in after["text"]
     row = send(fabric, "GET", agent).json()
@@ -166,7 +168,7 @@ def test_who_is_only_told_what_is_new_forgets_too(fabric, mode):
     assert send(fabric, "GET", agent).json()["amortized"] == (mode == "amortize")
 
 
-def test_an_agent_is_told_to_return_to_exact_memory(fabric, capsys):
+def test_rebuild_returns_agent_to_exact_memory(fabric, capsys):
     chat(fabric, "rebuilt", [*HISTORY, ASK_CODE])
     direct(
         fabric, "rebuilt", {"message": 1, "text": CODE, "replacement": "[x]", "mode": "amortize"}
@@ -203,7 +205,7 @@ def test_an_agent_is_told_to_return_to_exact_memory(fabric, capsys):
         ([{"message": HISTORY[1], "end": 99_999}], "invalid_value", "directives[0].end"),
     ],
 )
-def test_spans_that_cannot_be_are_refused_together(fabric, items, code, param):
+def test_invalid_spans_are_rejected_together(fabric, items, code, param):
     chat(fabric, "strict", [*HISTORY, ASK_SHIP])
     answer = send(fabric, "POST", "strict/directives", directives=[{"message": 2}, *items][-2:])
     assert answer.status_code == 400, answer.text
@@ -213,7 +215,7 @@ def test_spans_that_cannot_be_are_refused_together(fabric, items, code, param):
     assert send(fabric, "GET", "strict").json()["directives"] == []
 
 
-def test_of_two_operations_the_second_leaves_the_firsts_place(fabric):
+def test_overlapping_second_operation_is_refused(fabric):
     chat(fabric, "twice", [*HISTORY, ASK_SHIP])
     direct(fabric, "twice", {"text": CODE, "replacement": "[x]"}, operation="operation-1")
     item = {"message": 1, "start": START + 3, "end": START + 9}
@@ -225,13 +227,13 @@ def test_of_two_operations_the_second_leaves_the_firsts_place(fabric):
     assert CODE not in chat(fabric, "twice", [*HISTORY, ASK_CODE])
 
 
-def test_the_command_names_spans_and_lists_messages(fabric, capsys):
+def test_command_directs_spans_and_lists_messages(fabric, capsys):
     chat(fabric, "cli", [*HISTORY, ASK_CODE])
     common = ["--url", fabric.url, "--key", KEY]
     assert main(["direct", "cli", "--list", *common]) == 0
     assert "assistant" in capsys.readouterr().out
     span = ["--text", CODE, "--in", "1", "--message", "3", "--replacement", "[x]"]
     assert main(["direct", "cli", *span, "--json", *common]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert sorted(each["message"] for each in told["directives"]) == [1, 3]
+    printed = json.loads(capsys.readouterr().out)
+    assert sorted(each["message"] for each in printed["directives"]) == [1, 3]
     assert CODE not in chat(fabric, "cli", [*HISTORY, ASK_CODE])

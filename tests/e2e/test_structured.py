@@ -28,26 +28,26 @@ class Place(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a", "node-b") as made:
-        yield made
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "node-a", "node-b") as instance:
+        yield instance
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 5}, {"tools": [TOOL]}], ids=str)
-def test_an_answer_fits_its_schema(fabric, stream, more):
+def test_answer_matches_its_schema(fabric, stream, more):
     answer = fabric.chat(USER, stream=stream, response_format=FORMAT, max_tokens=200, **more)
     assert answer.finish_reason == "stop"
     jsonschema.validate(json.loads(answer.text), PLACE)
 
 
-def test_the_sdk_parses_it(fabric):
+def test_sdk_parses_structured_answer(fabric):
     parsed = fabric.openai.chat.completions.parse(
         model="recall", messages=USER, response_format=Place, max_tokens=200
     )
     assert isinstance(parsed.choices[0].message.parsed, Place)
 
 
-def test_the_next_turn_goes_on_where_it_was(fabric):
+def test_next_turn_after_structured_answer_is_warm(fabric):
     first = fabric.chat(USER, "formatted", response_format=FORMAT, max_tokens=200)
     history = [*USER, {"role": "assistant", "content": first.text}, *USER]
     second = fabric.chat(history, "formatted", response_format={"type": "json_object"})
@@ -60,16 +60,16 @@ def test_the_next_turn_goes_on_where_it_was(fabric):
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_an_answer_that_is_cut_says_so(fabric, limit):
+def test_truncated_answer_has_finish_reason_length(fabric, limit):
     answer = fabric.chat(USER, response_format=FORMAT, max_tokens=limit)
     assert answer.finish_reason == "length"
 
 
-def test_completions_fit_too(fabric):
-    made = fabric.openai.completions.create(
+def test_completion_matches_guided_choice(fabric):
+    completion = fabric.openai.completions.create(
         model="recall", prompt="The", extra_body={"guided_choice": ["yes", "no"]}
     )
-    assert made.choices[0].text in {"yes", "no"}
+    assert completion.choices[0].text in {"yes", "no"}
 
 
 BAD = {
@@ -81,7 +81,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_enforced_is_a_bad_request_with_the_reason(fabric, name):
+def test_unenforceable_format_is_a_bad_request_with_reason(fabric, name):
     before = len(fabric.http.get("/v1/agents").json()["data"])
     form = {
         "type": "json_schema",

@@ -58,15 +58,15 @@ def mind_of(name):
     def mind(request: GenerateRequest) -> Mind:
         end = shape.end
         if request.calls.must_call:
-            said = f'<tool_call>\n{{"name": "look", "arguments": {PLACED}}}\n</tool_call>'
+            answer = f'<tool_call>\n{{"name": "look", "arguments": {PLACED}}}\n</tool_call>'
             header = "commentary to=functions.look <|constrain|>json<|message|>"
-            said, end = (f"{header}{PLACED}", shape.end_of_call) if is_harmony else (said, end)
+            answer, end = (f"{header}{PLACED}", shape.end_of_call) if is_harmony else (answer, end)
         else:
-            said = PLACED if request.sampling.output is not None else ANSWER
-            said = f"final<|message|>{said}" if is_harmony else said
+            answer = PLACED if request.sampling.output is not None else ANSWER
+            answer = f"final<|message|>{answer}" if is_harmony else answer
         # Without a thought, a header is all that comes before.
         mark = ENDS[name]
-        return Mind(opening + WORDS, mark, said + end)
+        return Mind(opening + WORDS, mark, answer + end)
 
     return mind
 
@@ -89,14 +89,14 @@ def serve(name, tmp_path_factory):
     settings = {"tool_parser": parsers[name]} if name in parsers else {}
     with (
         thinking(mind_of(name)) as minds,
-        local_fabric(folder, model, "node-a", "node-b", **settings) as it,
+        local_fabric(folder, model, "node-a", "node-b", **settings) as instance,
     ):
-        it.model = minds
-        yield it
+        instance.model = minds
+        yield instance
 
 
 @dataclass
-class Answered:
+class ParsedAnswer:
     """What a client read of an answer."""
 
     text: str
@@ -119,10 +119,10 @@ def post(fabric, path, **body):
 def chat(fabric, *, stream=False, **more):
     body = {"messages": USER, "max_tokens": ROOM, "stream": stream, **more}
     if not stream:
-        got = post(fabric, "/v1/chat/completions", **body)
-        assert got.status_code == 200, got.text
-        said, usage = got.json()["choices"][0]["message"], got.json()["usage"]
-        text, thought = said["content"] or "", said.get("reasoning_content") or ""
+        answer = post(fabric, "/v1/chat/completions", **body)
+        assert answer.status_code == 200, answer.text
+        reply, usage = answer.json()["choices"][0]["message"], answer.json()["usage"]
+        text, thought = reply["content"] or "", reply.get("reasoning_content") or ""
     else:
         options = {"include_usage": True}
         events = sse(post(fabric, "/v1/chat/completions", stream_options=options, **body))
@@ -131,13 +131,13 @@ def chat(fabric, *, stream=False, **more):
         thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
         usage = events[-1]["usage"]
     details = usage["completion_tokens_details"]
-    return Answered(text, thought, details["reasoning_tokens"], usage["completion_tokens"])
+    return ParsedAnswer(text, thought, details["reasoning_tokens"], usage["completion_tokens"])
 
 
 def response(fabric, *, stream=False, **more):
     body = {"input": USER[0]["content"], "max_output_tokens": ROOM, "stream": stream, **more}
-    got = post(fabric, "/v1/responses", **body)
-    whole = sse(got)[-1]["response"] if stream else got.json()
+    answer = post(fabric, "/v1/responses", **body)
+    whole = sse(answer)[-1]["response"] if stream else answer.json()
     text = thought = ""
     for item in whole["output"]:
         parts = "".join(part["text"] for part in item.get("content") or [])
@@ -145,40 +145,40 @@ def response(fabric, *, stream=False, **more):
         text += parts if item["type"] == "message" else ""
     usage = whole["usage"]
     details = usage["output_tokens_details"]
-    return Answered(text, thought, details["reasoning_tokens"], usage["output_tokens"])
+    return ParsedAnswer(text, thought, details["reasoning_tokens"], usage["output_tokens"])
 
 
 def message(fabric, *, stream=False, budget=BUDGET, **more):
     thinks = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "disabled"}
     more = {"thinking": thinks, **more}
-    got = post(fabric, "/v1/messages", messages=USER, max_tokens=ROOM, stream=stream, **more)
-    assert got.status_code == 200, got.text
+    answer = post(fabric, "/v1/messages", messages=USER, max_tokens=ROOM, stream=stream, **more)
+    assert answer.status_code == 200, answer.text
     if not stream:
-        blocks = got.json()["content"]
+        blocks = answer.json()["content"]
         text = "".join(block.get("text", "") for block in blocks)
         thought = "".join(block.get("thinking", "") for block in blocks)
-        return Answered(text, thought, None, got.json()["usage"]["output_tokens"])
-    events = sse(got)
+        return ParsedAnswer(text, thought, None, answer.json()["usage"]["output_tokens"])
+    events = sse(answer)
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     text = "".join(delta.get("text", "") for delta in deltas)
     thought = "".join(delta.get("thinking", "") for delta in deltas)
     (last,) = (event for event in events if event["type"] == "message_delta")
-    return Answered(text, thought, None, last["usage"]["output_tokens"])
+    return ParsedAnswer(text, thought, None, last["usage"]["output_tokens"])
 
 
 def generate(fabric, *, stream=False, **more):
     agent = f"agent-{time.monotonic_ns()}"
     body = {"messages": USER, "max_tokens": ROOM, "temperature": 0, "stream": stream, **more}
-    got = fabric.http.post(f"/v1/agents/{agent}/generate", json=body)
-    assert got.status_code == 200, got.text
+    answer = fabric.http.post(f"/v1/agents/{agent}/generate", json=body)
+    assert answer.status_code == 200, answer.text
     if not stream:
-        told = got.json()
-        return Answered(told["text"], told["reasoning"], None, told["completion_tokens"])
-    names = [line[7:] for line in got.text.splitlines() if line.startswith("event: ")]
-    events = list(zip(names, sse(got), strict=True))
+        result = answer.json()
+        return ParsedAnswer(result["text"], result["reasoning"], None, result["completion_tokens"])
+    names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+    events = list(zip(names, sse(answer), strict=True))
     text = "".join(event["text"] for name, event in events if name == "text")
     thought = "".join(event["text"] for name, event in events if name == "reasoning")
-    return Answered(text, thought, None, events[-1][1]["completion_tokens"])
+    return ParsedAnswer(text, thought, None, events[-1][1]["completion_tokens"])
 
 
 DIALECTS = {
@@ -191,17 +191,17 @@ DIALECTS = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_thought_ends_and_the_answer_follows(fabric, dialect, stream):
+def test_thought_ends_at_budget_and_answer_follows(fabric, dialect, stream):
     ask, budget = DIALECTS[dialect]
-    got = ask(fabric, stream=stream, **budget)
-    assert got.text == ANSWER
+    answer = ask(fabric, stream=stream, **budget)
+    assert answer.text == ANSWER
     tokenizer = fabric.services["node-a"].node.resources.tokenizer
-    thought = got.reasoning.strip()
+    thought = answer.reasoning.strip()
     assert WORDS.startswith(thought)
     assert BUDGET - 3 <= len(tokenizer.encode(thought).ids) <= BUDGET
-    if got.reasoning_tokens is not None:
-        assert BUDGET <= got.reasoning_tokens <= BUDGET + MARKS  # with the marks before it
-    assert got.reasoning_tokens is None or got.tokens > got.reasoning_tokens
+    if answer.reasoning_tokens is not None:
+        assert BUDGET <= answer.reasoning_tokens <= BUDGET + MARKS  # with the marks before it
+    assert answer.reasoning_tokens is None or answer.tokens > answer.reasoning_tokens
 
 
 NONE = {
@@ -215,53 +215,53 @@ THINKING = [name for name in ENDS if name != "channels"]
 
 @pytest.mark.parametrize("fabric", THINKING, indirect=True)
 @pytest.mark.parametrize("dialect", NONE)
-def test_an_effort_of_none_thinks_nothing(fabric, dialect):
+def test_effort_none_disables_thinking(fabric, dialect):
     ask, effort = NONE[dialect]
-    got = ask(fabric, **effort)
-    assert (got.text, got.reasoning.strip(), got.reasoning_tokens or 0) == (ANSWER, "", 0)
+    answer = ask(fabric, **effort)
+    assert (answer.text, answer.reasoning.strip(), answer.reasoning_tokens or 0) == (ANSWER, "", 0)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_strict_format_follows_a_forced_end(fabric, stream):
+def test_strict_format_follows_forced_end_of_thought(fabric, stream):
     named = {"name": "place", "strict": True, "schema": PLACE}
     form = {"type": "json_schema", "json_schema": named}
-    got = chat(fabric, stream=stream, thinking_budget=BUDGET, response_format=form)
-    assert json.loads(got.text) == {"place": "cellar"}
-    assert WORDS.startswith(got.reasoning.strip())
-    assert len(got.reasoning) > BUDGET
+    answer = chat(fabric, stream=stream, thinking_budget=BUDGET, response_format=form)
+    assert json.loads(answer.text) == {"place": "cellar"}
+    assert WORDS.startswith(answer.reasoning.strip())
+    assert len(answer.reasoning) > BUDGET
 
 
-def test_a_required_call_follows_a_forced_end(fabric):
-    asked = {"messages": USER, "max_tokens": ROOM, "tools": TOOLS, "tool_choice": "required"}
-    got = post(fabric, "/v1/chat/completions", thinking_budget=BUDGET, **asked).json()
-    said = got["choices"][0]["message"]
-    (call,) = said["tool_calls"]
+def test_required_call_follows_forced_end_of_thought(fabric):
+    options = {"messages": USER, "max_tokens": ROOM, "tools": TOOLS, "tool_choice": "required"}
+    answer = post(fabric, "/v1/chat/completions", thinking_budget=BUDGET, **options).json()
+    reply = answer["choices"][0]["message"]
+    (call,) = reply["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
         "look",
         {"place": "cellar"},
     )
-    assert WORDS.startswith(said["reasoning_content"].strip())
-    assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] <= BUDGET + MARKS
+    assert WORDS.startswith(reply["reasoning_content"].strip())
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= BUDGET + MARKS
 
 
-def test_the_longest_answer_bounds_thought_and_answer(opened):
-    got = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET // 2)
-    assert (got.text, got.tokens) == ("", BUDGET // 2)
-    got = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET + 4)
-    assert got.tokens == BUDGET + 4
-    assert ANSWER.startswith(got.text)
+def test_max_tokens_bounds_thought_and_answer_together(opened):
+    answer = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET // 2)
+    assert (answer.text, answer.tokens) == ("", BUDGET // 2)
+    answer = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET + 4)
+    assert answer.tokens == BUDGET + 4
+    assert ANSWER.startswith(answer.text)
 
 
-def test_a_node_may_have_a_budget_for_all_and_one_for_each_effort(tmp_path):
+def test_node_settings_set_default_and_effort_budgets(tmp_path):
     model = str(write_shape(tmp_path / "model", SHAPES["thought_opened"], "full", [WORDS]))
     settings = {"thinking_budget": 9, "effort_budgets": EffortBudgets(low=5)}
     with (
         thinking(mind_of("thought_opened")),
-        local_fabric(tmp_path, model, "node-a", **settings) as it,
+        local_fabric(tmp_path, model, "node-a", **settings) as instance,
     ):
         counts = [
-            chat(it, **asked).reasoning_tokens
-            for asked in (
+            chat(instance, **options).reasoning_tokens
+            for options in (
                 {},
                 {"reasoning_effort": "low"},
                 {"thinking_budget": 12, "reasoning_effort": "low"},
@@ -272,21 +272,25 @@ def test_a_node_may_have_a_budget_for_all_and_one_for_each_effort(tmp_path):
     assert counts == [9, 5, 12, 40, 40]
 
 
-def test_a_restarted_node_continues_from_a_thought_that_was_ended(opened):
+def test_restarted_node_continues_after_forced_end_of_thought(opened):
     """The record and the cache hold the thought, its forced end and the answer."""
     generated = "/v1/agents/lasting/generate"
-    asked = {"max_tokens": ROOM, "temperature": 0}
-    first = opened.http.post(generated, json={**asked, "messages": USER, "thinking_budget": BUDGET})
+    options = {"max_tokens": ROOM, "temperature": 0}
+    first = opened.http.post(
+        generated, json={**options, "messages": USER, "thinking_budget": BUDGET}
+    )
     assert first.json()["text"] == ANSWER
     held = first.json()["prompt_tokens"] + first.json()["completion_tokens"]
     opened.restart(first.json()["node"])
-    again = opened.http.post(generated, json={**asked, "text": "\nand so", "max_tokens": 4}).json()
+    again = opened.http.post(
+        generated, json={**options, "text": "\nand so", "max_tokens": 4}
+    ).json()
     assert again["cached_tokens"] >= held - 1
     assert again["prompt_tokens"] > held
 
 
 @pytest.mark.parametrize("moves_at", [5, BUDGET - 2, BUDGET - 1, BUDGET, BUDGET + 2])
-def test_an_answer_moves_in_its_thought_or_in_the_end_of_it(opened, monkeypatch, moves_at):
+def test_answer_can_migrate_during_thought_or_its_forced_end(opened, monkeypatch, moves_at):
     calm = chat(opened, stream=True, thinking_budget=BUDGET)
     launch = Engine.launch
 
@@ -306,8 +310,8 @@ def test_an_answer_moves_in_its_thought_or_in_the_end_of_it(opened, monkeypatch,
         other = {"node-a": "node-b", "node-b": "node-a"}[home]
 
         def move():
-            got = opened.http.post(f"/v1/agents/{agent}/migrate", json={"to": other})
-            receipts.append(got.json())
+            migrated = opened.http.post(f"/v1/agents/{agent}/migrate", json={"to": other})
+            receipts.append(migrated.json())
 
         for line in answer.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":

@@ -102,7 +102,7 @@ def test_two_agents_without_ids_alternate_warm(tmp_path: Path) -> None:
     assert [len(agents) for agents in seen.values()] == [1, 1]
 
 
-def test_prompts_cut_anywhere_answer_as_cold(tmp_path: Path) -> None:
+def test_prompts_cut_anywhere_answer_like_cold_ones(tmp_path: Path) -> None:
     """EXACT, DIVERGE, and cuts inside a character or a merge give a cold run's answers."""
     head = {"role": "system", "content": "Notes: " + "größer 東京🦊 and then, " * 12}
     facts = "The vault code of Zoé is château-déjà-vu 東京 42.\n"

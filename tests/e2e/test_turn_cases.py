@@ -20,20 +20,20 @@ def fabric(tmp_path_factory):
     model = write_shape(folder / "model", shape, "full", ["A lamp.", "Look there.", '{"path": 7}'])
     with local_fabric(
         folder, str(model), "only", api_keys={"one": KEY}, tokens_max=TOKENS_MAX
-    ) as made:
-        yield made
+    ) as instance:
+        yield instance
 
 
 def judge(fabric, count, seed):
-    judged = send_turns(fabric, KEY, OPERATOR_KEY, count, seed)
-    judged.print_statuses()
+    report = send_turns(fabric, KEY, OPERATOR_KEY, count, seed)
+    report.print_statuses()
     for path in TURNS:
-        print(f"{judged.accepted(path):6.1%} of {path} accepted")
-    print(f"{judged.retried:6} sent again, as no node was ready")
+        print(f"{report.accepted(path):6.1%} of {path} accepted")
+    print(f"{report.retried:6} sent again, as no node was ready")
 
-    assert not judged.wrong, "\n\n".join(f"{k}\n{v}" for k, v in judged.wrong.items())
-    assert judged.count >= count * 0.95
-    assert all(judged.accepted(path) >= ACCEPTED_MIN for path in TURNS)
+    assert not report.wrong, "\n\n".join(f"{k}\n{v}" for k, v in report.wrong.items())
+    assert report.count >= count * 0.95
+    assert all(report.accepted(path) >= ACCEPTED_MIN for path in TURNS)
 
 
 def test_random_turns_are_mostly_accepted_and_none_fails(fabric):
