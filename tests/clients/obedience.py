@@ -60,23 +60,23 @@ def obeying(
     )
     with (
         obedient(shape, answers or answer) as model,
-        local_fabric(folder, str(path), "only", **settings) as made,
+        local_fabric(folder, str(path), "only", **settings) as fabric,
     ):
-        yield Obeying(made, model)
+        yield Obeying(fabric, model)
 
 
 def answer(request: GenerateRequest) -> Said:
     """Do what was asked: call the tool, fill in the format, tell what the tool said."""
     messages = request.messages or ()
-    asked = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
-    question = _text(messages[asked]) if messages else ""
-    results = [_text(m) for m in messages[asked:] if m.role is MessageRole.TOOL]
+    last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
+    question = _text(messages[last_user]) if messages else ""
+    results = [_text(m) for m in messages[last_user:] if m.role is MessageRole.TOOL]
     if OBSERVED in question:  # some send results as what the user says
         results = [OBSERVED]
-    said = f"It says: {results[-1]}" if results else GREETING
+    reply = f"It says: {results[-1]}" if results else GREETING
     if request.continues:
         return Said(GREETING.removeprefix(_text(messages[-1])))
-    call = _call(request, question, said, has_results=bool(results))
+    call = _call(request, question, reply, has_results=bool(results))
     if call is not None:
         return Said("", "A tool knows.", call)
     output = request.sampling.output
@@ -86,11 +86,11 @@ def answer(request: GenerateRequest) -> Said:
         return Said(json.dumps(CITY), "They want JSON.")
     if ENDLESS in question:
         return Said(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
-    return Said(said, "Somebody is here.")
+    return Said(reply, "Somebody is here.")
 
 
 def _call(
-    request: GenerateRequest, question: str, said: str, *, has_results: bool
+    request: GenerateRequest, question: str, reply: str, *, has_results: bool
 ) -> tuple[str, dict[str, Any]] | None:
     """Choose the tool that the question or the client wants, if any."""
     tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or []}
@@ -100,7 +100,7 @@ def _call(
     if request.calls.must_call and name is None:
         names = [each for each in request.calls.names or tools if each != wanted]
         name = (names or [wanted])[0]
-    return None if name is None else (name, _arguments(tools[name], said))
+    return None if name is None else (name, _arguments(tools[name], reply))
 
 
 def _text(message: Message) -> str:
@@ -115,11 +115,11 @@ def _is_wanted(name: str, question: str) -> bool:
     return "weather" in name.lower() and WEATHER in question
 
 
-def _arguments(function: dict[str, Any], said: str) -> dict[str, Any]:
+def _arguments(function: dict[str, Any], reply: str) -> dict[str, Any]:
     schema = function.get("parameters") or {"type": "object"}
     needed = {name: schema["properties"][name] for name in schema.get("required", ())}
-    made = instance({**schema, "properties": needed})
-    return made | {"answer": said} if "answer" in made else made
+    arguments = instance({**schema, "properties": needed})
+    return arguments | {"answer": reply} if "answer" in arguments else arguments
 
 
 def instance(schema: Any, name: str = "", root: Any = None) -> Any:

@@ -82,8 +82,8 @@ class Chat:
             "history": {"messages": {}},
             "messages": [],
         }
-        made = client.post("/api/v1/chats/new", json={"chat": empty})
-        return Chat(client, made.json()["id"])
+        new_chat = client.post("/api/v1/chats/new", json={"chat": empty})
+        return Chat(client, new_chat.json()["id"])
 
     def ask(self, question: str, picture: Path | None = None) -> str:
         """Send a message; return the answer that the chat then has."""
@@ -109,9 +109,14 @@ class Chat:
 
     def _send(self, question: str, picture: Path | None) -> list[str]:
         """Send what the page sends; return the ids of the tasks that it starts."""
-        asked, answered = str(uuid.uuid4()), str(uuid.uuid4())
+        question_id, answer_id = str(uuid.uuid4()), str(uuid.uuid4())
         files = [] if picture is None else [_attached(picture)]
-        user = {"id": asked, "parentId": self.last, "childrenIds": [answered], "role": "user"}
+        user = {
+            "id": question_id,
+            "parentId": self.last,
+            "childrenIds": [answer_id],
+            "role": "user",
+        }
         user |= {"content": question, "files": files, "models": [MODEL]}
         user |= {"timestamp": len(self.messages)}
         self.messages.append({"role": "user", "content": question})
@@ -123,7 +128,7 @@ class Chat:
             "features": {"web_search": True},
             "session_id": "page",
             "chat_id": self.chat,
-            "id": answered,
+            "id": answer_id,
             "parent_id": self.last,
             "user_message": user,
             "background_tasks": {
@@ -134,7 +139,7 @@ class Chat:
         }
         sent = self.client.post("/api/chat/completions", json=body)
         assert sent.status_code == 200, sent.text
-        self.last = answered
+        self.last = answer_id
         return list(sent.json()["task_ids"])
 
     def _answer(self) -> dict[str, Any]:

@@ -51,13 +51,13 @@ class CodingAgent:
     @contextmanager
     def home(self, url: str, folder: Path) -> Iterator["AgentHome"]:
         """Install it, and give it a home and a folder to work in."""
-        made = AgentHome(self, url, folder, folder / "work")
-        made.work.mkdir(exist_ok=True)
+        agent_home = AgentHome(self, url, folder, folder / "work")
+        agent_home.work.mkdir(exist_ok=True)
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(content))
-        yield made
+        yield agent_home
 
 
 @dataclass

@@ -35,11 +35,11 @@ PARTIAL_TOKENS = 512  # of a prefix shared with another agent: it has whole bloc
 def session_answer(request: GenerateRequest) -> Said:
     """Read the picture, search, or do what the other clients' questions ask for."""
     messages = request.messages or ()
-    asked = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
-    question = "".join(messages[asked].texts) if messages else ""
+    last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
+    question = "".join(messages[last_user].texts) if messages else ""
     if FIRST in question and ENDLESS in question:
         return Said(GREETING, "It quotes the conversation.")  # to have it summarized
-    if not any(message.role is MessageRole.TOOL for message in messages[asked:]):
+    if not any(message.role is MessageRole.TOOL for message in messages[last_user:]):
         tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
         picture = re.search(rf"{LOOK} (/\S+\.png)", question)
         reader = next((name for name in READERS if name in tools), None)
@@ -94,10 +94,10 @@ class Figure:
         return max(0, self.common_tokens - self.cached_tokens)
 
     def __str__(self) -> str:
-        what = "" if self.is_main else "  (beside the conversation)"
+        note = "" if self.is_main else "  (beside the conversation)"
         return (
             f"{self.phase:12} {self.cached_tokens:6} of {self.prompt_tokens:6} cached = "
-            f"{self.warm:6.1%}, in common with earlier prompts {self.common_tokens:6}{what}"
+            f"{self.warm:6.1%}, in common with earlier prompts {self.common_tokens:6}{note}"
         )
 
 

@@ -6,11 +6,11 @@ from tests.support.chat_models import HARMONY, HARMONY_SPECIALS
 from tests.support.template_shapes import SHAPES, Said, Shape
 
 
-def _channels(said: Said) -> str:
-    thought = f"<|channel|>analysis<|message|>{said.thought}<|end|><|start|>assistant"
-    if said.call is None:
-        return f"{thought}<|channel|>final<|message|>{said.text}"
-    name, arguments = said.call
+def _channels(reply: Said) -> str:
+    thought = f"<|channel|>analysis<|message|>{reply.thought}<|end|><|start|>assistant"
+    if reply.call is None:
+        return f"{thought}<|channel|>final<|message|>{reply.text}"
+    name, arguments = reply.call
     head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
     return f"{thought}{head}{json.dumps(arguments)}<|call|>"
 

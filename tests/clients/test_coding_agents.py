@@ -18,17 +18,17 @@ REUSED_MIN = 0.8  # of the first prompt of a second session, with the same tools
 
 @pytest.fixture(scope="module")
 def on(tmp_path_factory):
-    with obeying(tmp_path_factory.mktemp("fabric")) as made:
-        yield made
+    with obeying(tmp_path_factory.mktemp("fabric")) as served:
+        yield served
 
 
 @pytest.fixture(params=[agent for agent in CODING_AGENTS if agent.has_tools], ids=str)
 def home(request, on, tmp_path):
-    with request.param.home(on.fabric.url, tmp_path) as made:
-        yield made
+    with request.param.home(on.fabric.url, tmp_path) as agent_home:
+        yield agent_home
 
 
-def test_it_connects_calls_a_tool_and_its_next_session_is_warm(on, home):
+def test_agent_calls_a_tool_and_its_next_session_is_warm(on, home):
     assert "It says: " in home.ask(SHELL)
     assert (home.work / "said").read_text() == "fabric-42\n"
     home.has_begun = False
@@ -39,7 +39,7 @@ def test_it_connects_calls_a_tool_and_its_next_session_is_warm(on, home):
     assert longest.cached_tokens > REUSED_MIN * longest.prompt_tokens
 
 
-def test_who_stops_it_frees_the_node(on, home):
+def test_interrupting_the_agent_frees_the_node(on, home):
     before = len(on.model.turns)
     home.interrupt(ENDLESS, lambda: on.model.is_answering(before), signal.SIGTERM)
     assert becomes_free(on)

@@ -14,11 +14,13 @@ HOST, ORIGIN = "fabric.lan", "https://chat.example"
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     router = {"allowed_hosts": (HOST,), "cors_origins": (ORIGIN,)}
-    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", "only", router=router) as made:
-        yield made
+    with local_fabric(
+        tmp_path_factory.mktemp("fabric"), "recall", "only", router=router
+    ) as instance:
+        yield instance
 
 
-def test_a_name_that_is_allowed_is_as_good_as_its_own(fabric, tmp_path):
+def test_allowed_host_is_accepted_and_others_refused(fabric, tmp_path):
     command = [sys.executable, str(HERE / "python" / "openai_doors.py")]
     report = run_program(command, fabric.url, fabric.model_name, tmp_path, ALLOWED_HOST=HOST)
 
@@ -28,7 +30,7 @@ def test_a_name_that_is_allowed_is_as_good_as_its_own(fabric, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_page_that_is_allowed_gets_answers_and_errors(fabric, tmp_path):
+def test_allowed_origin_gets_answers_and_errors(fabric, tmp_path):
     folder = npm_folder("openai-js")
     node = folder / "node_modules" / ".bin" / "node"
     command = [str(node), str(HERE / "javascript" / "openai_doors.mjs")]

@@ -55,12 +55,12 @@ PROGRAMS = [
 
 @pytest.fixture(scope="module")
 def on(tmp_path_factory):
-    with obeying(tmp_path_factory.mktemp("fabric")) as made:
-        yield made
+    with obeying(tmp_path_factory.mktemp("fabric")) as served:
+        yield served
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_it_does_what_its_users_do(on, program, tmp_path):
+def test_program_uses_all_features(on, program, tmp_path):
     command, environment = _command(program)
     since = len(on.model.turns)
     report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path, **environment)

@@ -16,13 +16,15 @@ LAMPS = [
     f"The lamp of pier {pier} shines {colour} every {pier + 3} seconds."
     for pier, colour in enumerate(["red", "green", "white", "amber", "blue"] * 6, 11)
 ]
-ASKED = {
+QUESTIONS = {
     "The lamp of pier 13 shines": "white every 16 seconds",
     "The lamp of pier 22 shines": "green every 25 seconds",
     "The lamp of pier 39 shines": "amber every 42 seconds",
 }
 CUED = "ask at pier nine"
-TOLD = re.compile(r"^(\w+): (.*?) \((\d+) of (\d+) tokens remembered\)$", re.MULTILINE | re.DOTALL)
+PRINTED_ANSWER = re.compile(
+    r"^(\w+): (.*?) \((\d+) of (\d+) tokens remembered\)$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ RECIPES = [
 
 
 @dataclass(frozen=True)
-class Spoken:
+class AgentAnswer:
     """What a recipe tells of one agent."""
 
     text: str
@@ -76,8 +78,8 @@ class Crew:
         more = {"FABRIC": self.fabric.url, "CREWAI_DISABLE_TELEMETRY": "true"}
         done = run_program([str(part) for part in command], "", "", self.folder, **more)
         found = {
-            name: Spoken(text, int(cached), int(prompt))
-            for name, text, cached, prompt in TOLD.findall(done.printed)
+            name: AgentAnswer(text, int(cached), int(prompt))
+            for name, text, cached, prompt in PRINTED_ANSWER.findall(done.printed)
         }
         assert set(found) == {"author", "critic"}, done.printed[-3_000:]
         return found
@@ -85,26 +87,26 @@ class Crew:
     def run_right(self, question):
         """Run it, and see that its answers are right, and told as by the fabric."""
         spoken = self.run(question)
-        for name, said in spoken.items():
-            assert (CUED if self.recipe.cue else ASKED[question]) in said.text
+        for name, answer in spoken.items():
+            assert (CUED if self.recipe.cue else QUESTIONS[question]) in answer.text
             match = self.agent(name)["last_match"]
-            assert match["cached_tokens"] == said.cached_tokens
-            assert match["prompt_tokens"] == said.prompt_tokens
+            assert match["cached_tokens"] == answer.cached_tokens
+            assert match["prompt_tokens"] == answer.prompt_tokens
         return spoken
 
     def run_warm(self, question):
         """Run it, and see that no agent computes again what it had."""
-        had = {name: self.agent(name)["tokens"] for name in ("author", "critic")}
-        for name, said in self.run_right(question).items():
-            assert said.cached_tokens > WARM_MIN * said.prompt_tokens
+        tokens_before = {name: self.agent(name)["tokens"] for name in ("author", "critic")}
+        for name, answer in self.run_right(question).items():
+            assert answer.cached_tokens > WARM_MIN * answer.prompt_tokens
             if self.recipe.grows:
-                assert said.cached_tokens == had[name]
+                assert answer.cached_tokens == tokens_before[name]
 
     def agent(self, name):
         """Return what the fabric knows of one of the crew."""
-        told = self.fabric.http.get(f"/v1/agents/{self.recipe}.{name}")
-        assert told.status_code == 200, told.text
-        return told.json()
+        response = self.fabric.http.get(f"/v1/agents/{self.recipe}.{name}")
+        assert response.status_code == 200, response.text
+        return response.json()
 
 
 def agents_of(fabric):
@@ -114,16 +116,16 @@ def agents_of(fabric):
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
-    with local_fabric(folder, "recall", "left", "right", tokens_max=48) as made:
-        yield made
+    with local_fabric(folder, "recall", "left", "right", tokens_max=48) as instance:
+        yield instance
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_each_agent_remembers_in_the_next_process_and_on_another_node(fabric, tmp_path, recipe):
+def test_crew_agents_remember_across_processes_and_nodes(fabric, tmp_path, recipe):
     crew, known = Crew(fabric, recipe, tmp_path), agents_of(fabric)
-    first, second, third = ASKED
+    first, second, third = QUESTIONS
     crew.run_right(first)
     assert agents_of(fabric) - known == {f"{recipe}.author", f"{recipe}.critic"}
     crew.run_warm(second)
@@ -136,5 +138,5 @@ def test_each_agent_remembers_in_the_next_process_and_on_another_node(fabric, tm
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_the_page_shows_what_runs(recipe):
+def test_page_shows_the_recipes_as_run(recipe):
     assert f"```python\n{recipe.file.read_text()}```" in PAGE.read_text()

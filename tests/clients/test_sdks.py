@@ -24,12 +24,12 @@ CORE = {
 
 @pytest.fixture(scope="module", params=sample(FAMILIES, "a thought that the prompt opens"))
 def on(request, tmp_path_factory):
-    with obeying(tmp_path_factory.mktemp("fabric"), request.param) as made:
-        yield made
+    with obeying(tmp_path_factory.mktemp("fabric"), request.param) as served:
+        yield served
 
 
 @pytest.mark.parametrize("program", CORE)
-def test_it_does_what_its_users_do(on, program, tmp_path):
+def test_sdk_program_uses_all_features(on, program, tmp_path):
     since = len(on.model.turns)
     command = [sys.executable, str(HERE / "python" / program), *CORE[program]]
     report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path)

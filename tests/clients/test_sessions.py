@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    with session_fabric(tmp_path_factory.mktemp("fabric")) as made:
-        yield made
+    with session_fabric(tmp_path_factory.mktemp("fabric")) as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def session(served):
 
 
 @pytest.mark.parametrize("program", [*CODING_AGENTS, OPEN_WEBUI], ids=str)
-def test_a_session_goes_on_and_stays_warm(session, program, tmp_path):
+def test_session_continues_and_stays_warm(session, program, tmp_path):
     on, fabric = session.on, session.on.fabric
     picture = tmp_path / "work" / "shot.png"
     picture.parent.mkdir()
@@ -101,6 +101,6 @@ def lost_max(figure):
 
 
 def paste_tokens(fabric):
-    asked = {"model": fabric.model_name, "messages": [{"role": "user", "content": paste(0)}]}
-    answer = fabric.http.post("/v1/messages/count_tokens", json=asked)
+    body = {"model": fabric.model_name, "messages": [{"role": "user", "content": paste(0)}]}
+    answer = fabric.http.post("/v1/messages/count_tokens", json=body)
     return answer.json()["input_tokens"]

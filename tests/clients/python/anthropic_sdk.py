@@ -8,8 +8,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     URL,
     WEATHER,
     refused,
@@ -35,7 +35,7 @@ class City(BaseModel):
     people: int
 
 
-def asked(text, **more):
+def request_for(text, **more):
     messages = [{"role": "user", "content": text}]
     return {"model": MODEL, "max_tokens": 2_000, "messages": messages, **more}
 
@@ -45,22 +45,22 @@ def text_of(message):
 
 
 def plain():
-    return text_of(client.messages.create(**asked(HELLO)))
+    return text_of(client.messages.create(**request_for(HELLO)))
 
 
 def streamed():
-    with client.messages.stream(**asked(HELLO)) as stream:
+    with client.messages.stream(**request_for(HELLO)) as stream:
         return list(stream.text_stream)
 
 
 def thinking():
     thinks = {"type": "enabled", "budget_tokens": 1_024}
-    made = client.messages.create(**asked(HELLO, thinking=thinks))
-    return [block.type for block in made.content]
+    response = client.messages.create(**request_for(HELLO, thinking=thinks))
+    return [block.type for block in response.content]
 
 
 def tool(**more):
-    request = asked(WEATHER, tools=[TOOL])
+    request = request_for(WEATHER, tools=[TOOL])
     first = client.messages.create(**request, **more)
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": weather(**block.input)}
@@ -75,7 +75,7 @@ def tool(**more):
 
 
 def tool_runner():
-    runner = client.beta.messages.tool_runner(**asked(WEATHER, tools=[beta_tool(weather)]))
+    runner = client.beta.messages.tool_runner(**request_for(WEATHER, tools=[beta_tool(weather)]))
     return text_of(runner.until_done())
 
 
@@ -88,29 +88,30 @@ def tool_named():
 
 
 def structured():
-    return client.messages.parse(**asked(CITY, output_format=City)).parsed_output.model_dump()
+    return client.messages.parse(**request_for(CITY, output_format=City)).parsed_output.model_dump()
 
 
 def error():
     return refused(
-        lambda: client.messages.create(**{**asked(HELLO), "model": "nope"}), anthropic.NotFoundError
+        lambda: client.messages.create(**{**request_for(HELLO), "model": "nope"}),
+        anthropic.NotFoundError,
     )
 
 
 def too_long():
     return refused(
-        lambda: client.messages.create(**asked("geese " * 500_000)), anthropic.BadRequestError
+        lambda: client.messages.create(**request_for("geese " * 500_000)), anthropic.BadRequestError
     )
 
 
 def cancel():
-    with client.messages.stream(**{**asked(ENDLESS), "max_tokens": 60_000}) as stream:
+    with client.messages.stream(**{**request_for(ENDLESS), "max_tokens": 60_000}) as stream:
         for _ in stream.text_stream:
             break
 
 
 def warm():
-    request = asked(TOLD)
+    request = request_for(LONG_PROMPT)
     first = client.messages.create(**request)
     request["messages"] += [
         {"role": "assistant", "content": first.content},
@@ -122,7 +123,7 @@ def warm():
 
 def count():
     return client.messages.count_tokens(
-        model=MODEL, messages=[{"role": "user", "content": TOLD}]
+        model=MODEL, messages=[{"role": "user", "content": LONG_PROMPT}]
     ).input_tokens
 
 

@@ -10,8 +10,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     V1,
     WEATHER,
     refused_async,
@@ -48,8 +48,8 @@ async def plain():
 
 async def streamed():
     parts = [part async for part in client().create_stream(user(HELLO))]
-    said = "".join(part for part in parts if isinstance(part, str))
-    return [said.partition("</think>")[2]]  # it shows thoughts in line
+    text = "".join(part for part in parts if isinstance(part, str))
+    return [text.partition("</think>")[2]]  # it shows thoughts in line
 
 
 async def tool():
@@ -65,8 +65,8 @@ async def structured():
 
 
 async def structured_json():
-    made = await client().create(user(CITY), json_output=City)
-    return City.model_validate_json(made.content).model_dump()
+    response = await client().create(user(CITY), json_output=City)
+    return City.model_validate_json(response.content).model_dump()
 
 
 async def error():
@@ -83,7 +83,7 @@ async def cancel():
 
 
 async def warm():
-    own, messages = client(), user(TOLD)
+    own, messages = client(), user(LONG_PROMPT)
     first = await own.create(messages)
     messages += [AssistantMessage(content=first.content, source="teller"), *user(AGAIN)]
     await own.create(messages)

@@ -6,7 +6,7 @@ os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true"}
 
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool as as_tool
-from features import AGAIN, CITY, HELLO, KEY, MODEL, TOLD, V1, WEATHER, refused, run
+from features import AGAIN, CITY, HELLO, KEY, LONG_PROMPT, MODEL, V1, WEATHER, refused, run
 from features import weather as tell
 from pydantic import BaseModel
 
@@ -20,10 +20,10 @@ def llm(model=MODEL, **more):
     return LLM(model=f"openai/{model}", base_url=V1, api_key=KEY, **more)
 
 
-def crew(asked, model=MODEL, **more):
+def crew(description, model=MODEL, **more):
     tools = more.pop("tools", [])
     teller = Agent(role="Teller", goal="Tell", backstory="Tells.", llm=llm(model), tools=tools)
-    task = Task(description=asked, expected_output="An answer.", agent=teller, **more)
+    task = Task(description=description, expected_output="An answer.", agent=teller, **more)
     return Crew(agents=[teller], tasks=[task]).kickoff()
 
 
@@ -44,9 +44,11 @@ def structured():
 
 
 def structured_call():
-    made = llm(response_format=City).call(CITY)
+    response = llm(response_format=City).call(CITY)
     return (
-        made.model_dump() if isinstance(made, City) else City.model_validate_json(made).model_dump()
+        response.model_dump()
+        if isinstance(response, City)
+        else City.model_validate_json(response).model_dump()
     )
 
 
@@ -55,9 +57,9 @@ def error():
 
 
 def warm():
-    messages = [{"role": "user", "content": TOLD}]
-    said = llm().call(messages)
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": AGAIN}]
+    messages = [{"role": "user", "content": LONG_PROMPT}]
+    reply = llm().call(messages)
+    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
     llm().call(messages)
 
 

@@ -1,7 +1,7 @@
 """DSPy: its model of OpenAI-like endpoints, and signatures by both adapters."""
 
 import dspy
-from features import AGAIN, CITY, HELLO, KEY, MODEL, TOLD, V1, refused, run
+from features import AGAIN, CITY, HELLO, KEY, LONG_PROMPT, MODEL, V1, refused, run
 
 
 def lm(model=MODEL):
@@ -38,9 +38,9 @@ def error():
 
 
 def warm():
-    model, messages = lm(), [{"role": "user", "content": TOLD}]
-    said = model(messages=messages)[0]["text"]
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": AGAIN}]
+    model, messages = lm(), [{"role": "user", "content": LONG_PROMPT}]
+    reply = model(messages=messages)[0]["text"]
+    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
     model(messages=messages)
 
 

@@ -14,7 +14,7 @@ HELLO = "Say hello."
 WEATHER = "What is the weather in Paris?"
 CITY = "Which city has how many people? Answer in the format."
 ENDLESS = "Count without an end."
-TOLD = "My badge is 4711. " * 40
+LONG_PROMPT = "My badge is 4711. " * 40
 AGAIN = "Say hello again."
 
 
@@ -24,7 +24,7 @@ def weather(city: str) -> str:
 
 
 def refused(ask, *kinds):
-    """Return the words of the error that this raises."""
+    """Return the type and message of the error that this raises."""
     try:
         ask()
     except kinds as error:
@@ -32,9 +32,9 @@ def refused(ask, *kinds):
     return "nothing was raised"
 
 
-async def refused_async(asked, *kinds):
+async def refused_async(pending, *kinds):
     try:
-        await asked
+        await pending
     except kinds as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

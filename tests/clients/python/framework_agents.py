@@ -8,8 +8,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     V1,
     WEATHER,
     refused_async,
@@ -65,7 +65,7 @@ async def cancel():
 async def warm():
     own = agent()
     session = own.create_session()
-    await own.run(TOLD, session=session)
+    await own.run(LONG_PROMPT, session=session)
     await own.run(AGAIN, session=session)
 
 

@@ -14,37 +14,37 @@ class City(BaseModel):
     people: int
 
 
-def asked(mode, model=MODEL, **more):
+def extract(mode, model=MODEL, **more):
     return instructor.from_openai(client, mode=mode).chat.completions.create(
         model=model, messages=[{"role": "user", "content": CITY}], response_model=City, **more
     )
 
 
 def structured():
-    return asked(Mode.TOOLS).model_dump()
+    return extract(Mode.TOOLS).model_dump()
 
 
 def structured_json():
-    return asked(Mode.JSON).model_dump()
+    return extract(Mode.JSON).model_dump()
 
 
 def structured_schema():
-    return asked(Mode.JSON_SCHEMA).model_dump()
+    return extract(Mode.JSON_SCHEMA).model_dump()
 
 
 def structured_markdown():
-    return asked(Mode.MD_JSON).model_dump()
+    return extract(Mode.MD_JSON).model_dump()
 
 
 def structured_partial():
-    made = instructor.from_openai(client).chat.completions.create_partial(
+    partials = instructor.from_openai(client).chat.completions.create_partial(
         model=MODEL, messages=[{"role": "user", "content": CITY}], response_model=City
     )
-    return list(made)[-1].model_dump()
+    return list(partials)[-1].model_dump()
 
 
 def error():
-    return refused(lambda: asked(Mode.JSON_SCHEMA, "nope", max_retries=1), Exception)
+    return refused(lambda: extract(Mode.JSON_SCHEMA, "nope", max_retries=1), Exception)
 
 
 run(structured, structured_json, structured_schema, structured_markdown, structured_partial, error)

@@ -1,6 +1,19 @@
 """LangChain and LangGraph: chat models of both dialects, agents with a memory."""
 
-from features import AGAIN, CITY, ENDLESS, HELLO, KEY, MODEL, TOLD, URL, V1, WEATHER, refused, run
+from features import (
+    AGAIN,
+    CITY,
+    ENDLESS,
+    HELLO,
+    KEY,
+    LONG_PROMPT,
+    MODEL,
+    URL,
+    V1,
+    WEATHER,
+    refused,
+    run,
+)
 from features import weather as tell
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
@@ -36,7 +49,7 @@ async def streamed_async():
 
 
 def batch():
-    return [made.text for made in model.batch([HELLO, HELLO])]
+    return [answer.text for answer in model.batch([HELLO, HELLO])]
 
 
 def tool():
@@ -45,12 +58,12 @@ def tool():
 
 
 def tool_streamed():
-    agent, said = create_agent(model, [weather]), []
-    asked = {"messages": [HumanMessage(WEATHER)]}
-    for part, about in agent.stream(asked, stream_mode="messages"):
+    agent, texts = create_agent(model, [weather]), []
+    request = {"messages": [HumanMessage(WEATHER)]}
+    for part, about in agent.stream(request, stream_mode="messages"):
         if about["langgraph_node"] == "model":
-            said.append(part.text)
-    return "".join(said)
+            texts.append(part.text)
+    return "".join(texts)
 
 
 def tool_responses():
@@ -64,8 +77,8 @@ def tool_anthropic():
 
 
 def tool_required():
-    made = model.bind_tools([weather], tool_choice="any").invoke(HELLO)
-    return [call["name"] for call in made.tool_calls]
+    answer = model.bind_tools([weather], tool_choice="any").invoke(HELLO)
+    return [call["name"] for call in answer.tool_calls]
 
 
 def structured():
@@ -83,8 +96,8 @@ def structured_anthropic():
 
 def structured_agent():
     agent = create_agent(model, [weather], response_format=City)
-    asked = {"messages": [HumanMessage(WEATHER)]}
-    return agent.invoke(asked)["structured_response"].model_dump()
+    request = {"messages": [HumanMessage(WEATHER)]}
+    return agent.invoke(request)["structured_response"].model_dump()
 
 
 def error():
@@ -102,9 +115,9 @@ def cancel():
 def warm():
     agent = create_agent(model, [weather], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
-    agent.invoke({"messages": [HumanMessage(TOLD)]}, thread)
-    made = agent.invoke({"messages": [HumanMessage(AGAIN)]}, thread)["messages"][-1]
-    used = made.usage_metadata
+    agent.invoke({"messages": [HumanMessage(LONG_PROMPT)]}, thread)
+    answer = agent.invoke({"messages": [HumanMessage(AGAIN)]}, thread)["messages"][-1]
+    used = answer.usage_metadata
     return [used["input_tokens"], used["input_token_details"]["cache_read"]]
 
 

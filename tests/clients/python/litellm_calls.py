@@ -9,8 +9,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     URL,
     V1,
     WEATHER,
@@ -33,37 +33,37 @@ class City(BaseModel):
     people: int
 
 
-def asked(text, provider="openai", **more):
+def complete(text, provider="openai", **more):
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
     base = URL if provider == "anthropic" else V1
     model = f"{provider}/{more.pop('model', MODEL)}"
     return litellm.completion(model=model, api_base=base, api_key=KEY, messages=messages, **more)
 
 
-def text_of(made):
-    return made.choices[0].message.content
+def text_of(response):
+    return response.choices[0].message.content
 
 
 def plain():
-    return text_of(asked(HELLO))
+    return text_of(complete(HELLO))
 
 
 def plain_providers():
-    return [text_of(asked(HELLO, provider)) for provider in (*PROVIDERS, "anthropic")]
+    return [text_of(complete(HELLO, provider)) for provider in (*PROVIDERS, "anthropic")]
 
 
 def streamed():
-    return [part.choices[0].delta.content or "" for part in asked(HELLO, stream=True)]
+    return [part.choices[0].delta.content or "" for part in complete(HELLO, stream=True)]
 
 
 def tool(provider="openai"):
     messages = [{"role": "user", "content": WEATHER}]
-    message = asked(messages, provider, tools=[TOOL]).choices[0].message
+    message = complete(messages, provider, tools=[TOOL]).choices[0].message
     messages.append(message)
     for call in message.tool_calls:
         result = weather(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return text_of(asked(messages, provider, tools=[TOOL]))
+    return text_of(complete(messages, provider, tools=[TOOL]))
 
 
 def tool_anthropic():
@@ -71,32 +71,32 @@ def tool_anthropic():
 
 
 def tool_required():
-    made = asked(HELLO, tools=[TOOL], tool_choice="required")
-    return [call.function.name for call in made.choices[0].message.tool_calls]
+    response = complete(HELLO, tools=[TOOL], tool_choice="required")
+    return [call.function.name for call in response.choices[0].message.tool_calls]
 
 
 def structured():
-    return json.loads(text_of(asked(CITY, response_format=City)))
+    return json.loads(text_of(complete(CITY, response_format=City)))
 
 
 def error():
-    return refused(lambda: asked(HELLO, model="nope"), litellm.NotFoundError)
+    return refused(lambda: complete(HELLO, model="nope"), litellm.NotFoundError)
 
 
 def too_long():
-    return refused(lambda: asked("geese " * 500_000), litellm.ContextWindowExceededError)
+    return refused(lambda: complete("geese " * 500_000), litellm.ContextWindowExceededError)
 
 
 def cancel():
-    stream = asked(ENDLESS, stream=True)
+    stream = complete(ENDLESS, stream=True)
     next(iter(stream))
     stream.completion_stream.close()
 
 
 def warm():
-    messages = [{"role": "user", "content": TOLD}]
-    messages += [asked(messages).choices[0].message, {"role": "user", "content": AGAIN}]
-    used = asked(messages).usage
+    messages = [{"role": "user", "content": LONG_PROMPT}]
+    messages += [complete(messages).choices[0].message, {"role": "user", "content": AGAIN}]
+    used = complete(messages).usage
     return [used.prompt_tokens, used.prompt_tokens_details.cached_tokens]
 
 

@@ -6,8 +6,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     V1,
     WEATHER,
     refused,
@@ -73,7 +73,7 @@ def cancel():
 
 
 def warm():
-    messages = user(TOLD)
+    messages = user(LONG_PROMPT)
     messages += [llm().chat(messages).message, *user(AGAIN)]
     used = llm().chat(messages).raw.usage
     return [used.prompt_tokens, used.prompt_tokens_details.cached_tokens]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from features import AGAIN, CITY, HELLO, KEY, MODEL, TOLD, V1, WEATHER, run
+from features import AGAIN, CITY, HELLO, KEY, LONG_PROMPT, MODEL, V1, WEATHER, run
 
 LLM = str(Path(sys.executable).with_name("llm"))
 HOME = Path(os.environ["HOME"]) / "llm"
@@ -28,7 +28,7 @@ FUNCTION = """def weather(city: str) -> str:
 """
 
 
-def said(*arguments, model=MODEL):
+def run_llm(*arguments, model=MODEL):
     command = [LLM, *arguments, "--key", KEY]
     command += [] if "-c" in arguments else ["-m", model]
     environment = {**os.environ, "LLM_USER_PATH": str(HOME)}
@@ -37,28 +37,28 @@ def said(*arguments, model=MODEL):
 
 
 def plain():
-    return said(HELLO, "--no-stream")
+    return run_llm(HELLO, "--no-stream")
 
 
 def streamed():
-    return [said(HELLO)]
+    return [run_llm(HELLO)]
 
 
 def tool():
-    return said("--functions", FUNCTION, WEATHER).splitlines()[-1]
+    return run_llm("--functions", FUNCTION, WEATHER).splitlines()[-1]
 
 
 def structured():
-    return json.loads(said("--schema", "city, people int", CITY))
+    return json.loads(run_llm("--schema", "city, people int", CITY))
 
 
 def error():
-    return said(HELLO, model="nope")
+    return run_llm(HELLO, model="nope")
 
 
 def warm():
-    said(TOLD)
-    said("-c", AGAIN)
+    run_llm(LONG_PROMPT)
+    run_llm("-c", AGAIN)
 
 
 run(plain, streamed, tool, structured, error, warm)

@@ -8,8 +8,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     V1,
     WEATHER,
     refused_async,
@@ -35,16 +35,16 @@ def agent(model=MODEL, **more):
     return Agent(name="teller", instructions="Be brief.", model=model, **more)
 
 
-async def said(started):
+async def final_output(started):
     return (await started).final_output
 
 
 async def plain():
-    return await said(Runner.run(agent(), HELLO))
+    return await final_output(Runner.run(agent(), HELLO))
 
 
 async def plain_chat():
-    return await said(Runner.run(agent(chat), HELLO))
+    return await final_output(Runner.run(agent(chat), HELLO))
 
 
 async def streamed():
@@ -57,11 +57,11 @@ async def streamed():
 
 
 async def tool():
-    return await said(Runner.run(agent(tools=[weather]), WEATHER))
+    return await final_output(Runner.run(agent(tools=[weather]), WEATHER))
 
 
 async def tool_chat():
-    return await said(Runner.run(agent(chat, tools=[weather]), WEATHER))
+    return await final_output(Runner.run(agent(chat, tools=[weather]), WEATHER))
 
 
 async def tool_required():
@@ -77,16 +77,16 @@ async def handoff():
 
 
 async def structured():
-    return (await said(Runner.run(agent(output_type=City), CITY))).model_dump()
+    return (await final_output(Runner.run(agent(output_type=City), CITY))).model_dump()
 
 
 async def structured_chat():
-    return (await said(Runner.run(agent(chat, output_type=City), CITY))).model_dump()
+    return (await final_output(Runner.run(agent(chat, output_type=City), CITY))).model_dump()
 
 
 async def structured_with_tool():
     started = Runner.run(agent(output_type=City, tools=[weather]), WEATHER)
-    return (await said(started)).model_dump()
+    return (await final_output(started)).model_dump()
 
 
 async def error():
@@ -103,7 +103,7 @@ async def cancel():
 
 async def warm():
     session = SQLiteSession("one")
-    await Runner.run(agent(), TOLD, session=session)
+    await Runner.run(agent(), LONG_PROMPT, session=session)
     result = await Runner.run(agent(), AGAIN, session=session)
     used = result.context_wrapper.usage
     return [used.input_tokens, used.input_tokens_details.cached_tokens]

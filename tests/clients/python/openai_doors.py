@@ -6,25 +6,25 @@ import openai
 from features import HELLO, KEY, MODEL, V1, refused, run
 
 
-def asked(host):
+def finish_reason_via(host):
     client = openai.OpenAI(
         base_url=V1, api_key=KEY, max_retries=0, default_headers={"Host": host} if host else {}
     )
-    said = [{"role": "user", "content": HELLO}]
-    made = client.chat.completions.create(model=MODEL, messages=said, max_tokens=24)
-    return made.choices[0].finish_reason
+    messages = [{"role": "user", "content": HELLO}]
+    response = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24)
+    return response.choices[0].finish_reason
 
 
 def own():
-    return asked(None)
+    return finish_reason_via(None)
 
 
 def allowed():
-    return asked(os.environ["ALLOWED_HOST"])
+    return finish_reason_via(os.environ["ALLOWED_HOST"])
 
 
 def other():
-    return refused(lambda: asked("rebound.example"), openai.APIStatusError)
+    return refused(lambda: finish_reason_via("rebound.example"), openai.APIStatusError)
 
 
 run(own, allowed, other)

@@ -10,8 +10,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     V1,
     WEATHER,
     refused,
@@ -48,8 +48,8 @@ def user(text):
 
 
 def plain():
-    made = client.chat.completions.create(model=MODEL, messages=user(HELLO))
-    return made.choices[0].message.content
+    response = client.chat.completions.create(model=MODEL, messages=user(HELLO))
+    return response.choices[0].message.content
 
 
 def streamed():
@@ -59,13 +59,13 @@ def streamed():
 
 def tool(**more):
     messages = user(WEATHER)
-    asked = {"model": MODEL, "tools": [TOOL]}
-    first = client.chat.completions.create(messages=messages, **asked, **more).choices[0].message
+    options = {"model": MODEL, "tools": [TOOL]}
+    first = client.chat.completions.create(messages=messages, **options, **more).choices[0].message
     messages.append(first)
     for call in first.tool_calls:
         result = weather(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return client.chat.completions.create(messages=messages, **asked).choices[0].message.content
+    return client.chat.completions.create(messages=messages, **options).choices[0].message.content
 
 
 def tool_streamed():
@@ -85,28 +85,28 @@ def tool_named():
 
 
 def structured():
-    made = client.chat.completions.parse(model=MODEL, messages=user(CITY), response_format=City)
-    return made.choices[0].message.parsed.model_dump()
+    response = client.chat.completions.parse(model=MODEL, messages=user(CITY), response_format=City)
+    return response.choices[0].message.parsed.model_dump()
 
 
 def structured_with_tool():
     messages = user(WEATHER)
-    asked = {"model": MODEL, "tools": [openai.pydantic_function_tool(Weather)]}
-    first = client.chat.completions.parse(messages=messages, response_format=City, **asked)
+    options = {"model": MODEL, "tools": [openai.pydantic_function_tool(Weather)]}
+    first = client.chat.completions.parse(messages=messages, response_format=City, **options)
     message = first.choices[0].message
     messages.append(message)
     for call in message.tool_calls:
         result = weather(**call.function.parsed_arguments.model_dump())
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    second = client.chat.completions.parse(messages=messages, response_format=City, **asked)
+    second = client.chat.completions.parse(messages=messages, response_format=City, **options)
     return second.choices[0].message.parsed.model_dump()
 
 
 def json_object():
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=MODEL, messages=user(CITY), response_format={"type": "json_object"}
     )
-    return json.loads(made.choices[0].message.content)
+    return json.loads(response.choices[0].message.content)
 
 
 def error():
@@ -130,7 +130,7 @@ def cancel():
 
 
 def warm():
-    messages = user(TOLD)
+    messages = user(LONG_PROMPT)
     first = client.chat.completions.create(model=MODEL, messages=messages)
     messages += [first.choices[0].message, *user(AGAIN)]
     return usage(client.chat.completions.create(model=MODEL, messages=messages).usage)
@@ -141,33 +141,37 @@ def usage(used):
 
 
 def several():
-    made = client.chat.completions.create(model=MODEL, messages=user(HELLO), n=2)
-    return [choice.message.content for choice in made.choices]
+    response = client.chat.completions.create(model=MODEL, messages=user(HELLO), n=2)
+    return [choice.message.content for choice in response.choices]
 
 
 def choices():
-    made = client.completions.create(model=MODEL, prompt=HELLO, n=3, max_tokens=6, temperature=0)
-    return [choice.text for choice in made.choices]
+    response = client.completions.create(
+        model=MODEL, prompt=HELLO, n=3, max_tokens=6, temperature=0
+    )
+    return [choice.text for choice in response.choices]
 
 
 def echo():
-    made = client.completions.create(model=MODEL, prompt=HELLO, echo=True, max_tokens=6)
-    return made.choices[0].text
+    response = client.completions.create(model=MODEL, prompt=HELLO, echo=True, max_tokens=6)
+    return response.choices[0].text
 
 
 def prompts():
-    made = client.completions.create(model=MODEL, prompt=[HELLO, "Go."], echo=True, max_tokens=6)
-    return [choice.text for choice in made.choices]
+    response = client.completions.create(
+        model=MODEL, prompt=[HELLO, "Go."], echo=True, max_tokens=6
+    )
+    return [choice.text for choice in response.choices]
 
 
 def continued():
-    begun = "Hello from"
-    made = client.chat.completions.create(
+    partial = "Hello from"
+    response = client.chat.completions.create(
         model=MODEL,
-        messages=[*user(HELLO), {"role": "assistant", "content": begun}],
+        messages=[*user(HELLO), {"role": "assistant", "content": partial}],
         extra_body={"continue_final_message": True, "add_generation_prompt": False},
     )
-    return begun + made.choices[0].message.content
+    return partial + response.choices[0].message.content
 
 
 def responses():
@@ -180,8 +184,8 @@ def responses_streamed():
 
 
 def responses_tool():
-    asked = {"model": MODEL, "tools": [{"type": "function", "strict": True, **FUNCTION}]}
-    first = client.responses.create(input=WEATHER, **asked)
+    options = {"model": MODEL, "tools": [{"type": "function", "strict": True, **FUNCTION}]}
+    first = client.responses.create(input=WEATHER, **options)
     results = [
         {
             "type": "function_call_output",
@@ -191,17 +195,17 @@ def responses_tool():
         for item in first.output
         if item.type == "function_call"
     ]
-    second = client.responses.create(input=results, previous_response_id=first.id, **asked)
+    second = client.responses.create(input=results, previous_response_id=first.id, **options)
     return second.output_text
 
 
 def responses_structured():
-    made = client.responses.parse(model=MODEL, input=CITY, text_format=City)
-    return made.output_parsed.model_dump()
+    response = client.responses.parse(model=MODEL, input=CITY, text_format=City)
+    return response.output_parsed.model_dump()
 
 
 def responses_warm():
-    first = client.responses.create(model=MODEL, input=TOLD)
+    first = client.responses.create(model=MODEL, input=LONG_PROMPT)
     second = client.responses.create(model=MODEL, input=AGAIN, previous_response_id=first.id)
     return [second.usage.input_tokens, second.usage.input_tokens_details.cached_tokens]
 
@@ -210,11 +214,11 @@ async def concurrent():
     import asyncio
 
     own = openai.AsyncOpenAI(base_url=V1, api_key=KEY)
-    asked = [
+    requests = [
         own.chat.completions.create(model=MODEL, messages=user(f"{HELLO} {number}"))
         for number in range(8)
     ]
-    return [made.choices[0].message.content for made in await asyncio.gather(*asked)]
+    return [response.choices[0].message.content for response in await asyncio.gather(*requests)]
 
 
 def models():

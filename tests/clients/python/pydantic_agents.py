@@ -6,8 +6,8 @@ from features import (
     ENDLESS,
     HELLO,
     KEY,
+    LONG_PROMPT,
     MODEL,
-    TOLD,
     URL,
     V1,
     WEATHER,
@@ -89,7 +89,7 @@ async def cancel():
 
 def warm():
     agent = Agent(chat)
-    first = agent.run_sync(TOLD)
+    first = agent.run_sync(LONG_PROMPT)
     second = agent.run_sync(AGAIN, message_history=first.all_messages())
     used = second.usage() if callable(second.usage) else second.usage
     return [used.input_tokens, used.cache_read_tokens]

@@ -1,6 +1,6 @@
 """smolagents: its model of OpenAI's dialect, and agents that call tools or write code."""
 
-from features import AGAIN, ENDLESS, HELLO, KEY, MODEL, TOLD, V1, WEATHER, refused, run
+from features import AGAIN, ENDLESS, HELLO, KEY, LONG_PROMPT, MODEL, V1, WEATHER, refused, run
 from smolagents import OpenAIServerModel, Tool, ToolCallingAgent
 
 model = OpenAIServerModel(model_id=MODEL, api_base=V1, api_key=KEY)
@@ -16,16 +16,16 @@ class Weather(Tool):
         return f"sunny in {city}"
 
 
-def said(text):
+def user(text):
     return [{"role": "user", "content": [{"type": "text", "text": text}]}]
 
 
 def plain():
-    return model.generate(said(HELLO)).content
+    return model.generate(user(HELLO)).content
 
 
 def streamed():
-    return [part.content or "" for part in model.generate_stream(said(HELLO))]
+    return [part.content or "" for part in model.generate_stream(user(HELLO))]
 
 
 def tool():
@@ -34,18 +34,18 @@ def tool():
 
 def error():
     other = OpenAIServerModel(model_id="nope", api_base=V1, api_key=KEY)
-    return refused(lambda: other.generate(said(HELLO)), Exception)
+    return refused(lambda: other.generate(user(HELLO)), Exception)
 
 
 def cancel():
-    stream = model.generate_stream(said(ENDLESS))
+    stream = model.generate_stream(user(ENDLESS))
     next(stream)
     stream.close()
 
 
 def warm():
     agent = ToolCallingAgent(tools=[Weather()], model=model, max_steps=4)
-    agent.run(TOLD)
+    agent.run(LONG_PROMPT)
     agent.run(AGAIN, reset=False)
 
 
