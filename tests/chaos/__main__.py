@@ -29,7 +29,7 @@ def main() -> int:
             options.minutes,
             only=options.only,
             plant=options.plant,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
+            report_line=lambda text: print(text, file=sys.stderr, flush=True),
         )
     if options.json:
         print(json.dumps(asdict(report), indent=1))

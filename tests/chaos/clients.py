@@ -30,7 +30,7 @@ def stretch() -> float:
 
 @dataclass
 class Client:
-    """One agent's client: it tells a secret, and asks for it again and again."""
+    """The client of an agent: it states a secret and asks for it repeatedly."""
 
     fabric: RayFabric
     judges: Judges
@@ -41,7 +41,7 @@ class Client:
     secret: str = ""
     history: list[dict[str, str]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    erased: set[str] = field(default_factory=set)  # words that must be nowhere any more
+    erased: set[str] = field(default_factory=set)  # words that must no longer be stored anywhere
     gone: set[str] = field(default_factory=set)  # names that must not be listed
 
     @property
@@ -53,7 +53,7 @@ class Client:
         return f"zq{self.number:03}v{self.life:03}kx"
 
     def run(self, ended: threading.Event) -> None:
-        """Talk until told to end."""
+        """Take turns until `ended` is set."""
         while not ended.is_set():
             self.step()
             ended.wait(self.random.random() * stretch())
@@ -61,7 +61,7 @@ class Client:
     def step(self) -> None:
         """Do one thing."""
         if not self.secret:
-            self._tell()
+            self._begin()
             return
         chance = self.random.random()
         if self.turns >= TURNS_MAX or chance < 0.04:
@@ -71,23 +71,23 @@ class Client:
         else:
             self.ask(hangs_up=chance < 0.24, streams=chance < 0.7)
 
-    def _tell(self) -> None:
+    def _begin(self) -> None:
         self.secret = " ".join(self.random.sample(WORDS, 4))
         filler = " ".join(f"The note {i} of {self.marker} is number {i * 7}." for i in range(24))
         text = f"The vault code of {self.name} is {self.secret}. {filler}"
-        if not self._insist([{"role": "user", "content": text}], None):
+        if not self._ask_until_answered([{"role": "user", "content": text}], None):
             self.secret = ""
 
     def ask(self, *, hangs_up: bool = False, streams: bool = False) -> bool:
-        """Ask for the secret until it is told."""
+        """Ask for the secret until it is answered."""
         question = {"role": "user", "content": f"The vault code of {self.name} is"}
-        return self._insist([*self.history, question], self.secret, hangs_up, streams)
+        return self._ask_until_answered([*self.history, question], self.secret, hangs_up, streams)
 
-    def _insist(self, messages, wanted, hangs_up=False, streams=False) -> bool:
+    def _ask_until_answered(self, messages, expected, hangs_up=False, streams=False) -> bool:
         began_s = time.monotonic()
         while time.monotonic() - began_s < ANSWER_S * stretch():
             try:
-                is_whole = self._attempt(messages, wanted, hangs_up, streams)
+                is_whole = self._attempt(messages, expected, hangs_up, streams)
             except (OSError, ValueError) as error:
                 code = getattr(error, "code", None)
                 self.failures[str(code or type(error).__name__)] += 1
@@ -100,7 +100,7 @@ class Client:
         self.judges.fail("answers", f"{self.name}: none for {ANSWER_S * stretch():.0f} s")
         return False
 
-    def _attempt(self, messages, wanted, hangs_up, streams) -> bool:
+    def _attempt(self, messages, expected, hangs_up, streams) -> bool:
         body = {"model": "recall", "messages": messages, "temperature": 0, "max_tokens": 10}
         body |= {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
         request = urllib.request.Request(
@@ -115,11 +115,11 @@ class Client:
                 text = answer["choices"][0]["message"]["content"] or ""
                 tokens = answer["usage"]["total_tokens"]
             else:
-                text, tokens = self._read_stream(response, wanted, hangs_up)
+                text, tokens = self._read_stream(response, expected, hangs_up)
         if tokens is None:
             return False
-        if wanted is not None:
-            self.judges.check_words(self.name, wanted, text, is_whole=True)
+        if expected is not None:
+            self.judges.check_words(self.name, expected, text, is_whole=True)
         node, epoch = headers["x-macfabric-node"], int(headers["x-macfabric-epoch"])
         cached = int(headers["x-macfabric-cached-tokens"])
         ack = Ack(node, epoch, tokens, self.judges.now_s())
@@ -127,7 +127,7 @@ class Client:
         self.history = [*messages, {"role": "assistant", "content": text}]
         return True
 
-    def _read_stream(self, response, wanted, hangs_up):
+    def _read_stream(self, response, expected, hangs_up):
         text, tokens, is_done = "", None, False
         try:
             for line in response:
@@ -148,8 +148,8 @@ class Client:
                 if hangs_up and text:
                     return text, None
         finally:
-            if wanted is not None and not is_done:
-                self.judges.check_words(self.name, wanted, text, is_whole=False)
+            if expected is not None and not is_done:
+                self.judges.check_words(self.name, expected, text, is_whole=False)
         if not is_done:
             message = "the stream ended early"
             raise ValueError(message)

@@ -1,7 +1,7 @@
 """A drive of its own for each node, so that one can be full: the kernel itself then refuses.
 
-A file system in memory, whose size may be changed while it is in use. It takes root on Linux;
-who lacks that has no full drives.
+A file system in memory, whose size may be changed while it is in use. It takes root on Linux:
+without it, no drive gets full.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOMY = "8g"  # taken from memory only as far as it is used
-TRIES = 20  # a node writes between the look at what is used and the new size
+ATTEMPTS = 20  # a node writes between the look at what is used and the new size
 KIB = 1024
 
 
@@ -27,7 +27,7 @@ class Drives:
         """Leave a node so many bytes, and then room again."""
         place = self._places[node]
         try:
-            for _ in range(TRIES):
+            for _ in range(ATTEMPTS):
                 found = os.statvfs(place)
                 used = (found.f_blocks - found.f_bfree) * found.f_frsize
                 if _mount("-o", f"remount,size={(used + left_bytes) // KIB + 1}k", str(place)):

@@ -44,7 +44,7 @@ class Judges:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _acks: dict[str, Ack] = field(default_factory=dict)
     _troubles: dict[str, float] = field(default_factory=dict)  # what: when it happened last
-    _said: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def now_s(self) -> float:
         """Return the seconds since the run began."""
@@ -53,8 +53,8 @@ class Judges:
     def fail(self, judge: str, text: str) -> None:
         """Note a violation, once."""
         with self._lock:
-            if (judge, text) not in self._said:
-                self._said.add((judge, text))
+            if (judge, text) not in self._reported:
+                self._reported.add((judge, text))
                 self.found.append(Violation(round(self.now_s(), 1), judge, text))
 
     def trouble(self, name: str) -> None:
@@ -69,13 +69,13 @@ class Judges:
 
     def check_words(self, agent: str, secret: str, text: str, *, is_whole: bool) -> None:
         """Judge an answer, or the part of one that came before its stream broke."""
-        told = text.strip()
+        answer = text.strip()
         if is_whole:
             self.answers_count += 1
-        if is_whole and not told.startswith(secret):
-            self.fail("right answers", f"{agent}: {told[:60]!r}, not {secret!r}")
-        elif not is_whole and not (secret.startswith(told) or told.startswith(secret)):
-            self.fail("right answers", f"{agent}: a part is {told[:60]!r}, not of {secret!r}")
+        if is_whole and not answer.startswith(secret):
+            self.fail("right answers", f"{agent}: {answer[:60]!r}, not {secret!r}")
+        elif not is_whole and not (secret.startswith(answer) or answer.startswith(secret)):
+            self.fail("right answers", f"{agent}: a part is {answer[:60]!r}, not of {secret!r}")
 
     def check_turn(self, agent: str, ack: Ack, cached: int) -> None:
         """Judge where a whole answer came from, and what it found of the one before."""
@@ -124,7 +124,7 @@ class Judges:
         return count
 
     def check_listed(self, rows: list[dict], erased: set[str]) -> None:
-        """Judge a list of agents: nobody erased, and nobody owner and replica at one node."""
+        """Judge a list of agents: no erased agent, and no node both owner and replica."""
         for row in rows:
             if row["id"] in erased:
                 self.fail("erased", f"{row['id']} is listed on {row['owner']} again")

@@ -95,7 +95,7 @@ class Nemesis:
         self._trouble(node)
         return node
 
-    def _everybody(self) -> None:
+    def _trouble_all(self) -> None:
         for name in (*self._fabric.names, "router"):
             self._trouble(name)
 
@@ -118,14 +118,14 @@ class Nemesis:
         self._kill_raylet_of(self._node())
 
     def _kill_head_raylet(self) -> None:
-        self._everybody()
+        self._trouble_all()
         self._kill_raylet_of(self._fabric.names[0])
 
     def _kill_raylet_of(self, node: str) -> None:
         self._kill_with_actor(self._fabric.raylet(node), node)
 
     def _kill_gcs(self) -> None:
-        self._everybody()
+        self._trouble_all()
         self._kill_with_actor(self._fabric.head(), self._fabric.names[0])
 
     def _kill_with_actor(self, process, node: str) -> None:
@@ -164,7 +164,7 @@ class Nemesis:
         path.write_bytes(raw if kind == "flip" else raw[:at])
 
     def _unwritable(self) -> None:
-        """Let a node's folders take no file for a while, whoever asks."""
+        """Make a node's folders read-only for a while, even for root."""
         node = self._random.choice(self._fabric.names)
         self._trouble(f"disk {node}")
         folders = [
@@ -192,15 +192,15 @@ class Nemesis:
         if self._devices is None:
             return
         node = self._node()
-        asked = self._devices / str(self._fabric.actor(node).pid)
+        trigger = self._devices / str(self._fabric.actor(node).pid)
         for _ in range(self._random.choice(DEVICE_ERRORS)):
-            asked.touch()
-            wait_until(lambda: not asked.exists(), DEVICE_WAIT_S)
-        asked.unlink(missing_ok=True)
+            trigger.touch()
+            wait_until(lambda: not trigger.exists(), DEVICE_WAIT_S)
+        trigger.unlink(missing_ok=True)
 
     def _kill_everything(self) -> None:
         """End the supervisor and with it the whole fabric, and begin again on the same folder."""
-        self._everybody()
+        self._trouble_all()
         fabric = self._fabric
         owned = descendants([fabric.popen.pid])
         fabric.popen.kill()
@@ -219,7 +219,7 @@ def device_environment(folder: Path) -> dict[str, str]:
 
 
 def wait_until(is_over: Callable[[], bool], timeout_s: float) -> None:
-    """Wait until it is over, or so long."""
+    """Wait until `is_over` holds, or the timeout passes."""
     deadline_s = time.monotonic() + timeout_s
     while not is_over() and time.monotonic() < deadline_s:
         time.sleep(0.02)

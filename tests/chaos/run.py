@@ -49,19 +49,19 @@ def run(
     *,
     only: str | None = None,
     plant: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report_line: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Run for so many minutes, then heal, and judge what is left."""
     with bounded_drives(folder / "data" / "nodes", NODES) as drives:
         if drives is None:
-            say("no disk gets full: that takes root on Linux")
+            report_line("no disk gets full: that takes root on Linux")
         devices = folder / "devices"
         devices.mkdir()
         if plant == UNSEEN:
             (devices / "unseen").touch()
         fabric = RayFabric(folder, environment=device_environment(devices))
         try:
-            return _Run(fabric, seed, say, plant, drives, devices).live(minutes, only)
+            return _Run(fabric, seed, report_line, plant, drives, devices).live(minutes, only)
         finally:
             if fabric.popen.poll() is None:
                 with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
@@ -69,8 +69,8 @@ def run(
 
 
 class _Run:
-    def __init__(self, fabric, seed, say, plant, drives, devices):
-        self._fabric, self._seed, self._say, self._plant = fabric, seed, say, plant
+    def __init__(self, fabric, seed, report_line, plant, drives, devices):
+        self._fabric, self._seed, self._report_line, self._plant = fabric, seed, report_line, plant
         self._judges = Judges()
         self._nemesis = Nemesis(fabric, self._judges, seed, drives, devices)
         self._clients = [
@@ -96,7 +96,7 @@ class _Run:
         while judges.now_s() < 60 * minutes:
             time.sleep(PAUSE_S * (0.5 + pause.random()) * stretch() ** 0.5)
             kind = self._nemesis.strike(only)
-            self._say(
+            self._report_line(
                 f"{judges.now_s():6.0f} s  {kind}: {judges.answers_count} answers,"
                 f" {judges.judged_count} memories, {len(judges.found)} violations"
             )
@@ -121,7 +121,7 @@ class _Run:
 
     def _settle(self, before):
         """Let everything come back, and judge what is left."""
-        self._say("healed; what is left is judged")
+        self._report_line("healed; what is left is judged")
         fabric, judges = self._fabric, self._judges
         try:
             fabric.await_ready(timeout_s=2 * ANSWER_S * stretch())

@@ -16,8 +16,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_minutes_of_faults(tmp_path, seed):
-    report = run(tmp_path, seed, 5.0, say=print)
+def test_fabric_keeps_its_promises_under_faults(tmp_path, seed):
+    report = run(tmp_path, seed, 5.0, report_line=print)
     assert report.violations == []
     assert report.answers > len(report.faults)
     assert report.memories_judged
@@ -27,14 +27,14 @@ JUDGES = ("right answers", "erased", "owners", "right answers")
 
 
 @pytest.mark.parametrize(("plant", "judge"), [*zip(PLANTS, JUDGES, strict=True)])
-def test_a_judge_finds_what_it_is_for(tmp_path, plant, judge):
+def test_judges_detect_planted_violations(tmp_path, plant, judge):
     kind, minutes = ("fail device", 1.0) if plant == UNSEEN else ("kill node", 0.2)
-    report = run(tmp_path, 1, minutes, only=kind, plant=plant, say=print)
+    report = run(tmp_path, 1, minutes, only=kind, plant=plant, report_line=print)
     assert judge in {violation.judge for violation in report.violations}
 
 
-def test_no_wrong_word_is_said_while_devices_fail(tmp_path):
-    report = run(tmp_path, 4, 2.0, only="fail device", say=print)
+def test_answers_stay_right_while_devices_fail(tmp_path):
+    report = run(tmp_path, 4, 2.0, only="fail device", report_line=print)
     assert report.violations == []
     assert report.answers > len(report.faults)
     assert report.refusals, "clients were asked to come again"

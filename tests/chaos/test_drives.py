@@ -11,7 +11,7 @@ NAMES = ("node-a", "node-b")
 BLOCK = b"x" * (1 << 20)
 
 
-def test_a_full_drive_refuses_and_keeps_what_it_has(tmp_path):
+def test_full_drive_rejects_writes_and_keeps_its_files(tmp_path):
     nodes = tmp_path / "nodes"
     with bounded_drives(nodes, NAMES) as drives:
         if drives is None:
@@ -19,9 +19,9 @@ def test_a_full_drive_refuses_and_keeps_what_it_has(tmp_path):
         disks = {name: PosixDisk(nodes / name, "none") for name in NAMES}
         disks["node-a"].publish("blocks/before", [BLOCK])
         with drives.full("node-a", 0):
-            with pytest.raises(DiskError) as refused:
+            with pytest.raises(DiskError) as error:
                 disks["node-a"].publish("blocks/during", [BLOCK])
-            assert refused.value.cause == errno.ENOSPC
+            assert error.value.cause == errno.ENOSPC
             disks["node-b"].publish("blocks/during", [BLOCK])
             assert disks["node-a"].read("blocks/before", len(BLOCK)) == BLOCK
         disks["node-a"].publish("blocks/after", [BLOCK])

@@ -18,7 +18,7 @@ def judges():
     return Judges()
 
 
-def said(judges):
+def violated_judges(judges):
     return [violation.judge for violation in judges.found]
 
 
@@ -37,24 +37,24 @@ def said(judges):
         ("amber falcon copper meadow", True, False),
     ],
 )
-def test_words_that_are_wrong_doubled_or_lost(judges, text, is_whole, is_right):
+def test_wrong_doubled_or_lost_words_are_violations(judges, text, is_whole, is_right):
     judges.check_words("Mira", SECRET, text, is_whole=is_whole)
-    assert said(judges) == ([] if is_right else ["right answers"])
+    assert violated_judges(judges) == ([] if is_right else ["right answers"])
 
 
 def turn(judges, node, epoch, cached, at_s=10.0):
     judges.check_turn("Mira", Ack(node, epoch, 100, at_s), cached)
 
 
-def test_memory_that_nothing_took(judges):
+def test_memory_lost_without_a_fault_is_a_violation(judges):
     turn(judges, "node-a", 1, 0)
     turn(judges, "node-a", 1, 95)
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     turn(judges, "node-a", 1, 10)
-    assert said(judges) == ["memory"]
+    assert violated_judges(judges) == ["memory"]
 
 
-def test_what_is_acknowledged_while_a_fault_lasts_may_be_lost_with_it(judges):
+def test_memory_acknowledged_during_a_fault_may_be_lost(judges):
     """A raylet is killed, its node answers once more, and then ends, too."""
     nemesis = Nemesis(SimpleNamespace(names=["node-a"]), judges, 1, None)
 
@@ -65,9 +65,9 @@ def test_what_is_acknowledged_while_a_fault_lasts_may_be_lost_with_it(judges):
     nemesis._kinds["kill raylet"] = kill_slowly
     nemesis.strike("kill raylet")
     turn(judges, "node-b", 2, 10, at_s=judges.now_s())
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     turn(judges, "node-b", 2, 10, at_s=judges.now_s())
-    assert said(judges) == ["memory"]
+    assert violated_judges(judges) == ["memory"]
 
 
 @pytest.mark.parametrize(
@@ -75,29 +75,29 @@ def test_what_is_acknowledged_while_a_fault_lasts_may_be_lost_with_it(judges):
     [
         ("node-a", "node-b", 2, True),  # taken over
         ("node-a", "node-a", 1, False),  # it came back with what it had acknowledged
-        ("node-b", "node-b", 2, False),  # nobody had to take anything over
+        ("node-b", "node-b", 2, False),  # no takeover was needed
         ("disk node-a", "node-a", 1, True),
         ("disk node-b", "node-a", 1, False),
     ],
 )
-def test_memory_that_something_took(judges, trouble, node, epoch, is_excused):
+def test_memory_lost_by_a_fault_is_excused(judges, trouble, node, epoch, is_excused):
     turn(judges, "node-a", 1, 0, at_s=0.0)
     judges.trouble(trouble)
     turn(judges, node, epoch, 0, at_s=11.0)
-    assert said(judges) == ([] if is_excused else ["memory"])
+    assert violated_judges(judges) == ([] if is_excused else ["memory"])
 
 
-def test_an_epoch_that_falls(judges):
+def test_decreasing_epoch_is_a_violation(judges):
     turn(judges, "node-b", 3, 0)
     turn(judges, "node-a", 2, 100)
-    assert said(judges) == ["epochs"]
+    assert violated_judges(judges) == ["epochs"]
 
 
-def test_a_new_router_may_not_know_the_later_owner_yet(judges):
+def test_restarted_router_may_serve_from_the_earlier_owner(judges):
     turn(judges, "node-b", 3, 0, at_s=EXEMPT_S / 2)
     judges.trouble("router")
     turn(judges, "node-a", 2, 100, at_s=EXEMPT_S / 2)
-    assert said(judges) == []
+    assert violated_judges(judges) == []
 
 
 def write(folder, node, record):
@@ -106,43 +106,43 @@ def write(folder, node, record):
     path.write_bytes(encode_manifest(replace(record, owner=node)))
 
 
-def test_two_owners_at_one_epoch(judges, tmp_path):
+def test_two_owners_at_one_epoch_are_a_violation(judges, tmp_path):
     record = make_manifest([])
     write(tmp_path, "node-a", record)
     write(tmp_path, "node-b", replace(record, epoch=record.epoch + 1))
     write(tmp_path, "node-c", replace(record, state=OwnerState.REPLICA))
     assert judges.check_owners(tmp_path) == 3
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     write(tmp_path, "node-d", record)
     judges.check_owners(tmp_path)
-    assert said(judges) == ["owners"]
+    assert violated_judges(judges) == ["owners"]
 
 
 def row(name, owner="node-a", replicas=()):
     return {"id": name, "owner": owner, "replicas": list(replicas)}
 
 
-def test_who_is_listed(judges):
+def test_listed_erased_or_doubled_agents_are_violations(judges):
     judges.check_listed([row("Mira"), row("Nora", replicas=["node-b"])], {"Otto"})
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     judges.check_listed([row("Otto")], {"Otto"})
     judges.check_listed([row("Mira", replicas=["node-a"])], set())
     judges.check_listed([row("Mira"), row("Mira", "node-b")], set())
-    assert said(judges) == ["erased", "owners", "owners"]
+    assert violated_judges(judges) == ["erased", "owners", "owners"]
 
 
-def test_words_of_the_erased_in_any_file(judges, tmp_path):
+def test_words_of_erased_agents_in_files_are_violations(judges, tmp_path):
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / "1.full").write_bytes(b"\0\1zq001v000kx\2")
     judges.check_erased(tmp_path, {"zq001v001kx"})
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     judges.check_erased(tmp_path, {"zq001v000kx"})
-    assert said(judges) == ["erased"]
+    assert violated_judges(judges) == ["erased"]
 
 
-def test_processes_that_grow(judges):
+def test_growing_processes_are_a_violation(judges):
     small = {"descriptors": 40, "threads": 20, "mebibytes": 120}
     judges.check_growth({"router": small}, {"router": small | {"mebibytes": 140}})
-    assert said(judges) == []
+    assert violated_judges(judges) == []
     judges.check_growth({"router": small}, {"router": small | {"descriptors": 900}})
-    assert said(judges) == ["growth"]
+    assert violated_judges(judges) == ["growth"]

@@ -15,8 +15,8 @@ ACTOR = "import sys, time; sys.stdin.read(); time.sleep(0.5)"  # outlives its vi
 
 
 @pytest.mark.parametrize("kind", ["kill raylet", "kill head raylet", "kill gcs"])
-def test_an_actor_that_dies_with_another_is_gone_when_the_fault_is_over(kind):
-    """What it acknowledges until then, the judges excuse."""
+def test_fault_ends_after_the_dependent_actor_is_gone(kind):
+    """Turns acknowledged until then are excused by the judges."""
     with (
         subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE) as victim,
         subprocess.Popen([sys.executable, "-c", ACTOR], stdin=victim.stdout) as actor,

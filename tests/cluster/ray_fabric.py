@@ -30,7 +30,7 @@ PAUSE_S = 0.1
 
 @dataclass
 class Agent:
-    """One agent as its client knows it: what it told, and what came back."""
+    """An agent as its client knows it: its fact, its history and its last owner."""
 
     name: str
     secret: str
@@ -91,7 +91,7 @@ class RayFabric:
         return raw.decode() if path == "/metrics" else json.loads(raw)
 
     def _headers(self) -> dict[str, str]:
-        """Speak as the operator, by the key that `up` made for whoever may read its folder."""
+        """Speak as the operator, by the key that `up` wrote into its folder."""
         return {OPERATOR_HEADER: (self.data / "operator.key").read_text()}
 
     def send(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0):
@@ -122,7 +122,7 @@ class RayFabric:
         agent.history = [*messages, {"role": "assistant", "content": answer}]
         return answer, cached
 
-    def try_send(self, *words):
+    def send_ignoring_errors(self, *words):
         """Send one request whose fate does not matter."""
         with contextlib.suppress(OSError, ValueError):
             self.send(*words)
@@ -147,7 +147,7 @@ class RayFabric:
         lines = self.get("/metrics").splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    def tell(self, name: str, secret: str) -> Agent:
+    def add_agent(self, name: str, secret: str) -> Agent:
         """Make an agent that knows something."""
         agent = Agent(name, secret)
         filler = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(30))
@@ -155,7 +155,7 @@ class RayFabric:
         self.agents.append(agent)
         return agent
 
-    def remembers(self, agent: Agent, timeout_s: float = ANSWER_S) -> float:
+    def await_recall(self, agent: Agent, timeout_s: float = ANSWER_S) -> float:
         """Ask for the agent's secret until it is answered; return the seconds that took."""
         began_s = time.monotonic()
         while True:
@@ -230,7 +230,7 @@ class RayFabric:
     def check_all(self) -> None:
         """Every agent answers with its memory and has one owner, the one that answered last."""
         for agent in self.agents:
-            self.remembers(agent)
+            self.await_recall(agent)
             record = self.await_one_owner(agent)
             assert (record.owner, record.epoch) == (agent.node, agent.epoch)
 

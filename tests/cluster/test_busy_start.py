@@ -27,31 +27,31 @@ def busy():
 
 
 @pytest.mark.usefixtures("busy")
-def test_three_nodes_come_up_on_a_busy_machine_or_name_the_cause(tmp_path):
+def test_three_nodes_start_on_a_busy_machine_or_name_the_cause(tmp_path):
     model = write_model(tmp_path / "tiny", LLAMA | {"num_hidden_layers": 2})
     main = [sys.executable, "-m", "router.cli.main"]
     data = ["--data", str(tmp_path / "data")]
     log = tmp_path / "up.log"
-    with log.open("w") as output:
+    with log.open("w") as log_file:
         up = subprocess.Popen(
             [*main, "up", "--nodes", "3", "--model", str(model), "--port", "0", "--json", *data],
             env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
             stdout=subprocess.PIPE,
-            stderr=output,
+            stderr=log_file,
             text=True,
         )
     try:
         line = up.stdout.readline()
-        said = log.read_text()
-        print(said)
+        output = log.read_text()
+        print(output)
         if line:
             ready = json.loads(line)
             print(f"ready after {ready['seconds']} s: {ready['phases']}")
             assert len(ready["nodes"]) == 3
         else:
             assert up.wait(60) == 1
-            assert "(empty)" not in said, "the quoted log is not that of the cause"
-            assert ".log:" in said
+            assert "(empty)" not in output, "the quoted log is not that of the cause"
+            assert ".log:" in output
     finally:
         up.terminate()
         up.wait(LIMIT_S)

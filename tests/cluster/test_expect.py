@@ -1,4 +1,4 @@
-"""`macfabric serve` reads how many Macs there are: until all have come, nothing is unknown."""
+"""`macfabric serve` knows the number of Macs: no agent is unknown until all have joined."""
 
 import json
 import subprocess
@@ -101,20 +101,20 @@ def until_ready(run):
 
 
 @pytest.mark.nightly
-def test_nothing_is_unknown_before_all_macs_of_the_file_have_come(cli):
+def test_no_agent_is_unknown_before_all_macs_joined(cli):
     serve, run, end = cli
     url = serve()
     until_ready(run)
     status, headers, body = get(url + "/v1/agents/nobody")
-    told = run("agent", "nobody")
+    shown = run("agent", "nobody")
     listed = get(url + "/v1/agents")[2]
     end()
 
     assert (status, body["error"]["code"]) == (503, "agents_unknown")
     assert "1 of 2 nodes" in body["error"]["message"]
     assert int(headers["retry-after"]) >= 1
-    assert told.returncode == 1
-    assert "1 of 2 nodes" in told.stderr
+    assert shown.returncode == 1
+    assert "1 of 2 nodes" in shown.stderr
     assert (listed["complete"], listed["unmet"]) == (False, 1)
 
     url = serve("--expect", "1")
@@ -124,7 +124,7 @@ def test_nothing_is_unknown_before_all_macs_of_the_file_have_come(cli):
 
 
 @pytest.mark.nightly
-def test_a_router_expects_the_nodes_that_the_last_one_stored(cli, ray_of_one):
+def test_router_expects_nodes_of_the_stored_roster(cli, ray_of_one):
     serve, run, end = cli
     roster = ray_of_one[1] / "roster.json"
     serve("--expect", "0")
@@ -147,11 +147,11 @@ def test_a_router_expects_the_nodes_that_the_last_one_stored(cli, ray_of_one):
 
 
 @pytest.mark.parametrize("count", sample(["-1", "1025", "many"], "1025"))
-def test_what_is_no_number_of_nodes_is_misuse(tmp_path, count):
+def test_invalid_number_of_expected_nodes_is_a_usage_error(tmp_path, count):
     argv = [sys.executable, "-m", "router.cli.main", "serve", "--data", str(tmp_path)]
-    ran = subprocess.run(
+    process = subprocess.run(
         [*argv, f"--expect={count}"], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert ran.returncode == 2
-    assert "--expect" in ran.stderr
+    assert process.returncode == 2
+    assert "--expect" in process.stderr

@@ -43,22 +43,24 @@ HANG_S = 30.0  # far beyond what a busy machine takes for one answer
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory):
-    made = RayFabric(tmp_path_factory.mktemp("faults"))
+    ray_fabric = RayFabric(tmp_path_factory.mktemp("faults"))
     try:
-        for index, node in enumerate(made.names):
+        for index, node in enumerate(ray_fabric.names):
             for number in range(AGENTS_PER_NODE):
-                agent = made.tell(f"Mira{index}{number}", SECRETS[index])
+                agent = ray_fabric.add_agent(f"Mira{index}{number}", SECRETS[index])
                 if agent.node != node:
-                    status, _ = made.send("POST", f"/v1/agents/{agent.name}/migrate", {"to": node})
+                    status, _ = ray_fabric.send(
+                        "POST", f"/v1/agents/{agent.name}/migrate", {"to": node}
+                    )
                     assert status == 200
-                made.remembers(agent)
-        yield made
+                ray_fabric.await_recall(agent)
+        yield ray_fabric
     finally:
-        made.close()
+        ray_fabric.close()
 
 
 @pytest.fixture
-def on(fabric):
+def agents_on(fabric):
     """Return the agents of a node, after making sure that it has some."""
     fabric.await_ready()
 
@@ -68,18 +70,18 @@ def on(fabric):
             if len(found) >= AGENTS_PER_NODE:
                 return found
             counts = Counter(agent.node for agent in fabric.agents)
-            # Of a node with agents to spare: another call may have counted on the others.
-            spare = next(agent for agent in fabric.agents if counts[agent.node] > AGENTS_PER_NODE)
-            fabric.send("POST", f"/v1/agents/{spare.name}/migrate", {"to": node})
-            fabric.remembers(spare)
+            # From a node with extra agents: the caller may rely on the others.
+            extra = next(agent for agent in fabric.agents if counts[agent.node] > AGENTS_PER_NODE)
+            fabric.send("POST", f"/v1/agents/{extra.name}/migrate", {"to": node})
+            fabric.await_recall(extra)
         return pytest.fail(f"{node} has no {AGENTS_PER_NODE} agents: {fabric.agents}")
 
     return agents
 
 
 @pytest.mark.nightly
-def test_new_agents_spread_over_the_nodes(fabric, on):
-    on("node-a")
+def test_new_agents_spread_over_the_nodes(fabric, agents_on):
+    agents_on("node-a")
 
     def begin(name):
         agent = Agent(name, "")
@@ -103,20 +105,20 @@ def test_new_agents_spread_over_the_nodes(fabric, on):
             assert fabric.send("DELETE", f"/v1/agents/{kind}-{i}")[0] == 200
 
 
-def test_a_killed_node_is_replaced_and_forgets_nothing(fabric, on):
-    elsewhere = [on("node-a")[0], on("node-c")[0]]
-    touched, untouched, *_ = on("node-b")
+def test_killed_node_is_replaced_and_agents_keep_their_memory(fabric, agents_on):
+    elsewhere = [agents_on("node-a")[0], agents_on("node-c")[0]]
+    touched, untouched, *_ = agents_on("node-b")
     before, epoch = fabric.incarnation("node-b"), untouched.epoch
     with fabric.watched(elsewhere) as watch:
         kill(fabric.actor("node-b"))
-        seconds = fabric.remembers(touched)
+        seconds = fabric.await_recall(touched)
         back_s = fabric.await_return("node-b", before)
     answer, cached = fabric.post_chat(untouched, f"The vault code of {untouched.name} is")
     print(
         f"\na node killed: answered by {touched.node} after {seconds:.1f} s, back in {back_s:.1f} s"
     )
 
-    assert watch.failures == [], "nobody else noticed"
+    assert watch.failures == [], "other agents are unaffected"
     assert watch.turns >= 2
     assert untouched.secret in answer
     assert cached > 100, "what was acknowledged is on its disk"
@@ -125,8 +127,8 @@ def test_a_killed_node_is_replaced_and_forgets_nothing(fabric, on):
 
 
 @pytest.mark.nightly
-def test_a_frozen_node_returns_as_nobodys_owner(fabric, on):
-    agent, *_ = on("node-c")
+def test_frozen_node_returns_without_ownership(fabric, agents_on):
+    agent, *_ = agents_on("node-c")
     old_epoch, late = agent.epoch, []
     processes = [fabric.actor("node-c"), fabric.raylet("node-c")]
 
@@ -143,7 +145,7 @@ def test_a_frozen_node_returns_as_nobodys_owner(fabric, on):
         kill(process, signal.SIGSTOP)
     frozen_s = time.monotonic()
     try:
-        seconds = fabric.remembers(agent)
+        seconds = fabric.await_recall(agent)
         taken = (agent.node, agent.epoch)
         time.sleep(max(0.0, FROZEN_S - (time.monotonic() - frozen_s)))
     finally:
@@ -163,8 +165,8 @@ def test_a_frozen_node_returns_as_nobodys_owner(fabric, on):
     fabric.check_all()
 
 
-def test_a_killed_router_finds_its_agents_again(fabric, on):
-    on("node-a")
+def test_restarted_router_finds_its_agents(fabric, agents_on):
+    agents_on("node-a")
     before = {agent.name: (agent.node, agent.epoch) for agent in fabric.agents}
     stop, acknowledged = threading.Event(), []
 
@@ -199,11 +201,11 @@ def test_a_killed_router_finds_its_agents_again(fabric, on):
 
 
 @pytest.mark.parametrize("is_frozen", sample([False, True], False))
-def test_an_erasure_in_a_new_routers_first_second_erases(fabric, on, is_frozen):
+def test_erasure_right_after_router_restart_succeeds(fabric, agents_on, is_frozen):
     """A client takes 404 for "is gone": it must not come before the owner could be asked."""
-    on("node-b")
+    agents_on("node-b")
     name = f"erin-{is_frozen}-canary@example.com"
-    agent = fabric.tell(name, SECRETS[0])
+    agent = fabric.add_agent(name, SECRETS[0])
     fabric.agents.remove(agent)
     assert fabric.records(agent)
     owner = fabric.actor(agent.node)
@@ -241,12 +243,12 @@ def test_an_erasure_in_a_new_routers_first_second_erases(fabric, on, is_frozen):
 
 
 @pytest.mark.nightly
-def test_a_killed_raylet_takes_its_node_along(fabric, on):
-    agent, *_ = on("node-b")
+def test_node_of_a_killed_raylet_is_replaced(fabric, agents_on):
+    agent, *_ = agents_on("node-b")
     before, process = fabric.incarnation("node-b"), fabric.actor("node-b")
     kill(fabric.raylet("node-b"))
     assert wait_gone([process], GONE_S) == []
-    seconds = fabric.remembers(agent)
+    seconds = fabric.await_recall(agent)
     back_s = fabric.await_return("node-b", before)
     print(
         f"\na raylet killed: answered by {agent.node} after {seconds:.1f} s, back in {back_s:.1f} s"
@@ -256,15 +258,15 @@ def test_a_killed_raylet_takes_its_node_along(fabric, on):
 
 
 @pytest.mark.nightly
-def test_nodes_serve_on_without_rays_head(fabric, on):
-    elsewhere, here = on("node-b")[0], on("node-a")[0]
+def test_nodes_keep_serving_without_ray_head(fabric, agents_on):
+    elsewhere, here = agents_on("node-b")[0], agents_on("node-a")[0]
     before, process = fabric.incarnation("node-a"), fabric.actor("node-a")
     others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
-    with fabric.watched([elsewhere, on("node-c")[0]]) as watch:
+    with fabric.watched([elsewhere, agents_on("node-c")[0]]) as watch:
         kill(fabric.head())
         began_s = time.monotonic()
         assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
-        fabric.remembers(here)
+        fabric.await_recall(here)
         here_s = time.monotonic() - began_s
         back_s = fabric.await_return("node-a", before, 180)
         fabric.await_ready()
@@ -278,17 +280,17 @@ def test_nodes_serve_on_without_rays_head(fabric, on):
     assert watch.turns >= 2
     assert watch.standstill_s < HANG_S
     fabric.check_all()
-    assert {name: fabric.actor(name) for name in others} == others, "they never noticed"
+    assert {name: fabric.actor(name) for name in others} == others, "the other nodes kept running"
 
 
 @pytest.mark.nightly
-def test_the_router_serves_on_while_the_heads_raylet_is_replaced(fabric, on):
+def test_router_keeps_serving_while_head_raylet_is_replaced(fabric, agents_on):
     """Also the router is a client of that raylet, and has to find its successor."""
-    elsewhere, here = [on("node-b")[0], on("node-c")[0]], on("node-a")[0]
+    elsewhere, here = [agents_on("node-b")[0], agents_on("node-c")[0]], agents_on("node-a")[0]
     before, router = fabric.incarnation("node-a"), fabric.router()
     with fabric.watched(elsewhere) as watch:
         kill(fabric.raylet("node-a"))
-        here_s = fabric.remembers(here)
+        here_s = fabric.await_recall(here)
         back_s = fabric.await_return("node-a", before, 180)
         fabric.await_ready()
         time.sleep(REJOIN_S)
@@ -310,12 +312,12 @@ def test_the_router_serves_on_while_the_heads_raylet_is_replaced(fabric, on):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["source", "target", "router"])
-def test_killed_while_an_agent_moves(fabric, on, victim):
+def test_kill_during_migration_leaves_one_owner(fabric, agents_on, victim):
     chance = random.Random(victim)
     for _ in range(4):
-        agent = on("node-b")[0]
+        agent = agents_on("node-b")[0]
         moving = threading.Thread(
-            target=fabric.try_send,
+            target=fabric.send_ignoring_errors,
             args=("POST", f"/v1/agents/{agent.name}/migrate", {"to": "node-c"}),
         )
         names = {"source": "node-b", "target": "node-c"}
@@ -325,7 +327,7 @@ def test_killed_while_an_agent_moves(fabric, on, victim):
         time.sleep(chance.uniform(0.0, 0.15))
         kill(process)
         moving.join(90)
-        seconds = fabric.remembers(agent)
+        seconds = fabric.await_recall(agent)
         print(f"\nthe {victim} killed in a move: {agent.node} answered after {seconds:.1f} s")
         if victim != "router":
             fabric.await_return(names[victim], before)

@@ -18,7 +18,7 @@ FILES = ("bad_input", "custom_tools", "openapi_cases", "structured", "anthropic"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_real_fabric_passes_the_http_tests(scheme):
+def test_http_tests_pass_on_a_real_fabric(scheme):
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     argv += [f"tests/e2e/test_{name}.py" for name in FILES]
     run = subprocess.run(

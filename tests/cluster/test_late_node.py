@@ -38,15 +38,15 @@ class Answer:
 
 @pytest.fixture
 def fabric(tmp_path):
-    made = RayFabric(tmp_path, nodes=2)
-    yield made
-    made.close()
+    ray_fabric = RayFabric(tmp_path, nodes=2)
+    yield ray_fabric
+    ray_fabric.close()
 
 
-def tell_all(fabric):
+def add_agents(fabric):
     """Make agents with long histories and one shared beginning, one on each node."""
     shared = " ".join(f"Rule {i} of this house is number {i * 3}." for i in range(40))
-    told = {}
+    agents = {}
     for index, name in enumerate(NAMES):
         agent = Agent(name, f"otter{index} lantern quartz")
         own = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(LINES))
@@ -54,13 +54,13 @@ def tell_all(fabric):
             agent, f"{shared} The vault code of {name} is {agent.secret}. {own}", 2, START_S
         )
         _, cached = fabric.post_chat(agent, f"The vault code of {name} is", 4, START_S)
-        wanted = f"node-{'ab'[index % 2]}"
-        if agent.node != wanted:
-            status, moved = fabric.send("POST", f"/v1/agents/{name}/migrate", {"to": wanted})
+        owner = f"node-{'ab'[index % 2]}"
+        if agent.node != owner:
+            status, moved = fabric.send("POST", f"/v1/agents/{name}/migrate", {"to": owner})
             assert status == 200, moved
-            agent.node, agent.epoch = wanted, moved["epoch"]
-        told[name] = agent, cached
-    return told
+            agent.node, agent.epoch = owner, moved["epoch"]
+        agents[name] = agent, cached
+    return agents
 
 
 def await_value(look):
@@ -108,27 +108,27 @@ def ask_until_answered(fabric, agent, answers):
             return
 
 
-def ask_all(fabric, told):
+def start_asking(fabric, agents):
     """Let every agent be asked until it is answered; return the threads and the answers."""
     answers: dict[str, Answer] = {}
     threads = [
         threading.Thread(target=ask_until_answered, args=(fabric, agent, answers))
-        for agent, _ in told.values()
+        for agent, _ in agents.values()
     ]
     for thread in threads:
         thread.start()
     return threads, answers
 
 
-def test_a_router_that_restarts_with_rays_head_waits_for_owners(fabric):
+def test_router_restarted_with_ray_head_waits_for_owners(fabric):
     """The head's own node goes with it, and may be later than computing anew would take."""
-    told = tell_all(fabric)
-    owners = {name: agent.node for name, (agent, _) in told.items()}
+    agents = add_agents(fabric)
+    owners = {name: agent.node for name, (agent, _) in agents.items()}
     before = fabric.incarnation("node-a")
     head, router = fabric.head(), fabric.router()
     kill(head)
     kill(router)
-    threads, answers = ask_all(fabric, told)
+    threads, answers = start_asking(fabric, agents)
     for thread in threads:
         thread.join(START_S)
     fabric.await_return("node-a", before, START_S)
@@ -138,20 +138,20 @@ def test_a_router_that_restarts_with_rays_head_waits_for_owners(fabric):
 
     assert answers["ivan"].node == owners["ivan"] == LATE
     assert answers["mira"].node == "node-a" or any("no owner joined" in line for line in log)
-    for name, (_, cached) in told.items():
+    for name, (_, cached) in agents.items():
         assert answers[name].node != owners[name] or answers[name].cached_tokens >= cached
 
 
-def test_every_first_turn_is_served_by_its_owners_memory(fabric):
-    told = tell_all(fabric)
-    owners = {name: agent.node for name, (agent, _) in told.items()}
+def test_first_turns_after_restart_use_the_owners_cache(fabric):
+    agents = add_agents(fabric)
+    owners = {name: agent.node for name, (agent, _) in agents.items()}
     fabric.close()
     fabric.launch()
     late = await_value(lambda: find_server(fabric, LATE))
     kill(late, signal.SIGSTOP)
     try:
         fabric.url = await_value(lambda: find_endpoint(fabric))
-        threads, answers = ask_all(fabric, told)
+        threads, answers = start_asking(fabric, agents)
         await_value(lambda: is_serving_in_part(fabric))
         time.sleep(LATE_S)
         early = set(answers)
@@ -163,9 +163,9 @@ def test_every_first_turn_is_served_by_its_owners_memory(fabric):
     log = (fabric.data / "logs" / "router.log").read_text().splitlines()
     print(*(line for line in log if " waited " in line), sep="\n")
     for name, answer in answers.items():
-        print(f"{name}: owner {owners[name]}, knew {told[name][1]} tokens, then {answer}")
+        print(f"{name}: owner {owners[name]}, knew {agents[name][1]} tokens, then {answer}")
 
     assert not any(owners[name] == LATE for name in early)
     assert {name: answer.node for name, answer in answers.items()} == owners
-    for name, (_, cached) in told.items():
+    for name, (_, cached) in agents.items():
         assert answers[name].cached_tokens >= cached, name

@@ -30,7 +30,7 @@ class Launching:
         self.keeper.start(name, argv, ray.environment, self.log, piped=True)
 
     def next(self) -> dict:
-        """Return the next thing it says, or how it ended."""
+        """Return the next event of the process, or its exit event."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             event = self.keeper.next_event(0.5)
@@ -42,7 +42,7 @@ class Launching:
                     return news
                 if event["event"] == "exited":
                     return event
-        pytest.fail(f"nothing was said: {self.log.read_text()}")
+        pytest.fail(f"no event within {TIMEOUT_S} s: {self.log.read_text()}")
 
     def until(self, kind: str, count: int = 1) -> list[dict]:
         """Return `count` events of one kind."""
@@ -55,7 +55,7 @@ class Launching:
         return found
 
     def end(self) -> dict:
-        """Ask it to end; return how it did."""
+        """End the process; return its exit event."""
         return next(e for e in self.keeper.end([self.name], 25.0) if e["event"] == "exited")
 
     def notes(self, node: str) -> list[list[str]]:
@@ -65,7 +65,7 @@ class Launching:
 
 
 @pytest.mark.nightly
-def test_a_node_that_cannot_start_is_told(cluster):
+def test_failed_node_start_is_reported(cluster):
     launching = Launching(cluster, "broken", "--model", "broken:no such model")
     event = launching.next()
 
@@ -99,7 +99,7 @@ def test_nodes_become_ready_restart_and_stop(cluster):
     assert again["pid"] != victim["pid"]
     assert again["incarnation"] == victim["incarnation"] + 1
 
-    # Whoever comes second finds the same actors.
+    # A second launch finds the same actors.
     second = Launching(cluster, "second", "--model", "loads:1", "--expect", "3")
     pids = {event["node"]: event["pid"] for event in second.until("ready", 3)}
     assert pids == {name: event["pid"] for name, event in (ready | {"node-b": again}).items()}
@@ -112,16 +112,19 @@ def test_nodes_become_ready_restart_and_stop(cluster):
 
 
 @pytest.mark.nightly
-def test_a_start_that_failed_is_tried_again_by_the_same_actor(cluster, tmp_path):
-    mended = tmp_path / "mended"
-    options = ("--model", f"needs:{mended}", "--expect", "3", "--watch", "--at-exit", "stop")
+def test_failed_start_is_retried_by_the_same_actor(cluster, tmp_path):
+    model_path = tmp_path / "mended"
+    options = ("--model", f"needs:{model_path}", "--expect", "3", "--watch", "--at-exit", "stop")
     launching = Launching(cluster, "mended", *options)
     waits_s = {"node-a": [], "node-b": [], "node-c": []}
     while min(map(len, waits_s.values())) < 2:
         event = launching.next()
-        assert (event["event"], f"{mended} is not there" in event["message"]) == ("failed", True)
+        assert (event["event"], f"{model_path} is not there" in event["message"]) == (
+            "failed",
+            True,
+        )
         waits_s[event["node"]].append(event["retry_s"])
-    mended.touch()
+    model_path.touch()
     ready = [launching.next() for _ in range(3)]
 
     assert all(waits == sorted(set(waits)) for waits in waits_s.values()), waits_s
@@ -134,7 +137,7 @@ def test_a_start_that_failed_is_tried_again_by_the_same_actor(cluster, tmp_path)
 
 
 @pytest.mark.nightly
-def test_an_actor_that_dies_for_good_again_and_again_is_made_anew_ever_later(cluster):
+def test_dead_actor_is_recreated_with_growing_delays(cluster):
     launching = Launching(cluster, "dying", "--model", "dies:", "--watch", "--at-exit", "stop")
     waits_s = []
     while len(waits_s) < 2:
@@ -151,7 +154,7 @@ def test_an_actor_that_dies_for_good_again_and_again_is_made_anew_ever_later(clu
 
 
 @pytest.mark.nightly
-def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
+def test_nodes_with_changed_settings_are_restarted(cluster):
     """Ray restarts an actor with what it was first given: new settings need a new actor."""
     first = Launching(cluster, "before", "--model", "loads:0", "--expect", "3")
     before = {event["node"]: event for event in first.until("ready", 3)}
@@ -169,7 +172,7 @@ def test_nodes_with_other_settings_are_stopped_and_started_anew(cluster):
 
 
 @pytest.mark.nightly
-def test_too_few_macs_are_told(cluster):
+def test_too_few_macs_are_reported(cluster):
     launching = Launching(
         cluster, "few", "--model", "loads:0", "--expect", "4", "--timeout", "25", "--watch"
     )
@@ -180,7 +183,7 @@ def test_too_few_macs_are_told(cluster):
     assert "--labels=mac=NAME" in launching.log.read_text()
 
 
-def test_no_cluster_is_told(tmp_path):
+def test_missing_cluster_is_reported(tmp_path):
     keeper = Keeper(tmp_path / "keeper.log")
     make_keys(tmp_path)
     ray = LocalRay(tmp_path, NAMES, keeper)  # never started

@@ -1,4 +1,4 @@
-"""A local Ray cluster starts, is its own, and leaves nothing: not when stopped, not when killed."""
+"""A local Ray cluster starts, is isolated, and leaves no process or file when stopped or killed."""
 
 import contextlib
 import os
@@ -47,13 +47,13 @@ time.sleep(60)
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_three_nodes_start_and_leave_nothing(tmp_path):
+def test_three_nodes_start_and_stop_without_leftovers(tmp_path):
     began_s = time.monotonic()
     keeper, ray = start_ray(tmp_path)
     try:
         seconds = time.monotonic() - began_s
         owned = [keeper.process, *descendants([keeper.process.pid])]
-        told = subprocess.run(
+        driver_lines = subprocess.run(
             [sys.executable, "-c", DRIVER, ray.address],
             env=ray.environment,
             capture_output=True,
@@ -66,9 +66,9 @@ def test_three_nodes_start_and_leave_nothing(tmp_path):
         keeper.close()
     print(f"three Ray nodes started in {seconds:.1f} s")
 
-    assert sorted(line.split()[1:] for line in told) == [[n, "1.0", "True"] for n in NAMES]
+    assert sorted(line.split()[1:] for line in driver_lines) == [[n, "1.0", "True"] for n in NAMES]
     if LINUX:
-        assert len({line.split()[0] for line in told}) == 3
+        assert len({line.split()[0] for line in driver_lines}) == 3
     assert len(owned) >= 10
     assert wait_gone(owned, 5.0) == []
     left = {path.name for path in tmp_path.iterdir()}
@@ -80,7 +80,7 @@ def test_three_nodes_start_and_leave_nothing(tmp_path):
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_killed_owner_leaves_nothing(tmp_path):
+def test_killed_owner_leaves_no_processes(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],
         cwd=ROOT,
@@ -104,7 +104,7 @@ def test_a_killed_owner_leaves_nothing(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_killed_keeper_leaves_nothing(tmp_path):
+def test_killed_keeper_leaves_no_processes(tmp_path):
     keeper, ray = start_ray(tmp_path, ("node-a",))
     owned = descendants([keeper.process.pid])
     os.kill(keeper.process.pid, signal.SIGKILL)
@@ -117,9 +117,9 @@ def test_a_killed_keeper_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def keeper(tmp_path):
-    kept = Keeper(tmp_path / "keeper.log")
-    yield kept
-    kept.close()
+    running_keeper = Keeper(tmp_path / "keeper.log")
+    yield running_keeper
+    running_keeper.close()
 
 
 def test_every_local_node_has_an_address(tmp_path):
@@ -129,11 +129,11 @@ def test_every_local_node_has_an_address(tmp_path):
     assert len(set(hosts)) == (3 if LINUX else 1)
 
 
-def test_ports_are_below_those_of_outgoing_connections():
+def test_ports_are_below_the_ephemeral_range():
     assert all(20_000 <= free_port("127.0.0.1") < 32_000 for _ in range(20))
 
 
-def test_the_password_is_private_and_fresh(tmp_path, keeper):
+def test_ray_token_is_private_and_fresh(tmp_path, keeper):
     LocalRay(tmp_path, NAMES, keeper)
     token = tmp_path / "ray.token"
     first = token.read_text()
@@ -144,7 +144,7 @@ def test_the_password_is_private_and_fresh(tmp_path, keeper):
     assert token.read_text() != first
 
 
-def test_other_peoples_ray_variables_are_dropped(tmp_path):
+def test_inherited_ray_variables_are_dropped(tmp_path):
     base = {"RAY_ADDRESS": "elsewhere:1", "RAY_TMPDIR": "/x", "HOME": "/h"}
     environment = ray_environment(tmp_path, base)
 
@@ -159,7 +159,7 @@ def test_other_peoples_ray_variables_are_dropped(tmp_path):
     assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
-def test_a_long_folder_gets_a_short_one_for_sockets(tmp_path, keeper):
+def test_long_folder_gets_a_short_socket_folder(tmp_path, keeper):
     folder = tmp_path / ("long" * 25)
     ray = LocalRay(folder, NAMES, keeper)
     try:
@@ -174,7 +174,7 @@ def test_a_long_folder_gets_a_short_one_for_sockets(tmp_path, keeper):
     assert not (folder / "ray.token").exists()
 
 
-def test_a_short_folder_keeps_everything_inside(keeper):
+def test_short_folder_holds_all_files(keeper):
     folder = Path("/tmp") / f"macfabric-test-{os.getpid()}"
     try:
         ray = LocalRay(folder, NAMES, keeper)
@@ -188,17 +188,17 @@ class Services:
     """Ray's module as `ray start` sees it: the raylet registers at the third question."""
 
     def __init__(self):
-        self.asked = 0
+        self.calls_count = 0
 
     def get_node(self, address, node_id):
-        self.asked += 1
-        if self.asked < 3:
+        self.calls_count += 1
+        if self.calls_count < 3:
             message = "not there yet"
             raise RuntimeError(message)
         return address, node_id
 
 
-def ended(program):
+def exited_process(program):
     """Start a shell by this name that ends at once; leave it unwaited for."""
     child = subprocess.Popen([program, "-c", "exit 0"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -206,16 +206,16 @@ def ended(program):
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="macOS before Python 3.13")
-def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none(tmp_path):
+def test_starting_raylet_is_awaited_but_a_dead_one_is_not(tmp_path):
     slow, dead = Services(), Services()
     ray_processes._wait_longer_for_raylet(slow)
     ray_processes._wait_longer_for_raylet(dead)
-    helper = ended("/bin/sh")
+    helper = exited_process("/bin/sh")
 
     assert slow.get_node("gcs", "id") == ("gcs", "id"), "a helper that ended is no raylet"
 
     (tmp_path / "raylet").symlink_to("/bin/sh")
-    raylet = ended(tmp_path / "raylet")
+    raylet = exited_process(tmp_path / "raylet")
     with pytest.raises(SystemExit, match="raylet ended"):
         dead.get_node("gcs", "id")
     assert raylet.wait() == helper.wait() == 0, "both are still their owner's to wait for"
@@ -224,7 +224,7 @@ def test_a_raylet_gets_its_time_to_start_but_a_dead_one_none(tmp_path):
 @pytest.mark.cluster
 @pytest.mark.nightly
 @pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
-def test_ray_starts_on_a_machine_that_is_too_slow_for_its_limit(tmp_path, keeper):
+def test_ray_starts_on_a_machine_slower_than_its_own_limit(tmp_path, keeper):
     """Ray itself gives a raylet 30 seconds."""
     make_keys(tmp_path)
     ray = LocalRay(tmp_path, ("node-a",), keeper)

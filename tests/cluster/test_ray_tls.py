@@ -1,4 +1,4 @@
-"""Ray listens to members of its fabric only: to no stranger, nor to the packet that ends it."""
+"""Ray accepts members of its fabric only: it drops strangers and the packet that crashes it."""
 
 import subprocess
 import sys
@@ -91,7 +91,7 @@ def start_sync(channel):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_strangers_are_not_listened_to_and_end_nothing(ray_of_one, tmp_path):
+def test_strangers_are_rejected_and_stop_no_process(ray_of_one, tmp_path):
     keeper, ray, folder = ray_of_one
     before = descendants([keeper.process.pid])
     host = ray.nodes[0].host
@@ -111,46 +111,46 @@ def test_strangers_are_not_listened_to_and_end_nothing(ray_of_one, tmp_path):
     assert [process for process in before if not is_alive(process)] == []
 
 
-def test_a_member_is_heard(ray_of_one):
+def test_member_connects(ray_of_one):
     _, ray, folder = ray_of_one
     with member(folder, ray.address) as channel:
         grpc.channel_ready_future(channel).result(CALL_S)
 
 
 @pytest.mark.nightly
-def test_a_driver_that_is_no_member_is_refused(ray_of_one, tmp_path):
-    """It tries for as long as it was told to, and ends."""
+def test_driver_without_membership_is_rejected(ray_of_one, tmp_path):
+    """The driver retries within its configured limits and exits."""
     _, ray, _ = ray_of_one
-    nothing = {name: value for name, value in ray.environment.items() if "TLS" not in name}
+    no_credentials = {name: value for name, value in ray.environment.items() if "TLS" not in name}
     other = make_keys(tmp_path / "other").path
-    another_fabrics = ray.environment | {
+    other_credentials = ray.environment | {
         "RAY_TLS_SERVER_CERT": str(other / "member.pem"),
         "RAY_TLS_SERVER_KEY": str(other / "member.key"),
     }
     drivers = [
         subprocess.Popen(
             [sys.executable, "-c", DRIVER, ray.address],
-            env=shown | dict.fromkeys(PATIENCE, str(PATIENCE_S)),
+            env=environment | dict.fromkeys(PATIENCE, str(PATIENCE_S)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for shown in (nothing, another_fabrics)
+        for environment in (no_credentials, other_credentials)
     ]
     try:
-        told = [driver.communicate(timeout=HANG_S) for driver in drivers]
+        outputs = [driver.communicate(timeout=HANG_S) for driver in drivers]
     finally:
         for driver in drivers:
             driver.kill()
             driver.communicate()
 
-    for driver, (said, complained) in zip(drivers, told, strict=True):
-        assert "joined" not in said
+    for driver, (out, error) in zip(drivers, outputs, strict=True):
+        assert "joined" not in out
         assert driver.returncode == 1
-        assert "Failed to connect to GCS" in complained
+        assert "Failed to connect to GCS" in error
 
 
-def test_a_driver_that_is_one_joins(ray_of_one):
+def test_driver_with_membership_joins(ray_of_one):
     _, ray, _ = ray_of_one
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, ray.address],

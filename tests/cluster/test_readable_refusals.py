@@ -63,7 +63,7 @@ def up(request, tmp_path):
         yield running
 
 
-def test_every_refusal_of_a_long_body_is_read(up):
+def test_clients_read_every_refusal_of_a_long_body(up):
     client, done = Client(up), threading.Event()
     pulses, memory = [], [used(up.router_pid)[1]]
 

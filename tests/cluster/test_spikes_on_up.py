@@ -11,7 +11,7 @@ TURNS = 400
 ANSWER_TOKENS = 100  # so that no turn ends before the last one has begun
 
 
-def test_turns_at_once_are_served_or_put_off_and_no_node_is_given_up(tmp_path):
+def test_request_spike_is_served_or_deferred_without_losing_nodes(tmp_path):
     with running_up(tmp_path, names=NAMES, router={"api_keys": {}}) as up:
         outcomes = spike_outcomes(start_spike(up.url, "recall", TURNS, ANSWER_TOKENS))
         log = (up.data / "logs" / "router.log").read_text()

@@ -62,7 +62,7 @@ class Up:
             check=False,
         )
 
-    def say(self, agent: str, *texts: str) -> tuple[str, dict]:
+    def chat(self, agent: str, *texts: str) -> tuple[str, dict]:
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": t} for i, t in enumerate(texts)]
         body = {"model": self.ready["model"].rpartition("/")[2], "messages": messages}
@@ -97,8 +97,8 @@ def up(tmp_path):
         one.close()
 
 
-def open_to_others(data):
-    """List what others could use, were they let in at all; Ray's own folders may be listed."""
+def accessible_to_others(data):
+    """List files that other users may access; Ray's own folders are exempt."""
     found = [path for path in [data, *data.rglob("*")] if not path.is_symlink()]
     rays = data / "ray"
     return [
@@ -110,18 +110,18 @@ def open_to_others(data):
     ]
 
 
-def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
+def test_fabric_serves_keeps_caches_and_stops_without_leftovers(up, tmp_path):
     first = up()
     print(f"`up` was ready after {first.ready['seconds']} s: {first.ready['phases']}")
-    answer, told = first.say("mira", "the cat sat on the mat")
+    answer, headers = first.chat("mira", "the cat sat on the mat")
     second = first.run("up", "--port", "0")
     status = json.loads(first.run("status", "--json").stdout)
-    readable = open_to_others(tmp_path / "data")
+    readable = accessible_to_others(tmp_path / "data")
     down = first.run("down", "--json")
 
     assert readable == []
-    assert open_to_others(tmp_path / "data") == []
-    assert told["x-macfabric-cache"] == "cold"
+    assert accessible_to_others(tmp_path / "data") == []
+    assert headers["x-macfabric-cache"] == "cold"
     assert status["agents"] == 1
     assert second.returncode == 1
     assert "A fabric is running in" in second.stderr
@@ -138,11 +138,11 @@ def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
 
     again = up()
     assert (
-        again.say("mira", "the cat sat on the mat", answer, "and?")[1]["x-macfabric-cache"]
+        again.chat("mira", "the cat sat on the mat", answer, "and?")[1]["x-macfabric-cache"]
         == "disk"
     )
 
-    # A crash: whoever runs the fabric is gone without a word.
+    # A crash: the process that runs the fabric is killed.
     again.popen.send_signal(signal.SIGKILL)
 
     assert wait_gone(again.owned, 30.0) == []
@@ -150,39 +150,37 @@ def test_a_fabric_serves_remembers_and_leaves_nothing(up, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_node_that_cannot_start_any_more_says_why_and_comes_back_once_that_is_mended(
-    up, tmp_path
-):
+def test_node_that_cannot_restart_reports_why_and_recovers_once_fixed(up, tmp_path):
     first = up()
-    answer, _ = first.say("mira", "the cat sat on the mat")
+    answer, _ = first.chat("mira", "the cat sat on the mat")
     model, away = tmp_path / "tiny", tmp_path / "away"
     model.rename(away)
     [node] = json.loads(first.run("nodes", "--json").stdout)
     os.kill(node["pid"], signal.SIGKILL)
-    told = until(lambda: first.run("status").stdout, "node-a failed: ")
+    status = await_output(lambda: first.run("status").stdout, "node-a failed: ")
     away.rename(model)
-    again = until(lambda: first.run("nodes").stdout, " ready ")
+    again = await_output(lambda: first.run("nodes").stdout, " ready ")
 
-    assert str(model) in told
-    assert "; tries to start again in " in told
+    assert str(model) in status
+    assert "; tries to start again in " in status
     assert "node-a failed: " in first.log.read_text()
     assert "; tries to start again in " in first.log.read_text()
     assert "node-a" in again
-    said = first.say("mira", "the cat sat on the mat", answer, "and?")
-    assert said[1]["x-macfabric-cache"] == "disk"
+    reply = first.chat("mira", "the cat sat on the mat", answer, "and?")
+    assert reply[1]["x-macfabric-cache"] == "disk"
 
 
-def until(said, wanted: str) -> str:
-    """Ask until something is said; return it."""
+def await_output(read_output, expected: str) -> str:
+    """Poll until the output has the expected text; return it."""
     deadline_s = time.monotonic() + 90.0
-    while wanted not in (text := said()):
+    while expected not in (text := read_output()):
         assert time.monotonic() < deadline_s, text
         time.sleep(0.2)
     return text
 
 
-def test_down_ends_what_a_crash_left(tmp_path):
-    """Also where even the keeper was killed; strangers with a noted number are spared."""
+def test_down_stops_processes_left_by_a_crash(tmp_path):
+    """Also where even the keeper was killed; processes that reuse a recorded pid keep running."""
     folder = DataFolder(tmp_path)
     folder.create()
     left = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)

@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
 KEY = "one-key-for-the-whole-family"
-OPERATOR = "the-key-of-who-runs-all-of-it"
+OPERATOR = "the-key-of-the-operator-of-it"
 # Other tests use this machine's loopback at the same time: nothing of theirs looks like this.
 LETTERS = "aeiloprstuvwz"
-ASKED, ANSWERED, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) for _ in range(80))
+NAME, CODE, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) for _ in range(80))
 FILLER = " ".join(f"The friend of {a} is {b}." for a, b in pairwise(OTHERS))
 TIMEOUT_S = 120.0
 
@@ -74,39 +74,39 @@ class Fabric:
 
     def ask(self):
         """Ask until there is an answer; return the node that gave it."""
-        text = f"{FILLER} The vault code of {ASKED} is {ANSWERED}."
+        text = f"{FILLER} The vault code of {NAME} is {CODE}."
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Noted."}]
-        messages.append({"role": "user", "content": f"The vault code of {ASKED} is"})
+        messages.append({"role": "user", "content": f"The vault code of {NAME} is"})
         body = {"model": "recall", "messages": messages, "max_tokens": 12, "temperature": 0}
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             try:
-                said, headers = self.send("/v1/chat/completions", body)
+                response, headers = self.send("/v1/chat/completions", body)
             except OSError:  # the node is being given up
                 assert time.monotonic() < deadline_s, self.log.read_text()
                 time.sleep(0.2)
             else:
-                assert ANSWERED in said["choices"][0]["message"]["content"]
+                assert CODE in response["choices"][0]["message"]["content"]
                 return headers["x-macfabric-node"]
 
     def nodes(self):
         return {row["name"]: row for row in self.send("/v1/nodes")[0]["data"]}
 
     def secrets(self):
-        """Return what nobody may see, by name, as it could be spelled."""
+        """Return every secret by name, in each encoding that could appear on the wire."""
         block = max((self.data / "nodes").rglob("*.full"), key=lambda p: p.stat().st_size)
         keys = keys_of(
             (self.data / CLUSTER_KEY).read_text(),
             (self.data / MEMBER_KEY).read_text(),
             (self.data / RAY_TOKEN).read_bytes(),
         )
-        said = {
+        texts = {
             "the client's key": KEY.encode(),
             "the operator's key": OPERATOR.encode(),
-            "the prompt": ASKED.encode(),
-            "the answer": ANSWERED.encode(),
+            "the prompt": NAME.encode(),
+            "the answer": CODE.encode(),
         }
-        return keys | said | parts_of(block.read_bytes())
+        return keys | texts | parts_of(block.read_bytes())
 
     def close(self):
         owned = descendants([self.popen.pid])
@@ -133,7 +133,7 @@ def plant(text):
         assert accepted.recv(len(text), socket.MSG_WAITALL) == text
 
 
-def test_nothing_of_a_running_fabric_can_be_read_on_its_way(tmp_path):
+def test_traffic_of_a_running_fabric_reveals_no_secret(tmp_path):
     with Capture("lo") as capture:
         fabric = Fabric(tmp_path)
         try:

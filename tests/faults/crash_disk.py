@@ -49,12 +49,12 @@ class FlushDirectory:
 
 @dataclass(frozen=True)
 class EmptyCache:
-    """The drive wrote down all that it was given, not only in order."""
+    """The drive wrote its whole cache to the medium."""
 
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The program told its caller that this revision is durable."""
+    """The program reported this revision as durable to its caller."""
 
     revision: int
 
@@ -86,7 +86,7 @@ class Trace:
         self._bind(old[0], (old[1], None))
 
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
-        """Damage a file as a drive does: behind the program's back, and for good."""
+        """Damage a file as a drive does: unseen by the program, and permanently."""
         inode = self.names[tuple(name.split("/"))]
         self.ops += [Write(inode, offset, data), Flush(inode), EmptyCache()]
 
@@ -122,7 +122,7 @@ class Trace:
                 yield from self._states(self.ops[:kept])
 
     def _states(self, ops: list[Op]) -> Iterator[Tree]:
-        """Yield what the drive may hold if it wrote down all that was flushed."""
+        """Yield what the drive may hold if it wrote everything that was flushed."""
         directories = sorted({op.directory for op in ops if isinstance(op, Bind)})
         spaces = [_directory_states(ops, directory) for directory in directories]
         contents: dict[int, list[bytes]] = {}

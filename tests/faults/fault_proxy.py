@@ -17,7 +17,7 @@ class Fault:
     """What one connection suffers, counted in bytes on their way from server to client."""
 
     cut_at: int | None = None  # then both sides see a reset
-    stall_at: int | None = None  # then nothing moves, and nobody hangs up
+    stall_at: int | None = None  # then nothing moves, and no side hangs up
     flip_at: int | None = None  # this byte arrives inverted
     pause_s: float = 0.0  # before each chunk
     chunk_bytes: int = _CHUNK_BYTES
@@ -92,7 +92,7 @@ class FaultProxy:
                 if fault.flip_at is not None and passed <= fault.flip_at < passed + len(chunk):
                     chunk[fault.flip_at - passed] ^= 0xFF
                 time.sleep(fault.pause_s)
-                record += chunk[: 1 << 20]  # first: who receives it may look at once
+                record += chunk[: 1 << 20]  # before sending: the receiver may look at once
                 sink.sendall(chunk)
                 passed += len(chunk)
         if fault.cut_at is not None and passed >= fault.cut_at:

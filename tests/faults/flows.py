@@ -80,14 +80,14 @@ def record_name(context: Context) -> str:
 
 def make_blocks(tokens: tuple[int, ...], parent: BlockHash) -> dict[CacheGroup, Block]:
     chain = block_hash(SALT, FINGERPRINT, parent, tokens)
-    made = {}
+    blocks = {}
     for group in GROUPS:
         kv = random.Random(f"{group}{tokens[-1]}").randbytes(SPEC.kv_bytes(len(tokens), group))
         checksum = payload_checksum([kv, token_bytes(tokens)])
         size = payload_bytes(SPEC, len(tokens), group)
         ref = BlockRef(group_hash(SALT, chain, group), checksum, len(tokens), size, group)
-        made[group] = Block(parent, tokens, kv, ref)
-    return made
+        blocks[group] = Block(parent, tokens, kv, ref)
+    return blocks
 
 
 def make_context(agent: str, tokens: tuple[int, ...], revision: int, epoch: int = 1) -> Context:
@@ -130,15 +130,15 @@ _THIN = replace(trim_restore_points(A4.record, 2), revision=5)
 A5 = Context(_THIN, tuple(block for block in A4.blocks if block.ref in _THIN.refs))
 assert len(A5.blocks) < len(A4.blocks)
 D1 = make_context("d", (*SHARED, 7_001), 1)
-_ASKED = tuple(
+_DIRECTIVES = tuple(
     Directive(
         OperationId("tidy-up-1"), EditMode.FORGET, f"[{at}]", message_digest=bytes(16), nth=at
     )
     for at in range(5)
 )
-_UNDONE = tuple(replace(each, undone_s=1.0, replacement=None) for each in _ASKED[:3])
-D2 = Context(replace(D1.record, revision=2, directives=_ASKED), D1.blocks)
-D3 = Context(replace(D1.record, revision=3, directives=(*_UNDONE, *_ASKED[3:])), D1.blocks)
+_UNDONE = tuple(replace(each, undone_s=1.0, replacement=None) for each in _DIRECTIVES[:3])
+D2 = Context(replace(D1.record, revision=2, directives=_DIRECTIVES), D1.blocks)
+D3 = Context(replace(D1.record, revision=3, directives=(*_UNDONE, *_DIRECTIVES[3:])), D1.blocks)
 HURT = A3.blocks[3]  # the window block behind the shared one
 assert HURT.ref.group is CacheGroup.WINDOW
 
@@ -251,7 +251,7 @@ class World:
     # --- what must hold ----------------------------------------------------------------------
 
     def problems(self, acknowledged: int) -> Iterator[str]:
-        """Say what is wrong after a restart, given the last step that was acknowledged."""
+        """Yield what is wrong after a restart, given the last acknowledged step."""
         done = self.done()
         if done < 0:
             yield f"a mixed state after step {acknowledged}: {sorted(self.held)}"
@@ -261,10 +261,10 @@ class World:
             yield f"the state of step {done} although {acknowledged} was acknowledged"
         if self.lost_count and RECORD_LOST not in possible:
             yield "a record was lost"
-        wanted = {block.ref for context in STATES[done] for block in context.blocks}
-        for ref in wanted:
+        expected_refs = {block.ref for context in STATES[done] for block in context.blocks}
+        for ref in expected_refs:
             yield from self._block_problem(BLOCKS[ref], may_miss=acknowledged >= RECORD_LOST)
-        names = {f"{ref.name}.{ref.group.value}" for ref in wanted}
+        names = {f"{ref.name}.{ref.group.value}" for ref in expected_refs}
         if surplus := set(self.disk.list_names("blocks")) - names:
             yield f"{len(surplus)} blocks too many"
         yield from self.store.blocks.check_integrity()
@@ -291,5 +291,5 @@ def live(disk, acknowledge: Callable[[int], None], damage: Callable[[str], None]
 
 
 def problem_after_restart(disk, acknowledged: int, damage) -> str | None:
-    """Recover from `disk` as a node does; say what is wrong, or None."""
+    """Recover from `disk` as a node does; return what is wrong, or None."""
     return next(World(disk, damage).problems(acknowledged), None)

@@ -37,7 +37,7 @@ class Unit:
 class MeddlingProxy:
     """Passes every unit of connection n through `meddlers[n](unit) -> bytes`, later ones as is.
 
-    `side` says whose words are meddled with. A meddler that returns None hangs up.
+    `side` names the sender whose units are changed. A meddler that returns None hangs up.
     """
 
     def __init__(self, target, meddlers=(), side="server"):

@@ -14,7 +14,7 @@ from tests.faults.traced_os import TracedOs
 BAD_BYTE = b"\xa5"
 
 
-def no_more_damage(_name: str) -> None:
+def ignore_damage(_name: str) -> None:
     """What was damaged before the power failed stays so."""
 
 
@@ -38,7 +38,7 @@ def problems(trace: Trace, *, first_only: bool = False) -> tuple[set[str], int]:
 
 
 def problem_of(files: dict[str, bytes], acknowledged: int) -> str | None:
-    return problem_after_restart(CrashDisk(files=dict(files)), acknowledged, no_more_damage)
+    return problem_after_restart(CrashDisk(files=dict(files)), acknowledged, ignore_damage)
 
 
 def run_in_memory(disk: CrashDisk) -> Trace:
@@ -122,7 +122,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_protocol_is_caught(name):
+def test_broken_protocol_is_detected(name):
     found, _ = problems(run_in_memory(BROKEN[name]()), first_only=True)
     assert found != set()
 
@@ -136,7 +136,7 @@ def test_every_crash_state_recovers():
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_every_crash_state_of_the_real_disk_recovers(monkeypatch, tmp_path, platform):
+def test_every_crash_state_of_the_posix_disk_recovers(monkeypatch, tmp_path, platform):
     trace = run_for_real(monkeypatch, tmp_path / "root", platform)
     assert trace.acknowledged(len(trace.ops)) == LAST
     found, count = problems(trace)

@@ -42,7 +42,7 @@ def run_in_memory(steps=SOUND, order=SOUND_ORDER) -> Trace:
     return disk.trace
 
 
-def test_sound_protocol_survives_every_state():
+def test_sound_protocol_survives_every_crash_state():
     found, count = problems(run_in_memory())
     assert found == set()
     assert count > 100
@@ -60,7 +60,7 @@ BROKEN_STEPS = {
 
 
 @pytest.mark.parametrize("name", BROKEN_STEPS)
-def test_broken_publish_is_caught(name):
+def test_broken_publish_is_detected(name):
     found, _ = problems(run_in_memory(BROKEN_STEPS[name]))
     assert found != set()
 
@@ -73,7 +73,7 @@ BROKEN_ORDERS = {
 
 
 @pytest.mark.parametrize("name", BROKEN_ORDERS)
-def test_broken_order_is_caught(name):
+def test_broken_order_is_detected(name):
     found, _ = problems(run_in_memory(order=BROKEN_ORDERS[name]))
     assert found != set()
 
@@ -86,11 +86,11 @@ def test_broken_order_is_caught(name):
         ("written in place", "torn record"),
     ],
 )
-def test_what_a_mistake_costs(steps, cost):
+def test_broken_publish_causes_its_known_failure(steps, cost):
     assert cost in problems(run_in_memory(BROKEN_STEPS[steps]), stop=False)[0]
 
 
-def test_a_drive_whose_cache_is_never_emptied_is_caught():
+def test_drive_cache_that_is_never_flushed_is_detected():
     disk = CrashDisk(empties_cache=False)
     take_turns(disk, disk.trace.acknowledge)
     assert "revision 0 although 1 was acknowledged" in problems(disk.trace, stop=False)[0]
@@ -103,7 +103,7 @@ def traced(request, monkeypatch, tmp_path):
     return TracedOs(monkeypatch, root, request.param), root
 
 
-def test_real_disk_survives_every_state(traced):
+def test_posix_disk_survives_every_crash_state(traced):
     system, root = traced
     disk = PosixDisk(root, "full")
     take_turns(disk, system.trace.acknowledge)
@@ -117,7 +117,7 @@ def test_real_disk_survives_every_state(traced):
 
 
 @pytest.mark.parametrize("skipped", ["file", "directory", "both"])
-def test_real_disk_without_a_flush_is_caught(traced, monkeypatch, skipped):
+def test_posix_disk_without_a_flush_is_detected(traced, monkeypatch, skipped):
     system, root = traced
     flush = posix_disk.flush
 
@@ -139,7 +139,7 @@ def test_real_disk_without_a_flush_is_caught(traced, monkeypatch, skipped):
 @pytest.mark.parametrize(
     ("traced", "durability"), [("linux", "none"), ("darwin", "barrier")], indirect=["traced"]
 )
-def test_less_durability_promises_nothing_about_power(traced, durability):
+def test_lower_durability_does_not_survive_power_loss(traced, durability):
     system, root = traced
     disk = PosixDisk(root, durability)
     take_turns(disk, system.trace.acknowledge)
@@ -148,7 +148,7 @@ def test_less_durability_promises_nothing_about_power(traced, durability):
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_killed_then_restarted_then_power_lost(monkeypatch, tmp_path, platform):
+def test_kill_restart_and_power_loss_are_survived(monkeypatch, tmp_path, platform):
     """What a killed process left unflushed must be durable before the next one builds on it."""
     states = 0
     for point in itertools.count():

@@ -78,13 +78,13 @@ def flipped(raw: bytes, bit: int) -> bytearray:
 
 
 @GROUPS
-def test_the_undamaged_file_loads(group):
+def test_undamaged_file_loads(group):
     case = case_of(group)
     assert not case.is_a_miss(case.raw)
 
 
 @GROUPS
-def test_every_header_byte_flipped(group):
+def test_flipped_header_bytes_are_detected(group):
     case, rng = case_of(group), random.Random(0)
     text_bytes = len(case.header.rstrip(b" "))
     for at in range(len(case.header)):
@@ -100,7 +100,7 @@ def test_every_header_byte_flipped(group):
 
 
 @GROUPS
-def test_payload_bits_flipped(group):
+def test_flipped_payload_bits_are_detected(group):
     """Every bit; of a small state, that is fewer than of keys."""
     case = case_of(group)
     bits = range(8 * len(case.header), 8 * len(case.raw))
@@ -110,7 +110,7 @@ def test_payload_bits_flipped(group):
 
 
 @GROUPS
-def test_runs_of_zeros_and_noise(group):
+def test_runs_of_zeros_and_noise_are_detected(group):
     case, rng = case_of(group), random.Random(1)
     whole = case.raw
     for _ in range(200):
@@ -122,7 +122,7 @@ def test_runs_of_zeros_and_noise(group):
 
 
 @GROUPS
-def test_every_truncation_and_extension(group):
+def test_truncated_and_extended_files_are_detected(group):
     case = case_of(group)
     raw, header_bytes = case.raw, len(case.header)
     cuts = [*range(0, header_bytes, 97), *range(header_bytes - 9, len(raw))]
@@ -131,7 +131,7 @@ def test_every_truncation_and_extension(group):
 
 
 @GROUPS
-def test_swapped_files(group):
+def test_swapped_files_are_detected(group):
     """Other tokens, other bits, another place, another group: never in this block's place."""
     case, block = case_of(group), case_of(group).block
     others = [
@@ -146,7 +146,7 @@ def test_swapped_files(group):
         assert there.is_a_miss(case.raw)
 
 
-def test_a_damaged_block_is_put_away_and_can_be_computed_again(tmp_path):
+def test_damaged_block_is_quarantined_and_recomputed(tmp_path):
     case = case_of(CacheGroup.FULL)
     disk = PosixDisk(tmp_path / "root", "none")
     store = BlockStore(disk, SPEC, FINGERPRINT)

@@ -79,7 +79,7 @@ def flip(path, at: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", GROUPS)
-def test_answers_are_those_of_a_cold_run(name, tmp_path):
+def test_answers_over_damaged_files_equal_those_of_a_cold_run(name, tmp_path):
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     rng = random.Random(name)
     nodes = tmp_path / "data" / "nodes"
@@ -118,7 +118,7 @@ def test_answers_are_those_of_a_cold_run(name, tmp_path):
 
 @pytest.mark.parametrize("name", sample(GROUPS, "qwen3_5"))
 @pytest.mark.nightly
-def test_a_real_folder_is_checked_repaired_and_served_again(name, tmp_path, capsys):
+def test_damaged_folder_is_checked_repaired_and_served(name, tmp_path, capsys):
     """Refused while the node runs, sound when it has stopped, of use again after a repair."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     data = tmp_path / "data"

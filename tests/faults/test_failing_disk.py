@@ -37,7 +37,7 @@ def damage(path):
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
+def skip_fsync(monkeypatch):
     """Flush nothing for real: the drive is not what fails here."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
@@ -82,7 +82,7 @@ def first_turn(root):
 @pytest.mark.parametrize(
     "cause", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.EROFS]
 )
-def test_any_operation_may_fail(tmp_path, monkeypatch, cause, restarted):
+def test_every_failed_operation_leaves_a_recoverable_disk(tmp_path, monkeypatch, cause, restarted):
     """One failing operation anywhere: one clear error, no temporary, nothing lost, then on."""
     failures = 0
     for point in count():
@@ -116,7 +116,7 @@ def test_any_operation_may_fail(tmp_path, monkeypatch, cause, restarted):
 
 
 @pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EIO])
-def test_a_failed_put_leaves_the_store_as_it_was(tmp_path, monkeypatch, cause):
+def test_failed_put_leaves_the_store_unchanged(tmp_path, monkeypatch, cause):
     for point in count():
         disk = PosixDisk(tmp_path / str(point), "full")
         store = BlockStore(disk, SPEC, FINGERPRINT)
@@ -141,7 +141,7 @@ def test_a_failed_put_leaves_the_store_as_it_was(tmp_path, monkeypatch, cause):
 
 
 @pytest.mark.parametrize("cause", [errno.EIO, errno.EMFILE])
-def test_a_failed_load_is_a_miss(tmp_path, monkeypatch, cause):
+def test_failed_load_is_a_miss(tmp_path, monkeypatch, cause):
     """A failing drive takes the block out of use; a lack of descriptors does not."""
     misses = 0
     for point in count():
@@ -162,7 +162,7 @@ def test_a_failed_load_is_a_miss(tmp_path, monkeypatch, cause):
 
 
 @pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_failed_quarantine_still_takes_the_block_out_of_use(tmp_path, monkeypatch, cause):
+def test_failed_quarantine_still_drops_the_block(tmp_path, monkeypatch, cause):
     for point in range(30):
         disk = PosixDisk(tmp_path / str(point), "full")
         store = BlockStore(disk, SPEC, FINGERPRINT)
@@ -179,14 +179,14 @@ def test_a_failed_quarantine_still_takes_the_block_out_of_use(tmp_path, monkeypa
         disk.close()
 
 
-def test_a_failed_flush_is_not_tried_again(tmp_path, monkeypatch):
-    """fsync tells of lost pages once; a second call would call them durable."""
+def test_failed_fsync_is_not_retried(tmp_path, monkeypatch):
+    """fsync reports lost pages once; a second call would succeed."""
     disk = PosixDisk(tmp_path / "root", "full")
     disk.publish("a", [b"old"])
-    asked = []
+    flushed_directories = []
 
     def fail(fd):
-        asked.append(stat.S_ISDIR(os.fstat(fd).st_mode))
+        flushed_directories.append(stat.S_ISDIR(os.fstat(fd).st_mode))
         raise OSError(errno.EIO, "lost")
 
     with monkeypatch.context() as patch:
@@ -194,13 +194,13 @@ def test_a_failed_flush_is_not_tried_again(tmp_path, monkeypatch):
         with pytest.raises(DiskError) as caught:
             disk.publish("a", [b"new"])
     assert caught.value.is_damage
-    assert asked == [False]
+    assert flushed_directories == [False]
     assert disk.read("a", 10) == b"old"
     assert [path.name for path in disk.root.iterdir()] == ["a"]
     disk.close()
 
 
-def test_a_file_size_limit_of_the_system(tmp_path):
+def test_system_file_size_limit_is_reported_as_full(tmp_path):
     """A real EFBIG from the kernel, first in the middle of a write."""
     disk = PosixDisk(tmp_path / "root", "full")
     store, records = BlockStore(disk, SPEC, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
@@ -226,8 +226,8 @@ def test_a_file_size_limit_of_the_system(tmp_path):
     disk.close()
 
 
-def test_who_is_evicted_in_doubt_leaves_no_block(tmp_path, monkeypatch):
-    """A save failed in place and could not be undone: the blocks of both records go."""
+def test_evicted_agent_with_undecided_record_leaves_no_block(tmp_path, monkeypatch):
+    """A save failed in place and could not be undone: the blocks of both records are removed."""
     disk = PosixDisk(tmp_path / "root", "full")
     world = World(disk, lambda _: None)
     world.save(A1)
@@ -252,7 +252,7 @@ def test_who_is_evicted_in_doubt_leaves_no_block(tmp_path, monkeypatch):
     disk.close()
 
 
-def test_a_record_that_does_not_fit_leaves_the_old_one(tmp_path, monkeypatch):
+def test_record_that_does_not_fit_leaves_the_old_one(tmp_path, monkeypatch):
     disk = PosixDisk(tmp_path / "root", "none")
     records = ManifestStore(disk, CLUSTER_KEY)
     records.publish(make_manifest([BLOCK]))

@@ -40,7 +40,7 @@ def agents_of(service) -> set[str]:
     return {each.view.agent for each in call(service, ListAgents(), AgentList).agents}
 
 
-def test_the_twins_that_macos_leaves_on_drives_are_left_alone(model, tmp_path, capsys):
+def test_apple_double_files_are_ignored(model, tmp_path, capsys):
     """Beside every stored file, made while a node runs, and in the model's folder."""
     data = tmp_path / "data"
     add_twins(model)
@@ -70,7 +70,7 @@ def test_the_twins_that_macos_leaves_on_drives_are_left_alone(model, tmp_path, c
         assert agents_of(service) == {"ivan"}
 
 
-def test_a_drive_that_cannot_be_written_at_the_start_is_read(model, tmp_path):
+def test_read_only_drive_is_read_at_start(model, tmp_path):
     drive = tmp_path / "drive"
     drive.mkdir()
     mount = ["mount", "-t", "tmpfs", "none", drive]

@@ -87,23 +87,23 @@ def check_all(folder: Path, step: int) -> int:
     return len(roots)
 
 
-def test_deaths_leave_the_old_state_or_the_new(tmp_path):
+def test_sampled_kills_leave_the_old_or_the_new_state(tmp_path):
     assert check_all(tmp_path, SAMPLE) > LAST
 
 
 @pytest.mark.nightly
-def test_every_death_leaves_the_old_state_or_the_new(tmp_path):
+def test_every_kill_leaves_the_old_or_the_new_state(tmp_path):
     assert check_all(tmp_path, 1) > 500
 
 
-def test_the_checker_sees_what_is_wrong(tmp_path):
-    """Each of these is a disk that no sound node leaves behind."""
-    wrongs = {
+def test_checker_detects_broken_disks(tmp_path):
+    """Every fault makes a disk that no correct node leaves behind."""
+    faults = {
         "a record lacks a block": lambda root: next(root.glob("blocks/*.state")).unlink(),
         "although": lambda root: next(root.glob("manifests/*")).unlink(),
         "mixed": lambda root: (root / record_name(A1)).unlink(),
     }
-    for words, spoil in wrongs.items():
+    for words, spoil in faults.items():
         root = tmp_path / words.split()[-1]
         disk = PosixDisk(root, "none")
         world = World(disk, damage_under(root))

@@ -52,7 +52,7 @@ def acknowledged(root: Path) -> int:
     return max(map(int, Path(f"{root}.acknowledged").read_text().split()), default=0)
 
 
-def test_every_death_leaves_the_old_state_or_the_new(killed):
+def test_every_kill_leaves_the_old_or_the_new_state(killed):
     found = {}
     for root in killed:
         disk = PosixDisk(root, "none")
@@ -66,7 +66,7 @@ def test_every_death_leaves_the_old_state_or_the_new(killed):
             found[root.name] = (problem, left)
 
     assert found == {}
-    # Nothing is left to remove after the third, so nobody dies having acknowledged it.
+    # Nothing is left to remove after the third, so no victim dies having acknowledged it.
     assert {acknowledged(root) for root in killed} == {0, 1, 2}
 
 

@@ -8,7 +8,7 @@ from tests.support.process_fabric import process_fabric
 
 DEADLINE_S = 60.0
 FACT = "The code of the vault is otter lantern quartz."
-SAID = [
+MESSAGES = [
     {"role": "user", "content": FACT},
     {"role": "assistant", "content": "Noted."},
     {"role": "user", "content": "The code of the vault is"},
@@ -18,7 +18,7 @@ SAID = [
 def agents_on_mac_b(fabric, *agents):
     """Make agents on mac-b, each with a copy on mac-a."""
     for agent in agents:
-        if fabric.chat(SAID, agent=agent, max_tokens=4).node != "mac-b":
+        if fabric.chat(MESSAGES, agent=agent, max_tokens=4).node != "mac-b":
             fabric.migrate(agent, "mac-b")
         body = {"to": "mac-a", "keep": False}
         copied = fabric.http.post(f"/v1/agents/{agent}/replicate", json=body)
@@ -32,7 +32,7 @@ def drop_copy(fabric, agent):
 
 
 @pytest.mark.slow
-def test_the_last_copy_is_not_dropped_and_serves_without_its_owner(tmp_path):
+def test_last_replica_is_not_dropped_and_serves_without_its_owner(tmp_path):
     with process_fabric(tmp_path, "recall", "mac-a", "mac-b") as fabric:
         fabric.await_agents()
         agents_on_mac_b(fabric, "dropped", "left")
@@ -43,7 +43,7 @@ def test_the_last_copy_is_not_dropped_and_serves_without_its_owner(tmp_path):
             assert time.monotonic() < until_s, answers
         assert answers[0] == (503, "node_lost"), "its lease is not over"
         assert answers[-1] == (409, "only_copy"), answers
-        turn = fabric.chat(SAID, agent="dropped", max_tokens=4)
+        turn = fabric.chat(MESSAGES, agent="dropped", max_tokens=4)
         assert (turn.node, turn.cached_tokens > 20) == ("mac-a", True)
 
         del fabric.services["mac-b"]

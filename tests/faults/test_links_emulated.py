@@ -65,8 +65,8 @@ class Station:
 
 @pytest.fixture(scope="module")
 def fleet():
-    with EmulatedFleet(macs=2, ethernet_mbit=100, thunderbolt_mbit=1000) as made:
-        yield made
+    with EmulatedFleet(macs=2, ethernet_mbit=100, thunderbolt_mbit=1000) as emulated:
+        yield emulated
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def carried(fleet, stations, device):
     measured = target.ask("probe", peer=source.name, address=address, bytes=MIB)
     assert measured == {"moved": MIB, "device": device, "problem": None}
     out = {name: fleet.sent_bytes(0, name) - count for name, count in before.items()}
-    asked = {name: fleet.sent_bytes(1, name) - count for name, count in back.items()}
-    return out, asked
+    requests_sent_bytes = {name: fleet.sent_bytes(1, name) - count for name, count in back.items()}
+    return out, requests_sent_bytes
 
 
 @pytest.fixture
@@ -108,28 +108,28 @@ def one_network(fleet):
 
 
 @pytest.mark.parametrize("device", ["en0", CABLE])
-def test_what_is_asked_of_an_address_travels_through_its_cable(fleet, stations, device):
+def test_transfer_uses_the_cable_of_its_address(fleet, stations, device):
     other = CABLE if device == "en0" else "en0"
-    out, asked = carried(fleet, stations, device)
+    out, requests_sent_bytes = carried(fleet, stations, device)
 
     assert out[device] >= MIB
-    assert asked[device] > 0
-    assert out[other] + asked[other] < 16 * KIB
+    assert requests_sent_bytes[device] > 0
+    assert out[other] + requests_sent_bytes[other] < 16 * KIB
 
 
 @pytest.mark.parametrize("device", ["en0", CABLE])
-def test_also_where_both_cables_are_in_one_network(fleet, stations, one_network, device):
+def test_transfer_uses_its_cable_when_both_share_a_network(fleet, stations, one_network, device):
     for station in stations:
         station.look()
     other = CABLE if device == "en0" else "en0"
-    out, asked = carried(fleet, stations, device)
+    out, requests_sent_bytes = carried(fleet, stations, device)
 
     assert out[device] >= MIB
-    assert asked[device] > 0
-    assert out[other] + asked[other] < 16 * KIB
+    assert requests_sent_bytes[device] > 0
+    assert out[other] + requests_sent_bytes[other] < 16 * KIB
 
 
-def test_links_are_measured_and_a_pulled_cable_is_found_out_and_back(fleet, stations):
+def test_links_are_measured_and_a_pulled_cable_is_detected(fleet, stations):
     for station in stations:
         station.look()
     source, target = stations

@@ -42,7 +42,7 @@ VERBS = {
     ("post", f"{BASE}/prefetch"): ({}, SEEN),
     ("delete", f"{BASE}/prefetch"): (None, SEEN),
     ("post", f"{BASE}/generate"): ({"text": " The code of the vault is", "max_tokens": 4}, SEEN),
-    ("post", f"{BASE}/resume"): (None, {400}),  # without a file: nobody is asked
+    ("post", f"{BASE}/resume"): (None, {400}),  # without a file: no node is called
     ("get", BASE): (None, SEEN),
     ("delete", BASE): (None, SEEN),
 }
@@ -62,7 +62,7 @@ def names_of(kind):
 
 def send(fabric, verb, agent, other):
     (method, path), (body, _) = verb, VERBS[verb]
-    url = path.format(agent=agent, operation="operation-of-nobody")
+    url = path.format(agent=agent, operation="unknown-operation")
     if body is None:
         return fabric.http.request(method, url)
     text = json.dumps(body).replace("{agent}", agent).replace("{other}", other)
@@ -90,7 +90,7 @@ def settled(fabric, verb, agent, other="mac-c"):
         time.sleep(0.2)
 
 
-def said(*, more=()):
+def messages(*, more=()):
     return [
         {"role": "user", "content": FACT},
         {"role": "assistant", "content": "Noted."},
@@ -99,7 +99,7 @@ def said(*, more=()):
     ]
 
 
-def test_the_table_has_every_route_that_names_an_agent():
+def test_verb_table_lists_every_agent_route():
     routes = {
         (method, path)
         for path, methods in described()["paths"].items()
@@ -110,7 +110,7 @@ def test_the_table_has_every_route_that_names_an_agent():
 
 
 @dataclass(frozen=True)
-class Bereaved:
+class OwnerLoss:
     """A fabric whose mac-b is dead, and the answer to every verb before its lease expired."""
 
     fabric: ProcessFabric
@@ -126,7 +126,7 @@ def loss(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lost")
     with process_fabric(folder, "recall", "mac-a", "mac-b", "mac-c") as fabric:
         fabric.await_agents()
-        home = fabric.chat(said(), agent="first", max_tokens=4)
+        home = fabric.chat(messages(), agent="first", max_tokens=4)
         if home.node != "mac-b":
             fabric.migrate("first", "mac-b")
         agents = [name for kind in KINDS for name in names_of(kind).values()]
@@ -146,11 +146,11 @@ def loss(tmp_path_factory):
         while lease_of(fabric, "mac-b") != LeaseState.EXPIRED:
             assert time.monotonic() < until_s
             time.sleep(0.1)
-        yield Bereaved(fabric, at_once)
+        yield OwnerLoss(fabric, at_once)
 
 
 @pytest.fixture
-def bereaved(loss):
+def fabric_after_loss(loss):
     return loss.fabric
 
 
@@ -161,7 +161,7 @@ def lease_of(fabric, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS, ids=spelled)
-def test_a_verb_sent_at_the_death_names_the_agent_and_its_node(loss, verb):
+def test_refusal_at_node_loss_names_the_agent_and_its_node(loss, verb):
     answer = loss.at_once[verb]
     if answer.status_code == 503:
         check_refusal(answer, names_of("first")[verb])
@@ -171,13 +171,13 @@ def test_a_verb_sent_at_the_death_names_the_agent_and_its_node(loss, verb):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS, ids=spelled)
-def test_a_verb_is_served_by_the_replica(bereaved, verb):
+def test_verb_is_served_by_the_replica(fabric_after_loss, verb):
     agent = names_of("copied")[verb]
-    answer = settled(bereaved, verb, agent)
+    answer = settled(fabric_after_loss, verb, agent)
     assert answer.status_code in VERBS[verb][1], answer.text
     if verb in OWNERLESS or verb == ("post", f"{BASE}/generate"):
         return
-    shown = bereaved.http.get(f"/v1/agents/{agent}").json()
+    shown = fabric_after_loss.http.get(f"/v1/agents/{agent}").json()
     moved = verb == ("post", f"{BASE}/migrate")
     assert shown["owner"] == ("mac-c" if moved else "mac-a")
     assert shown["tokens"] > 0
@@ -185,15 +185,15 @@ def test_a_verb_is_served_by_the_replica(bereaved, verb):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS, ids=spelled)
-def test_without_a_replica_a_verb_waits_for_the_next_turn(bereaved, verb):
+def test_verb_without_a_replica_waits_for_the_next_turn(fabric_after_loss, verb):
     agent = names_of("alone")[verb]
-    answer = settled(bereaved, verb, agent)
+    answer = settled(fabric_after_loss, verb, agent)
     if verb in OWNERLESS:
         assert answer.status_code in VERBS[verb][1], answer.text
         return
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "owner_lost")
-    turn = bereaved.chat(said(), agent=agent, max_tokens=4)
+    turn = fabric_after_loss.chat(messages(), agent=agent, max_tokens=4)
     assert turn.node != "mac-b"
     other = next(name for name in ("mac-a", "mac-c") if name != turn.node)
-    answer = settled(bereaved, verb, agent, other)
+    answer = settled(fabric_after_loss, verb, agent, other)
     assert answer.status_code in VERBS[verb][1], answer.text

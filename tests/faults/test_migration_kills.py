@@ -1,4 +1,4 @@
-"""Whatever dies or is lost at whichever step of a move: one owner, right answers, nothing left.
+"""Kills and lost messages at every step of a move: one owner, right answers, nothing left.
 
 The steps are those of an undisturbed move, taken from what was sent, so that a new one is
 covered by itself. Nodes are real, their deaths keep what their disks had; see mortal_fabric.
@@ -18,12 +18,12 @@ from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
 SECRET = "otter lantern quartz violin"
-TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
+STORY = f"The vault code of Mira is {SECRET}. " + " ".join(
     f"Note {i} is {i * 7}." for i in range(60)
 )
-ASKED = "The vault code of Mira is"
+QUESTION = "The vault code of Mira is"
 SAMPLE = 7
-LEAST_STEPS = 5  # a move has no fewer; fewer seen would mean that nothing was tried
+STEPS_MIN = 5  # a move has no fewer; fewer seen would mean that nothing was tried
 NODE_DEATHS = [
     (moment, victim) for moment in ("before", "after") for victim in ("source", "target")
 ]
@@ -39,14 +39,14 @@ class Move:
 
     def __init__(self, world, agent):
         self.world, self.agent = world, agent
-        self.told = f"This is the story {agent}. {TOLD}"  # no block of it is any other agent's
+        self.story = f"This is the story {agent}. {STORY}"  # no block of it is any other agent's
         self.first, self.source, self.target = "", "", ""
         self.base = 0
         self.router_died = False
         self.acknowledged_tokens = 0  # of a turn that was answered before all was well again
 
     async def begin(self):
-        self.first, admitted = await self.world.ask(self.agent, self.told, max_tokens=2)
+        self.first, admitted = await self.world.ask(self.agent, self.story, max_tokens=2)
         self.source = admitted.node
         self.target = next(name for name in self.world.macs if name != self.source)
         self.base = len(self.world.sent)
@@ -129,12 +129,12 @@ class Move:
         return owner
 
     async def answers(self):
-        """Ask until it is answered, as a client does."""
+        """Ask until an answer arrives, as a client does."""
         async with asyncio.timeout(SETTLE_S):
             while True:
                 try:
                     answer, admitted = await self.world.ask(
-                        self.agent, self.told, self.first, ASKED
+                        self.agent, self.story, self.first, QUESTION
                     )
                 except RetryLaterError:
                     await asyncio.sleep(0.1)
@@ -152,11 +152,11 @@ async def undisturbed(world):
     steps = move.steps
     owner = await move.recover()
     assert owner.node == move.target
-    assert len(steps) >= LEAST_STEPS
+    assert len(steps) >= STEPS_MIN
     return steps
 
 
-async def try_all(folder, deaths, *, every=1):
+async def run_all_points(folder, deaths, *, every=1):
     """Try every point of a move; return how many, and what went wrong where."""
     wrong, count = {}, 0
     async with mortal_fabric(folder, "recall", "node-a", "node-b") as world:
@@ -167,11 +167,11 @@ async def try_all(folder, deaths, *, every=1):
             move = Move(world, name)
             await move.begin()
             if victim == "message":
-                move.at(index, moment, _nothing if moment == "after" else _lose)
+                move.at(index, moment, _lose_reply if moment == "after" else _lose_message)
             else:
                 move.at(index, moment, lambda move=move, victim=victim: move.kill(victim))
             try:
-                ended = await move.run()
+                outcome = await move.run()
                 if victim in ("source", "target"):
                     await move.answers()  # while it is dead
                 owner = await move.recover()
@@ -179,15 +179,15 @@ async def try_all(folder, deaths, *, every=1):
                 wrong[name] = f"{error!r}; {await world.views(name)}"
                 break
             count += 1
-            print(f"{name}: {ended}, then {owner.node} at {owner.epoch}")
+            print(f"{name}: {outcome}, then {owner.node} at {owner.epoch}")
     return count, wrong
 
 
-async def _nothing():
+async def _lose_reply():
     """Only the answer is lost."""
 
 
-async def _lose():
+async def _lose_message():
     message = "the message was lost"
     raise NodeLostError(message, "mac-b")
 
@@ -197,43 +197,43 @@ LOSSES = [(moment, what) for moment in ("before", "after") for what in ("router"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
-async def test_whatever_dies_or_is_lost_at_any_step(tmp_path, deaths):
+async def test_sampled_kills_and_losses_leave_one_owner(tmp_path, deaths):
     """Every seventh point: it meets most steps, and every way to die."""
-    count, wrong = await try_all(tmp_path, deaths, every=SAMPLE)
+    count, wrong = await run_all_points(tmp_path, deaths, every=SAMPLE)
 
     assert wrong == {}
-    assert count >= LEAST_STEPS * len(deaths) // SAMPLE
+    assert count >= STEPS_MIN * len(deaths) // SAMPLE
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
-async def test_everything_that_can_die_or_be_lost(tmp_path, deaths):
-    count, wrong = await try_all(tmp_path, deaths)
+async def test_every_kill_and_loss_leaves_one_owner(tmp_path, deaths):
+    count, wrong = await run_all_points(tmp_path, deaths)
 
     assert wrong == {}
-    assert count >= LEAST_STEPS * len(deaths)
+    assert count >= STEPS_MIN * len(deaths)
 
 
 @pytest.mark.parametrize("victim", sample(["source", "target"], "target"))
-async def test_a_node_that_dies_in_the_middle_of_a_copy(tmp_path, victim):
+async def test_node_killed_during_copy_leaves_one_owner(tmp_path, victim):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         move = Move(world, "alice")
         await move.begin()
         move.in_mid_copy(victim)
-        ended = await move.run()
+        outcome = await move.run()
         assert world.macs[getattr(move, victim)].service is None, "it died"
         await move.recover()
 
-    assert ended != 2
+    assert outcome != 2
 
 
-async def test_the_checks_see_what_is_wrong(tmp_path, monkeypatch):
-    """Without recovery, a lost release leaves a seal behind, and a lost router blocks of nobody."""
+async def test_checks_detect_missing_recovery(tmp_path, monkeypatch):
+    """Without recovery, a lost release leaves a seal, and a lost router unreferenced blocks."""
     monkeypatch.setattr(Recovery, "resolve", lambda *_: asyncio.sleep(0))
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         sealed = Move(world, "sealed")
         await sealed.begin()
-        sealed.at(4, "before", _lose)
+        sealed.at(4, "before", _lose_message)
         assert await sealed.run() == 2
         with pytest.raises(TimeoutError):
             await world.one_owner("sealed", 1.0)
@@ -248,7 +248,7 @@ async def test_the_checks_see_what_is_wrong(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", sample(range(2), 0))
-async def test_messages_that_come_twice_or_late(tmp_path, seed):
+async def test_duplicate_and_late_messages_change_nothing(tmp_path, seed):
     """Everything of a move arrives again: at once, and all of it once more behind the end."""
     chance = random.Random(seed)
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:

@@ -78,7 +78,9 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, name):
+def test_turns_on_a_refusing_disk_are_saved_after_recovery(
+    model, cold, tmp_path, monkeypatch, name
+):
     """The turn ends well and says that it is not durable; the next good moment saves it."""
     cause, calls = REFUSALS[name]
     faults = FailingCalls(cause, calls).install(monkeypatch)
@@ -123,7 +125,7 @@ def test_a_disk_that_refuses_and_recovers(model, cold, tmp_path, monkeypatch, na
 
 
 @pytest.mark.parametrize("how", ["flush", "stop"])
-def test_what_waits_is_saved_on_demand_and_at_shutdown(model, cold, tmp_path, monkeypatch, how):
+def test_unsaved_agents_are_saved_on_flush_and_at_shutdown(model, cold, tmp_path, monkeypatch, how):
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     prompt = WORDS * 12
     with running(tmp_path, model, durability="full") as service:
@@ -140,7 +142,7 @@ def test_what_waits_is_saved_on_demand_and_at_shutdown(model, cold, tmp_path, mo
         assert reply.text == cold(prompt)
 
 
-def test_agents_that_cannot_be_saved_hold_up_nobody_else(model, tmp_path, monkeypatch):
+def test_unsavable_agents_do_not_block_others(model, tmp_path, monkeypatch):
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     with running(tmp_path, model, durability="full") as service:
         faults.is_broken = True
@@ -161,7 +163,7 @@ def test_agents_that_cannot_be_saved_hold_up_nobody_else(model, tmp_path, monkey
 
 
 @pytest.mark.parametrize("reason", ["idle", "wanted"])
-def test_what_waits_is_tried_again(model, tmp_path, monkeypatch, reason):
+def test_unsaved_agents_are_retried(model, tmp_path, monkeypatch, reason):
     """An agent over the hot budget stays in memory until the disk has it, and then goes."""
     if reason == "idle":
         monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
@@ -229,17 +231,17 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
     return failures
 
 
-def test_some_operations_of_a_turn_fail(model, cold, tmp_path, monkeypatch):
+def test_sampled_disk_failures_during_a_turn_are_survived(model, cold, tmp_path, monkeypatch):
     assert check_every_point(model, cold, tmp_path, monkeypatch, [errno.EIO], 7) >= 3
 
 
 @pytest.mark.nightly
-def test_any_operation_of_a_turn_may_fail(model, cold, tmp_path, monkeypatch):
+def test_every_disk_failure_during_a_turn_is_survived(model, cold, tmp_path, monkeypatch):
     causes = [errno.EIO, errno.ENOSPC, errno.EMFILE]
     assert check_every_point(model, cold, tmp_path, monkeypatch, causes, 1) > 30
 
 
-def test_a_slow_disk_changes_no_answer(model, cold, tmp_path, monkeypatch):
+def test_slow_disk_does_not_change_answers(model, cold, tmp_path, monkeypatch):
     faults = FailingCalls(calls=(), delay_s=0.01).install(monkeypatch)
     prompt = WORDS * 12
     with running(tmp_path, model, durability="full") as service:
@@ -259,7 +261,7 @@ def test_a_slow_disk_changes_no_answer(model, cold, tmp_path, monkeypatch):
     "name",
     ["llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in WITH_OTHER_GROUPS)],
 )
-def test_a_turn_saved_late_comes_back_bit_for_bit(tmp_path, monkeypatch, name):
+def test_turn_saved_late_is_restored_bit_exactly(tmp_path, monkeypatch, name):
     """With windows and recurrent states: as if the disk had never refused."""
     config = SMALL if name == "llama" else ARCHITECTURES[name]
     model = str(write_model(tmp_path / "model", config))

@@ -15,10 +15,10 @@ from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio
 SECRET = "otter lantern quartz violin"
-TOLD = f"The vault code of Mira is {SECRET}. " + " ".join(
+STORY = f"The vault code of Mira is {SECRET}. " + " ".join(
     f"Note {i} is {i * 7}." for i in range(60)
 )
-ASKED = "The vault code of Mira is"
+QUESTION = "The vault code of Mira is"
 LONG = {"max_tokens": 4_000, "ignore_eos": True}
 
 
@@ -38,31 +38,31 @@ def metric(world, name):
     return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-async def begun(world):
+async def start_long_answer(world):
     """Make an agent, and a long answer of it that streams; return answer, node, and the task."""
-    first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+    first, admitted = await world.ask("alice", STORY, max_tokens=2)
     streaming = asyncio.Event()
     slow = asyncio.create_task(
-        world.ask("alice", TOLD, first, "go on", on_event=streaming.set, **LONG)
+        world.ask("alice", STORY, first, "go on", on_event=streaming.set, **LONG)
     )
     await asyncio.wait_for(streaming.wait(), SETTLE_S)
     return first, admitted.node, slow
 
 
 @pytest.mark.parametrize("way", sample(["deaf", "mute"], "mute"))
-async def test_a_turn_of_a_node_that_lost_its_agent_is_not_acknowledged(tmp_path, way):
+async def test_turn_on_a_node_that_lost_ownership_is_not_acknowledged(tmp_path, way):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
-        first, old, slow = await begun(world)
+        first, old, slow = await start_long_answer(world)
         getattr(world, way).add(old)
         await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
-        answer, admitted = await world.ask("alice", TOLD, first, ASKED)
+        answer, admitted = await world.ask("alice", STORY, first, QUESTION)
         getattr(world, way).clear()
         with pytest.raises(RetryLaterError):
             await slow
         await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.ALIVE)
         owner = await world.one_owner("alice")
         views = await world.views("alice")
-        after, last = await world.ask("alice", TOLD, first, ASKED, answer, ASKED)
+        after, last = await world.ask("alice", STORY, first, QUESTION, answer, QUESTION)
         await world.nothing_loose()
 
     assert SECRET in answer
@@ -72,33 +72,33 @@ async def test_a_turn_of_a_node_that_lost_its_agent_is_not_acknowledged(tmp_path
     assert views[old].state is OwnerState.REPLICA
 
 
-async def test_turns_that_arrive_at_a_node_which_was_overtaken_are_refused(tmp_path):
+async def test_turns_are_rejected_by_a_node_whose_agent_was_taken_over(tmp_path):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
-        first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+        first, admitted = await world.ask("alice", STORY, max_tokens=2)
         old = admitted.node
         world.deaf.add(old)
         await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
-        await world.ask("alice", TOLD, first, ASKED)
+        await world.ask("alice", STORY, first, QUESTION)
         late_link = world.router.fleet.link(old)
         world.deaf.clear()
         await world.one_owner("alice")
-        refused = []
+        codes = []
         for epoch in (0, 1):
-            turn = world.turn("alice", TOLD, first, ASKED)
+            turn = world.turn("alice", STORY, first, QUESTION)
             with pytest.raises(RetryElsewhereError) as caught:
                 await anext(late_link.generate(turn.request(epoch)))
-            refused.append(caught.value.code)
+            codes.append(caught.value.code)
         views = await world.views("alice")
 
     # 0 is a turn that was found by its content: any epoch would do, but a replica's.
-    assert refused == [RetryElsewhereError.code, StaleEpochError.code]
+    assert codes == [RetryElsewhereError.code, StaleEpochError.code]
     assert views[old].state is OwnerState.REPLICA
 
 
-async def test_a_router_that_stood_still_ends_no_lease(tmp_path, monkeypatch):
-    """A lid that closes on the router: on waking, no time has passed for anybody's lease."""
+async def test_suspended_router_expires_no_lease(tmp_path, monkeypatch):
+    """A lid that closes on the router: on waking, no time has passed for any lease."""
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
-        first, admitted = await world.ask("alice", TOLD, max_tokens=2)
+        first, admitted = await world.ask("alice", STORY, max_tokens=2)
         fleet = world.router.fleet
         await soon(lambda: fleet.membership._stalls._ticked is not None)
         began_s = fleet.clock.monotonic_s
@@ -106,7 +106,7 @@ async def test_a_router_that_stood_still_ends_no_lease(tmp_path, monkeypatch):
             type(fleet.clock), "monotonic_s", lambda clock, now_s=began_s: now_s() + 1_000.0
         )
         health = [fleet.membership.health(name) for name in world.macs]
-        _, after = await world.ask("alice", TOLD, first, ASKED)
+        _, after = await world.ask("alice", STORY, first, QUESTION)
         expired = metric(world, "macfabric_expired_leases")
 
     assert LeaseState.EXPIRED not in health

@@ -9,7 +9,7 @@ from tests.support.request_spike import spike_outcomes, start_spike
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [450, 1000])
-def test_a_spike_of_requests_is_served_or_put_off(tmp_path, count):
+def test_request_spike_is_served_or_deferred(tmp_path, count):
     with process_fabric(tmp_path, "recall", "mac-a", "mac-b") as fabric:
         fabric.await_agents()
         outcomes = spike_outcomes(start_spike(fabric.url, fabric.model_name, count))

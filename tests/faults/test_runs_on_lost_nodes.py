@@ -68,15 +68,15 @@ def kill_mac_b(fabric):
     fabric.kill("mac-b")
 
 
-def run_over_http(fabric, folder, tell):
+def run_over_http(fabric, folder, on_event):
     scenario = read_scenario(SCENARIO.encode(), "deadnode.yaml")
     plan = SeriesPlan(scenario, "dn", "digest")
-    performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder, tell)
+    performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder, on_event)
 
 
-def run_in_router(fabric, _, tell):
-    begun = fabric.http.post("/v1/scenarios", json={"yaml": SCENARIO, "run": "dn"})
-    assert begun.status_code == 202, begun.text
+def run_in_router(fabric, _, on_event):
+    created = fabric.http.post("/v1/scenarios", json={"yaml": SCENARIO, "run": "dn"})
+    assert created.status_code == 202, created.text
     with fabric.http.stream("GET", "/v1/scenarios/dn?stream=true") as response:
         name = ""
         for line in response.iter_lines():
@@ -89,17 +89,17 @@ def run_in_router(fabric, _, tell):
                 return
             event = read_event(name, row["event"]) if "event" in row else None
             if event is not None:
-                tell(event)
+                on_event(event)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", sample([run_over_http, run_in_router], run_in_router))
-def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
+def test_run_continues_after_its_agents_node_is_lost(tmp_path, run):
     events, killed = [], threading.Event()
     with process_fabric(tmp_path, "recall", "mac-a", "mac-b", "mac-c", step_s=0.05) as fabric:
         fabric.await_agents()
 
-        def tell(event):
+        def on_event(event):
             events.append(event)
             spoke = isinstance(event, AgentSpoke) and event.utterance.speaker == "zed"
             if spoke and not killed.is_set():
@@ -107,7 +107,7 @@ def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
                 kill_mac_b(fabric)
 
         began_s = time.monotonic()
-        run(fabric, tmp_path / "journals", tell)
+        run(fabric, tmp_path / "journals", on_event)
         assert time.monotonic() - began_s < ENDED_S
         shown = fabric.http.get("/v1/agents/scn.deadnode.kim/directives").json()
     assert shown["directives"], "the replica holds the directive"
@@ -115,11 +115,11 @@ def test_a_run_goes_on_where_its_agents_lost_their_node(tmp_path, run):
     assert edited == ["kim", "sam"]
     forked = [event.agent for event in events if isinstance(event, AgentCopied) and event.source]
     assert forked == ["heir"]
-    put_off = [
+    deferred = [
         e for e in events if isinstance(e, Waited) and "edited after its next answer" in e.why
     ]
-    assert all("sam" in each.what for each in put_off), "the replica takes the other one over"
+    assert all("sam" in each.what for each in deferred), "the replica takes the other one over"
     if run is run_over_http:  # in the router the run goes on while the node is killed
-        assert len(put_off) == 1
+        assert len(deferred) == 1
     verdicts = [v for e in events if isinstance(e, PhaseEnded) for v in e.verdicts]
     assert [v for v in verdicts if not v.holds] == []

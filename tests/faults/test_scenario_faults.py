@@ -58,30 +58,32 @@ phases:
 def transcript(performed: ArmRun) -> object:
     """Return it without its calls' ids: a fabric makes new ones in each answer."""
     shown = outcome_row([performed])["runs"][0]["transcript"]
-    for call in (call for said in shown for step in said["steps"] for call in step["calls"]):
+    for call in (call for turn in shown for step in turn["steps"] for call in step["calls"]):
         del call["id"]
     return shown
 
 
-def disturbed(
+def run_disturbed(
     folder: Path, scenario: Scenario, step_s: float, *, first_stays_away: bool
 ) -> Nemesis:
-    """Perform it calmly, then under a nemesis; check that nobody could tell."""
+    """Perform the scenario undisturbed, then under a nemesis; compare the transcripts."""
     with local_fabric(folder / "calm", "recall", *NODES) as fabric:
-        calm = perform(fabric, scenario, folder, "calm")
+        undisturbed_run = perform(fabric, scenario, folder, "calm")
     with process_fabric(folder, "recall", *NODES, step_s=step_s) as fabric:
         fabric.await_agents()
         nemesis = Nemesis(fabric, scenario, first_stays_away)
-        stormy = perform(fabric, scenario, folder, "storm", nemesis)
+        disturbed_run = perform(fabric, scenario, folder, "storm", nemesis)
     print(*nemesis.deeds, sep="\n")
-    assert transcript(stormy) == transcript(calm)
-    assert missed_expectations(calm) == []
+    assert transcript(disturbed_run) == transcript(undisturbed_run)
+    assert missed_expectations(undisturbed_run) == []
     # What a killed node had cached is computed again elsewhere.
-    cached = [v for v in missed_expectations(stormy) if v.expectation.cached_share_min is not None]
-    assert missed_expectations(stormy) == cached
-    check_journal(folder / "storm.jsonl", stormy)
+    cached = [
+        v for v in missed_expectations(disturbed_run) if v.expectation.cached_share_min is not None
+    ]
+    assert missed_expectations(disturbed_run) == cached
+    check_journal(folder / "storm.jsonl", disturbed_run)
     assert nemesis.asked_again == nemesis.strayed == []
-    check_report(stormy, nemesis)
+    check_report(disturbed_run, nemesis)
     return nemesis
 
 
@@ -107,7 +109,7 @@ def check_report(performed: ArmRun, nemesis: Nemesis) -> None:
     assert shown == set(nemesis.answers)
 
 
-def check_deeds(nemesis: Nemesis, *wanted: str) -> None:
+def check_deeds(nemesis: Nemesis, *actions: str) -> None:
     """In each phase a node was killed, and one of the wanted things was done, too.
 
     But not where one agent answers once: with one word, that is over before it could be moved.
@@ -116,13 +118,13 @@ def check_deeds(nemesis: Nemesis, *wanted: str) -> None:
     for phase in nemesis.scenario.phases:
         assert (phase.id, KILL) in done
         if len(list(phase.turns)) > 1:
-            assert any((phase.id, what) in done for what in wanted)
+            assert any((phase.id, what) in done for what in actions)
 
 
 @pytest.mark.nightly
-def test_a_short_night(tmp_path):
+def test_short_scenario_survives_kills_and_moves(tmp_path):
     scenario = read_scenario(NIGHT.encode(), "night.yaml")
-    nemesis = disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)
+    nemesis = run_disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)
     check_deeds(nemesis, MOVE)
     done = {(deed.phase, deed.what) for deed in nemesis.deeds}
     assert done >= {("copy", BETWEEN), ("yard", BETWEEN)}
@@ -131,9 +133,9 @@ def test_a_short_night(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("first_stays_away", [False, True], ids=["back at once", "away at first"])
 @pytest.mark.parametrize("name", shipped_names())
-def test_the_shipped_ones(name, first_stays_away, tmp_path):
+def test_shipped_scenarios_survive_kills_and_moves(name, first_stays_away, tmp_path):
     scenario = shipped_scenario(name)
-    nemesis = disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
+    nemesis = run_disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
     # Where all answers of a phase are one word, none lasts as long as a move.
     check_deeds(nemesis, MOVE, BETWEEN)
 
@@ -166,8 +168,8 @@ phases:
 
 
 @pytest.mark.slow
-def test_directives_outlive_the_node_of_their_agent(tmp_path):
-    """The node is killed between two turns: whichever takes the agent over has no record of it."""
+def test_directives_survive_the_loss_of_their_node(tmp_path):
+    """The node is killed between two turns: the node that takes over has no record of the agent."""
     scenario = read_scenario(LOST.encode(), "lost.yaml")
     plan = SeriesPlan(scenario, "lost", "digest")
     killed: dict[str, str] = {}
@@ -175,11 +177,15 @@ def test_directives_outlive_the_node_of_their_agent(tmp_path):
 
         def kill(event: object) -> None:
             if isinstance(event, AgentSpoke):
-                said = event.utterance
-                if said.phase not in killed and said.phase != "told" and said.round == 1:
+                utterance = event.utterance
+                if (
+                    utterance.phase not in killed
+                    and utterance.phase != "told"
+                    and utterance.round == 1
+                ):
                     for node in killed.values():
                         fabric.revive(node)
-                    killed[said.phase] = event.figures.node
+                    killed[utterance.phase] = event.figures.node
                     fabric.kill(event.figures.node)
 
         speaker = HttpFabricClient(fabric.http, fabric.model_name)

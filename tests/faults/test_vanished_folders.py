@@ -1,4 +1,4 @@
-"""Data folders that vanish under a running node: memory is kept, and no promise is false."""
+"""Data folders that vanish under a running node: memory stays, durability is not overstated."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ def require_sound(service) -> None:
 
 @pytest.mark.parametrize("encrypts", [False, True])
 @pytest.mark.parametrize("part", ["model", "data", "blocks", "manifests"])
-def test_a_folder_that_was_removed_is_made_again(model, tmp_path, part, encrypts):
+def test_removed_folder_is_recreated(model, tmp_path, part, encrypts):
     with running(tmp_path, model, encrypt_at_rest=encrypts) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         assert first.finished.durable
@@ -92,7 +92,7 @@ def test_a_folder_that_was_removed_is_made_again(model, tmp_path, part, encrypts
         assert again.text == second.text
 
 
-def test_no_answer_or_flush_promises_what_a_gone_folder_holds(model, tmp_path):
+def test_missing_folder_is_never_reported_as_durable(model, tmp_path):
     with running(tmp_path / "data", model) as service:
         ask(service, PROMPT, agent="hot", **BRIEF)
         ask(service, PROMPT + "more", agent="warm", **BRIEF)
@@ -125,7 +125,7 @@ def test_no_answer_or_flush_promises_what_a_gone_folder_holds(model, tmp_path):
         assert ask(service, PROMPT, agent="hot", **BRIEF).admitted.cache is CacheTier.DISK
 
 
-def test_what_was_erased_does_not_return_with_the_old_folder(model, tmp_path):
+def test_erased_agent_does_not_return_with_a_restored_folder(model, tmp_path):
     """The folder comes back as it was before the erasure, with the erased agent's record."""
     copy = tmp_path / "copy"
     with running(tmp_path / "data", model) as service:
@@ -148,7 +148,7 @@ def test_what_was_erased_does_not_return_with_the_old_folder(model, tmp_path):
         assert ask(service, PROMPT[10:], agent="kept", **BRIEF).admitted.cache is CacheTier.DISK
 
 
-def test_an_older_record_that_returns_is_replaced_by_the_one_in_memory(model, tmp_path):
+def test_restored_older_record_is_replaced_by_the_one_in_memory(model, tmp_path):
     copy = tmp_path / "copy"
     with running(tmp_path / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
@@ -167,7 +167,7 @@ def test_an_older_record_that_returns_is_replaced_by_the_one_in_memory(model, tm
         assert ask(service, longer(first.text), agent="mira", **BRIEF).text == second.text
 
 
-def test_a_receipt_counts_no_files_that_were_gone(model, tmp_path):
+def test_receipt_does_not_count_missing_files(model, tmp_path):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="mira", **BRIEF)
         for path in model_folder(service).joinpath("blocks").iterdir():
@@ -212,7 +212,7 @@ def upkeep(service) -> None:
     asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
 
-def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path, drive):
+def test_mount_point_of_an_unplugged_drive_is_not_filled(model, tmp_path, drive):
     with running(drive / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         saved = tmp_path / "saved"
@@ -237,7 +237,7 @@ def test_an_unplugged_drives_mount_point_is_not_filled(model, tmp_path, drive):
 
 
 @pytest.mark.parametrize("other", ["empty", "another node's", "older than identities"])
-def test_another_drive_at_the_same_path_is_left_alone(model, tmp_path, drive, other):
+def test_another_drive_at_the_same_path_is_not_touched(model, tmp_path, drive, other):
     """The folder's files belong to its user, and the agents are elsewhere."""
     with running(drive / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
@@ -271,7 +271,7 @@ def test_another_drive_at_the_same_path_is_left_alone(model, tmp_path, drive, ot
         assert ask(service, PROMPT[9:], agent="cold", **BRIEF).admitted.cache is CacheTier.DISK
 
 
-def test_a_folder_keeps_its_identity(model, tmp_path, caplog):
+def test_recreated_folder_keeps_its_identity(model, tmp_path, caplog):
     caplog.set_level("INFO", "node.store.data_folders")
     path = tmp_path / "node-a" / "identity"
     with running(tmp_path, model) as service:

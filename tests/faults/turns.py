@@ -29,7 +29,7 @@ def take_turns(
     store.retain(held)
     store.sweep()
     done = found[0].revision if found else 0
-    acknowledge(done)  # who goes on from a record promises it
+    acknowledge(done)  # continuing from a record promises it
     for revision, blocks in enumerate(HISTORY, 1):
         if revision <= done:
             continue
@@ -51,7 +51,7 @@ def take_turns(
 
 
 def problem_after_restart(disk, acknowledged: int) -> str | None:
-    """Recover from `disk` as a node does; say what is wrong, given the last promise made."""
+    """Recover from `disk` as a node does; return what is wrong after the last acknowledged turn."""
     disk.recover()
     store, records = BlockStore(disk, SPEC, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
     store.recover()

@@ -15,8 +15,8 @@ from benchmarks.namespaces import state_folder
 NAMES = ("studio", "mini", "air")
 LAPTOP = "laptop"
 KEY = "one-key-for-the-family"
-OPERATOR_KEY = "one-key-for-who-looks-after-it"
-ASKING = {"MACFABRIC_API_KEY": KEY, "MACFABRIC_OPERATOR_KEY": OPERATOR_KEY}
+OPERATOR_KEY = "one-key-for-the-operator-of-it"
+CLIENT_ENVIRONMENT = {"MACFABRIC_API_KEY": KEY, "MACFABRIC_OPERATOR_KEY": OPERATOR_KEY}
 KEYS = f"{HOME}/macfabric/keys"  # on the Macs
 # On the laptop, whose owner made the certificates.
 AUTHORITY = f"{HOME}/.macfabric/cluster/keys/ca.pem"
@@ -66,9 +66,9 @@ messages = [{"role": "user", "content": f"{filler} {fact}"},
 while True:
     raw = client.chat.completions.with_raw_response.create(
         model="recall", messages=messages, max_tokens=12, extra_headers={"X-Agent-ID": agent})
-    said = {k.removeprefix("x-macfabric-"): v for k, v in raw.headers.items()}
-    said["text"] = raw.parse().choices[0].message.content
-    print(json.dumps(said), flush=True)
+    turn = {k.removeprefix("x-macfabric-"): v for k, v in raw.headers.items()}
+    turn["text"] = raw.parse().choices[0].message.content
+    print(json.dumps(turn), flush=True)
     if not until or os.path.exists(until[0]): break
 """
 
@@ -80,7 +80,7 @@ def client_argv(url: str, key: str, agent: str, code: str, *until: str) -> list[
 
 
 def digest(key: str) -> str:
-    """Write a key as the file's reader is told to."""
+    """Hash a key as the cluster file's comments describe."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -142,16 +142,16 @@ class RayUp:
         self.on_laptop(*argv, f"{HOME}/cluster.yaml")
 
     def on_laptop(self, *argv: str, timeout_s: float = 60.0) -> str:
-        """Run a program on the laptop; return what it says."""
-        done = self.laptop.run(argv, timeout_s, env=ASKING)
+        """Run a program on the laptop; return its output."""
+        done = self.laptop.run(argv, timeout_s, env=CLIENT_ENVIRONMENT)
         assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{self.logs()}"
         return done.stdout
 
     def macfabric(self, *argv: str) -> dict:
         """Run our command line on the laptop against the fabric."""
         python = str(ROOT / ".venv/bin/python")
-        said = self.on_laptop(python, "-m", "router.cli.main", *argv, "--url", self.url, "--json")
-        return json.loads(said)
+        output = self.on_laptop(python, "-m", "router.cli.main", *argv, "--url", self.url, "--json")
+        return json.loads(output)
 
     def up(self) -> str:
         """Run `ray up`."""
@@ -163,7 +163,7 @@ class RayUp:
         python = str(ROOT / ".venv/bin/python")
         argv = [python, "-m", "router.cli.main", "nodes", "--url", self.url, "--json"]
         while True:
-            done = self.laptop.run(argv, env=ASKING)
+            done = self.laptop.run(argv, env=CLIENT_ENVIRONMENT)
             if done.returncode == 0:
                 ready = [row for row in json.loads(done.stdout) if row["state"] == "ready"]
                 if len(ready) >= count:

@@ -58,11 +58,13 @@ def reach(fleet, mac, host):
 
 @pytest.fixture(scope="module")
 def fleet():
-    with EmulatedFleet(macs=3, ethernet_mbit=200, thunderbolt_mbit=1000, host_link=True) as made:
-        yield made
+    with EmulatedFleet(
+        macs=3, ethernet_mbit=200, thunderbolt_mbit=1000, host_link=True
+    ) as emulated:
+        yield emulated
 
 
-def test_bytes_take_the_link_that_the_address_names(fleet):
+def test_traffic_uses_the_link_of_its_address(fleet):
     size_bytes = 2_000_000
     for host, device in (
         (fleet.thunderbolt_host(1, 0), fleet.thunderbolt_device(0, 1)),
@@ -78,7 +80,7 @@ def test_bytes_take_the_link_that_the_address_names(fleet):
         assert sum(sent.values()) - sent[device] < 10_000
 
 
-def test_a_mac_sees_its_devices_as_the_product_names_them(fleet):
+def test_mac_lists_its_links_with_their_kinds(fleet):
     script = "from node.net.addresses import local_addresses as found; "
     script += "print(*((i.host, i.kind.value) for i in found(7000)))"
     argv = [sys.executable, "-c", script]
@@ -90,7 +92,7 @@ def test_a_mac_sees_its_devices_as_the_product_names_them(fleet):
         assert f"('{fleet.thunderbolt_host(0, peer)}', 'thunderbolt')" in out
 
 
-def test_rates_change_while_the_links_are_up(fleet):
+def test_link_rates_change_at_run_time(fleet):
     def rates():
         text = namespaces.run("tc", "-n", fleet.namespace(0), "-j", "qdisc", "show")
         rows = {row["dev"]: row for row in json.loads(text) if row["kind"] == "tbf"}
@@ -106,7 +108,7 @@ def test_rates_change_while_the_links_are_up(fleet):
 
 
 @pytest.mark.parametrize("device", ["en0", "thunderbolt0"])
-def test_a_cut_cable_loses_one_link_only(fleet, device):
+def test_cut_cable_disables_one_link_only(fleet, device):
     hosts = {"en0": fleet.ethernet_host(1), "thunderbolt0": fleet.thunderbolt_host(1, 0)}
     fleet.cut(0, device)
     try:
@@ -118,7 +120,7 @@ def test_a_cut_cable_loses_one_link_only(fleet, device):
     assert reach(fleet, 0, hosts[device]) == "reached"
 
 
-def test_a_blocked_direction_is_lost_on_every_link_of_two_macs_only(fleet):
+def test_blocked_direction_affects_all_links_of_two_macs_only(fleet):
     fleet.block(0, 1)
     try:
         assert reach(fleet, 0, fleet.ethernet_host(1)) == "lost"
@@ -142,12 +144,12 @@ def opened(snmp):
     return int(dict(zip(names, values, strict=True))["InSegs"])
 
 
-def test_this_machine_is_on_the_ethernet_if_asked(fleet):
+def test_host_link_reaches_the_ethernet(fleet):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((fleet.ethernet_host(2), 9), 5)
 
 
-def test_fleets_are_apart_and_leave_nothing(fleet):
+def test_fleets_are_isolated_and_removed_completely(fleet):
     with EmulatedFleet(macs=1, thunderbolt_mbit=None) as other:
         assert other.number != fleet.number
         assert other.devices(0) == ["en0"]
@@ -160,7 +162,7 @@ def test_fleets_are_apart_and_leave_nothing(fleet):
     assert name not in namespaces.run("ip", "netns", "list")
 
 
-def test_a_killed_owner_leaves_nothing(tmp_path):
+def test_fleet_of_a_killed_owner_is_removed(tmp_path):
     up = [sys.executable, "-m", "benchmarks.fleet_command", "up", "--macs=1", "--json"]
     owner = subprocess.Popen(up, stdout=PIPE, text=True, cwd=ROOT)
     view = json.loads(owner.stdout.readline())
@@ -188,7 +190,7 @@ def command(*argv):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_command_works_on_a_fleet_of_another_process(fleet):
+def test_fleet_command_works_on_a_fleet_of_another_process(fleet):
     number = str(fleet.number)
     status, out, error = command("exec", "--fleet", number, "2", "ip", "-br", "addr", "show", "en0")
     assert (status, fleet.ethernet_host(2) in out) == (0, True), error
@@ -202,7 +204,7 @@ def test_the_command_works_on_a_fleet_of_another_process(fleet):
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (("cut", "--fleet", "N", "0", "en9"), "Mac 0 has no en9"),
         (("exec", "--fleet", "N", "9", "true"), "there is no Mac 9"),
@@ -211,20 +213,20 @@ def test_the_command_works_on_a_fleet_of_another_process(fleet):
         (("block", "--fleet", "N", "0", "7"), "there is no"),
     ],
 )
-def test_a_wrong_command_is_told_so(fleet, argv, told):
+def test_invalid_fleet_command_is_rejected(fleet, argv, message):
     status, _, error = command(*(str(fleet.number) if word == "N" else word for word in argv))
 
     assert status == 1
-    assert told in error
+    assert message in error
     assert "Traceback" not in error
 
 
-def test_there_is_no_cable_where_none_was_wanted():
-    with EmulatedFleet(macs=3, cables=[(2, 1)]) as made:
-        assert [made.devices(mac) for mac in range(3)] == [
+def test_macs_without_a_cable_have_no_link():
+    with EmulatedFleet(macs=3, cables=[(2, 1)]) as emulated:
+        assert [emulated.devices(mac) for mac in range(3)] == [
             ["en0"],
             ["en0", "thunderbolt0"],
             ["en0", "thunderbolt0"],
         ]
         with pytest.raises(FleetError, match="no cable between Macs 0 and 1"):
-            made.thunderbolt_host(0, 1)
+            emulated.thunderbolt_host(0, 1)

@@ -23,9 +23,9 @@ SSH += ["-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]
 @pytest.fixture(scope="module")
 def macs():
     with EmulatedFleet(macs=2) as fleet:
-        made = start_macs(fleet, ["studio", "mini"])
-        made[0].write(".ssh/macfabric", (state_folder(fleet.number) / "key").read_text())
-        yield made
+        started = start_macs(fleet, ["studio", "mini"])
+        started[0].write(".ssh/macfabric", (state_folder(fleet.number) / "key").read_text())
+        yield started
 
 
 def bash(mac, command):
@@ -34,17 +34,17 @@ def bash(mac, command):
     return done.stdout
 
 
-def test_one_logs_in_by_key_and_only_by_key(macs):
+def test_ssh_login_requires_the_key(macs):
     studio, mini = macs
     script = "hostname -s; whoami; echo $SSH_CONNECTION | cut -d' ' -f1,3"
-    said = studio.run([*SSH, f"mac@{mini.host}", script])
-    assert said.stdout.split() == ["mini", "mac", studio.host, mini.host]
+    login = studio.run([*SSH, f"mac@{mini.host}", script])
+    assert login.stdout.split() == ["mini", "mac", studio.host, mini.host]
 
     assert mini.run([*SSH, f"mac@{studio.host}", "true"]).returncode == 255  # it has no key
     assert studio.run([*SSH, f"root@{mini.host}", "true"]).returncode == 255
 
 
-def test_files_are_its_own_and_the_project_is_read_only(macs):
+def test_mac_has_private_files_and_a_read_only_project(macs):
     studio, mini = macs
     for folder in ("/tmp", "/var/tmp", "/dev/shm", HOME):
         note = f"{folder}/note-{secrets.token_hex(8)}"  # this machine has none of that name
@@ -58,7 +58,7 @@ def test_files_are_its_own_and_the_project_is_read_only(macs):
     assert home.split() == ["mac"]
 
 
-def test_a_pulled_plug_ends_all_of_it_and_the_home_stays(macs):
+def test_power_loss_ends_all_processes_and_keeps_the_home_folder(macs):
     mini = macs[1]
     bash(mini, "echo kept > ~/kept; echo gone > /tmp/gone")
     sleeper = mini.exec(["sleep", "600"])
@@ -69,7 +69,7 @@ def test_a_pulled_plug_ends_all_of_it_and_the_home_stays(macs):
     assert bash(mini, "cat ~/kept; test ! -e /tmp/gone").split() == ["kept"]
 
 
-def test_a_frozen_mac_says_nothing_until_it_thaws(macs):
+def test_frozen_mac_is_silent_until_thawed(macs):
     mini = macs[1]
     ticking = mini.exec(
         ["sh", "-c", "while echo tick; do sleep 0.05; done"], stdout=subprocess.PIPE
@@ -95,7 +95,7 @@ def state(pid):
         return "Z"
 
 
-def test_ray_stop_reaches_no_further_than_its_mac(macs, tmp_path):
+def test_ray_stop_affects_its_own_mac_only(macs, tmp_path):
     """`ray stop` ends every process called raylet that it sees: here, only its Mac's."""
     decoy = tmp_path / "raylet"
     shutil.copy(shutil.which("sleep"), decoy)

@@ -43,13 +43,13 @@ def word():
 
 def turn(fabric, agent, code):
     argv = client_argv(fabric.url, KEY, agent, code)
-    said = json.loads(fabric.on_laptop(*argv, timeout_s=120.0).splitlines()[-1])
-    assert code in said["text"]
-    return said["node"]
+    reply = json.loads(fabric.on_laptop(*argv, timeout_s=120.0).splitlines()[-1])
+    assert code in reply["text"]
+    return reply["node"]
 
 
-def hidden(fabric, agent, code):
-    """Return what nobody may read, by name; apart from it what a cable may show."""
+def secret_texts(fabric, agent, code):
+    """Return the secrets by name, and separately the texts that may appear on a cable."""
     blocks = (path for mac in fabric.macs[:LAPTOP] for path in mac.home.rglob("*.full"))
     block = max(blocks, key=lambda path: path.stat().st_size)
     keys = keys_of(
@@ -57,13 +57,13 @@ def hidden(fabric, agent, code):
         next(fabric.head.home.rglob(MEMBER_KEY)).read_text(),
         next(fabric.head.home.rglob(RAY_TOKEN)).read_bytes(),
     )
-    said = {
+    texts = {
         "the client's key": KEY.encode(),
         "the operator's key": OPERATOR_KEY.encode(),
         "the answer": code.encode(),
     }
     named = {"the agent's name, also in the prompt": agent.encode()}
-    return keys | said, named | parts_of(block.read_bytes())
+    return keys | texts, named | parts_of(block.read_bytes())
 
 
 def plant(fleet, fabric, mac, peer, host, text):
@@ -76,7 +76,7 @@ def plant(fleet, fabric, mac, peer, host, text):
     assert taker.wait(60) == 0
 
 
-def test_nothing_of_a_fleet_can_be_read_on_its_way():
+def test_traffic_of_a_fleet_reveals_no_secret():
     agent, code = word(), word()
     with (
         EmulatedFleet(macs=4, ethernet_mbit=1000, thunderbolt_mbit=10_000, cables=[CABLE]) as fleet,
@@ -101,7 +101,7 @@ def test_nothing_of_a_fleet_can_be_read_on_its_way():
             assert turn(fabric, agent, code) == NAMES[there]
             here = there
         assert {True, False} <= set(sent)
-        always, moved = hidden(fabric, agent, code)
+        always, moved = secret_texts(fabric, agent, code)
         planted = {what: b"planted: " + text for what, text in (always | moved).items()}
         for text in planted.values():
             plant(fleet, fabric, 0, 2, fleet.ethernet_host(2), text)

@@ -36,20 +36,20 @@ print(sum(row["Alive"] for row in ray.nodes()))
 def fabric():
     cables = [(0, 1), (0, 2), (1, 2)]  # not to the laptop
     with EmulatedFleet(macs=4, ethernet_mbit=1000, thunderbolt_mbit=10_000, cables=cables) as fleet:
-        made = RayUp(fleet)
-        made.prepare()
+        ray_up = RayUp(fleet)
+        ray_up.prepare()
         check = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "config", "check"]
-        assert "is fine" in made.on_laptop(*check, f"{HOME}/cluster.yaml")
-        made.up()
-        made.wait_nodes(len(NAMES))
-        yield made
+        assert "is fine" in ray_up.on_laptop(*check, f"{HOME}/cluster.yaml")
+        ray_up.up()
+        ray_up.wait_nodes(len(NAMES))
+        yield ray_up
 
 
 def turn(fabric, agent="mira"):
     done = fabric.on_laptop(*client(fabric, agent), timeout_s=TURN_TIMEOUT_S)
-    said = json.loads(done.splitlines()[-1])
-    assert CODE in said["text"]
-    return said
+    reply = json.loads(done.splitlines()[-1])
+    assert CODE in reply["text"]
+    return reply
 
 
 def client(fabric, agent, *until, key=KEY):
@@ -57,11 +57,11 @@ def client(fabric, agent, *until, key=KEY):
 
 
 def lives(nodes):
-    """Return what is another after a restart."""
+    """Return the pid and incarnation of every node."""
     return {node["name"]: (node["pid"], node["incarnation"]) for node in nodes}
 
 
-def test_only_what_its_reader_edits_differs_from_the_shipped_file():
+def test_edited_file_differs_from_shipped_file_only_as_documented():
     shipped = (ROOT / "cluster.yaml").read_text()
     before = yaml.safe_load(shipped)
     after = yaml.safe_load(edited(shipped, "10.0.0.1", ["10.0.0.2", "10.0.0.3"]))
@@ -75,7 +75,7 @@ def test_only_what_its_reader_edits_differs_from_the_shipped_file():
     assert after == before
 
 
-def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
+def test_up_starts_the_router_and_a_node_on_every_mac(fabric):
     nodes = fabric.wait_nodes(len(NAMES))
 
     assert {node["name"]: node["host"] for node in nodes} == {
@@ -86,7 +86,7 @@ def test_up_starts_a_node_on_every_mac_and_the_router(fabric):
     assert done.stdout.split()[-1] == str(len(NAMES)), done.stdout
 
 
-def test_the_code_that_runs_is_what_was_copied(fabric):
+def test_macs_run_the_copied_code(fabric):
     where = "import node, router; print(node.__file__, router.__file__)"
     argv = [f"{HOME}/macfabric/venv/bin/python", "-P", "-c", where]
     for mac in fabric.macs[:-1]:
@@ -94,13 +94,13 @@ def test_the_code_that_runs_is_what_was_copied(fabric):
         assert all(path.startswith(f"{HOME}/macfabric/app/") for path in found), found
 
 
-def test_strangers_are_refused(fabric):
-    refused = fabric.laptop.run(client(fabric, "mira", key="a-key-that-nobody-has"))
+def test_client_without_key_is_rejected(fabric):
+    refused = fabric.laptop.run(client(fabric, "mira", key="a-key-that-is-not-configured"))
     assert refused.returncode != 0
     assert "401" in refused.stdout
 
 
-def test_an_agent_moves_over_the_fast_link(fabric):
+def test_agent_migrates_over_the_fast_link(fabric):
     first = turn(fabric)
     assert first["cache"] == "cold"
     source = NAMES.index(first["node"])
@@ -123,7 +123,7 @@ def test_an_agent_moves_over_the_fast_link(fabric):
     assert int(after["cached-tokens"]) > 1000
 
 
-def test_up_again_disturbs_nobody(fabric):
+def test_repeated_up_interrupts_no_turn(fabric):
     before = lives(fabric.wait_nodes(len(NAMES)))
     agent = fabric.macfabric("agent", "mira")
     turns = fabric.laptop.exec(
@@ -132,11 +132,13 @@ def test_up_again_disturbs_nobody(fabric):
     assert CODE in turns.stdout.readline()
     fabric.up()
     fabric.on_laptop("touch", "/tmp/enough")
-    said = [json.loads(line) for line in turns.communicate(timeout=TURN_TIMEOUT_S)[0].splitlines()]
+    replies = [
+        json.loads(line) for line in turns.communicate(timeout=TURN_TIMEOUT_S)[0].splitlines()
+    ]
 
     assert turns.returncode == 0
-    assert len(said) > 1
-    assert all(CODE in turn["text"] and turn["cache"] == "hot" for turn in said)
+    assert len(replies) > 1
+    assert all(CODE in turn["text"] and turn["cache"] == "hot" for turn in replies)
     assert lives(fabric.wait_nodes(len(NAMES))) == before
     assert fabric.macfabric("agent", "mira")["epoch"] == agent["epoch"]
 
@@ -160,7 +162,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_agent_whose_mac_is_lost_answers_elsewhere_and_has_one_owner(fabric, fault):
+def test_agent_of_a_lost_mac_answers_elsewhere_with_one_owner(fabric, fault):
     begin, end = FAULTS[fault]
     victim = fabric.macs[2]  # a worker
     if fabric.macfabric("agent", "mira")["owner"] != victim.name:
@@ -194,13 +196,13 @@ def retried_turn(fabric):
     while True:
         done = fabric.laptop.run(client(fabric, "mira"), TURN_TIMEOUT_S)
         if done.returncode == 0:
-            said = json.loads(done.stdout.splitlines()[-1])
-            assert CODE in said["text"]
-            return said
+            reply = json.loads(done.stdout.splitlines()[-1])
+            assert CODE in reply["text"]
+            return reply
         assert time.monotonic() < deadline_s, done.stdout
 
 
-def test_up_with_other_settings_starts_nodes_anew_and_keeps_agents(fabric):
+def test_up_with_changed_settings_restarts_nodes_and_keeps_agents(fabric):
     before = lives(fabric.wait_nodes(len(NAMES)))
     path = fabric.laptop.home / "cluster.yaml"
     text = path.read_text()
@@ -215,15 +217,17 @@ def test_up_with_other_settings_starts_nodes_anew_and_keeps_agents(fabric):
     ):
         assert time.monotonic() < deadline_s, fabric.logs()
         time.sleep(1)
-    said = turn(fabric)
-    assert said["cache"] == "disk"
-    assert int(said["cached-tokens"]) > 1000
+    reply = turn(fabric)
+    assert reply["cache"] == "disk"
+    assert int(reply["cached-tokens"]) > 1000
 
 
-def test_down_leaves_nothing_running(fabric):
+def test_down_stops_every_process(fabric):
     down = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "down", "--json"]
-    said = fabric.on_laptop(*down, "--config", f"{HOME}/cluster.yaml", timeout_s=200)
-    rows = json.loads(said[said.index("{\n") :])["macs"]  # behind the progress, on standard error
+    output = fabric.on_laptop(*down, "--config", f"{HOME}/cluster.yaml", timeout_s=200)
+    rows = json.loads(output[output.index("{\n") :])[
+        "macs"
+    ]  # behind the progress, on standard error
 
     assert [(row["host"], row["ok"]) for row in rows] == [
         (mac.host, True) for mac in fabric.macs[:-1]

@@ -37,14 +37,14 @@ class _Patching(MetaPathFinder):
 def _patch(module):
     import mlx.core as mx
 
-    asked, failed = Path(FOLDER, str(os.getpid())), []
+    trigger, failed = Path(FOLDER, str(os.getpid())), []
     engine, device = module.Engine, module.device
     logits, extend, synchronize = engine._logits, engine._extend, device.synchronize
 
     def fails():
-        if not asked.exists():
+        if not trigger.exists():
             return False
-        asked.unlink(missing_ok=True)
+        trigger.unlink(missing_ok=True)
         failed.append(not Path(FOLDER, "unseen").exists())
         return True
 
