@@ -9,7 +9,14 @@ from typing import TypeVar
 
 from fabric.ids import AgentKey, NodeName
 from fabric.ports import Clock
-from router.limits import AGENT_REST_S, HELD_AGENTS_MAX, RESTING_AGENTS_MAX
+from router.limits import (
+    AGENT_REST_S,
+    HELD_AGENTS_MAX,
+    MOVE_PRICE_MAX,
+    MOVE_PRICE_STEP,
+    MOVES_PER_TURN,
+    RESTING_AGENTS_MAX,
+)
 
 T = TypeVar("T")
 
@@ -22,10 +29,12 @@ class AgentActivity:
         self._turns: Counter[AgentKey] = Counter()
         self._moved_s: OrderedDict[AgentKey, float] = OrderedDict()
         self._held: OrderedDict[AgentKey, NodeName] = OrderedDict()
+        self.move_price = 1.0  # factor on the price of a move
 
     def begin_turn(self, key: AgentKey) -> None:
         """Count a turn that a node has admitted."""
         self._turns[key] += 1
+        self.move_price = max(1.0, self.move_price / (1 + MOVES_PER_TURN * MOVE_PRICE_STEP))
 
     def end_turn(self, key: AgentKey) -> None:
         """Remove a turn that has ended."""
@@ -53,6 +62,7 @@ class AgentActivity:
     def note_move(self, key: AgentKey) -> None:
         """Let an agent rest after a move that placement decided."""
         _put_last(self._moved_s, key, self._clock.monotonic_s(), RESTING_AGENTS_MAX)
+        self.move_price = min(MOVE_PRICE_MAX, self.move_price * (1 + MOVE_PRICE_STEP))
 
     def moved_lately(self, key: AgentKey) -> bool:
         """Return whether an agent still rests after a move."""

@@ -25,7 +25,8 @@ from router.fleet.recent_partners import RecentPartners
 from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
-from router.placement.load_ledger import Ledger
+from router.placement.load_ledger import Booking, Ledger
+from router.placement.profiles import Profiles, PromptProgress
 from router.placement.sketch_index import SketchIndex
 
 
@@ -127,8 +128,31 @@ class Fleet:
             watch=look,
             heartbeat_s=access.heartbeat_s,
         )
-        self.nodes = NodeSnapshots(self.membership, self.ledger, self.directory)
+        self.profiles = Profiles(self._view)
+        self.nodes = NodeSnapshots(self.membership, self.ledger, self.directory, self.profiles)
         self.discovery = NodeDiscovery(self.membership, access.clock, expected)
+
+    def _view(self, name: NodeName) -> NodeView | None:
+        member = self.membership.find(name)
+        return member.view if member is not None else None
+
+    def note_progress(self, entry: Booking, prompt_tokens: int, done_tokens: int) -> None:
+        """Correct a turn's load, and its node's speeds, by the tokens of its prompt in place."""
+        now_s, node = self.clock.monotonic_s(), entry.node
+        if entry.open:
+            self.profiles.note_progress(node, entry.progress, done_tokens, now_s)
+            entry.progress = PromptProgress(done_tokens, now_s)
+        view, left_tokens = self._view(node), prompt_tokens - done_tokens
+        reported = view.prefill_tokens_per_s if view is not None else 0.0
+        position = prompt_tokens - left_tokens / 2
+        speed = self.profiles.of(node).prefill_tokens_per_s(reported, position)
+        self.ledger.rebook(entry, left_tokens, speed)
+
+    def note_answer(self, entry: Booking, tokens: int) -> None:
+        """Learn a node's speed of answers from one that has ended, before its booking does."""
+        if entry.open and entry.progress is not None:
+            seconds = self.clock.monotonic_s() - entry.progress.at_s
+            self.profiles.note_answer(entry.node, tokens, seconds, self.ledger.turns(entry.node))
 
     def link(self, name: NodeName) -> NodeLink:
         """Return the link to a known node; raise NodeLostError for others."""

@@ -2,7 +2,8 @@
 
     membership  a new view, a lease that ended      ┐
     ledger      a turn that began or ended          ├─▶ the node's snapshot is taken anew when it is
-    directory   an agent that came or went          ┘   needed, and its row in the ranking with it
+    directory   an agent that came or went          │   needed, and its row in the ranking with it
+    profiles    a speed that turns have shown       ┘
 
 A fleet of a few nodes has no ranking: all of its nodes are compared.
 """
@@ -15,14 +16,22 @@ from router.fleet.membership import LeaseState, Member, Membership
 from router.limits import CANDIDATES_MAX
 from router.placement.candidates import Ranking
 from router.placement.load_ledger import Ledger
+from router.placement.profiles import Profiles
 from router.placement.snapshot import NodeSnapshot
 
 
 class NodeSnapshots:
     """Snapshots by node, and rankings of the ready nodes by model."""
 
-    def __init__(self, membership: Membership, ledger: Ledger, directory: Directory) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        ledger: Ledger,
+        directory: Directory,
+        profiles: Profiles,
+    ) -> None:
         self._membership = membership
+        self._profiles = profiles
         self._ledger = ledger
         self._directory = directory
         self._kept: dict[NodeName, NodeSnapshot] = {}
@@ -57,18 +66,21 @@ class NodeSnapshots:
         ):
             return kept
         ledger = self._ledger
+        prompts_s = ledger.prompts_s(name)
         taken = self._kept[name] = NodeSnapshot(
             view=member.view,
             is_alive=state[0],
             is_up=state[1],
             is_returning=is_returning,
-            promised_s=ledger.prefill_s(name),
+            promised_s=sum(prompts_s),
+            prompts_s=prompts_s,
             queue_end_s=member.heartbeat_s + member.view.queue_s,
             turns=ledger.turns(name),
             agents=self._directory.agents_count(name),
             turn_order=ledger.turn_order(name),
             cold_order=ledger.cold_order(name),
             coming_bytes=ledger.coming_bytes(name),
+            profile=self._profiles.of(name),
         )
         return taken
 
@@ -91,7 +103,7 @@ class NodeSnapshots:
         return self._rankings.setdefault(model, Ranking())
 
     def _forget_changed(self) -> None:
-        for changed in (self._ledger.changed, self._directory.recounted):
+        for changed in (self._ledger.changed, self._directory.recounted, self._profiles.changed):
             if changed:
                 for name in changed:
                     self._kept.pop(name, None)

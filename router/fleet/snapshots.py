@@ -91,6 +91,7 @@ def _with_activity(
         agent=key[1],
         is_idle=may_move and not is_held and activity.is_idle(key),
         moved_lately=activity.moved_lately(key),
+        move_price=activity.move_price,
     )
 
 

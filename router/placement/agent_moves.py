@@ -1,16 +1,16 @@
 """Weighing of an idle agent's next turn: served by its owner, or elsewhere after a move. Pure.
 
-    stay     queue_o + load_o + tail/P_o
-    move     max(queue_i, travel_i) + load_i + tail/P_i + price
+    stay     wait_o + load_o + tail/P_o + delay_o
+    move     travel_i + wait_i then + load_i + tail/P_i + delay_i + evict_i + price
 
-These are the seconds until the first token. With the answer, a move must not cost more either.
+These are the seconds until the first token, with those by which other prompts end later. With the
+answer, a move must not cost more either.
 
 The agent's bytes travel while the target's queue gets shorter. The price covers the commit and
-keeps agents from moving for rough estimates: for one that moved a moment ago it is higher, and
-speeds that are about equal count as equal.
+keeps agents from moving for rough estimates: for one that moved a moment ago, or where many move,
+it is higher, and speeds that are about equal count as equal.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -21,13 +21,12 @@ from router.placement.destination import fits, routes
 from router.placement.seconds import (
     Job,
     NodeCandidate,
-    answer_s,
-    first_token_s,
     load_s,
-    prefill_s,
+    terms_of,
     tie_limit_s,
 )
 from router.placement.snapshot import FleetSnapshot
+from router.placement.terms import Terms
 
 COMMIT_S: Final = 0.1  # seal, commit and release of a move
 NOISE_RATIO: Final = 1.25  # of measured speeds that count as equal
@@ -83,35 +82,39 @@ def cheaper_move(
     """Return the move that serves the turn soonest, or None if its owner is about as good."""
     job = Job(turn.prompt_tokens, turn.completion_tokens_max)
     stay = next((node for node, ship in options if ship is None), None)
-    if stay is None:
+    if stay is None or fleet.agent is None:
         return None
-    stay_s = first_token_s(job, stay)
-    end_s = stay_s + answer_s(job, stay)
-    price_s = COMMIT_S + tie_limit_s(stay_s) - stay_s
-    if fleet.moved_lately:
-        price_s *= UNREST_FACTOR
+    staying = terms_of(job, stay)
+    price_s = COMMIT_S + tie_limit_s(staying.felt_s) - staying.felt_s
+    price_s *= fleet.move_price * (UNREST_FACTOR if fleet.moved_lately else 1.0)
     moves = [
-        (after_s, node.held_tokens, node.name, node, ship)
+        (terms.felt_s, node.held_tokens, node.name, ship, terms)
         for node, ship in options
         if ship is not None
-        and (after_s := _after_move_s(job, node, ship)) + answer_s(job, node) <= end_s
+        and (terms := _after_move(job, node, ship, price_s)).felt_s + terms.answer_s
+        <= staying.felt_s + staying.answer_s
     ]
-    best_s, _, _, node, ship = min(moves, default=(math.inf, 0, "", stay, None))
-    if ship is None or best_s + price_s >= stay_s:
+    if not moves:
         return None
-    assert fleet.agent is not None, "its owner is known"
-    return move_to(turn, fleet.agent, node, ship, stay_s - best_s)
+    best_s, *_, ship, terms = min(moves)
+    if best_s + price_s >= staying.felt_s:
+        return None
+    return MoveAgent(fleet.agent, ship, terms.prefill_s, staying.felt_s - best_s, terms)
 
 
-def _after_move_s(job: Job, node: NodeCandidate, ship: Ship) -> float:
-    """Estimate the seconds until the first token on a node to which the agent is moved first."""
+def _after_move(job: Job, node: NodeCandidate, ship: Ship, price_s: float) -> Terms:
+    """Estimate a turn on a node to which the agent is moved while the queue there gets shorter."""
     left_s = max(0.0, node.queue_s - ship.travel_s)
-    return ship.travel_s + first_token_s(job, replace(node, queue_s=left_s))
+    share = left_s / node.queue_s if node.queue_s > 0 else 0.0
+    prompts_s = tuple(each_s * share for each_s in node.prompts_s)
+    later = replace(node, queue_s=left_s, prompts_s=prompts_s)
+    return terms_of(job, later, travel_s=ship.travel_s, price_s=price_s)
 
 
 def move_to(
     turn: TurnFacts, agent: AgentId, node: NodeCandidate, ship: Ship, gain_s: float = 0.0
 ) -> MoveAgent:
     """Return the decision to move the agent to a node and serve its turn there."""
-    expected_s = prefill_s(turn.prompt_tokens - node.cached_tokens, node.prefill_tokens_per_s)
-    return MoveAgent(agent, ship, expected_s, gain_s)
+    job = Job(turn.prompt_tokens, turn.completion_tokens_max)
+    terms = _after_move(job, node, ship, 0.0)
+    return MoveAgent(agent, ship, terms.prefill_s, gain_s, terms)

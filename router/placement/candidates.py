@@ -19,9 +19,11 @@ from xxhash import xxh3_64
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
 from router.placement.seconds import (
+    CHUNK_S,
     DECODE_TOKENS_EXPECTED,
+    SHARE_S,
     SHARE_SLACK,
-    STICKINESS_S,
+    SHORT_PROMPT_TOKENS,
     TOKENS_PER_S_MIN,
     answer_factor,
     class_weight,
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
 _REWEIGHED_SHARE = 0.05  # by which the median speed moves before all weights are taken anew
 _RING_POINTS = 8  # of a node on the ring of homes
 _FIRST_ROWS = 64
-# Columns: seconds of the queue, seconds per token of prompts and of answers with what others lose,
-# the agents per weight from which a node has its share, and what orders nodes of equal cost.
-_QUEUE, _PROMPT, _ANSWER, _FULLNESS, _WEIGHT, _FILL, _COLD, _HELD, _COLUMNS = range(9)
+# Columns: seconds of the queue, and of its known prompts; their number; seconds per token of
+# prompts, and of answers with what others lose; the factor of heat; the agents per weight from
+# which a node has its share; its weight; and what orders nodes of equal cost.
+_QUEUE, _KNOWN, _COUNT, _PROMPT, _ANSWER, _SLOW, _FULLNESS, _WEIGHT = range(8)
+_FILL, _COLD, _HELD, _COLUMNS = range(8, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Ranking:
         self._prefill_sum = 0.0
         self._decode_sum, self._decode_count = 0.0, 0
         self._agents_sum, self._weights_sum = 0, 0.0
+        self._turns_sum = 0
         self._weighed_at = PREFILL_TOKENS_PER_S
         self._ring: list[tuple[int, NodeName]] = []
 
@@ -101,14 +106,15 @@ class Ranking:
         else:
             self._discount(row)
         self._nodes[row] = node
-        view = node.view
-        if view.prefill_tokens_per_s > 0:
-            insort(self._prefill, view.prefill_tokens_per_s)
-            self._prefill_sum += view.prefill_tokens_per_s
-        if view.decode_tokens_per_s > 0:
-            self._decode_sum += view.decode_tokens_per_s
+        prefill, decode = node.prefill_tokens_per_s(), node.decode_tokens_per_s
+        if prefill > 0:
+            insort(self._prefill, prefill)
+            self._prefill_sum += prefill
+        if decode > 0:
+            self._decode_sum += decode
             self._decode_count += 1
         self._agents_sum += node.agents
+        self._turns_sum += node.turns
         self._write(row)
         moved = abs(self._prefill_median - self._weighed_at)
         if moved > _REWEIGHED_SHARE * self._weighed_at:
@@ -139,6 +145,7 @@ class Ranking:
             decode_mean=self._decode_mean,
             agents=self._agents_sum,
             weights=self._weights_sum,
+            is_calm=self._is_calm,
         )
 
     def cheapest(
@@ -189,6 +196,10 @@ class Ranking:
         return self._prefill[count // 2] if count else PREFILL_TOKENS_PER_S
 
     @property
+    def _is_calm(self) -> bool:
+        return not self._turns_sum
+
+    @property
     def _decode_mean(self) -> float:
         return self._decode_sum / self._decode_count if self._decode_count else 0.0
 
@@ -206,9 +217,18 @@ class Ranking:
         for part in cached:
             self._set(left, work.prompt_tokens - part.tokens, part.nodes)
         answer_s = work.answer_tokens * table[_ANSWER]
-        overload_s = np.maximum(work.prompt_tokens * table[_PROMPT] + answer_s, 2 * STICKINESS_S)
-        costs: Column = table[_QUEUE] + left * table[_PROMPT] + answer_s
-        costs += (table[_FULLNESS] > share) * overload_s
+        own_s = np.maximum(left, 0.0) * table[_PROMPT]
+        # Each known prompt delays this one, and this one each of them, by no more than its length.
+        turns_s = np.minimum(table[_KNOWN], table[_COUNT] * own_s)
+        unknown_s = table[_QUEUE] - table[_KNOWN]
+        is_short = left <= SHORT_PROMPT_TOKENS
+        waits_s = np.where(is_short, np.minimum(table[_QUEUE], CHUNK_S), unknown_s + turns_s)
+        delays_s = turns_s + np.minimum(unknown_s, own_s)
+        costs: Column = waits_s + delays_s + (own_s + answer_s) * table[_SLOW]
+        penalty_s = self._np.full(len(left), SHARE_S)
+        if self._is_calm:
+            penalty_s = np.maximum(SHARE_S, work.prompt_tokens * table[_PROMPT] + answer_s)
+        costs += (table[_FULLNESS] > share) * penalty_s
         return costs
 
     def _set(self, left: "Column", tokens: float, nodes: AbstractSet[NodeName]) -> None:
@@ -226,7 +246,7 @@ class Ranking:
 
     def _discount(self, row: int) -> None:
         node = self._nodes[row]
-        prefill, decode = node.view.prefill_tokens_per_s, node.view.decode_tokens_per_s
+        prefill, decode = node.prefill_tokens_per_s(), node.decode_tokens_per_s
         if prefill > 0:
             del self._prefill[bisect_left(self._prefill, prefill)]
             self._prefill_sum -= prefill
@@ -234,21 +254,26 @@ class Ranking:
             self._decode_sum -= decode
             self._decode_count -= 1
         self._agents_sum -= node.agents
+        self._turns_sum -= node.turns
         self._weights_sum -= float(self._table[_WEIGHT, row])
         self._table[_WEIGHT, row] = 0.0
 
     def _write(self, row: int) -> None:
         """Write the columns of a row from its node."""
         node = self._nodes[row]
-        prefill = node.view.prefill_tokens_per_s or self._prefill_mean
-        decode = node.view.decode_tokens_per_s or self._decode_mean
+        prefill = node.prefill_tokens_per_s() or self._prefill_mean
+        decode = node.decode_tokens_per_s or self._decode_mean
         answer_s = answer_factor(node.turns) / max(decode, TOKENS_PER_S_MIN) if decode > 0 else 0.0
         weight = class_weight(prefill / self._weighed_at)
         self._weights_sum += weight - float(self._table[_WEIGHT, row])
+        known_s = sum(node.prompts_s)
         self._table[:, row] = (
-            node.promised_s,
+            max(node.promised_s, known_s),
+            known_s,
+            len(node.prompts_s),
             1.0 / max(prefill, TOKENS_PER_S_MIN),
             answer_s,
+            node.slowness,
             (node.agents + 0.5) / weight if node.agents else 0.0,  # one agent is no overload
             weight,
             node.agents / weight,

@@ -1,8 +1,9 @@
 """Input and output of placement: facts about a turn, and decisions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fabric.ids import AgentId, NodeName
+from router.placement.terms import NO_TERMS, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Stay:
 
     node: NodeName
     prefill_s: float = 0.0
+    terms: Terms = field(default=NO_TERMS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class MoveAgent:
     ship: Ship
     prefill_s: float
     gain_s: float = 0.0  # estimated, over the turn on the owner
+    terms: Terms = field(default=NO_TERMS, compare=False)
 
     @property
     def node(self) -> NodeName:
@@ -57,6 +60,7 @@ class Load:
 
     node: NodeName
     prefill_s: float
+    terms: Terms = field(default=NO_TERMS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,7 @@ class Recompute:
 
     node: NodeName
     prefill_s: float
+    terms: Terms = field(default=NO_TERMS, compare=False)
+
+
+Decision = Stay | MoveAgent | Load | Recompute

@@ -13,6 +13,7 @@ from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
 from router.placement import seconds
 from router.placement.decision import Ship
+from router.placement.profiles import PromptProgress
 
 
 @dataclass(slots=True)
@@ -22,13 +23,14 @@ class Booking:
     node: NodeName
     prefill_s: float
     open: bool = field(default=True, repr=False)
+    progress: PromptProgress | None = None  # as its node reported it last
 
 
 class Ledger:
     """Prefill, turns and transfers given to each node, and the order of its last turns."""
 
     def __init__(self) -> None:
-        self._prefill_s: dict[NodeName, float] = {}
+        self._prompts: dict[NodeName, dict[int, Booking]] = {}  # unfinished, by node
         self._turns: Counter[NodeName] = Counter()
         self._coming_bytes: Counter[NodeName] = Counter()
         self._last: dict[NodeName, int] = {}
@@ -38,23 +40,28 @@ class Ledger:
 
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""
-        self._prefill_s[node] = self._prefill_s.get(node, 0.0) + prefill_s
         self._turns[node] += 1
         self.changed.add(node)
         self._count += 1  # a counter, so that two turns in one clock tick have an order
         self._last[node] = self._count
         if cold:
             self._last_cold[node] = self._count
-        return Booking(node, prefill_s)
+        entry = Booking(node, prefill_s)
+        if prefill_s > 0:
+            self._prompts.setdefault(node, {})[id(entry)] = entry
+        return entry
 
     def rebook(self, entry: Booking, left_tokens: int, tokens_per_s: float) -> None:
         """Correct the prefill that is left of a running turn; a speed of 0 is unknown."""
         if not entry.open:
             return
         prefill_s = seconds.prefill_s(left_tokens, tokens_per_s or PREFILL_TOKENS_PER_S)
-        total_s = self._prefill_s.get(entry.node, 0.0) + prefill_s - entry.prefill_s
-        self._prefill_s[entry.node] = max(0.0, total_s)
         entry.prefill_s = prefill_s
+        of_node = self._prompts.setdefault(entry.node, {})
+        if prefill_s > 0:
+            of_node[id(entry)] = entry
+        else:
+            of_node.pop(id(entry), None)
         self.changed.add(entry.node)
 
     def prefilled(self, entry: Booking) -> None:
@@ -85,7 +92,11 @@ class Ledger:
 
     def prefill_s(self, node: NodeName) -> float:
         """Return the seconds of unfinished prefill given to the node."""
-        return self._prefill_s.get(node, 0.0)
+        return sum(self.prompts_s(node))
+
+    def prompts_s(self, node: NodeName) -> tuple[float, ...]:
+        """Return the seconds that are left of each unfinished prompt of the node."""
+        return tuple(entry.prefill_s for entry in self._prompts.get(node, {}).values())
 
     def turns(self, node: NodeName) -> int:
         return self._turns[node]

@@ -19,8 +19,10 @@ from fabric.limits import BLOCK_TOKENS
 from router.limits import MOVE_TARGETS_MAX
 from router.placement.agent_moves import cheaper_move, move_to, with_memory
 from router.placement.candidates import text_hash
-from router.placement.decision import Load, MoveAgent, Recompute, Stay, TurnFacts
+from router.placement.decision import Decision, Load, MoveAgent, Recompute, Stay, TurnFacts
 from router.placement.seconds import (
+    DECODE_TOKENS_EXPECTED,
+    REUSE_CHANCE,
     Job,
     NodeCandidate,
     Policy,
@@ -28,6 +30,7 @@ from router.placement.seconds import (
     load_s,
     place,
     prefill_s,
+    terms_of,
     whole_cost_s,
     with_shares,
 )
@@ -47,7 +50,7 @@ class Placement:
         """Whether it needs all nodes of a large fleet, not the few that may be the cheapest."""
         return self._policy is not Policy.SECONDS
 
-    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | MoveAgent | Load | Recompute:
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Decision:
         """Return the node that serves a turn; raise RetryLaterError if none can.
 
         A node that is up keeps its agents, and one that is starting again gets time to return.
@@ -72,14 +75,14 @@ class Placement:
         may_move = fleet.is_idle and home.is_alive and owner is not None and owner.node == serving
         others = _least_busy(turn, fleet, serving) if may_move else []
         candidates = _candidates(turn, fleet, [home, *others])
-        missing_tokens = turn.prompt_tokens - candidates[0].cached_tokens
-        stay = Stay(serving, prefill_s(missing_tokens, candidates[0].prefill_tokens_per_s))
+        job = Job(turn.prompt_tokens, turn.completion_tokens_max)
+        terms = terms_of(job, candidates[0])
+        stay = Stay(serving, terms.prefill_s, terms)
         options = with_memory(turn, fleet, candidates) if may_move else []
         if self._policy is Policy.SECONDS:
             return cheaper_move(turn, fleet, options) or stay
         if not options or fleet.agent is None:
             return stay
-        job = Job(turn.prompt_tokens, turn.completion_tokens_max)
         chosen = place(job, [node for node, _ in options], self._policy)
         ship = next(ship for node, ship in options if node is chosen)
         return stay if ship is None else move_to(turn, fleet.agent, chosen, ship)
@@ -100,21 +103,32 @@ class Placement:
         if not nodes:
             message = "no node is ready to serve this model"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
-        job = Job(turn.prompt_tokens, turn.completion_tokens_max, home)
         candidates = with_shares(_candidates(turn, fleet, nodes), kept, fleet.totals)
+        job = _job(turn, fleet, candidates, home)
         chosen = place(job, candidates, self._policy)
-        missing_tokens = turn.prompt_tokens - chosen.cached_tokens
-        expected_s = prefill_s(missing_tokens, chosen.prefill_tokens_per_s)
+        terms = terms_of(job, chosen)
         kind = Load if chosen.cached_tokens else Recompute
-        return kind(chosen.name, expected_s)
+        return kind(chosen.name, terms.prefill_s, terms)
 
 
 def candidate_costs(turn: TurnFacts, fleet: FleetSnapshot) -> dict[NodeName, float]:
     """Return the seconds that each node costs which may start a turn's agent."""
-    job = Job(turn.prompt_tokens, turn.completion_tokens_max)
     nodes = _eligible(turn, fleet, None, frozenset())
     candidates = with_shares(_candidates(turn, fleet, nodes), None, fleet.totals)
+    job = _job(turn, fleet, candidates, None)
     return {node.name: whole_cost_s(job, node) for node in candidates}
+
+
+def _job(
+    turn: TurnFacts,
+    fleet: FleetSnapshot,
+    candidates: Sequence[NodeCandidate],
+    home: NodeName | None,
+) -> Job:
+    is_calm = not any(node.active for node in candidates)
+    if fleet.totals is not None:
+        is_calm = is_calm and fleet.totals.is_calm
+    return Job(turn.prompt_tokens, turn.completion_tokens_max, home, is_calm)
 
 
 def _eligible(
@@ -208,9 +222,9 @@ def _hashed_home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
 def _candidates(
     turn: TurnFacts, fleet: FleetSnapshot, nodes: Sequence[NodeSnapshot]
 ) -> list[NodeCandidate]:
-    views = [node.view for node in nodes]
-    prefill = [view.prefill_tokens_per_s for view in views]
-    decode = [view.decode_tokens_per_s for view in views]
+    position = turn.prompt_tokens / 2
+    prefill = [node.prefill_tokens_per_s(position) for node in nodes]
+    decode = [node.decode_tokens_per_s for node in nodes]
     if fleet.totals is not None:
         prefill = [speed or fleet.totals.prefill_mean for speed in prefill]
         decode = [speed or fleet.totals.decode_mean for speed in decode]
@@ -239,14 +253,19 @@ def _candidate(
             cached -= cached % BLOCK_TOKENS  # others' caches are shared by whole blocks
         if prefix.agent is not None and not prefix.is_resident:
             from_disk_s = load_s(cached * node.view.bytes_per_token)
+    resident = cached if prefix is not None and prefix.is_resident else 0
+    answer = min(turn.completion_tokens_max, DECODE_TOKENS_EXPECTED)
     return NodeCandidate(
         name=node.name,
         prefill_tokens_per_s=prefill_tokens_per_s,
         decode_tokens_per_s=decode_tokens_per_s,
         queue_s=node.queue_s(now_s),
+        prompts_s=node.prompts_s,
         active=node.turns,
         cached_tokens=cached,
         load_s=from_disk_s,
+        evict_s=REUSE_CHANCE * load_s(node.evicted_bytes(turn.prompt_tokens - resident + answer)),
+        slowness=node.slowness,
         held_tokens=node.held_tokens,
         agents=node.agents,
         cold_order=node.cold_order,

@@ -1,11 +1,12 @@
 """Choice of the node that serves a turn at the lowest cost, in seconds. Pure.
 
-    C(i) = queue_i + min(U/P_i, load_i + U_c/P_i)
-         + decode(i) + (i is not home) · h + (i has its share) · (U/P_i + decode(i))
+    C(i) = wait_i + bring_i + min(U/P_i, load_i + U_c/P_i) + decode(i) + delay_i + evict_i
+         + (i is not home) · h + (i has its share) · s + risk_i + price_i
 
 U: tokens of the prompt; U_c: those that node i has not cached; P_i: its prefill speed; h: the
-stickiness to the agent's home node. Moves are compared in seconds too: comparing blocks or cache
-hits would send work to slow nodes.
+stickiness to the agent's home node; s: the turn's work once more, or 2h while turns run. `Terms`
+has what each of them means. Moves are compared in seconds too: comparing blocks or cache hits would
+send work to slow nodes.
 """
 
 import math
@@ -17,6 +18,7 @@ from statistics import fmean, median
 from fabric.assumed_speeds import DISK_BYTES_PER_S
 from fabric.ids import NodeName
 from router.placement.snapshot import FleetTotals
+from router.placement.terms import Terms
 
 SHIP_START_S = 0.03
 BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size
@@ -54,6 +56,8 @@ def tie_limit_s(best_s: float) -> float:
 
 
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
+REUSE_CHANCE = 0.5  # of what leaves memory for a turn: the node evicts what it expects least
+SHARE_S = 2 * STICKINESS_S  # by which a node with its share of agents seems slower
 SHARE_SLACK = 1.15  # a node with this multiple of its share of agents yields to others
 SPEED_CLASS = 3.0  # nodes within a factor of sqrt(this) of the median speed have equal shares
 
@@ -74,6 +78,7 @@ class NodeCandidate:
     prefill_tokens_per_s: float
     decode_tokens_per_s: float = 0.0  # 0: not measured yet
     queue_s: float = 0.0
+    prompts_s: tuple[float, ...] = ()  # the queue by prompt, as far as it is known
     active: int = 0
     cached_tokens: int = 0
     load_s: float = 0.0  # to bring the cached tokens from disk into memory
@@ -81,6 +86,8 @@ class NodeCandidate:
     cold_order: int = 0  # higher: given a turn with nothing cached more recently
     turn_order: int = 0  # higher: given any turn more recently
     agents: int = 0  # on the node, including those just placed there
+    evict_s: float = 0.0  # to load again what must leave its memory for the turn, if it is used
+    slowness: float = 1.0  # factor by which heat or a lack of memory makes it a worse choice
     weight: float = 1.0  # its share of all agents, relative to other nodes
     over_share: bool = False  # it has its share of agents already
 
@@ -92,12 +99,36 @@ class Job:
     prompt_tokens: int
     completion_tokens_max: int
     home: NodeName | None = None
+    is_calm: bool = True  # no turn runs on any node
 
 
-def _prompt_s(job: Job, node: NodeCandidate) -> float:
-    rate = node.prefill_tokens_per_s
-    anew_s = prefill_s(job.prompt_tokens, rate)
-    return min(anew_s, node.load_s + prefill_s(job.prompt_tokens - node.cached_tokens, rate))
+def terms_of(
+    job: Job, node: NodeCandidate, *, travel_s: float = 0.0, price_s: float = 0.0
+) -> Terms:
+    """Estimate what serving `job` on `node` costs, where the agent's memory travels first."""
+    rate, load_s = node.prefill_tokens_per_s, node.load_s
+    rest_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
+    if anew_s <= load_s + rest_s:
+        load_s, rest_s = 0.0, anew_s
+    waits_s = wait_s(job, node)
+    answers_s = answer_s(job, node)
+    return Terms(
+        queue_s=waits_s,
+        bring_s=travel_s,
+        load_s=load_s,
+        prefill_s=rest_s,
+        answer_s=answers_s,
+        delay_s=delay_s(job, node),
+        evict_s=node.evict_s,
+        share_s=_share_s(job, node),
+        risk_s=(node.slowness - 1.0) * (rest_s + answers_s),
+        price_s=price_s,
+    )
+
+
+def _rest_s(job: Job, node: NodeCandidate) -> float:
+    """Return the seconds of what the node has not cached of the prompt."""
+    return prefill_s(job.prompt_tokens - node.cached_tokens, node.prefill_tokens_per_s)
 
 
 def answer_s(job: Job, node: NodeCandidate) -> float:
@@ -115,24 +146,37 @@ def answer_factor(active: int) -> float:
     return with_us + active * (with_us - without_us)
 
 
-def first_token_s(job: Job, node: NodeCandidate) -> float:
-    """Estimate the seconds until the first token of `job` on `node`.
+def wait_s(job: Job, node: NodeCandidate) -> float:
+    """Estimate the seconds in which a node computes other prompts before the end of this one.
 
-    A node lets short prompts overtake long ones: they wait for a chunk, not for the queue.
+    Long prompts take turns, so each delays another by no more than that one's own length. Short
+    ones overtake them: they wait for a chunk, and for the short ones before them.
     """
-    is_short = job.prompt_tokens - node.cached_tokens <= SHORT_PROMPT_TOKENS
-    queue_s = min(node.queue_s, CHUNK_S) if is_short else node.queue_s
-    return queue_s + _prompt_s(job, node)
+    own_s = _rest_s(job, node)
+    short_s = prefill_s(SHORT_PROMPT_TOKENS, node.prefill_tokens_per_s)
+    if own_s > short_s:
+        unknown_s = max(0.0, node.queue_s - sum(node.prompts_s))
+        return unknown_s + sum(min(left_s, own_s) for left_s in node.prompts_s)
+    ahead_s = sum(left_s for left_s in node.prompts_s if left_s <= short_s)
+    return min(node.queue_s, ahead_s + CHUNK_S)
+
+
+def delay_s(job: Job, node: NodeCandidate) -> float:
+    """Estimate the seconds by which other prompts end later, all together."""
+    own_s, known_s = _rest_s(job, node), sum(node.prompts_s)
+    ends_later_s = sum(min(left_s, own_s) for left_s in node.prompts_s)
+    return ends_later_s + min(max(0.0, node.queue_s - known_s), own_s)
 
 
 def cost_s(job: Job, node: NodeCandidate) -> float:
-    """Estimate the seconds that serving `job` on `node` costs, without stickiness."""
-    return node.queue_s + _prompt_s(job, node) + answer_s(job, node)
+    """Estimate the seconds that serving `job` on `node` costs, without its share of agents."""
+    terms = terms_of(job, node)
+    return terms.total_s - terms.share_s
 
 
 def whole_cost_s(job: Job, node: NodeCandidate) -> float:
     """Estimate the seconds with the penalty of a node that has its share of agents already."""
-    return cost_s(job, node) + _overload_s(job, node)
+    return terms_of(job, node).total_s
 
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
@@ -172,16 +216,16 @@ def class_weight(speed: float) -> float:
     return weight
 
 
-def _overload_s(job: Job, node: NodeCandidate) -> float:
-    """Return the penalty of a node over its share: the turn's work once more.
+def _share_s(job: Job, node: NodeCandidate) -> float:
+    """Return the penalty of a node over its share of agents.
 
-    So agents with the same prefix do not all follow the first one, nor the slightly faster node;
-    if the others are busy for longer, the node is used all the same.
+    In a calm fleet it is the turn's work once more: nothing else says how busy the node will be,
+    and agents with one prefix should not all follow the first. While turns run, their load says it.
     """
     if not node.over_share:
         return 0.0
     work_s = prefill_s(job.prompt_tokens, node.prefill_tokens_per_s) + answer_s(job, node)
-    return max(2 * STICKINESS_S, work_s)
+    return max(SHARE_S, work_s) if job.is_calm else SHARE_S
 
 
 def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:

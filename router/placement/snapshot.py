@@ -7,9 +7,21 @@ router has given them since.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from fabric.control.node_calls import DRAINING, READY, AgentView, NodeView
+from fabric.control.node_calls import (
+    DRAINING,
+    PRESSURES,
+    READY,
+    THERMAL_STATES,
+    AgentView,
+    NodeView,
+)
 from fabric.ids import AgentId, NodeName
+from router.placement.profiles import UNKNOWN, NodeProfile
+
+HEAT_FACTORS: Final = dict(zip(THERMAL_STATES, (1.0, 1.0, 1.5, 4.0), strict=True))
+PRESSURE_FACTORS: Final = dict(zip(PRESSURES, (1.0, 1.25, 3.0), strict=True))
 
 
 class HolderRole(StrEnum):
@@ -52,12 +64,14 @@ class NodeSnapshot:
     is_up: bool = True  # its lease has not expired
     is_returning: bool = False  # was lost, and is starting again
     promised_s: float = 0.0  # unfinished prefill of this router's turns
+    prompts_s: tuple[float, ...] = ()  # the same by prompt, as far as they are known
     queue_end_s: float = 0.0  # when the prefill that the node itself reported will have ended
     turns: int = 0  # running
     agents: int = 0  # on the node, including those just given to it
     turn_order: int = 0  # the higher, the later it was given any turn
     cold_order: int = 0  # the same for turns with nothing cached
     coming_bytes: int = 0  # of agents that are being transferred to it
+    profile: NodeProfile = UNKNOWN  # as turns have shown it
 
     @property
     def name(self) -> NodeName:
@@ -69,6 +83,29 @@ class NodeSnapshot:
         The ledger is exact for this router's turns; the node also counts those of others.
         """
         return max(self.promised_s, self.queue_end_s - now_s)
+
+    def prefill_tokens_per_s(self, position: float = 0.0) -> float:
+        """Return the speed of prompts at a position; 0 if unknown."""
+        return self.profile.prefill_tokens_per_s(self.view.prefill_tokens_per_s, position)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Speed of one sequence alone, as it follows from batches like the next; 0 if unknown."""
+        return self.profile.decode_tokens_per_s(self.view.decode_tokens_per_s, self.turns + 1)
+
+    @property
+    def slowness(self) -> float:
+        """Factor on all work there: a hot machine slows down, and one without memory swaps."""
+        view = self.view
+        heat, pressure = view.thermal_state, view.memory_pressure
+        return HEAT_FACTORS.get(heat, 1.0) * PRESSURE_FACTORS.get(pressure, 1.0)
+
+    def evicted_bytes(self, tokens: float) -> float:
+        """Return the bytes of idle caches that leave memory for so many more tokens."""
+        if self.view.free is None:
+            return 0.0
+        free_bytes = self.view.free.hot - self.coming_bytes
+        return max(0.0, tokens * self.view.bytes_per_token - max(0, free_bytes))
 
     @property
     def held_tokens(self) -> int:
@@ -95,6 +132,7 @@ class FleetTotals:
     decode_mean: float
     agents: float
     weights: float
+    is_calm: bool = True  # no turn runs on any of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +149,7 @@ class FleetSnapshot:
     agent: AgentId | None = None  # that the turn names or continues
     is_idle: bool = False  # the agent: it has no running turn, and placement may move it
     moved_lately: bool = False  # the agent, by a decision of placement
+    move_price: float = 1.0  # factor; the higher, the more moves there were in the last turns
 
     @property
     def owner(self) -> AgentHolder | None:

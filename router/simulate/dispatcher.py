@@ -188,6 +188,7 @@ class Dispatcher:
             on_first=partial(self._on_first, sent),
             on_end=partial(self._on_end, sent),
             on_lost=partial(self._on_lost, sent),
+            on_progress=partial(self._on_progress, sent),
         )
         epoch = machine.start(job)
         if sent.target.reservation is not None:
@@ -219,6 +220,10 @@ class Dispatcher:
 
     # --- what nodes answer ---------------------------------------------------------------------
 
+    def _on_progress(self, sent: Sent, done_tokens: int) -> None:
+        """Note what a node reports of a prompt, as the router does."""
+        self._fleet.note_progress(sent.booking, sent.attempt.turn.prompt.tokens, done_tokens)
+
     def _on_first(self, sent: Sent) -> None:
         self._fleet.ledger.prefilled(sent.booking)
         sent.attempt.first_s = self._timeline.now_s + HOP_S
@@ -230,6 +235,7 @@ class Dispatcher:
         turn, first_s = attempt.turn, attempt.first_s
         assert first_s is not None, "an answer has a first token"
         assert not turn.is_answered, "a turn is answered once"
+        self._fleet.note_answer(sent.booking, turn.answer_tokens)
         self._close(sent)
         turn.is_answered = True
         self.counters.answered += 1

@@ -44,6 +44,7 @@ class NodeTurn:
     on_first: Callable[[], None]
     on_end: Callable[[], None]
     on_lost: Callable[[], None]
+    on_progress: Callable[[int], None] = lambda _: None  # tokens of its prompt that are in place
     order: int = 0  # of arrival
     cached_tokens: int = 0  # of its prompt, when it began
     disk_tokens: int = 0  # of these, to be read from the disk
@@ -214,6 +215,7 @@ class ModelledEngine:
         self.changes_count += 1
         self._loading.remove(job)
         self._ready.append(job)
+        job.on_progress(job.position)
         self._interrupt()
 
     # --- steps and chunks ----------------------------------------------------------------------
@@ -308,6 +310,7 @@ class ModelledEngine:
         self.changes_count += 1
         job.position += tokens
         self.computed_tokens += tokens
+        job.on_progress(job.position)
         if not job.left_tokens:
             self._ready.remove(job)
             self._count += 1

@@ -141,6 +141,8 @@ class Turns:
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
             self.running.discard(breaker)
             self._fleet.activity.end_turn(key)
+            if outcome == "ok":
+                self._fleet.note_answer(placed.entry, completion_tokens)
             placed.end()  # on the node where it runs by then
             publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
 
@@ -177,10 +179,9 @@ class Turns:
 
     def _rebook(self, placed: AdmittedTurn, done_tokens: int) -> None:
         """Correct a turn's load by what its node has reported of its prompt."""
-        member = self._fleet.membership.find(placed.first.node)
-        speed = member.view.prefill_tokens_per_s if member and member.view else 0.0
-        left_tokens = placed.first.prompt_tokens - max(done_tokens, placed.first.cached_tokens)
-        self._fleet.ledger.rebook(placed.entry, left_tokens, speed)
+        first = placed.first
+        done_tokens = max(done_tokens, first.cached_tokens)
+        self._fleet.note_progress(placed.entry, first.prompt_tokens, done_tokens)
 
     async def _admit(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False

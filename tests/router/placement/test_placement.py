@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.control.node_calls import DRAINING
+from fabric.control.node_calls import DRAINING, TierBytes
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
 from router.placement.decision import Load, Recompute, Stay, TurnFacts
@@ -22,7 +22,7 @@ GROUPED = replace(UNNAMED, group="team")
 SUSPECT = {"is_alive": False}
 EXPIRED = {"is_alive": False, "is_up": False}
 RETURNING = EXPIRED | {"is_returning": True}
-BUSY = {"promised_s": 600.0, "turns": 30}
+BUSY = {"promised_s": 600.0, "prompts_s": (20.0,) * 30, "turns": 30}
 A, B = node("a"), node("b")
 OWNER, COPY, ERASED = HolderRole.OWNER, HolderRole.COPY, HolderRole.ERASED
 STARTING, RELEASED = HolderRole.STARTING, HolderRole.RELEASED
@@ -286,3 +286,34 @@ def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
     assert moved == counts["studio"], "who lived elsewhere stayed"
     if policy is Policy.SECONDS:
         assert counts["studio"] > counts["pro"] > counts["mini"]
+
+
+HARDSHIPS = {
+    "a hot machine": {"thermal_state": "serious"},
+    "one that throttles": {"thermal_state": "critical"},
+    "one that is short of memory": {"memory_pressure": "warning"},
+    "one that swaps": {"memory_pressure": "critical"},
+    "one whose memory is full of others' caches": {
+        "free": TierBytes(0, 1 << 40),
+        "bytes_per_token": 1 << 20,
+    },
+}
+
+
+@pytest.mark.parametrize("why", HARDSHIPS)
+def test_new_agent_avoids(why):
+    """The other node is a little slower."""
+    easy = node("b", prefill=990.0)
+
+    for named in (NAMED, UNNAMED):
+        troubled = fleet(node("a", **HARDSHIPS[why]), easy, home=NodeName("a"))
+        assert Placement().decide(named, troubled).node == "b"
+        decision = Placement().decide(named, fleet(node("a"), easy, home=NodeName("a")))
+        assert decision.node == "a"
+        assert decision.terms.first_token_s == pytest.approx(4.0)
+
+
+def test_owner_in_trouble_serves_its_agent():
+    for words in HARDSHIPS.values():
+        snapshot = of(A, node("b", **words), holders=[("b", OWNER)])
+        assert stays(Placement().decide(NAMED, snapshot), "b")

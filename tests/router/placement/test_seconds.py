@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,10 @@ from router.placement.seconds import (
     Policy,
     assumed_rates,
     cost_s,
+    delay_s,
     place,
+    terms_of,
+    wait_s,
     with_shares,
 )
 
@@ -69,7 +72,7 @@ def test_cost_is_monotonic_in_its_inputs(job, nodes, tokens, seconds):
     assert cost_s(job, replace(node, queue_s=node.queue_s + seconds)) >= plain - 1e-9
     assert cost_s(job, replace(node, active=node.active + 1)) >= plain - 1e-9
     assert cost_s(replace(job, prompt_tokens=job.prompt_tokens + tokens), node) >= plain - 1e-9
-    assert plain >= node.queue_s
+    assert plain >= min(node.queue_s, 0.5)
 
 
 @given(JOBS, NODES)
@@ -99,7 +102,7 @@ def test_slow_node_with_cached_prefix_beats_fast_cold_node():
 
 
 def test_long_queue_outweighs_cached_prefix():
-    busy = node("mini", cached_tokens=9_900, queue_s=60.0)
+    busy = node("mini", cached_tokens=9_000, queue_s=60.0)
 
     assert place(Job(10_000, 16, home="mini"), [busy, node("studio")]).name == "studio"
 
@@ -184,3 +187,58 @@ def test_node_over_its_share_is_used_when_others_are_busier():
 
     assert chosen(0.0) == "b", "else each that begins alike would follow the first"
     assert chosen(30.0) == "a"
+
+
+def test_long_prompts_delay_each_other_by_the_shorter_one():
+    job = Job(2_000, 16)
+    queued = {"queue_s": 33.0, "prompts_s": (30.0, 1.0, 2.0)}
+
+    assert wait_s(job, node("a", **queued)) == pytest.approx(2.0 + 1.0 + 2.0)
+    assert delay_s(job, node("a", **queued)) == pytest.approx(2.0 + 1.0 + 2.0)
+    unknown = node("a", queue_s=43.0, prompts_s=(30.0, 1.0, 2.0))
+    assert wait_s(job, unknown) == pytest.approx(5.0 + 10.0), "what another router sent, whole"
+    assert delay_s(job, unknown) == pytest.approx(5.0 + 2.0)
+
+
+def test_short_prompt_waits_for_a_chunk_and_for_short_ones():
+    job = Job(10_000, 16)
+    warm = {"cached_tokens": 9_800, "queue_s": 30.4}
+
+    assert wait_s(job, node("a", prompts_s=(30.0, 0.4), **warm)) == pytest.approx(0.9)
+    assert wait_s(job, node("a", cached_tokens=9_800, queue_s=0.1)) == pytest.approx(0.1)
+
+
+def test_terms_add_up_to_the_compared_cost():
+    job = Job(4_000, 100)
+    busy = node(
+        "a",
+        decode_tokens_per_s=50.0,
+        cached_tokens=2_000,
+        load_s=0.5,
+        queue_s=3.0,
+        prompts_s=(3.0,),
+        active=1,
+        evict_s=0.25,
+        slowness=1.5,
+    )
+    terms = terms_of(job, busy, travel_s=1.0, price_s=0.3)
+
+    assert (terms.queue_s, terms.bring_s, terms.load_s, terms.prefill_s) == (2.0, 1.0, 0.5, 2.0)
+    assert terms.first_token_s == 5.5
+    assert terms.risk_s == pytest.approx(0.5 * (2.0 + terms.answer_s))
+    assert terms.felt_s == pytest.approx(5.5 + 2.0 + 0.25 + terms.risk_s)
+    assert terms.total_s == pytest.approx(terms.felt_s + terms.answer_s + 0.3)
+
+
+@given(JOBS, NODES)
+def test_no_term_is_negative(job, nodes):
+    for each in nodes:
+        assert min(astuple(terms_of(job, each))) >= 0.0
+
+
+def test_number_of_agents_counts_little_while_turns_run():
+    warm = node("a", cached_tokens=3_900, agents=9)
+    nodes = with_shares([warm, node("b"), node("c")], None)
+
+    assert place(Job(4_000, 16), nodes).name == "b"
+    assert place(Job(4_000, 16, is_calm=False), nodes).name == "a"

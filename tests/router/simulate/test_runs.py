@@ -139,9 +139,9 @@ def test_equal_nodes_get_equal_shares():
 def test_policies_produce_different_results():
     """Each policy decides differently somewhere: no two have the same figures."""
     names = [name for name in policy_names() if not name.startswith(("router", "dynamo-tuned"))]
-    figures = {}
+    figures, on = {}, THREE.with_link_mbit(10_000)
     for name in names:
-        outcome = workload_run("W1", name, sessions=14, load=1.2).play()
+        outcome = workload_run("W1", name, sessions=14, load=1.2, on=on).play()
         figures[name] = (outcome.ttft_mean_s, outcome.cached_share, outcome.relocated_share)
 
     assert len(set(figures.values())) == len(names) == 6 + len(DYNAMO_SCALES)

@@ -1,0 +1,173 @@
+"""Speeds of nodes as this router's own turns have shown them. Pure.
+
+    prefill   tokens per second by position in the context, from reports of progress
+    decode    tokens per second of one sequence alone, by the number of turns beside it
+
+A node computes one chunk at a time, so the time since its last report of progress is that of one
+chunk, whatever else waits. What a node says of itself counts as the first `PRIOR_S` of each speed;
+what it did counts for more the later it was. Nothing is learnt of a node that reports no speed:
+others without one are taken to be like it.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fabric.control.node_calls import NodeView
+from fabric.ids import NodeName
+
+POSITIONS: Final = (4_096, 16_384, 65_536)  # ends of buckets; the last one is open
+BATCHES: Final = (1, 2, 4, 8)  # likewise
+PRIOR_S: Final = 1.0  # of computing, as which a node's own word counts
+MEMORY_S: Final = 60.0  # of computing, after which a measure counts a third
+CHUNK_TOKENS_MIN: Final = 64  # smaller ones measure the launch
+ANSWER_TOKENS_MIN: Final = 16
+DECODE_WEIGHT: Final = 0.1  # of an answer's seconds: they overlap with others'
+SPREAD: Final = 4.0  # times what a node reports of itself, or less, that can be its speed
+NEWS_SHARE: Final = 0.02  # of a speed, by which it must change before snapshots are taken anew
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """Speeds of one node; None where no turn has shown one."""
+
+    prefill: tuple[float | None, ...] = (None,) * (len(POSITIONS) + 1)
+    decode: tuple[float | None, ...] = (None,) * (len(BATCHES) + 1)
+
+    def prefill_tokens_per_s(self, reported: float, position: float = 0.0) -> float:
+        """Return the speed at a position: the nearest known one, or what the node reported."""
+        return _nearest(self.prefill, bisect_left(POSITIONS, position)) or reported
+
+    def decode_tokens_per_s(self, reported: float, batch: int = 1) -> float:
+        """Return the speed of one sequence alone, as it follows from answers in such a batch."""
+        return _nearest(self.decode, bisect_left(BATCHES, batch)) or reported
+
+
+UNKNOWN: Final = NodeProfile()
+
+
+def _nearest(speeds: tuple[float | None, ...], bucket: int) -> float | None:
+    known = (at for at, speed in enumerate(speeds) if speed is not None)
+    nearest = min(known, key=lambda at: (abs(at - bucket), at), default=None)
+    return None if nearest is None else speeds[nearest]
+
+
+@dataclass(slots=True)
+class _Measure:
+    """Tokens and seconds of one bucket, the older the lighter."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def add(self, tokens: float, seconds: float, expected_per_s: float) -> None:
+        """Add a measure; what is far from expected is not a speed, but a pause or a burst."""
+        tokens = min(
+            max(tokens, seconds * expected_per_s / SPREAD), seconds * expected_per_s * SPREAD
+        )
+        kept = math.exp(-seconds / MEMORY_S)
+        self.tokens = self.tokens * kept + tokens
+        self.seconds = self.seconds * kept + seconds
+
+
+@dataclass(slots=True)
+class _NodeMeasures:
+    incarnation: int
+    prefill: dict[int, _Measure] = field(default_factory=dict)
+    decode: dict[int, _Measure] = field(default_factory=dict)
+    progress_s: float = -math.inf  # of the last report of progress, of any turn
+    profile: NodeProfile = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """Tokens of a prompt that a node had in place at a time."""
+
+    tokens: int
+    at_s: float
+
+
+class Profiles:
+    """Profiles by node; those of a node that started again are forgotten."""
+
+    def __init__(self, view_of: Callable[[NodeName], NodeView | None]) -> None:
+        self._view_of = view_of
+        self._nodes: dict[NodeName, _NodeMeasures] = {}
+        self.changed: set[NodeName] = set()  # for the keeper of snapshots
+
+    def of(self, name: NodeName) -> NodeProfile:
+        """Return what is known of a node."""
+        known = self._nodes.get(name)
+        return known.profile if known is not None else UNKNOWN
+
+    def note_progress(
+        self, node: NodeName, before: PromptProgress | None, tokens: int, now_s: float
+    ) -> None:
+        """Note that a node has so many tokens of a prompt in place, and had fewer before."""
+        measures, view = self._measures(node), self._view_of(node)
+        if measures is None or view is None:
+            return
+        if before is not None:
+            seconds = now_s - max(before.at_s, measures.progress_s)
+            computed = tokens - before.tokens
+            if computed >= CHUNK_TOKENS_MIN and seconds > 0 and view.prefill_tokens_per_s > 0:
+                bucket = bisect_left(POSITIONS, tokens)
+                known = measures.profile.prefill_tokens_per_s(view.prefill_tokens_per_s, tokens)
+                measure = measures.prefill.setdefault(bucket, _prior(known))
+                measure.add(computed, seconds, view.prefill_tokens_per_s)
+                self._publish(node, measures)
+        measures.progress_s = now_s
+
+    def note_answer(self, node: NodeName, tokens: int, seconds: float, batch: int) -> None:
+        """Note an answer of so many tokens beside `batch - 1` others."""
+        measures, view = self._measures(node), self._view_of(node)
+        if measures is None or view is None or tokens < ANSWER_TOKENS_MIN or seconds <= 0:
+            return
+        if view.decode_tokens_per_s <= 0:
+            return
+        bucket, slowdown = bisect_left(BATCHES, batch), math.sqrt(max(1, batch))
+        known = measures.profile.decode_tokens_per_s(view.decode_tokens_per_s, batch)
+        measure = measures.decode.setdefault(bucket, _prior(known))
+        weighed = DECODE_WEIGHT * tokens * slowdown, DECODE_WEIGHT * seconds
+        measure.add(*weighed, view.decode_tokens_per_s)
+        self._publish(node, measures)
+
+    def _measures(self, node: NodeName) -> _NodeMeasures | None:
+        view = self._view_of(node)
+        if view is None:
+            return None
+        known = self._nodes.get(node)
+        if known is None or known.incarnation != view.incarnation:
+            known = self._nodes[node] = _NodeMeasures(view.incarnation)
+        return known
+
+    def _publish(self, node: NodeName, measures: _NodeMeasures) -> None:
+        """Make a new profile if a speed has changed enough."""
+        old = measures.profile
+        new = NodeProfile(
+            _speeds(measures.prefill, len(POSITIONS) + 1),
+            _speeds(measures.decode, len(BATCHES) + 1),
+        )
+        pairs = zip((*old.prefill, *old.decode), (*new.prefill, *new.decode), strict=True)
+        if any(_is_news(before, now) for before, now in pairs):
+            measures.profile = new
+            self.changed.add(node)
+
+
+def _prior(speed: float) -> _Measure:
+    return _Measure(speed * PRIOR_S, PRIOR_S)
+
+
+def _speeds(measures: dict[int, _Measure], count: int) -> tuple[float | None, ...]:
+    return tuple(measures[at].per_s if at in measures else None for at in range(count))
+
+
+def _is_news(before: float | None, now: float | None) -> bool:
+    if before is None or now is None:
+        return before is not now
+    return abs(now - before) > NEWS_SHARE * before
