@@ -78,7 +78,7 @@ class Bench:
         return sequence, events
 
     def answer(self, prompt: list[int], sampling: Sampling) -> list[int]:
-        """Return what a sequence answers when nobody else is there."""
+        """Return the answer of a sequence that runs alone."""
         return ended(self.submit(prompt, sampling)[1]).answer_ids
 
     def bytes_of(self, cache: ResidentCache) -> bytes:

@@ -1,6 +1,6 @@
 """An engine without a model, whose tokens depend on every token fed to its cache.
 
-So a lost, repeated or misplaced token changes all that follows. `log` says what ran when.
+So a lost, repeated or misplaced token changes all later ones. `log` lists the steps in order.
 """
 
 import sys
@@ -206,7 +206,7 @@ def last_of(events):
 
 
 def is_undisturbed(sequence, events):
-    """Say whether the answer is what the prompt and seed alone determine."""
+    """Check whether the answer is the one that prompt and seed alone determine."""
     want = expected(sequence.input.prompt, sequence.input.seed, sequence.input.sampling.max_tokens)
     numbers = [event.index for event in events if isinstance(event, Produced)]
     return (

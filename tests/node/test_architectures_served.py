@@ -139,7 +139,7 @@ def test_model_with_unknown_caches_is_served_without_reuse(tmp_path):
 
 
 def test_model_failing_its_self_test_is_served_without_reuse(tmp_path, monkeypatch):
-    """Memory that does not come back as it went is not used, and the node says so."""
+    """Memory that is not restored bit for bit is not used, and the node reports it."""
     folder = str(write_model(tmp_path / "llama", ARCHITECTURES["llama"]))
     monkeypatch.setattr(SelfTests, "_compare", _differs)
     with running(tmp_path, folder, tries_everything=True) as service:

@@ -96,7 +96,7 @@ def test_clearing_a_message_moves_the_messages_behind_it(tokenizer: ChatTokenize
 
 
 def test_common_beginning_with_removed_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
-    """Of two messages that begin alike the earlier goes: their beginning is in its own place."""
+    """Two messages begin the same and the earlier is removed: the beginning keeps its place."""
     alike = [f"{_message(40)} {_message(41)}", f"{_message(40)} {_message(42)}"]
     before = [*MESSAGES[:4], alike[0], MESSAGES[4], alike[1], *MESSAGES[5:]]
     stored = _stored(tokenizer, _text(before))
@@ -109,7 +109,7 @@ def test_common_beginning_with_removed_message_stays_in_place(tokenizer: ChatTok
 
 
 def test_common_beginning_with_inserted_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
-    """Of two messages that begin alike the later was there: its beginning is in its own place."""
+    """A message is inserted before one with the same beginning: the beginning keeps its place."""
     there, put_in = (
         f"{_message(40)} {_message(41)}",
         f"{_message(40)} {_message(42)} {_message(43)}",
@@ -238,7 +238,7 @@ def test_tokens_to_recompute_are_not_kept(tokenizer: ChatTokenizer) -> None:
 
 
 def test_edit_at_the_very_start_keeps_nothing(tokenizer: ChatTokenizer) -> None:
-    """What all tokens attend to most is not taken from under them."""
+    """The first tokens, to which all others attend most, must not change."""
     stored = _stored(tokenizer, _text(MESSAGES))
     assert _check(tokenizer, stored, _text(["other", *MESSAGES[1:]])) == 0
 

@@ -25,7 +25,7 @@ def view(service):
     return only.view
 
 
-async def streamed(node, epoch, admitted):
+async def run_long_turn(node, epoch, admitted):
     """Run a long turn; set `admitted` with its first event."""
     request = GenerateRequest(
         OperationId(f"long-turn-{epoch}"), TENANT, identity_of("alice"),
@@ -44,9 +44,9 @@ def test_running_turn_of_lost_agent_is_never_acknowledged(tmp_path, model):
 
         async def overtaken():
             first, second = asyncio.Event(), asyncio.Event()
-            running_turn = asyncio.create_task(streamed(service.node, 1, first))
+            running_turn = asyncio.create_task(run_long_turn(service.node, 1, first))
             await first.wait()
-            waiting_turn = asyncio.create_task(streamed(service.node, 1, second))
+            waiting_turn = asyncio.create_task(run_long_turn(service.node, 1, second))
             released = await asyncio.to_thread(call, service, RELEASE, Done)
             again = await asyncio.to_thread(call, service, RELEASE, Done)
             results = await asyncio.gather(running_turn, waiting_turn, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a node sends in a heartbeat, put together by routers as they do."""
+"""The changes that a node sends in heartbeats, applied as routers do."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whatever was stored, a prompt with plain marks has the tokens of its own fresh encoding."""
+"""With any stored record, a prompt with plain marks has the tokens of a fresh encoding."""
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ def tokenizer(request, tmp_path_factory):
     return MAKERS[request.param](tmp_path_factory.mktemp("plan") / "t")
 
 
-def spelled(tokenizer, pieces):
+def spell_pieces(tokenizer, pieces):
     """Return a text and the places of its plain marks, those that parts form included."""
     marks = sorted(tokenizer.control_marks.ids)
     text, control = "", set()
@@ -40,7 +40,7 @@ def spelled(tokenizer, pieces):
     return text, [len(text[:at].encode()) for at in places]
 
 
-def stored(tokenizer, text, plain):
+def stored_record(tokenizer, text, plain):
     encoded = tokenizer.encode(text, plain=plain)
     return Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))
 
@@ -48,13 +48,13 @@ def stored(tokenizer, text, plain):
 @given(head=PIECES, old=PIECES, new=PIECES, flips=st.integers(0, 511))
 @settings(max_examples=150, deadline=None)
 def test_fed_tokens_equal_a_fresh_encoding(tokenizer, head, old, new, flips):
-    record = stored(tokenizer, *spelled(tokenizer, head + old))
+    record = stored_record(tokenizer, *spell_pieces(tokenizer, head + old))
     flipped = [
         piece if isinstance(piece, str) else (piece[0], piece[1] != bool(flips >> at & 1))
         for at, piece in enumerate(head)
     ]
     for pieces in (head + new, flipped + new, flipped + old, head + old):
-        text, plain = spelled(tokenizer, pieces)
+        text, plain = spell_pieces(tokenizer, pieces)
         plan = plan_prompt(tokenizer, text, record, raw=False, plain=plain)
         fresh = tokenizer.encode(text, plain=plain)
 
@@ -65,7 +65,7 @@ def test_fed_tokens_equal_a_fresh_encoding(tokenizer, head, old, new, flips):
 @given(pieces=PIECES)
 @settings(max_examples=100, deadline=None)
 def test_plain_marks_are_recovered_from_stored_tokens(tokenizer, pieces):
-    text, plain = spelled(tokenizer, pieces)
+    text, plain = spell_pieces(tokenizer, pieces)
     encoded = tokenizer.encode(text, plain=plain)
 
     found = tokenizer.control_marks.plain_in(text.encode(), encoded.ids, encoded.ends)
@@ -90,7 +90,7 @@ def test_plain_marks_never_match_stored_control_marks(tiny):
     inner = [at for at in places if len(frame) <= at < len(turns) - 20]
     assert len(inner) == 2
     for before, after in (([], inner), (inner, [])):
-        record = stored(tiny, turns, before)
+        record = stored_record(tiny, turns, before)
         plan = plan_prompt(tiny, turns, record, raw=False, plain=after)
 
         assert plan.ids == tiny.encode(turns, plain=after).ids
@@ -99,14 +99,14 @@ def test_plain_marks_never_match_stored_control_marks(tiny):
 
 
 def test_edited_prompt_keeps_no_token_of_another_kind(tmp_path):
-    """Of a token that eats the white space before it, at which prompts are not cut."""
+    """The mark strips white space before it, so prompts are not cut there."""
     tokenizer = MAKERS["normalized"](tmp_path / "t")
     (end,) = (text for text in tokenizer.control_marks.ids if "end" in text)
     assert tokenizer.control_marks.ids[end] not in tokenizer.cut_texts
     start, words = "<|im_start|>", "abcdefgh" * 20
     rest = f"{start}{words}{end}{words}{start}{words}"
     old, new = f"{start}{words}{start}{words}{rest}", f"{start}{words}{start}b{words}{rest}"
-    record = stored(tokenizer, old, ())
+    record = stored_record(tokenizer, old, ())
     plain = [new.index(end)]
     plan_unedited = plan_prompt(tokenizer, new, record, raw=False, plain=plain)
     control = tokenizer.control_marks.tokens

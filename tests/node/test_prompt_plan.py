@@ -1,4 +1,4 @@
-"""Whatever was stored, a plan feeds the tokens of a fresh encoding."""
+"""With any stored record, a plan feeds the tokens of a fresh encoding."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer(load(folder, eos_token_ids=[2]))
 
 
-def stored(tokenizer: ChatTokenizer, text: str, answer: str = "") -> Transcript:
+def stored_record(tokenizer: ChatTokenizer, text: str, answer: str = "") -> Transcript:
     """Record what a node holds after answering `text`."""
     prompt = tokenizer.encode(text)
     tail = tokenizer.encode(answer) if answer else None
@@ -51,7 +51,7 @@ def test_empty_record_keeps_nothing(tokenizer: ChatTokenizer) -> None:
 
 def test_exact_repeat_keeps_every_token(tokenizer: ChatTokenizer) -> None:
     """The same prompt again keeps all its tokens and drops the old answer."""
-    got = plan(tokenizer, TURN, stored(tokenizer, TURN, "the dog<|im_end|>"))
+    got = plan(tokenizer, TURN, stored_record(tokenizer, TURN, "the dog<|im_end|>"))
 
     assert got.match is MatchKind.EXACT
     assert got.kept_tokens == len(tokenizer.encode(TURN).ids)
@@ -86,7 +86,7 @@ def test_extension_keeps_the_tokens_the_answer_was_sampled_with(tokenizer: ChatT
 
 def test_answer_cut_by_a_limit_extends(tokenizer: ChatTokenizer) -> None:
     """An answer without its end token is extended by a template that adds one."""
-    record = stored(tokenizer, TURN, "the cat sa")
+    record = stored_record(tokenizer, TURN, "the cat sa")
 
     got = plan(tokenizer, TURN + "the cat sa<|im_end|>\n" + TURN, record)
 
@@ -96,7 +96,7 @@ def test_answer_cut_by_a_limit_extends(tokenizer: ChatTokenizer) -> None:
 
 def test_continued_answer_is_not_cut_inside_a_word(tokenizer: ChatTokenizer) -> None:
     """Text that continues an answer mid-word is re-encoded as a whole word."""
-    record = stored(tokenizer, TURN, "the cat sa")
+    record = stored_record(tokenizer, TURN, "the cat sa")
     longer = TURN + "the cat sat on the mat<|im_end|>\n"
 
     assert plan(tokenizer, longer, record).ids == tokenizer.encode(longer).ids
@@ -128,7 +128,7 @@ def test_fed_tokens_equal_those_of_a_cold_run(
     tokenizer: ChatTokenizer, head: str, old: str, new: str, cut: int
 ) -> None:
     """Any prompt against any record, cut anywhere, feeds a fresh encoding's tokens."""
-    record = stored(tokenizer, head + old)
+    record = stored_record(tokenizer, head + old)
     prompt = (head + old)[:cut] + new
 
     got = plan(tokenizer, prompt, record)

@@ -47,7 +47,7 @@ def test_self_test_restores_an_agent_and_cleans_up(service: NodeService) -> None
 
 
 def test_prefill_speed_is_measured_before_the_first_turn(model: str, tmp_path: Path) -> None:
-    """Turns are placed by it; a node of unknown speed would get none, or all."""
+    """Turns are placed by speed; a node of unknown speed would get none, or all."""
     with running(tmp_path, model, tries_everything=True) as service:
         view = service.node.view()
 
@@ -172,7 +172,7 @@ def conversation(service_of: Any, agent: str, disturb: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def want(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Hold the conversation on a node that nobody disturbs."""
+    """Hold the conversation on an undisturbed node."""
     with running(tmp_path_factory.mktemp("calm"), model) as calm:
         return conversation(lambda: calm, "agent", lambda: None)
 
@@ -219,7 +219,7 @@ def test_migration_changes_no_answer_and_ships_only_missing_blocks(
 
 @pytest.mark.nightly
 def test_first_turn_after_migration_reports_peer_cache(model: str, tmp_path: Path) -> None:
-    """The first turn on the new owner says that its memory came from a peer."""
+    """The first turn on the new owner reports that its memory came from a peer."""
     messages = [SYSTEM, user("alpha")]
     with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
         reply = ask(left, messages, agent="agent")

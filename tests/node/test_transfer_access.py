@@ -155,7 +155,7 @@ def test_other_protocol_version_is_refused_by_both_ends(shelf, server, port):
 # --- tickets ---------------------------------------------------------------------------------
 
 
-def refused(port, ticket, refs, **changes):
+def refusal_code(port, ticket, refs, **changes):
     with pytest.raises(RejectedError) as caught:
         fetch([loopback(port)], ticket, refs, **changes)
     return caught.value.code
@@ -180,7 +180,7 @@ def test_ticket_changed_in_any_field_is_refused_even_if_resigned(shelf, server, 
     assert {f.name for f in fields(ticket)} == set(FORGED)
     forged = issue_ticket(KEY, replace(ticket, **{field: FORGED[field]}))
 
-    assert refused(port, forged, [ref]) == "bad_ticket"
+    assert refusal_code(port, forged, [ref]) == "bad_ticket"
     assert shelf.opened == 0
 
 
@@ -190,14 +190,14 @@ def test_damaged_or_foreign_signed_ticket_is_refused(shelf, server, port):
     flipped = [raw[:i] + bytes([raw[i] ^ 1]) + raw[i + 1 :] for i in range(0, len(raw), 23)]
 
     for forged in [*flipped, raw[:-1], raw[:10], issue_ticket(OTHER_KEY, open_ticket(KEY, raw))]:
-        assert refused(port, forged, [ref]) == "bad_ticket"
+        assert refusal_code(port, forged, [ref]) == "bad_ticket"
     assert shelf.opened == 0
 
 
 def test_ticket_is_valid_for_its_named_target_only(shelf, server, port):
     ref = shelf.add(1_000)
 
-    assert refused(port, offer(server, [ref]), [ref], name=STRANGER) == "bad_ticket"
+    assert refusal_code(port, offer(server, [ref]), [ref], name=STRANGER) == "bad_ticket"
 
 
 def test_ticket_ends_on_expiry_withdrawal_or_server_stop(shelf):
@@ -209,13 +209,13 @@ def test_ticket_ends_on_expiry_withdrawal_or_server_stop(shelf):
     withdrawn = offer(server, [ref], MigrationId("migration-2"), valid_s=30)
     server.offers.withdraw(MigrationId("migration-2"))
 
-    assert refused(port, withdrawn, [ref]) == "bad_ticket"
+    assert refusal_code(port, withdrawn, [ref]) == "bad_ticket"
     clock.now_s += 30
-    assert refused(port, expiring, [ref]) == "ticket_expired"
+    assert refusal_code(port, expiring, [ref]) == "ticket_expired"
     server.stop()
 
     restarted = serve(shelf, clock)
-    assert refused(restarted.addresses()[0].port, expiring, [ref]) == "bad_ticket"
+    assert refusal_code(restarted.addresses()[0].port, expiring, [ref]) == "bad_ticket"
     restarted.stop()
 
 
@@ -232,7 +232,7 @@ def test_long_copy_renews_its_ticket_up_to_a_limit(shelf):
     assert fetched == OFFER_LIFE_MAX_S // 599
     clock.now_s = began_s + OFFER_LIFE_MAX_S
 
-    assert refused(port, ticket, [ref]) == "ticket_expired"
+    assert refusal_code(port, ticket, [ref]) == "ticket_expired"
     server.stop()
 
 
@@ -259,7 +259,7 @@ def test_ticket_covers_its_own_blocks_only(shelf, server, port):
     offer(server, [other], MigrationId("migration-2"))
     swapped = replace(mine, checksum=other.checksum)
 
-    assert refused(port, ticket, [other]) == "not_offered"
-    assert refused(port, ticket, [mine, other]) == "not_offered"
-    assert refused(port, ticket, [swapped]) == "not_offered"
+    assert refusal_code(port, ticket, [other]) == "not_offered"
+    assert refusal_code(port, ticket, [mine, other]) == "not_offered"
+    assert refusal_code(port, ticket, [swapped]) == "not_offered"
     assert shelf.opened == 0

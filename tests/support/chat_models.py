@@ -18,7 +18,7 @@ def chat_tokenizer(
     *,
     end: str = "<|im_end|>",
     rstrip: bool = False,
-    told: FormatSettings | None = None,
+    settings: FormatSettings | None = None,
 ) -> ChatTokenizer:
     """Write a tokenizer of bytes and special tokens, and load it."""
     tokenizer = Tokenizer(models.BPE())
@@ -37,7 +37,7 @@ def chat_tokenizer(
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     wrapper = load(folder)
-    return ChatTokenizer(wrapper, told)
+    return ChatTokenizer(wrapper, settings)
 
 
 # Shaped as Qwen3's: thoughts of earlier turns are left out, calls are JSON on lines of their own.

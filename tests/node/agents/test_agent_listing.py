@@ -124,7 +124,7 @@ def test_long_listing_is_paged_and_includes_concurrent_changes(monkeypatch):
 
 @pytest.mark.parametrize("pieces", [60, 8_192])
 def test_listing_after_turn_contains_only_the_agent_that_ran(pieces, monkeypatch):
-    """10,000 agents of 60 pieces were 9 MB at every beat."""
+    """10,000 agents of 60 pieces were 9 MB in every heartbeat."""
     count = 10_000 if pieces == 60 else 40
     listing = Listing(count=count)
     sketch = tuple((1 << 63) + piece for piece in range(pieces))

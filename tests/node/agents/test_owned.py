@@ -148,14 +148,14 @@ def run(service, work):
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
 
-def named(*words):
+def agent_id(*words):
     return AgentId("-".join(words).replace(" ", "-"))
 
 
 @pytest.mark.parametrize("verb", OWNERS)
 @pytest.mark.parametrize("state", STATES)
 def test_verbs_succeed_only_at_owner_and_current_epoch(case, state, verb):
-    node, name = case.service.node, named(verb, state)
+    node, name = case.service.node, agent_id(verb, state)
     epoch = STATES[state](case, name)
     agent = node.resources.table.get((TENANT, name))
     before, offered = agent and agent.view(), node.resources.transfers.offers.agents()
@@ -170,7 +170,7 @@ def test_verbs_succeed_only_at_owner_and_current_epoch(case, state, verb):
 @pytest.mark.parametrize("verb", ENDS)
 @pytest.mark.parametrize("state", STATES)
 def test_release_and_abort_are_accepted_in_every_state(case, state, verb):
-    node, name = case.service.node, named(verb, state)
+    node, name = case.service.node, agent_id(verb, state)
     epoch = STATES[state](case, name)
     assert run(case.service, outcome_of(ENDS[verb](node, name, epoch))) == DONE
     agent = node.resources.table.get((TENANT, name))
@@ -179,7 +179,7 @@ def test_release_and_abort_are_accepted_in_every_state(case, state, verb):
 
 @pytest.mark.parametrize("verb", ["seal", "pin", "hibernate"])
 def test_verb_waiting_for_turn_lock_fails_if_agent_is_erased(case, verb):
-    node, name = case.service.node, named("waits", verb)
+    node, name = case.service.node, agent_id("waits", verb)
     owned(case, name)
 
     async def erased_meanwhile():

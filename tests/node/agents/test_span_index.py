@@ -1,4 +1,4 @@
-"""Which record has which chunk, as far as it was read and there is room."""
+"""An index of chunks to the records that hold them, filled as records are read, and bounded."""
 
 from dataclasses import dataclass
 

@@ -9,7 +9,7 @@ NOW = ("now", {})
 
 @dataclass(frozen=True)
 class Case:
-    """What a model writes, and what a client sees."""
+    """The text that a model writes, and the answer that a client sees."""
 
     says: str
     text: str = ""

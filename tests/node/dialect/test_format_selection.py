@@ -1,4 +1,4 @@
-"""Families are found, their names are known to settings, and their signs tell them apart."""
+"""Families are detected by distinct signs, and their names are valid settings."""
 
 from itertools import permutations
 

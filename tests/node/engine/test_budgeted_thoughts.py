@@ -250,7 +250,7 @@ def test_format_takes_precedence_over_budget(bench, make, threads):
 
 
 def test_calls_may_follow_a_forced_thought_end(bench, make, threads, end_ids):
-    """Where calls are free until one begins, so is a thought's end."""
+    """If calls are unconstrained until one starts, the thought's end is too."""
     compiler = compiler_of(bench.tokenizer, TOKENS)
     call = bench.tokenizer.added_ids["<tool_call>"]
     grammar = compiler.compile(schema(PLACE))
@@ -260,7 +260,7 @@ def test_calls_may_follow_a_forced_thought_end(bench, make, threads, end_ids):
 
 
 def test_ended_thought_is_not_reopened(bench, make, end_ids):
-    """The likeliest token would begin one for ever."""
+    """The likeliest token would reopen the thought every time."""
     start = bench.tokenizer.added_ids["<think>"]
     sampling = replace(SAMPLINGS[0], logit_bias={**NO_MARKS, str(start): 100.0})
     (ids,) = run(bench, [make(8, sampling, 0)])

@@ -45,7 +45,7 @@ class Node:
 
     def say(self, history, agent):
         """Take a turn, again and again while the device fails."""
-        begun, failed_s = [], None
+        partial_texts, failed_s = [], None
         for _ in range(ATTEMPTS_MAX):
             try:
                 reply = ask(self.service, history, agent=agent, max_tokens=ANSWER_TOKENS)
@@ -53,7 +53,7 @@ class Node:
             except EngineFailedError as error:
                 last = Failed(error.status, error.code, error.message)
             else:
-                begun.append(reply.text)
+                partial_texts.append(reply.text)
                 self.tiers.add(reply.admitted.cache)
             if isinstance(last, Failed):
                 assert (last.status, last.code) == (503, "engine_failed")
@@ -62,7 +62,7 @@ class Node:
                 continue
             if failed_s is not None:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - failed_s)
-            assert all(reply.text.startswith(text) for text in begun), (
+            assert all(reply.text.startswith(text) for text in partial_texts), (
                 "every delivered text was right"
             )
             return reply.text
@@ -131,7 +131,7 @@ def test_random_device_errors_change_no_answer_and_no_stored_byte(
 
 @pytest.fixture
 def thread():
-    """An engine's thread on a clock that stands still, and how often its process was to end."""
+    """An engine's thread on a stopped clock, and the times at which it would end the process."""
     ends, clock = [], FakeClock()
     engine_thread = EngineThread(
         clock,
@@ -154,13 +154,13 @@ def fail(engine_thread):
 
 
 def test_results_computed_before_an_error_are_discarded(thread):
-    """Also of a turn that had ended when another one met the error."""
+    """This includes results of a turn that ended before another one failed."""
     engine_thread, _, _ = thread
-    begun = engine_thread.failures_count
+    failures_count = engine_thread.failures_count
     fail(engine_thread)
 
     with pytest.raises(EngineFailedError):
-        asyncio.run(engine_thread.computed(lambda: "saved", begun))
+        asyncio.run(engine_thread.computed(lambda: "saved", failures_count))
     assert (
         asyncio.run(engine_thread.computed(lambda: "saved", engine_thread.failures_count))
         == "saved"

@@ -8,8 +8,8 @@ from fabric.turn.generation import CacheTier, HandedOver
 from tests.node.engine.test_live_handover import (
     ANSWER_TOKENS,
     Stream,
+    agent_at,
     copied_stream,
-    held,
     move_call,
     move_of,
 )
@@ -39,7 +39,7 @@ def test_edited_agents_answer_continues_hot_on_another_node(nodes):
     assert b.node.moves.warm_up.size_bytes > 0
     sealed = call(a, move_call(SealAgent, b, name), Offer)
     call(b, CommitMigration(move_of(name), a.node.name, sealed, 2), Committed)
-    record, cache = held(a, name).saved, held(b, name).cache
+    record, cache = agent_at(a, name).saved, agent_at(b, name).cache
     assert record.edited is not None
     assert cache.tokens_count == record.tokens_count
     assert cache.shifts

@@ -22,7 +22,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     rig.thread.stop()
 
 
-def computed(bench: Bench, prompt: list[int]) -> ResidentCache:
+def computed_cache(bench: Bench, prompt: list[int]) -> ResidentCache:
     sequence, events = bench.submit(prompt, GREEDY)
     ended(events)
     bench.thread.call(lambda: sequence.cache.rewind(len(prompt) - 1)).result()
@@ -32,8 +32,8 @@ def computed(bench: Bench, prompt: list[int]) -> ResidentCache:
 def test_batched_edited_cache_equals_one_computed_by_hand(
     bench: Bench,
 ) -> None:
-    """Its hole in a chunk of its own, then what the prompt has behind it, in a batch."""
-    caches = [computed(bench, OLD) for _ in range(2)]
+    """The hole is computed in a chunk of its own, then the rest of the prompt, in a batch."""
+    caches = [computed_cache(bench, OLD) for _ in range(2)]
     moves = [Move(0, 300, 0), Move(400, 899, 330)]
     for cache in caches:
         bench.thread.call(lambda cache=cache: cache.rearrange(moves)).result()

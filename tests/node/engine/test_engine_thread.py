@@ -30,7 +30,7 @@ def bench(folder: Path) -> Iterator[Bench]:
 
 
 def test_tokens_equal_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
-    """One sequence decodes what mlx-lm decodes over the same 4-bit cache."""
+    """One sequence decodes the same tokens as mlx-lm over the same 4-bit cache."""
     prompt = prompt_of(200, 1)
 
     def oracle() -> list[int]:
@@ -60,7 +60,7 @@ def test_tokens_equal_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
     ids=["greedy", "seeded", "logprobs", "penalty"],
 )
 def test_batched_equals_alone(bench: Bench, sampling: Sampling) -> None:
-    """A sequence's tokens do not depend on who else is in the batch."""
+    """A sequence's tokens do not depend on the other sequences in the batch."""
     prompts = [prompt_of(count, count) for count in (150, 3, 40)]
     alone = [bench.answer(prompt, sampling) for prompt in prompts]
 
@@ -143,7 +143,7 @@ def test_seeded_answer_is_independent_of_the_batch(bench: Bench) -> None:
 
 @pytest.mark.parametrize("what", ["cache", "sampler"])
 def test_failing_sequence_does_not_affect_the_batch(bench: Bench, what: str) -> None:
-    """Who fails in the middle of a batch neither ends nor changes the others."""
+    """A sequence that fails in a batch neither ends nor changes the others."""
     prompts = [prompt_of(40, 6), prompt_of(50, 7), prompt_of(60, 8)]
     chosen = [replace(COMPANY[at], max_tokens=30) for at in (0, 4, 1)]
     alone = [bench.answer(*one) for one in zip(prompts[:2], chosen[:2], strict=True)]

@@ -165,7 +165,7 @@ def test_cut_answer_has_max_tokens(bench, matcher_of):
 
 
 def test_log_probabilities_ignore_the_format(bench, matcher_of):
-    """What the format rules out is listed as probable as it is; what it picks may be improbable."""
+    """Tokens that the format rules out keep their probability; the sampled may be improbable."""
     sampling = Sampling(max_tokens=1, logprobs=3)
     free, free_events = bench.make(prompt_of(12, 5), sampling)
     bound, bound_events = bench.make(prompt_of(12, 5), sampling, matcher=matcher_of(regex("[xyz]")))

@@ -138,7 +138,7 @@ def wait_for_early_turn(service):
     wait_until(lambda: service.node.moves.incoming.waiting_count)
 
 
-def held(service, agent):
+def agent_at(service, agent):
     return service.node.resources.table.get((TENANT, AgentId(agent)))
 
 
@@ -157,18 +157,18 @@ def test_running_turn_is_copied_incrementally_and_continues_hot(nodes, calm):
     copy(a, b, later)
 
     sealed = call(a, move_call(SealAgent, b, "growing"), Offer)
-    record = held(a, "growing").saved
+    record = agent_at(a, "growing").saved
     assert (record.state, record.migration) == (OwnerState.SEALED, move_of("growing"))
     before = record.revision
     assert call(a, move_call(SealAgent, b, "growing"), Offer).manifest == sealed.manifest
-    assert held(a, "growing").saved.revision == before == 1  # one write for turn and seal
+    assert agent_at(a, "growing").saved.revision == before == 1  # one write for turn and seal
     commit = CommitMigration(move_of("growing"), a.node.name, sealed, 2)
     tail = call(b, commit, Committed).copied
     full_blocks_left = record.tokens_count // BLOCK_TOKENS - grown.tokens_count // BLOCK_TOKENS
     groups = len(b.node.resources.identity.spec.groups)
     assert tail.blocks_sent <= full_blocks_left + 1 + (groups - 1) * (full_blocks_left + 3)
     assert call(b, commit, Committed).copied.blocks_sent == 0  # repeatable
-    assert held(b, "growing").cache.tokens_count == record.tokens_count
+    assert agent_at(b, "growing").cache.tokens_count == record.tokens_count
 
     handed = stream.end()[-1]
     assert isinstance(handed, HandedOver)
@@ -207,7 +207,7 @@ def test_aborted_move_frees_target_memory_and_source_continues(nodes, calm):
     call(b, abort, Done)
     call(a, abort, Done)
     assert b.node.moves.warm_up.size_bytes == 0
-    assert held(a, "staying").manifest.state is OwnerState.OWNED
+    assert agent_at(a, "staying").manifest.state is OwnerState.OWNED
 
     on = Stream(a, "staying", stream.end()[-1].resume)
     on.end()
@@ -241,15 +241,15 @@ def test_abort_overtaking_the_seal_keeps_the_turn(nodes, calm):
     stream.wait_for_token(1)
 
     async def seal_and_abort():
-        turn = held(a, "kept").turn
+        turn = agent_at(a, "kept").turn
         turn.hand_over(move_call(SealAgent, b, "kept"))
         await turn.keep(MigrationId("another-move"))
-        assert held(a, "kept").outgoing.state is OutgoingState.ASKED
+        assert agent_at(a, "kept").outgoing.state is OutgoingState.ASKED
         await turn.keep(move_of("kept"))
 
     asyncio.run_coroutine_threadsafe(seal_and_abort(), a._loop).result(60)
     handed = stream.end()[-1]
-    assert held(a, "kept").saved.state is OwnerState.OWNED
+    assert agent_at(a, "kept").saved.state is OwnerState.OWNED
     on = Stream(a, "kept", handed.resume)
     on.end()
     assert stream.text + on.text == calm
@@ -276,7 +276,7 @@ def test_memory_pressure_drops_prewarmed_cache_but_not_the_move(nodes, calm):
 def test_owner_with_a_lost_block_still_steps_down(nodes):
     a, b = nodes
     ask(a, PROMPT, agent="hurt", max_tokens=4)
-    record, node = held(a, "hurt").saved, a.node
+    record, node = agent_at(a, "hurt").saved, a.node
     middle = record.pieces[1].block
     (path,) = node.resources.identity.config.data_dir.rglob(f"{middle.name}.*")
     path.write_bytes(b"damaged")
@@ -285,7 +285,7 @@ def test_owner_with_a_lost_block_still_steps_down(nodes):
 
     move = move_of("hurt")
     call(a, ReleaseAgent(TENANT, AgentId("hurt"), 5, move, b.node.name), Done)
-    left = held(a, "hurt").saved
+    left = agent_at(a, "hurt").saved
     assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 5, b.node.name)
     assert left.tokens_count == BLOCK_TOKENS
 
@@ -298,7 +298,7 @@ def test_turn_sent_before_commit_continues_after_commit(nodes, calm):
     handed = stream.end()[-1]
     on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
     wait_for_early_turn(b)
-    assert held(b, "ahead") is None, "it is not taken for a new agent"
+    assert agent_at(b, "ahead") is None, "it is not taken for a new agent"
 
     call(b, CommitMigration(move_of("ahead"), a.node.name, sealed, 2), Committed)
     assert on.end()[0].cache is CacheTier.HOT
@@ -324,7 +324,7 @@ def test_turn_sent_before_an_aborted_move_is_refused_as_retry_elsewhere(nodes):
     late = Stream(b, "returned", resume, epoch=2, after=move)
     with pytest.raises(RetryElsewhereError):
         late.end()
-    assert held(b, "returned") is None
+    assert agent_at(b, "returned") is None
 
 
 @contextmanager
@@ -366,7 +366,7 @@ def test_handover_does_not_wait_for_busy_worker_threads(nodes, calm, monkeypatch
     assert calls[-1] == (b, "end_pause"), [(s is b, n) for s, n in calls]
 
 
-def record_call(calls, service, name, tell, move):
+def record_call(calls, service, name, inner, move):
     if move == move_of("hasty"):
         calls.append((service, name))
-    tell(move)
+    inner(move)

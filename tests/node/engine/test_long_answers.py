@@ -93,7 +93,7 @@ def run_within_budget(rig, turns):
     pytest.fail("something never ended")
 
 
-def wanted(turns):
+def expected_answers(turns):
     return {
         number: tuple(expected(s.input.prompt, s.input.seed, s.input.sampling.max_tokens))
         for number, (s, _) in enumerate(turns)
@@ -108,7 +108,7 @@ def test_later_of_two_long_answers_yields_its_memory_to_the_first(launch_waits):
 
     assert handed == 1
     assert is_undisturbed(*turns[0])
-    assert answers == wanted(turns)
+    assert answers == expected_answers(turns)
     assert rig.budget.reserved_bytes == 0
 
 
@@ -122,7 +122,7 @@ def test_many_long_answers_complete():
     ]
     answers, handed = run_within_budget(rig, turns)
 
-    assert answers == wanted(turns)
+    assert answers == expected_answers(turns)
     assert handed
 
 
@@ -135,11 +135,11 @@ def test_answer_that_cannot_be_preempted_keeps_its_memory():
 
     assert handed == 1
     assert is_undisturbed(*turns[1])
-    assert answers == wanted(turns)
+    assert answers == expected_answers(turns)
 
 
 def test_tenant_with_most_answers_yields_memory():
-    """Not the tenant whose one answer has come last."""
+    """A tenant with one answer keeps its memory, even if that answer is the latest."""
     rig = SchedulerRig(total_bytes=6 * ROOM_BYTES)
     greedy = [add(rig, 700, seed=seed, tenant="greedy") for seed in (1, 2, 3)]
     small, small_events = add(rig, 700, seed=4, tenant="small")
@@ -197,7 +197,7 @@ def small_bytes(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(model, tmp_path_factory):
-    """Return what each of two agents says undisturbed."""
+    """Return the undisturbed answers of two agents."""
     with running(tmp_path_factory.mktemp("alone"), model) as service:
         return {name: "".join(follow(service, name, None)) for name in ("ann", "bob")}
 
@@ -265,19 +265,19 @@ def until(holds):
 
 @pytest.mark.nightly
 def test_turn_arriving_between_handovers_waits_for_the_answer(small_service, alone):
-    """It waits for that answer's end, as it would have without the want of memory."""
-    service, came = small_service, []
+    """It waits for that answer's end, as it would with enough memory."""
+    service, early_turns = small_service, []
 
     def come_in_between(name):
-        if not came:
+        if not early_turns:
             agent = service.node.resources.table.get((TENANT, identity_of(name).agent))
-            came.append(begin(service, name, "and then", 8))
-            until(lambda: agent.waiting_count or came[0].done())
+            early_turns.append(begin(service, name, "and then", 8))
+            until(lambda: agent.waiting_count or early_turns[0].done())
 
     texts = both(service, come_in_between)
-    assert came
+    assert early_turns
     assert texts == alone
-    assert isinstance(came[0].result(240)[-1], Finished)
+    assert isinstance(early_turns[0].result(240)[-1], Finished)
 
 
 @pytest.mark.nightly
@@ -314,7 +314,7 @@ def test_full_queues_do_not_refuse_resumed_answers(small_service, alone):
 
 
 def follow(service, name, on_handed):
-    """Read an answer as the router does: where it is handed over, it is asked for again."""
+    """Read an answer as the router does: resume it after each hand-over."""
     resume = None
     while True:
         events = begin(service, name, f"{name} says", 1_500, resume).result(240)

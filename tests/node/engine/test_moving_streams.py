@@ -53,7 +53,7 @@ def test_prefill_hold_for_a_move_is_bounded(rig):
 
 
 def test_preemption_that_admits_no_sequence_leaves_the_engine_idle():
-    """Idle caches are in the way of who waits, and their owner has not answered yet."""
+    """Idle caches fill the memory that the waiting sequence needs, and are not evicted yet."""
     rig = SchedulerRig(active_max=2, total_bytes=100, make_room=lambda size_bytes: None)
     for _ in range(2):
         rig.add(16_000, tenant="a", reserve_bytes=10)
@@ -100,7 +100,7 @@ def test_arriving_stream_is_not_held_and_gets_a_slot_first():
             rig.scheduler.iterate()
 
     assert isinstance(events[0], Started)
-    assert later in rig.queue.waiting, "it came before, and nobody has seen a word of it"
+    assert later in rig.queue.waiting, "it came first, but has no client reading it yet"
     assert len(chunks(rig)) == at + 1 == at + len(chunks(rig, moved.cache))
 
 

@@ -60,7 +60,7 @@ def test_background_share_is_bounded_and_split_between_tenants():
     assert flood(queued, "alice") > 60
 
 
-def flooded(long_prompts=40, slots=4):
+def flooded_rig(long_prompts=40, slots=4):
     """Let bob have more long turns than there are places, all of them waiting or running."""
     rig = SchedulerRig(active_max=slots, tokens_per_s=1_000)
     bobs = [rig.add(3_000, 400, seed=n, tenant="bob") for n in range(long_prompts)]
@@ -69,7 +69,7 @@ def flooded(long_prompts=40, slots=4):
 
 
 def test_tenant_is_answered_during_a_flood_of_long_turns():
-    rig, bobs = flooded()
+    rig, bobs = flooded_rig()
     alice, events = rig.add(600, 5, seed=99, tenant="alice")
     before_s = rig.clock.now_s
     for _ in range(40):
@@ -83,7 +83,7 @@ def test_tenant_is_answered_during_a_flood_of_long_turns():
 
 
 def test_tenants_share_slots_evenly_without_thrashing():
-    rig, _ = flooded(slots=6)
+    rig, _ = flooded_rig(slots=6)
     for n in range(10):
         rig.add(3_000, 400, seed=200 + n, tenant="alice")
     active = []
@@ -95,7 +95,7 @@ def test_tenants_share_slots_evenly_without_thrashing():
 
 
 def test_tenants_alternate_on_a_single_slot():
-    """Without that, who comes later waits for all that was there before."""
+    """Otherwise a later tenant would wait for all earlier turns."""
     rig = SchedulerRig(active_max=1)
     bobs = [rig.add(100, 20, seed=n, tenant="bob") for n in range(12)]
     rig.run(3)
@@ -117,7 +117,7 @@ def last_or_none(events):
 
 
 def test_turn_preempted_for_another_tenant_resumes_undisturbed():
-    rig, bobs = flooded(long_prompts=4)
+    rig, bobs = flooded_rig(long_prompts=4)
     alices = [rig.add(2_000, 30, seed=300 + n, tenant="alice") for n in range(2)]
     rig.run(1)
     assert rig.queue.paused
@@ -138,7 +138,7 @@ def test_prefill_alternates_between_tenants():
 
 
 def test_background_does_not_preempt_interactive_of_another_tenant():
-    rig, _ = flooded(long_prompts=4)
+    rig, _ = flooded_rig(long_prompts=4)
     rig.add(100, 5, seed=5, tenant="alice", priority=Priority.BACKGROUND)
     rig.run(5)
     assert not rig.queue.paused

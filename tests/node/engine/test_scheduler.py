@@ -167,7 +167,7 @@ def test_chunks_end_at_stops_and_report_progress():
 
 
 def test_rows_in_place_after_holes_are_neither_computed_nor_counted():
-    """A chunk ends where the hole does, whatever else is left; then comes the next hole."""
+    """A chunk ends at the end of its hole; the next chunk fills the next hole."""
     rig = SchedulerRig()
     rig.scheduler.prefill_speed.add(1_000, 1e-3)
     reached, left = [], []

@@ -1,4 +1,4 @@
-"""Where an answer's text ends, token by token."""
+"""The end of an answer's text before trailing white space, found token by token."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from node.engine.sequence import TrimmedEnd
 from node.mlx.resident_cache import CacheMark
 
 
-def found(*texts, always=True, has_calls=False, behind=0):
+def end_of(*texts, always=True, has_calls=False, behind=0):
     end = TrimmedEnd(always, behind)
     for at, text in enumerate(texts):
         end.follow(text, CacheMark(100 + at, ()))
@@ -30,15 +30,15 @@ def found(*texts, always=True, has_calls=False, behind=0):
     ],
 )
 def test_trimmed_end_precedes_trailing_white_space(texts, at):
-    assert found(*texts) == at
+    assert end_of(*texts) == at
 
 
 def test_without_trimming_templates_only_calls_get_a_trimmed_end():
     """Every template writes the end of a call in its own way."""
-    assert found("x", "\n", always=False) is None
-    assert found("x", "\n", always=False, has_calls=True) == 1
+    assert end_of("x", "\n", always=False) is None
+    assert end_of("x", "\n", always=False, has_calls=True) == 1
 
 
 def test_trimmed_end_close_to_another_is_dropped():
-    assert found("x", "\n", behind=101) is None
-    assert found("x", "\n", behind=100) == 1
+    assert end_of("x", "\n", behind=101) is None
+    assert end_of("x", "\n", behind=100) == 1

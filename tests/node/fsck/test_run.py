@@ -43,7 +43,7 @@ def kinds(report: dict, *, but: tuple[str, ...] = ("note",)) -> list[str]:
     return sorted({f["kind"] for f in report["findings"] if f["severity"] not in but})
 
 
-def recovered(root) -> tuple[dict[str, int], list[str]]:
+def recover_folder(root) -> tuple[dict[str, int], list[str]]:
     """Start the disk tier as a node does; return agents' lengths and what contradicts itself."""
     with opened(root) as disk:
         disk.recover()
@@ -171,7 +171,7 @@ def test_damage_is_found_and_repaired(stored, check, name):
     assert all(f["repaired"] for f in repaired["findings"] if f["severity"] == "problem")
     status, report = check()
     assert (status, kinds(report)) == (0, [])
-    assert recovered(stored.root) == (left, [])
+    assert recover_folder(stored.root) == (left, [])
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
@@ -186,7 +186,7 @@ def test_encrypted_folders_are_checked_and_repaired_the_same_way(tmp_path, check
     assert tree(stored.root) == before
     assert check("--repair")[0] == 0
     assert check()[0] == 0
-    assert recovered(stored.root) == ({"alice": 256, "bob": 2}, [])
+    assert recover_folder(stored.root) == ({"alice": 256, "bob": 2}, [])
     assert stored.record_path("alice").read_bytes().startswith(b"MFSEAL")
     (tmp_path / "data" / "cluster.key").unlink()
     assert check()[0] == 2
@@ -235,7 +235,7 @@ def test_leftovers_of_a_crash_are_not_problems(stored, check):
     assert report["leftovers_left"] == 4
     assert check("--repair")[0] == 0
     assert check()[1]["findings"] == []
-    assert recovered(stored.root) == ({"alice": 300, "bob": 2}, [])
+    assert recover_folder(stored.root) == ({"alice": 300, "bob": 2}, [])
 
 
 def test_strange_files_are_left_alone(stored, check):
@@ -302,7 +302,7 @@ def test_sound_blocks_with_names_not_derived_from_tokens_are_cut(stored, check, 
     assert "0 of 2 tokens" in short["detail"]
     assert ("damaged block" in kinds(report)) is (forged == "hash")
     assert check("--repair")[0] == 0
-    assert recovered(stored.root) == ({"alice": 300, "bob": 2}, [])
+    assert recover_folder(stored.root) == ({"alice": 300, "bob": 2}, [])
 
 
 def test_blocks_are_checked_by_headers_without_a_spec(stored, check):

@@ -1,4 +1,4 @@
-"""One answer followed through its grammar, after a thought, and from a saved state."""
+"""Matching one answer against its grammar, after a thought, and from a saved state."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from unittest import mock

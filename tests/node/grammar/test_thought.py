@@ -1,4 +1,4 @@
-"""Where a thought begins and ends, by text."""
+"""Detection of the beginning and end of a thought in text."""
 
 import pytest
 

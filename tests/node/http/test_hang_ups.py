@@ -89,9 +89,9 @@ async def listening(serve, more=()):
     [("close", True), ("half", True), ("reset", True), ("close", False), ("reset", False)],
 )
 async def test_stream_ends_when_its_reader_hangs_up(how, reads):
-    """Also if the reader has read nothing, so that the stream stands still in the middle.
+    """This holds too if the reader has read nothing, so that the stream is blocked.
 
-    One that reads nothing and stays is no hang-up: it falls too many events behind.
+    A reader that stays without reading is another case: it falls too many events behind.
     """
     serve = Serving("x", STEP_S) if reads else Serving(MEGABYTE, 0.0)
     async with listening(serve) as address:
@@ -180,10 +180,10 @@ def until(holds):
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 async def test_prompt_question_is_cancelled_by_hang_up(how):
-    begun, ended = asyncio.Event(), asyncio.Event()
+    has_begun, ended = asyncio.Event(), asyncio.Event()
 
     async def count_tokens(_request):
-        begun.set()
+        has_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -193,7 +193,7 @@ async def test_prompt_question_is_cancelled_by_hang_up(how):
     async with listening(None, [route]) as address:
         sock = socket.create_connection(address)
         sock.sendall(http_request(path=COUNT_PATH))
-        await asyncio.wait_for(begun.wait(), HANG_S)
+        await asyncio.wait_for(has_begun.wait(), HANG_S)
         hang_up(sock, how)
         await asyncio.wait_for(ended.wait(), HANG_S)
         sock.close()

@@ -37,23 +37,23 @@ def test_edited_agent_is_restored_unchanged(tmp_path, model):
         file, leaving = hibernate(here, "a"), hibernate(here, "a", key=BROUGHT_KEY)
         resume(here, file, "b")
         wanted = ask(here, following, agent="a", edits=AMORTIZE)
-        came = ask(here, following, agent="b", epoch=2, edits=AMORTIZE)
-        assert came.text == wanted.text
-        assert came.admitted.cached_tokens == wanted.admitted.cached_tokens
-        assert came.admitted.amortized_tokens == wanted.admitted.amortized_tokens > 0
+        restored = ask(here, following, agent="b", epoch=2, edits=AMORTIZE)
+        assert restored.text == wanted.text
+        assert restored.admitted.cached_tokens == wanted.admitted.cached_tokens
+        assert restored.admitted.amortized_tokens == wanted.admitted.amortized_tokens > 0
     with running(tmp_path / "there", model, cluster_key=OTHER_FABRIC) as there:
         resume(there, leaving, "c", key=BROUGHT_KEY)
         saved = agent_of(there, "c").saved
         assert saved.edited.problem(saved.pieces, saved.token_ids) is None
         there.node.resources.store.layout(saved)  # all of it is named here
     with running(tmp_path / "there", model, cluster_key=OTHER_FABRIC) as there:
-        came = ask(there, following, agent="c", epoch=2, edits=AMORTIZE)
-        assert came.text == wanted.text
-        assert came.admitted.cached_tokens == wanted.admitted.cached_tokens
+        restored = ask(there, following, agent="c", epoch=2, edits=AMORTIZE)
+        assert restored.text == wanted.text
+        assert restored.admitted.cached_tokens == wanted.admitted.cached_tokens
 
 
 def test_block_used_in_several_pieces_is_restored_once(tmp_path, model):
-    """And nothing keeps it when its agent goes."""
+    """No pin keeps the block after its agent is evicted."""
     with running(tmp_path, model) as service:
         first = history(LONG[0], words(5, 4), *LONG[2:])
         answer = ask(service, first, agent="a").text

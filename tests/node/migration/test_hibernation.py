@@ -66,21 +66,21 @@ def test_hibernation_changes_no_bit(name, tmp_path):
         file, leaving = hibernate(here, "alice"), hibernate(here, "alice", key=BROUGHT_KEY)
         assert resume(here, file, "bob")["blocks_reused"] > 0
         want, stayed = logprobs(here, messages, "alice", 1)
-        got, came = logprobs(here, messages, "bob", 2)
+        got, restored = logprobs(here, messages, "bob", 2)
         assert got == want
         assert stayed.admitted.cache is CacheTier.HOT
-        assert came.admitted.cache is CacheTier.DISK
+        assert restored.admitted.cache is CacheTier.DISK
         # Alice has run the same turn by now, and bob may share the blocks that it stored.
-        assert came.admitted.cached_tokens >= stayed.admitted.cached_tokens
+        assert restored.admitted.cached_tokens >= stayed.admitted.cached_tokens
     with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
         resumed = resume(there, leaving, "carol", epoch=7, key=BROUGHT_KEY)
         assert (resumed["view"]["node"], resumed["view"]["epoch"]) == ("there", 7)
         assert resumed["blocks_reused"] == 0
         assert there.node.resources.store.blocks.check_integrity() == []
     with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
-        got, came = logprobs(there, messages, "carol", 7)
+        got, restored = logprobs(there, messages, "carol", 7)
         assert got == want
-        assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
+        assert restored.admitted.cached_tokens == stayed.admitted.cached_tokens
 
 
 # --- one pair of nodes for everything else ---------------------------------------------------
@@ -110,7 +110,7 @@ def leaving(service):
 
 @pytest.fixture
 def untouched(service):
-    """Whatever a test sends, the node ends as it was."""
+    """Check that the node is unchanged after the test."""
     before = trace_of(service)
     yield
     assert trace_of(service) == before

@@ -36,20 +36,20 @@ def turn(service, agent, words="naïve café 東京", tenant=TENANT, system=SYST
     return ask(service, messages, agent=agent, epoch=1, tenant=tenant, **options)
 
 
-def offered(source, target):
+def offer_spans(source, target):
     name = MigrationId(f"spans-{next(_names):06d}")
     spans = call(source, OfferSpans(name, NodeName(target.node.name)), SpanOffers).spans
     return name, spans
 
 
-def taken(source, target, name, span):
+def take_span(source, target, name, span):
     return call(target, TakeSpan(name, NodeName(source.node.name), span.offer), Copied)
 
 
 def lend(source, target):
     """Lend all offered spans, as the router does."""
-    name, spans = offered(source, target)
-    copied = [taken(source, target, name, span) for span in spans]
+    name, spans = offer_spans(source, target)
+    copied = [take_span(source, target, name, span) for span in spans]
     for span in spans[:1]:
         call(source, AbortMigration(*span.key, name), Done)
     return spans, copied
@@ -95,13 +95,13 @@ def nodes(pair):
     return here, there
 
 
-def stored(service):
+def stored_bytes(service):
     return service.node.resources.store.blocks.total_bytes
 
 
 def sweep(service):
     service.node.resources.store.blocks.sweep()
-    return stored(service)
+    return stored_bytes(service)
 
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
@@ -125,7 +125,7 @@ def test_only_prefixes_shared_within_a_tenant_are_lent(nodes):
     here, there = nodes
     turn(here, "loner", system={"role": "system", "content": "nobody else is told this. " * 80})
     turn(here, "mallory", tenant=OTHER)  # the same words, and another tenant's
-    _, spans = offered(here, there)
+    _, spans = offer_spans(here, there)
     records = [decode_manifest(span.offer.manifest) for span in spans]
     assert {record.tenant for record in records} == {TENANT}
     assert {span.sharers for span in spans} == {2}
@@ -147,9 +147,9 @@ def test_prefixes_of_private_agents_are_not_lent(nodes, agents):
     here, there = nodes
     for agent in agents:
         call(here, ChangeSettings(TENANT, AgentId(agent), is_private=True), AgentView)
-    assert offered(here, there)[1] == ()
+    assert offer_spans(here, there)[1] == ()
     turn(here, "carol")
-    assert len(offered(here, there)[1]) == (len(agents) == 1)
+    assert len(offer_spans(here, there)[1]) == (len(agents) == 1)
 
 
 def forged(span, **changes):
@@ -159,28 +159,28 @@ def forged(span, **changes):
 
 def test_block_names_not_derived_from_the_tokens_are_refused(nodes):
     here, there = nodes
-    name, (span, *_) = offered(here, there)
+    name, (span, *_) = offer_spans(here, there)
     ids = list(decode_manifest(span.offer.manifest).token_ids)
-    before = stored(there)
+    before = stored_bytes(there)
     for changes in ({"tenant": OTHER}, {"token_ids": [ids[0] + 1, *ids[1:]]}):
         with pytest.raises(FabricError):
-            taken(here, there, name, forged(span, **changes))
-    assert stored(there) == before
+            take_span(here, there, name, forged(span, **changes))
+    assert stored_bytes(there) == before
     assert not there.node.moves.prefix_target.leases.refs
 
 
 def test_damaged_block_is_not_kept(nodes):
     here, there = nodes
-    name, (span, *_) = offered(here, there)
+    name, (span, *_) = offer_spans(here, there)
     ref = decode_manifest(span.offer.manifest).refs[0]
     (path,) = here._config.data_dir.rglob(f"{ref.name}*")
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     raw[len(raw) // 2] ^= 1
     path.write_bytes(bytes(raw))
-    before = stored(there)
+    before = stored_bytes(there)
     with pytest.raises(FabricError):
-        taken(here, there, name, span)
+        take_span(here, there, name, span)
     assert sweep(there) == before
     assert not there.node.moves.prefix_target.leases.refs
     assert turn(there, "dave").admitted.cached_tokens == 0
@@ -192,7 +192,7 @@ def erase(service, agent):
 
 
 def share_erasure(service, agent):
-    """Tell a node that was away."""
+    """Share the erasure's tombstone, as with a node that was away."""
     erased = tombstone(KEY, TENANT, agent, 2, service.node.resources.clock.wall_s())
     call(service, ShareErasures((erased,)), KnownErasures)
 
@@ -200,22 +200,22 @@ def share_erasure(service, agent):
 @pytest.mark.parametrize("erase_on", [erase, share_erasure])
 def test_erasure_removes_lent_prefix_and_refuses_it_later(nodes, erase_on):
     here, there = nodes
-    before = stored(there)
-    name, spans = offered(here, there)
+    before = stored_bytes(there)
+    name, spans = offer_spans(here, there)
     for span in spans:
-        taken(here, there, name, span)
-    assert stored(there) > before
+        take_span(here, there, name, span)
+    assert stored_bytes(there) > before
     erase_on(there, spans[0].agent)
-    assert stored(there) == before
+    assert stored_bytes(there) == before
     with pytest.raises(FabricError) as caught:
-        taken(here, there, name, spans[0])
+        take_span(here, there, name, spans[0])
     assert caught.value.code == "erased"
     assert sweep(there) == before
 
 
 def test_lease_of_lent_prefix_expires_unless_renewed(nodes, monkeypatch):
     here, there = nodes
-    before, leases = stored(there), there.node.moves.prefix_target.leases
+    before, leases = stored_bytes(there), there.node.moves.prefix_target.leases
     lend(here, there)
     clock = leases._clock
     now_s = clock.monotonic_s() + SPAN_LEASE_S - 5
@@ -227,7 +227,7 @@ def test_lease_of_lent_prefix_expires_unless_renewed(nodes, monkeypatch):
     now_s += SPAN_LEASE_S
     on_loop(there, there.node.tiers.budget.enforce())
     assert not leases.refs
-    assert stored(there) == before
+    assert stored_bytes(there) == before
 
 
 async def drop_leases(node):
@@ -250,7 +250,7 @@ def test_lent_prefixes_are_evicted_before_agents(nodes, monkeypatch):
     borrowed = sum(ref.payload_bytes for ref in there.node.moves.prefix_target.leases.refs)
     assert borrowed
     budget, leases = there.node.tiers.budget, there.node.moves.prefix_target.leases
-    limit_bytes = stored(there) - borrowed // 2 + (1 << 20)
+    limit_bytes = stored_bytes(there) - borrowed // 2 + (1 << 20)
     monkeypatch.setattr(budget, "_disk", replace(budget._disk, limit_bytes=limit_bytes))
     on_loop(there, budget.enforce())
     assert leases.refs
@@ -263,12 +263,12 @@ def test_node_refuses_prefixes_over_its_limit(model, tmp_path):
     with two(tmp_path, model, popular_bytes=1000) as (here, there):
         turn(here, "alice")
         turn(here, "bob")
-        before = stored(there)
+        before = stored_bytes(there)
         with pytest.raises(FabricError) as caught:
             lend(here, there)
         assert caught.value.code == "no_room"
-        assert stored(there) == before
-        assert offered(there, here)[1] == ()
+        assert stored_bytes(there) == before
+        assert offer_spans(there, here)[1] == ()
 
 
 def test_prefix_too_long_for_the_limit_is_lent_in_part(nodes):
@@ -306,22 +306,22 @@ def test_restart_drops_lent_prefixes(model, tmp_path):
         turn(here, "alice")
         turn(here, "bob")
         with running(tmp_path, model, "there") as there:
-            before = stored(there)
+            before = stored_bytes(there)
             lend(here, there)
-            assert stored(there) > before
+            assert stored_bytes(there) > before
         with running(tmp_path, model, "there") as there:
-            assert stored(there) == before
+            assert stored_bytes(there) == before
             assert lend(here, there)[1][0].blocks_sent
 
 
 def test_returned_prefix_is_dropped_and_not_taken_again(nodes):
     here, there = nodes
-    before = stored(there)
-    name, spans = offered(here, there)
-    taken(here, there, name, spans[0])
-    assert stored(there) > before
+    before = stored_bytes(there)
+    name, spans = offer_spans(here, there)
+    take_span(here, there, name, spans[0])
+    assert stored_bytes(there) > before
     call(there, ReturnSpans(*spans[0].key), Done)
-    assert stored(there) == before
+    assert stored_bytes(there) == before
     with pytest.raises(FabricError):  # offered before, and on its way meanwhile
-        taken(here, there, name, spans[0])
+        take_span(here, there, name, spans[0])
     assert sweep(there) == before

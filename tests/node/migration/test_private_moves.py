@@ -19,7 +19,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER))
 
 
-def cached(service, agent):
+def cached_tokens(service, agent):
     """Return how many tokens an agent's first turn begins with."""
     reply = ask(service, HELLO, agent=agent, epoch=1, max_tokens=4, ignore_eos=True)
     return reply.admitted.cached_tokens
@@ -27,30 +27,30 @@ def cached(service, agent):
 
 def test_blocks_of_a_private_agent_are_hidden_before_the_commit(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
-        cached(here, "alice")
+        cached_tokens(here, "alice")
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         name, _, copied = copied_offer(here, there, "alice", 1)
         assert copied.blocks_sent > 1
-        assert cached(there, "bob") == 0
+        assert cached_tokens(there, "bob") == 0
         withdraw(there, name, "alice")
-        assert cached(there, "carol") > 0, "blocks that bob saved himself are shared"
+        assert cached_tokens(there, "carol") > 0, "blocks that bob saved himself are shared"
 
 
 def test_blocks_of_an_uncommitted_move_are_hidden(model, tmp_path):
     """The agent may become private while they arrive."""
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
-        cached(here, "alice")
+        cached_tokens(here, "alice")
         name, _, _ = copied_offer(here, there, "alice", 1)
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
-        assert cached(there, "bob") == 0
+        assert cached_tokens(there, "bob") == 0
         withdraw(there, name, "alice")
-        assert cached(there, "carol") > 0, "blocks that bob saved himself are shared"
+        assert cached_tokens(there, "carol") > 0, "blocks that bob saved himself are shared"
 
 
 def test_agent_resumed_from_a_private_agents_file_is_private(model, tmp_path):
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
-        cached(here, "alice")
+        cached_tokens(here, "alice")
         call(here, ChangeSettings(TENANT, AgentId("alice"), is_private=True), AgentView)
         resume(there, hibernate(here, "alice"), "heir")
         assert there.node.resources.table.get((TENANT, AgentId("heir"))).manifest.is_private
-        assert cached(there, "bob") == 0
+        assert cached_tokens(there, "bob") == 0

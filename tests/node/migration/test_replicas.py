@@ -37,7 +37,7 @@ def turn(service, messages, agent, epoch=1, **options):
 
 
 def onward(messages, reply, words):
-    """Go on with a conversation."""
+    """Return the conversation with the reply and a next question."""
     return [
         *messages,
         {"role": "assistant", "content": reply.text},
@@ -91,11 +91,11 @@ def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
         got, besides = turn(here, second, "beside")
         want, stayed = turn(here, second, "alice")
         assert got == want
-        got, came = turn(there, second, "afar")
+        got, afar = turn(there, second, "afar")
         assert got == want
-        tiers = [reply.admitted.cache for reply in (besides, stayed, came)]
+        tiers = [reply.admitted.cache for reply in (besides, stayed, afar)]
         assert tiers == [CacheTier.DISK, CacheTier.HOT, CacheTier.PEER]
-        assert len({reply.admitted.cached_tokens for reply in (besides, stayed, came)}) == 1
+        assert len({reply.admitted.cached_tokens for reply in (besides, stayed, afar)}) == 1
         third = onward(second, stayed, "the dog")
         want, _ = turn(here, third, "alice")
         turn(here, onward(second, stayed, "the log and the mat"), "beside")

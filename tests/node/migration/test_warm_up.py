@@ -76,7 +76,7 @@ def sealed(record):
     return replace(record, state=OwnerState.SEALED)
 
 
-class Held:
+class ReadGate:
     """A gate that blocks the reads of blocks until it is opened."""
 
     def __init__(self, service, monkeypatch):
@@ -93,36 +93,36 @@ class Held:
 
 
 @pytest.fixture
-def held(node, monkeypatch):
-    return Held(node, monkeypatch)
+def gate(node, monkeypatch):
+    return ReadGate(node, monkeypatch)
 
 
-def begin_held(service, held, move, record):
+def begin_gated(service, gate, move, record):
     extending = extend(service, move, record)
-    assert held.is_reading.wait(HANG_S)
+    assert gate.is_reading.wait(HANG_S)
     return extending
 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["begun", "continued"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
 def test_memory_of_arriving_cache_is_reserved_until_kept(
-    node, move, record, held, is_begun, is_last
+    node, move, record, gate, is_begun, is_last
 ):
     warm_up, budget = node.node.moves.warm_up, node.node.resources.engine.budget
     if is_begun:
-        held.may_read.set()
+        gate.may_read.set()
         extend(node, move, beginning(record)).result(HANG_S)
         assert warm_up.size_bytes == budget.idle_bytes > 0
-        held.may_read.clear()
-        held.is_reading.clear()
-    extending = begin_held(node, held, move, sealed(record) if is_last else record)
+        gate.may_read.clear()
+        gate.is_reading.clear()
+    extending = begin_gated(node, gate, move, sealed(record) if is_last else record)
 
     assert budget.reserved_bytes >= node.node.resources.identity.spec.resident_bytes(
         record.tokens_count
     )
     assert (budget.idle_bytes, warm_up.size_bytes) == (0, 0)  # counted once
 
-    held.may_read.set()
+    gate.may_read.set()
     extending.result(HANG_S)
     assert budget.reserved_bytes == 0
     assert budget.idle_bytes == warm_up.size_bytes > 0
@@ -179,15 +179,15 @@ def test_warm_up_evicts_idle_durable_agents_only(node, move, record):
         others.release()
 
 
-def wanted(node, move):
+def evict_all(node, move):
     node.tiers.hot.make_room(node.tiers.hot.limit_bytes)
 
 
-def given_up(node, move):
+def drop_move(node, move):
     node.moves.warm_up.drop(move)
 
 
-def committed(node, move):
+def take_without_arrival(node, move):
     assert (
         node.moves.warm_up.take(move, node.resources.table.get((TENANT, AgentId("stored"))).saved)
         is None
@@ -195,11 +195,11 @@ def committed(node, move):
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
-@pytest.mark.parametrize("what", [wanted, given_up, committed])
-def test_read_is_abandoned_once_unneeded(node, move, record, held, what, is_last):
-    extending = begin_held(node, held, move, sealed(record) if is_last else record)
+@pytest.mark.parametrize("what", [evict_all, drop_move, take_without_arrival])
+def test_read_is_abandoned_once_unneeded(node, move, record, gate, what, is_last):
+    extending = begin_gated(node, gate, move, sealed(record) if is_last else record)
     on_loop(node, lambda: what(node.node, move))
-    held.may_read.set()
+    gate.may_read.set()
     extending.result(HANG_S)
     assert move not in node.node.moves.warm_up
 

@@ -1,4 +1,4 @@
-"""Where answers end: at every token that a model's file names, and at its template's own."""
+"""End tokens of answers: all that a model's files name, and its template's own."""
 
 import json
 

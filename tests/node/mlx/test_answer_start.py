@@ -1,4 +1,4 @@
-"""An answer is read from where the template opened it, whatever the conversation contains."""
+"""An answer is read from the template's opening, with any text in the conversation."""
 
 import json
 
@@ -25,7 +25,7 @@ LOOSE = [*TOOLS, {"type": "function", "function": {"name": "stop", "parameters":
 USER = {"role": "user", "content": "What is in it?"}
 
 
-def called(result):
+def conversation_with_result(result):
     """Return a conversation whose last message is the result of a call."""
     function = {"name": READ[0], "arguments": READ[1]}
     uses = [{"type": "function", "id": "abcdefghi", "function": function}]
@@ -45,9 +45,9 @@ def hostile_results(shape: CallShape):
 
 def states(shape: CallShape):
     yield "first", [USER], False
-    yield "after a result", called("text"), True
+    yield "after a result", conversation_with_result("text"), True
     for number, result in enumerate(hostile_results(shape)):
-        yield f"after a hostile result {number}", called(result), True
+        yield f"after a hostile result {number}", conversation_with_result(result), True
 
 
 @pytest.fixture(params=CALL_SHAPES)
@@ -128,4 +128,4 @@ def test_all_parallel_calls_are_read(shape, model):
     other = ("read", {"path": "\n c\n"})
     thinks = shape.thinks("Hm.", after_result=True)
     says = thinks + shape.calls(READ, other) + shape.end
-    assert answer(model, called("text"), says)[2] == [READ, other]
+    assert answer(model, conversation_with_result("text"), says)[2] == [READ, other]

@@ -105,7 +105,7 @@ def test_batch_answers_like_each_request_alone(model_of, name, dequantized):
     ("name", "dequantized"), [("llama", False), ("qwen3_next", False), ("deepseek_v3", True)]
 )
 def test_second_turns_on_extracted_caches_answer_like_cold_requests(model_of, name, dequantized):
-    """One cache is used twice, which also shows that a batch leaves what it merged as it was."""
+    """One cache is used twice: merging it into a batch leaves it unchanged."""
     model = model_of(name)
     mine = lambda: MergeableQuantizedKVCache(64, 4, dequantized=dequantized)  # noqa: E731
     oracle = RoundTripKVCache if dequantized else lambda: QuantizedKVCache(64, 4)

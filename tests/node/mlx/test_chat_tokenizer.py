@@ -165,9 +165,9 @@ def test_template_list_is_searched_for_the_call_format(tmp_path):
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_dropped_parallel_calls_get_separate_messages(tmp_path, is_strict):
-    """gpt-oss's writes the first of a message; no error tells of the others."""
+    """gpt-oss's template writes only the first call of a message, without an error."""
     settings = FormatSettings(is_strict=is_strict)
-    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", told=settings)
+    oss = chat_tokenizer(tmp_path, HARMONY, HARMONY_SPECIALS, end="<|return|>", settings=settings)
     uses = [{"id": x, "function": {"name": f"look_{x}", "arguments": {}}} for x in "ab"]
     results = [{"role": "tool", "content": f"at {x}", "tool_call_id": x} for x in "ab"]
     rendered = oss.rendered([USER, {"role": "assistant", "tool_calls": uses}, *results], None, {})
@@ -271,7 +271,7 @@ def test_conversation_starting_with_a_greeting_is_rendered(tmp_path):
 
 def test_strict_settings_refuse_instead_of_folding(tmp_path):
     settings = FormatSettings(is_strict=True)
-    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", told=settings)
+    mistral = chat_tokenizer(tmp_path, MISTRAL, MISTRAL_SPECIALS, end="</s>", settings=settings)
     with pytest.raises(RejectedError) as caught:
         mistral.rendered(roles(("user", "a"), ("user", "b")), None, {})
 
@@ -330,7 +330,7 @@ def test_dropped_calls_are_rendered_as_text_and_noted(tmp_path, dropped):
         '[user]a[assistant]Called look with {"q": 7}[user]Result of look:\nfound'
     )
     assert rendered.notes == ("wrote tool calls and their results as text",)
-    strict = chat_tokenizer(tmp_path, template, (), told=FormatSettings(is_strict=True))
+    strict = chat_tokenizer(tmp_path, template, (), settings=FormatSettings(is_strict=True))
     assert "Called" not in strict.rendered(messages, None, {}).text
 
 
@@ -348,7 +348,7 @@ def test_dropped_system_message_is_folded_and_noted(tmp_path):
 
 def test_request_options_override_the_operators(tmp_path):
     settings = FormatSettings(options={"enable_thinking": False})
-    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=settings)
+    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, settings=settings)
 
     assert "<think>" in model.render([USER], None, {})
     assert "<think>" not in model.render([USER], None, {"enable_thinking": True})
@@ -366,7 +366,7 @@ QUIET = (
 def test_template_default_for_thinking_holds_unless_set(tmp_path, qwen):
     quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
     settings = FormatSettings(options={"enable_thinking": True})
-    chosen = chat_tokenizer(tmp_path / "chosen", QUIET, QWEN_SPECIALS, told=settings)
+    chosen = chat_tokenizer(tmp_path / "chosen", QUIET, QWEN_SPECIALS, settings=settings)
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
     null = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
 
@@ -383,7 +383,7 @@ def test_template_default_for_thinking_holds_unless_set(tmp_path, qwen):
 def test_reasoning_effort_enables_thinking_unless_operator_forbids_it(tmp_path):
     quiet = chat_tokenizer(tmp_path / "quiet", QUIET, QWEN_SPECIALS)
     settings = FormatSettings(options={"enable_thinking": False})
-    forbidden = chat_tokenizer(tmp_path / "forbidden", QUIET, QWEN_SPECIALS, told=settings)
+    forbidden = chat_tokenizer(tmp_path / "forbidden", QUIET, QWEN_SPECIALS, settings=settings)
     high = {"reasoning_effort": "high"}
 
     assert quiet.render([USER], None, {"thinking_budget": 64}).endswith("<think>\n")
@@ -400,7 +400,7 @@ def test_effort_none_disables_thinking(qwen):
 
 def test_operator_settings_choose_the_call_parser(tmp_path):
     settings = FormatSettings(calls="qwen3_coder", thoughts="none", template=CODER)
-    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, told=settings)
+    model = chat_tokenizer(tmp_path, None, QWEN_SPECIALS, settings=settings)
     says = (
         "<think><tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>"
     )
@@ -415,11 +415,13 @@ def test_operator_settings_choose_the_call_parser(tmp_path):
 )
 def test_unknown_format_name_is_fatal(tmp_path, settings):
     with pytest.raises(FatalError, match="nonsense"):
-        chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=settings)
+        chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, settings=settings)
 
 
 def test_mlx_lm_parsers_can_be_named(tmp_path):
-    model = chat_tokenizer(tmp_path, QWEN3, QWEN_SPECIALS, told=FormatSettings(calls="pythonic"))
+    model = chat_tokenizer(
+        tmp_path, QWEN3, QWEN_SPECIALS, settings=FormatSettings(calls="pythonic")
+    )
 
     assert model.format.calls.starts == ("<|tool_call_start|>",)
 

@@ -1,4 +1,4 @@
-"""How many tokens a model takes, however its family spells it."""
+"""The context length of a model, in every spelling of its config."""
 
 import json
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_position_table_limits_the_context(tmp_path) -> None:
 
 
 def test_context_length_of_a_model_with_own_spelling_is_loaded(tmp_path) -> None:
-    """Kimi Linear has a name of its own for it."""
+    """Kimi Linear's config has its own name for it."""
     config = {**ARCHITECTURES["kimi_linear"], "model_max_length": 54_321}
     del config["max_position_embeddings"]
     folder = write_model(tmp_path / "kimi", config)
@@ -67,7 +67,7 @@ def test_context_length_of_a_model_with_own_spelling_is_loaded(tmp_path) -> None
 
 
 def test_model_module_calling_exit_is_a_fatal_error(tmp_path) -> None:
-    """OLMo's module calls sys.exit where a package is missing; the node says so instead."""
+    """OLMo's module calls sys.exit if a package is missing; the node reports an error instead."""
     folder = write_model(tmp_path / "olmo", LLAMA)
     (folder / "config.json").write_text(json.dumps({**LLAMA, "model_type": "olmo"}))
     with pytest.raises(FatalError, match="cannot load olmo"):

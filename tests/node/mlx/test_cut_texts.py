@@ -1,4 +1,4 @@
-"""Where a prompt may be cut: only before tokens that are found wherever their text stands."""
+"""Cut points of prompts: only tokens that are matched at every place of their text."""
 
 import pytest
 from hypothesis import given, settings
@@ -43,7 +43,7 @@ def test_white_space_runs_are_not_cut_points(runs):
 
 
 def test_token_matched_only_at_the_start_is_not_a_cut_point(tmp_path):
-    """Its text is looked for after something was put before the whole."""
+    """The normalizer changes its text in the middle of a prompt."""
     tokens = [special("</s>", normalized=True), special("<end>")]
     tokenizer = build_tokenizer(tmp_path / "u", tokens, normalizers.Replace("\n</s", "\n_"))
 
@@ -67,7 +67,7 @@ def test_fed_tokens_equal_a_fresh_encoding(runs, head, old, new, cut):
 
 
 def test_token_stripping_white_space_after_it_is_a_cut_point(runs):
-    """Only what follows the last such token is encoded again."""
+    """Only the text after the last such token is encoded again."""
     text = "<eats>\nabc<eats>\nde"
     encoded = runs.encode(text)
     stored = Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))

@@ -31,7 +31,7 @@ EDITED = [*OLD[:790], *OLD[850:860], *NEW[:25], *OLD[862:872], *NEW[25:], *OLD[8
 
 
 def grid_of(moves: list[Move], exact_tokens: int = TOKENS) -> WindowGrid:
-    """Return the blocks of what is between moves, and behind them; more may have been edited."""
+    """Return the grid of blocks in the holes between moves and after the last one."""
     ends = [(a.new_end, b.new_start) for a, b in pairwise(moves)]
     holes = tuple((start, end) for start, end in ends if start < end)
     exact = min(moves[0].end, exact_tokens)
@@ -54,7 +54,7 @@ def one_window(name: str, bits: KvBits) -> Engine:
     return fit_engine(model, bits)
 
 
-def computed(engine: Engine, prompt: list[int]) -> ResidentCache:
+def computed_cache(engine: Engine, prompt: list[int]) -> ResidentCache:
     cache = engine.new_cache(len(prompt))
     cache.keeps_slid = True
     for at in range(0, len(prompt), 200):
@@ -70,17 +70,17 @@ def fill_holes(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "sinks"])
 def test_edited_cache_of_a_one_window_model_equals_a_computed_one(name: str) -> None:
-    """Also where what lies ahead is shorter than the window, or longer than it."""
+    """This holds for rows ahead that are shorter or longer than the window."""
     engine = one_window(name, PLAIN)
     long = [Move(0, 795, 0), Move(810, 820, 795), Move(830, 900, 815)]
     longer = [*OLD[:795], *OLD[810:820], *NEW[:10], *OLD[830:]]
     for moves, prompt in ((MOVES, EDITED), (long, longer)):
-        cache = computed(engine, OLD)
+        cache = computed_cache(engine, OLD)
         assert cache.window_base == 768
         cache.rearrange(moves, grid_of(moves))
         fill_holes(engine, cache, prompt)
         assert cache.tokens_count == len(prompt)
-        want = logits_after(engine, computed(engine, prompt), prompt_of(3))
+        want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
         assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
         cache.rewind(len(prompt))
         cache.hold(len(prompt), (), ())  # its rows do count as moved
@@ -111,7 +111,7 @@ def rows_at(cache: ResidentCache, places: list[int]) -> dict[int, bytes]:
 @pytest.mark.parametrize("name", sample(["gemma3_text", "gpt_oss"], "gpt_oss"))
 def test_windows_read_from_disk_equal_windows_moved_in_memory(name: str) -> None:
     engine = engine_of(name)
-    source, edited = computed(engine, OLD), computed(engine, OLD)
+    source, edited = computed_cache(engine, OLD), computed_cache(engine, OLD)
     edited.rearrange(MOVES, grid_of(MOVES))
     read = engine.new_cache(len(EDITED))
     for row, own in zip(read.rows(), source.rows(), strict=True):
@@ -139,7 +139,7 @@ def test_windows_read_from_disk_equal_windows_moved_in_memory(name: str) -> None
 def test_window_rows_computed_in_a_hole_are_copied_before_sliding_away() -> None:
     """In blocks that begin with the hole; rows that were moved are stored elsewhere."""
     engine = engine_of("gemma3_text")
-    cache, hole = computed(engine, OLD), prompt_of(300, seed=7)
+    cache, hole = computed_cache(engine, OLD), prompt_of(300, seed=7)
     cache.slid.clear()
     moves = [Move(0, 800, 0), Move(820, 900, 1_100)]
     prompt = [*OLD[:800], *hole, *OLD[820:]]
@@ -158,7 +158,7 @@ def test_window_rows_computed_in_a_hole_are_copied_before_sliding_away() -> None
 
 def test_edit_beyond_the_windows_is_refused_in_memory() -> None:
     engine = engine_of("gemma3_text")
-    cache = computed(engine, OLD)
+    cache = computed_cache(engine, OLD)
     far = [Move(0, 300, 0), Move(310, TOKENS, 305)]
     assert not cache.can_rearrange(far, grid_of(far))
     with pytest.raises(AssertionError, match="windows have slid on"):
@@ -175,7 +175,7 @@ def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
     """Edit upon edit, with tokens computed between them: as if all had been computed."""
     engine, rng = one_window("plain", PLAIN), random.Random(seed)
     prompt, exact = list(OLD), TOKENS
-    cache = computed(engine, prompt)
+    cache = computed_cache(engine, prompt)
     for number in range(4):
         count = cache.tokens_count
         cuts = sorted(rng.sample(range(count - 100, count), 4))
@@ -190,5 +190,5 @@ def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
         fill_holes(engine, cache, prompt)
         engine.prefill(cache, more := prompt_of(150, seed=number))
         prompt += more
-    want = logits_after(engine, computed(engine, prompt), prompt_of(3))
+    want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
     assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING

@@ -1,6 +1,6 @@
 """Every kind of cache on tiny random models under batching, restoring and cutting.
 
-Weights are random: these compare paths, bit for bit where the design says so.
+Weights are random: these compare paths, bit for bit where the design requires it.
 """
 
 from contextlib import ExitStack
@@ -273,6 +273,6 @@ def test_group_hashes_do_not_collide():
 
 @EVERY
 def test_spec_round_trips(name):
-    """What a node writes beside its blocks tells an offline check all of their layout."""
+    """The spec file beside the blocks gives an offline check their whole layout."""
     record = SpecRecord(FINGERPRINT, name, engine_of(name).spec)
     assert decode_spec(encode_spec(record)) == record

@@ -62,5 +62,5 @@ def test_unknown_call_marks_alone_are_reported(tmp_path):
 
 def test_formats_set_by_the_operator_are_not_tried(tmp_path):
     settings = FormatSettings(calls="json", thoughts="none")
-    model = chat_tokenizer(tmp_path, COMMON, QWEN_SPECIALS, told=settings)
+    model = chat_tokenizer(tmp_path, COMMON, QWEN_SPECIALS, settings=settings)
     assert (model.format.calls.name, model.warning) == ("json", None)

@@ -45,7 +45,7 @@ def test_infinite_logit_gets_the_minimum_log_probability():
 
 
 class Forbidden:
-    """Stands for MLX where nothing more may be computed."""
+    """A stand-in for MLX that fails on any computation."""
 
     def __getattr__(self, name):
         return pytest.fail(f"{name} is computed while tokens are read")

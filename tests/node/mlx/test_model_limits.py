@@ -40,7 +40,7 @@ def engine_of(model_type: str) -> Engine:
 
 
 def with_rows(embedding_rows: int, logits_width: int) -> Any:
-    """Return a llama whose embedding and logits have these sizes, whatever its config says."""
+    """Return a llama whose embedding and logits have these sizes, unlike its config."""
     model = build_model(LLAMA)
     model.model.embed_tokens = nn.Embedding(embedding_rows, LLAMA["hidden_size"])
     model.lm_head = nn.Linear(LLAMA["hidden_size"], logits_width, bias=False)
@@ -48,7 +48,7 @@ def with_rows(embedding_rows: int, logits_width: int) -> Any:
     return model
 
 
-def started(engine: Engine, prompt: list[int], sampling: Sampling) -> DecodeSlot:
+def start_slot(engine: Engine, prompt: list[int], sampling: Sampling) -> DecodeSlot:
     cache = engine.new_cache(len(prompt) + 8)
     if prompt[:-1]:
         engine.prefill(cache, prompt[:-1])
@@ -66,7 +66,7 @@ def started(engine: Engine, prompt: list[int], sampling: Sampling) -> DecodeSlot
 def test_vocabulary_is_the_smaller_of_embedding_and_logits(
     rows: int, width: int, size: int
 ) -> None:
-    """Tables are measured; a config may say anything."""
+    """Limits come from the tables' shapes, not from the config."""
     assert read_limits(with_rows(rows, width)) == ModelLimits(size)
 
 
@@ -115,7 +115,7 @@ def test_position_table_ends_the_context(name: str) -> None:
 
 
 def test_broken_model_is_a_fatal_error_with_a_reason() -> None:
-    """Nothing that a model's own code raises is let through as it is."""
+    """Exceptions of a model's own code become a FatalError."""
     model = build_model(LLAMA)
     model.model.layers[0].self_attn.q_proj = None
     with pytest.raises(FatalError, match="does not run"):
@@ -123,23 +123,25 @@ def test_broken_model_is_a_fatal_error_with_a_reason() -> None:
 
 
 def test_model_with_too_small_a_vocabulary_is_refused() -> None:
-    """The tokens of the trials would be outside of its tables."""
+    """The trials' tokens would be outside of its tables."""
     with pytest.raises(FatalError, match="20 tokens"):
         fit_engine(build_model({**LLAMA, "vocab_size": 20}), KvBits())
 
 
 @pytest.mark.parametrize("token", [-1, *OUTSIDE])
 def test_bias_outside_the_vocabulary_is_refused(token: int) -> None:
-    """MLX would add to whatever lies behind the logits: another agent's cache, perhaps."""
+    """MLX would add to memory beyond the logits, such as another agent's cache."""
     with pytest.raises(RejectedError) as refused:
-        started(engine_of("llama"), [5, 6, 7], Sampling(logit_bias={"3": 1.0, str(token): 100.0}))
+        start_slot(
+            engine_of("llama"), [5, 6, 7], Sampling(logit_bias={"3": 1.0, str(token): 100.0})
+        )
     assert refused.value.param == "logit_bias"
 
 
 def test_last_token_of_the_vocabulary_can_be_biased() -> None:
     """The bound is exact, and the bias does something."""
     engine, last = engine_of("llama"), VOCABULARY - 1
-    slot = started(engine, [5, 6, 7], Sampling(logit_bias={str(last): 100.0}))
+    slot = start_slot(engine, [5, 6, 7], Sampling(logit_bias={str(last): 100.0}))
     engine.launch(engine.prepare([slot]))
 
     assert engine.read(slot).token == last
@@ -151,7 +153,7 @@ def test_prompt_token_outside_the_vocabulary_is_refused(token: int) -> None:
     engine = engine_of("llama")
     for prompt in ([token, 5, 6], [5, token, 6], [5, 6, token]):
         with pytest.raises(RejectedError):
-            started(engine, prompt, GREEDY)
+            start_slot(engine, prompt, GREEDY)
     restored = engine.new_cache(8)
     engine.prefill(restored, [5, 6])
     for sampling in (Sampling(repetition_penalty=1.2), Sampling(presence_penalty=0.5), GREEDY):
@@ -167,7 +169,7 @@ def test_logits_beyond_the_embedding_are_never_sampled(temperature: float) -> No
     mx.eval(model.parameters())
     engine = Engine(model, fit_engine(build_model(LLAMA), KvBits()).spec)
     sampling = Sampling(temperature=temperature, logprobs=3, repetition_penalty=1.1)
-    slots = [started(engine, [5, 6, n], sampling) for n in (7, 8)]
+    slots = [start_slot(engine, [5, 6, n], sampling) for n in (7, 8)]
     drawn = []
     for _ in range(8):
         engine.launch(engine.prepare(slots))
@@ -179,7 +181,7 @@ def test_logits_beyond_the_embedding_are_never_sampled(temperature: float) -> No
 
 
 def test_engine_thread_survives_invalid_token_ids(tmp_path) -> None:
-    """Each bad sequence breaks with what was wrong with it; its neighbours do not notice."""
+    """Each bad sequence breaks with its own error; its neighbours are unaffected."""
     bench = Bench(write_model(tmp_path / "llama", LLAMA))
     want = bench.answer([5, 6, 7], GREEDY)
     bad = [([5, 6, 7], Sampling(logit_bias={str(token): 1.0})) for token in OUTSIDE]

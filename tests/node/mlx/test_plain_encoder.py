@@ -127,7 +127,7 @@ WORDS = st.lists(
 FRAME = st.lists(st.tuples(st.integers(0, 10), WORDS), max_size=6)
 
 
-def spelled(tokenizer, frame):
+def spell_frame(tokenizer, frame):
     """Return a text with marks of a frame, each followed by words; and its plain marks."""
     marks = sorted(tokenizer.control_marks.ids)
     text, plain, parts = "", [], []
@@ -144,7 +144,7 @@ def spelled(tokenizer, frame):
 @given(frame=FRAME)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_plain_marks_are_encoded_as_by_a_tokenizer_without_marks(tokenizer, frame):
-    text, plain, parts = spelled(tokenizer, frame)
+    text, plain, parts = spell_frame(tokenizer, frame)
     encoded = tokenizer.encode(text, plain=plain)
 
     control = set(tokenizer.control_marks.ids.values())
@@ -163,7 +163,7 @@ def test_plain_marks_are_encoded_as_by_a_tokenizer_without_marks(tokenizer, fram
 @given(frame=FRAME, cut=st.integers(0, 5))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, frame, cut):
-    text, plain, _ = spelled(tokenizer, frame)
+    text, plain, _ = spell_frame(tokenizer, frame)
 
     assert tokenizer.encode(text, plain=plain, limit=NO_LIMIT) == tokenizer.encode(
         text, plain=plain
@@ -173,7 +173,7 @@ def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, frame, cut):
 @given(frame=FRAME)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_both_encoders_agree_on_text_without_plain_marks(tokenizer, frame):
-    text, _, _ = spelled(tokenizer, frame)
+    text, _, _ = spell_frame(tokenizer, frame)
     encoded = tokenizer._encode_piece(text, None, 0)
 
     assert tokenizer._plain_encoder.encode(text, ()) == encoded

@@ -30,7 +30,7 @@ ONE_OF_EACH_CLASS = pytest.mark.parametrize(
 )
 
 
-def computed(engine: Engine, prompt: list[int]) -> ResidentCache:
+def computed_cache(engine: Engine, prompt: list[int]) -> ResidentCache:
     cache = engine.new_cache(len(prompt))
     engine.prefill(cache, prompt)
     return cache
@@ -58,9 +58,9 @@ SHIFTS = (Shift(80, 160, -60), Shift(185, 255, -45))
 
 @EVERY
 def test_edited_cache_of_a_one_layer_model_equals_a_computed_one(name: str) -> None:
-    """What its rows hold depends on their own token alone: there an edit leaves no trace."""
+    """A row of one layer depends on its own token only: an edit leaves no trace."""
     engine = engine_of(name, PLAIN, layers_count=1)
-    cache = computed(engine, OLD)
+    cache = computed_cache(engine, OLD)
     cache.rearrange(MOVES)
     assert (cache.tokens_count, cache.ahead, cache.shifts) == (160, ((185, 255),), SHIFTS)
     assert cache.ahead_tokens == 70
@@ -68,7 +68,7 @@ def test_edited_cache_of_a_one_layer_model_equals_a_computed_one(name: str) -> N
     assert (cache.tokens_count, cache.ahead) == (255, ())
     assert {leaf.offset for leaf in cache.leaves} == {255}
 
-    want = logits_after(engine, computed(engine, EDITED), prompt_of(3))
+    want = logits_after(engine, computed_cache(engine, EDITED), prompt_of(3))
     assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
     if name != "no_layer":
         cache.rewind(255)
@@ -78,12 +78,12 @@ def test_edited_cache_of_a_one_layer_model_equals_a_computed_one(name: str) -> N
 
 @EVERY
 def test_moved_codes_are_as_accurate_as_computed_ones(name: str) -> None:
-    """However far they were moved; codes of a turned row would be other ones, no better."""
+    """This holds at any distance; quantizing a rotated row again would not be more accurate."""
     exact, engine = (engine_of(name, bits, layers_count=1) for bits in (PLAIN, USUAL))
-    edited = computed(engine, OLD)
+    edited = computed_cache(engine, OLD)
     edited.rearrange(MOVES)
     engine.prefill(edited, NEW)
-    caches = computed(exact, EDITED), computed(engine, EDITED), edited
+    caches = computed_cache(exact, EDITED), computed_cache(engine, EDITED), edited
     engines = exact, engine, engine
     want, fresh, moved = map(logits_after, engines, caches, [prompt_of(8)] * 3)
 
@@ -141,8 +141,8 @@ def test_hole_is_computed_independently_of_rows_after_it(
     name: str, chunks: tuple[int, ...]
 ) -> None:
     """In chunks of any size: bit for bit what a cache holds that was put together by hand."""
-    engine, source = engine_of(name), computed(engine_of(name), OLD)
-    edited = computed(engine, OLD)
+    engine, source = engine_of(name), computed_cache(engine_of(name), OLD)
+    edited = computed_cache(engine, OLD)
     edited.rearrange(MOVES)
     rebuilt = engine.new_cache(255)
     for start, end, to in ((0, 80, 0), (140, 220, 80)):
@@ -169,18 +169,18 @@ def test_hole_is_computed_independently_of_rows_after_it(
 
 @ONE_OF_EACH_CLASS
 def test_several_holes_are_filled_in_order(name: str) -> None:
-    """One at the very beginning, one that grows the cache, and what was read to its places."""
+    """A hole at the start, one that grows the cache, and a cache restored to its places."""
     engine = engine_of(name, PLAIN, layers_count=1)
     new = prompt_of(700, seed=8)
     prompt = [*new[:30], *OLD[:100], *new[30:], *OLD[100:200]]
-    cache = computed(engine, OLD)
+    cache = computed_cache(engine, OLD)
     cache.rearrange([Move(0, 0, 0), Move(0, 100, 30), Move(100, 200, 800)])
     read = engine.new_cache(900)
-    source = computed(engine, OLD)
+    source = computed_cache(engine, OLD)
     put(read, 30, source.gather(0, 100), 100)
     put(read, 800, source.gather(100, 200), 100)
     read.hold(0, [(30, 130), (800, 900)], [Shift(30, 130, 30), Shift(800, 900, 700)])
-    want = logits_after(engine, computed(engine, prompt), prompt_of(3))
+    want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
 
     for each in (cache, read):
         assert (each.tokens_count, each.ahead) == (0, ((30, 130), (800, 900)))
@@ -207,7 +207,7 @@ def test_removal_without_insertion_leaves_no_hole(engine: Engine) -> None:
 
 
 def test_replacement_of_equal_length_moves_no_rows(engine: Engine) -> None:
-    """Nothing moves then: what is behind is in its place already."""
+    """Rows after the edit are in their places already."""
     cache = filled(engine, TOKENS)
     arrays = [array for leaf in cache.leaves for array in leaf.state]
     cache.rearrange([Move(0, 50, 0), Move(60, TOKENS, 60)])
@@ -231,7 +231,7 @@ def test_step_never_overwrites_rows_after_a_hole(engine: Engine) -> None:
 def test_failed_step_leaves_the_hole_unchanged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the one that would fill it."""
+    """This holds too for the step that would fill the hole."""
     caches = [filled(engine, TOKENS) for _ in range(2)]
     for cache in caches:
         cache.rearrange(MOVES)
@@ -255,7 +255,7 @@ def test_failed_step_leaves_the_hole_unchanged(
 
 @pytest.mark.parametrize("count", [40, 100, 160])
 def test_rewind_keeps_the_first_tokens_only(engine: Engine, count: int) -> None:
-    """What was behind holes is gone, also where no token is; shifts are cut."""
+    """Rows after holes are dropped, and shifts are cut."""
     cache, still = filled(engine, TOKENS), filled(engine, TOKENS)
     for each in (cache, still):
         each.rearrange(MOVES)
@@ -285,7 +285,7 @@ def test_released_room_excludes_rows_after_holes(engine: Engine) -> None:
 def test_edit_failing_midway_keeps_rows_before_the_edit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where memory is short: what is in front of the edit was never touched."""
+    """As when memory is short: rows before the edit are never touched."""
     cache = filled(engine, TOKENS, (Shift(20, 90, 5),))
     with monkeypatch.context() as patch:
         patch.setattr(cache.leaves[2], "rearrange", lambda moves: 1 / 0)
@@ -322,7 +322,7 @@ def test_edit_needs_one_extra_layer_of_memory(engine: Engine) -> None:
 )
 @pytest.mark.parametrize("name", sample(["llama4", "qwen3_next"], "qwen3_next"))
 def test_unmovable_rows_are_not_moved(name: str, edit: Callable[[Any], None]) -> None:
-    """Chunks and states know nothing of it."""
+    """Chunked and recurrent layers do not support moved rows."""
     config = CHUNKED if name == "llama4" else ARCHITECTURES[name]
     cache = fit_engine(build_model(config), USUAL).new_cache(10)
     cache.hold(10, (), ())

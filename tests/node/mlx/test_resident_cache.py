@@ -102,7 +102,7 @@ def _state_of(engine: Engine, prompt: list[int], sampled: list[int], rows: int) 
 
 @EVERY
 def test_recurrent_cache_rewinds_to_held_states_only(name: str) -> None:
-    """Between two states there is none; behind the last one nothing is held."""
+    """There is no rewind point between two states or after the last one."""
     cache = prefilled(engine_of(name), prompt_of(100), 40, 60, 80)
 
     assert [count for count in range(120) if cache.can_rewind(count)] == [0, 40, 60, 80]
@@ -134,7 +134,7 @@ def test_held_states_are_bounded_and_counted_once(name: str) -> None:
 
 @EVERY
 def test_cache_rewinds_to_a_restored_state(name: str) -> None:
-    """What was read from disk once is not read again."""
+    """A state read from disk is not read again."""
     engine, prompt = engine_of(name), prompt_of(60)
     cache = engine.new_cache(len(prompt))
     cache.assume(40)
@@ -144,7 +144,7 @@ def test_cache_rewinds_to_a_restored_state(name: str) -> None:
 
 
 def test_models_without_states_rewind_to_any_token() -> None:
-    """Nothing is kept for them, and nothing asked."""
+    """No states are kept for them, and no checks limit them."""
     engine = fit_engine(build_model(ARCHITECTURES["llama"]), KvBits())
     cache = prefilled(engine, prompt_of(100), 40, 60)
 
@@ -154,7 +154,7 @@ def test_models_without_states_rewind_to_any_token() -> None:
 
 
 def test_cache_size_can_be_read_during_engine_changes() -> None:
-    """The loop adds up the caches of all agents, whatever the engine does with one of them."""
+    """The loop sums up all caches while the engine may be changing one."""
     cache, over = ResidentCache(ModelCacheSpec(()), 16), threading.Event()
 
     def change() -> None:

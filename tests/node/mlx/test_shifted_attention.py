@@ -103,7 +103,7 @@ def test_every_layer_rotates_moved_rows(name: str, step: Step) -> None:
 
 @IN_BATCHES
 def test_batched_attention_to_moved_rows_equals_alone(name: str) -> None:
-    """Also beside sequences of other lengths, and of none that were moved."""
+    """This holds beside sequences of other lengths and without moved rows."""
     engine = engine_of(name)
 
     def caches() -> list[ResidentCache]:
@@ -166,7 +166,7 @@ def filled_cache(*layers: Rotation, shifts: tuple[Shift, ...] = ()) -> ResidentC
 
 
 def test_layers_rotate_at_their_own_rates() -> None:
-    """As in models whose layers' bases differ."""
+    """In some models the layers' bases differ."""
     bases = (1e4, 1e6, 1e2)
     turns = [replace(TURN, base=base) for base in bases]
     cache, still = (filled_cache(*turns, shifts=shifts) for shifts in (some(200), ()))

@@ -69,7 +69,7 @@ def begin(tokenizer, tokens, *, tools=None):
 def follow(tokenizer, budget, *, free, ways=()):
     """Let a model produce the tokens of `free`; return the text up to the end of the steering.
 
-    `ways` says which of several tokens it chooses.
+    `ways` lists the tokens that it chooses where there are several.
     """
     produced, words = [], list(tokenizer.encode(free).ids)
     choices = list(tokenizer.encode("".join(ways)).ids)
@@ -232,7 +232,7 @@ def test_every_message_format_is_covered_by_these_tests():
 def test_thought_end_is_the_familys_for_templates_without_thoughts(tmp_path):
     settings = FormatSettings(thoughts="think")
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS, told=settings)
+    tokenizer = chat_tokenizer(tmp_path, template, QWEN_SPECIALS, settings=settings)
     assert ThoughtEndings(tokenizer).close("well") == tuple(tokenizer.encode("\n</think>\n\n").ids)
 
 
@@ -272,11 +272,11 @@ def test_resumed_budget_steers_like_an_uninterrupted_one(tmp_path, taken):
     opened = tokenizer.rendered([USER], None, {}).begun
     ids = tokenizer.encode("abcd\n</think>\n\nso").ids
 
-    def begun(resume):
+    def begin_budget(resume):
         request = request_of(ThoughtLimit(4), resume)
         return budgets.begin(request, opened, Answer(tokenizer, opened, (), None))
 
-    alone, wanted = begun(None), []
+    alone, wanted = begin_budget(None), []
     for token in ids:
         wanted.append(alone.steering)
         alone.take(token)
@@ -286,7 +286,7 @@ def test_resumed_budget_steers_like_an_uninterrupted_one(tmp_path, taken):
         *[False] * 2,
     ]
     taken = min(taken, len(ids) - 1)
-    resumed = begun(Resumption(tuple(ids[:taken]), ids[taken], (), 0))
+    resumed = begin_budget(Resumption(tuple(ids[:taken]), ids[taken], (), 0))
     for at in range(taken, len(ids)):
         assert resumed.steering == wanted[at]
         resumed.take(ids[at])

@@ -107,7 +107,7 @@ def test_prompt_bytes_are_bounded_by_context_and_body():
 
 @pytest.mark.parametrize(("form", "factor"), [("NFC", 4), ("NFD", 3), ("NFKC", 4), ("NFKD", 4)])
 def test_normalization_shrinks_letters_at_most_by_the_assumed_factor(form, factor):
-    """A normal letter stands for what it is made of, each part spelled in the longest way."""
+    """A normalized letter may stand for its parts, each spelled in the longest way."""
     whole = "NFKD" if "K" in form else "NFD"
     longest = {}
     for letter in letters_of_unicode():

@@ -74,7 +74,7 @@ def engine_of(name: str, bits: KvBits = KvBits()) -> Engine:  # noqa: B008 - fro
     return fit_engine(model_of(name), bits)
 
 
-def decoded(engine: Engine, prompts: list[list[int]], together: bool) -> list[NDArray[Any]]:
+def decode_logits(engine: Engine, prompts: list[list[int]], together: bool) -> list[NDArray[Any]]:
     """Feed the prompts' last three tokens, each prompt's own; return their logits."""
     caches = [prefilled(engine, prompt[:-3]) for prompt in prompts]
     rows: list[list[NDArray[Any]]] = [[] for _ in prompts]
@@ -119,8 +119,8 @@ def test_batched_equals_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(engine, "padded_waste_max", 1e9)
     for group in lengths:
         prompts = [prompt_of(count, seed) for seed, count in enumerate(group)]
-        alone = decoded(engine, prompts, together=False)
-        together = decoded(engine, prompts, together=True)
+        alone = decode_logits(engine, prompts, together=False)
+        together = decode_logits(engine, prompts, together=True)
         for one, other in zip(together, alone, strict=True):
             assert off(one, other) < 1e-4
 
@@ -173,7 +173,7 @@ def test_native_caches_compute_the_same_as_mlx_lm(name: str) -> None:
 
 @EVERY
 def test_rewound_cache_equals_undisturbed(name: str) -> None:
-    """What can be rewound in memory computes what it did the first time."""
+    """A cache rewound in memory computes the same as the first time."""
     engine, prompt = engine_of(name), prompt_of(300)
     first = prefilled(engine, prompt[:290])  # whose windows begin in the last block
     again = prefilled(engine, prompt[:290])
@@ -211,6 +211,6 @@ def test_moved_rows_equal_rows_rotated_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPAQUE)
 def test_opaque_families_are_refused_with_the_reason(name: str) -> None:
-    """Opaque families are named with the reason, and are no others than these."""
+    """Opaque families are refused with a reason, and these are all of them."""
     with pytest.raises(FatalError, match=OPAQUE[name]):
         engine_of(name)

@@ -175,7 +175,7 @@ def test_range_past_the_end_is_refused(shelf, server, port, offset, length):
 # --- hostile servers that hold the key -------------------------------------------------------
 
 
-def proven(then):
+def authenticated_server(then):
     def act(channel, sock):
         authenticating = channel.receive(Hello)
         nonce = b"s" * 32
@@ -249,7 +249,12 @@ def test_lying_server_is_detected_in_bounded_memory(shelf, server, lie):
     act = LIES[lie] if is_proven else FORGERIES[lie]
 
     expected = pytest.raises(CorruptDataError if is_proven else RetryLaterError)
-    with traced() as peaks, closing(connections), impostor(proven(act)) as address, expected:
+    with (
+        traced() as peaks,
+        closing(connections),
+        impostor(authenticated_server(act)) as address,
+        expected,
+    ):
         timeouts = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
         fetch([address], ticket, [ref], catch, connections=connections, timeouts=timeouts)
 
@@ -261,7 +266,7 @@ def test_lying_server_is_detected_in_bounded_memory(shelf, server, lie):
 
 def test_lying_server_does_not_affect_an_honest_link(shelf, server, port):
     ref = shelf.add(SIZE)
-    with impostor(proven(FORGERIES["no mac"])) as address:
+    with impostor(authenticated_server(FORGERIES["no mac"])) as address:
         _, catch = fetch([address, loopback(port)], offer(server, [ref]), [ref])
 
     assert list(catch.blocks) == [ref.name]
@@ -277,7 +282,7 @@ def test_dripping_server_is_given_up(shelf, server):
                 sock.sendall(b"d")
                 time.sleep(0.02)
 
-    with impostor(proven(drip)) as address, pytest.raises(RetryLaterError):
+    with impostor(authenticated_server(drip)) as address, pytest.raises(RetryLaterError):
         fetch([address], offer(server, [ref]), [ref], timeouts=BRIEF)
 
 
@@ -296,7 +301,7 @@ def test_next_range_is_requested_before_the_last_one_arrives(shelf, server):
         sock.shutdown(socket.SHUT_RDWR)
 
     hurried = replace(HASTE, rounds=1)
-    with impostor(proven(listen)) as address, suppress(RetryLaterError):
+    with impostor(authenticated_server(listen)) as address, suppress(RetryLaterError):
         fetch([address], offer(server, refs), refs, streams=1, timeouts=hurried)
 
     assert requests

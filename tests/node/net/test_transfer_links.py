@@ -1,4 +1,4 @@
-"""One fetch over several links shares the work, and a healthy link takes over a dropped one's."""
+"""One fetch over several links shares the work, and a healthy link takes over from a dead one."""
 
 import threading
 from dataclasses import replace
@@ -52,21 +52,21 @@ def connections():
     connections.close()
 
 
-def paced(server, bytes_per_s, faults=1, **changes):
+def paced_link(server, bytes_per_s, faults=1, **changes):
     """A link of about this speed: a proxy that rests between chunks."""
     chunk_bytes = 64 * 1024
     fault = Fault(pause_s=chunk_bytes / bytes_per_s, chunk_bytes=chunk_bytes, **changes)
     return FaultProxy(("127.0.0.1", server.addresses()[0].port), [fault] * faults)
 
 
-def moved(report):
+def wire_bytes_by_link(report):
     return [use.wire_bytes for use in report.links]
 
 
 def test_equal_links_share_large_and_small_blocks(shelf, server, connections):
     refs = [shelf.add(9 * MIB), *(shelf.add(2 * MIB, seed) for seed in range(4))]
     book = Book()
-    with paced(server, 20 * MIB, 4) as one, paced(server, 20 * MIB, 4) as other:
+    with paced_link(server, 20 * MIB, 4) as one, paced_link(server, 20 * MIB, 4) as other:
         addresses = [loopback(one.port), loopback(other.port)]
         report, catch = fetch(
             addresses, offer(server, refs), refs, links=book, connections=connections
@@ -74,7 +74,7 @@ def test_equal_links_share_large_and_small_blocks(shelf, server, connections):
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
     assert report.wire_bytes == report.bytes
-    assert min(moved(report)) > 0.2 * report.bytes
+    assert min(wire_bytes_by_link(report)) > 0.2 * report.bytes
     assert {address for address, _, _ in book.observed} == set(addresses)
     assert sum(count for _, count, _ in book.observed) == report.bytes
     assert book.failures == []
@@ -82,12 +82,12 @@ def test_equal_links_share_large_and_small_blocks(shelf, server, connections):
 
 def test_slow_link_helps_without_delaying_the_end(shelf, server, connections):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
-    with paced(server, 40 * MIB, 4) as fast, paced(server, 1 * MIB, 9) as slow:
+    with paced_link(server, 40 * MIB, 4) as fast, paced_link(server, 1 * MIB, 9) as slow:
         addresses = [loopback(slow.port), loopback(fast.port)]
         report, catch = fetch(addresses, offer(server, refs), refs, connections=connections)
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
-    assert moved(report)[1] > 2 * moved(report)[0]
+    assert wire_bytes_by_link(report)[1] > 2 * wire_bytes_by_link(report)[0]
     assert report.wire_bytes == report.bytes
 
 
@@ -109,7 +109,10 @@ def test_very_slow_link_is_used_only_as_fallback(shelf, server):
 def test_silently_dead_link_is_detected_by_the_other(shelf, server, connections, stall_at):
     refs = [shelf.add(9 * MIB, seed) for seed in range(3)]
     book = Book()
-    with paced(server, 40 * MIB, 9, stall_at=stall_at) as dying, paced(server, 10 * MIB, 9) as slow:
+    with (
+        paced_link(server, 40 * MIB, 9, stall_at=stall_at) as dying,
+        paced_link(server, 10 * MIB, 9) as slow,
+    ):
         addresses = [loopback(dying.port), loopback(slow.port)]
         report, catch = fetch(
             addresses,
@@ -131,7 +134,10 @@ def test_dead_link_is_retried_and_reused(shelf, server):
     port = server.addresses()[0].port
     faults = [Fault(cut_at=1000)] * 4
     timeouts = replace(HASTE, pause_s=0.05)
-    with FaultProxy(("127.0.0.1", port), faults) as flaky, paced(server, 10 * MIB, 9) as steady:
+    with (
+        FaultProxy(("127.0.0.1", port), faults) as flaky,
+        paced_link(server, 10 * MIB, 9) as steady,
+    ):
         addresses = [loopback(flaky.port), loopback(steady.port)]
         report, catch = fetch(addresses, offer(server, refs), refs, timeouts=timeouts)
 
@@ -217,19 +223,19 @@ def test_urgent_blocks_go_first_and_others_still_arrive(shelf, server):
     urgent = [shelf.add(6 * MIB, seed) for seed in range(3)]
     idle = [shelf.add(2 * MIB)]
     ticket = offer(server, [*urgent, *idle])
-    begun, late = threading.Event(), Catch()
+    has_begun, late = threading.Event(), Catch()
 
     class Signal(Catch):
         def allocate(self, ref):
-            begun.set()
+            has_begun.set()
             return super().allocate(ref)
 
-    with paced(server, 10 * MIB, 9) as link:
+    with paced_link(server, 10 * MIB, 9) as link:
         arguments = ([loopback(link.port)], ticket, urgent, Signal())
         options = {"urgency": Urgency.MIGRATION_TAIL, "streams": 1}
         thread = threading.Thread(target=fetch, args=arguments, kwargs=options)
         thread.start()
-        assert begun.wait(60)
+        assert has_begun.wait(60)
         direct = loopback(server.addresses()[0].port)
         fetch([direct], ticket, idle, late, urgency=Urgency.PREFETCH)
         thread.join()

@@ -48,7 +48,7 @@ def serving(shelf):
 
 @pytest.fixture
 def cabled(monkeypatch):
-    """Let connections of this machine pass for a cable at whichever ends say so."""
+    """Treat connections of this machine as a cable at the given ends."""
 
     def lay(*, client, server):
         def is_on_cable(channel):
@@ -62,7 +62,7 @@ def cabled(monkeypatch):
     return lay
 
 
-def carried(shelf, server, mode, address=loopback):
+def fetch_through_tap(shelf, server, mode, address=loopback):
     """Fetch a block through a tap; return what passed it, and whether the block came."""
     ref = shelf.add(SIZE, noise=address is loopback)
     ticket = offer(server, [ref])
@@ -79,7 +79,7 @@ def carried(shelf, server, mode, address=loopback):
 @pytest.mark.parametrize("server_mode", ENCRYPTION_MODES)
 @pytest.mark.parametrize("client_mode", ENCRYPTION_MODES)
 def test_either_end_can_require_encryption(shelf, serving, client_mode, server_mode):
-    requested, answered, ticket, words = carried(shelf, serving(server_mode), client_mode)
+    requested, answered, ticket, words = fetch_through_tap(shelf, serving(server_mode), client_mode)
     is_readable = client_mode == server_mode == NEVER
 
     assert (words in answered) == is_readable
@@ -88,8 +88,8 @@ def test_either_end_can_require_encryption(shelf, serving, client_mode, server_m
 
 def test_compressed_slices_are_encrypted(shelf, serving):
     magic = b"\x28\xb5\x2f\xfd"  # of zstd
-    assert magic in carried(shelf, serving(NEVER), NEVER, slow_link)[1]
-    assert magic not in carried(shelf, serving(AUTO), AUTO, slow_link)[1]
+    assert magic in fetch_through_tap(shelf, serving(NEVER), NEVER, slow_link)[1]
+    assert magic not in fetch_through_tap(shelf, serving(AUTO), AUTO, slow_link)[1]
 
 
 @pytest.mark.parametrize("client", [True, False])
@@ -100,7 +100,7 @@ def test_auto_mode_is_unencrypted_only_if_both_ends_see_a_cable(
     note_port = cabled(client=client, server=server)
     serves = serving(AUTO)
     note_port(serves.addresses()[0].port)
-    _, answered, _, words = carried(shelf, serves, AUTO)
+    _, answered, _, words = fetch_through_tap(shelf, serves, AUTO)
 
     assert (words in answered) == (client and server)
 
@@ -110,7 +110,7 @@ def test_always_mode_encrypts_cables(shelf, serving, cabled):
     serves = serving(ALWAYS)
     note_port(serves.addresses()[0].port)
 
-    _, answered, _, words = carried(shelf, serves, AUTO)
+    _, answered, _, words = fetch_through_tap(shelf, serves, AUTO)
     assert words not in answered
 
 
@@ -149,7 +149,7 @@ def test_encryption_downgrade_by_a_man_in_the_middle_is_refused(shelf, serving, 
 
 
 def test_peer_refusing_encryption_gets_no_request():
-    """Not even one that holds the key has anything sent to it in the clear."""
+    """Even a peer that holds the key gets no plain text."""
 
     def act(channel, sock):
         hello = channel.receive(Hello)

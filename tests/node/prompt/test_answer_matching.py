@@ -19,7 +19,7 @@ def call(path, number):
     )
 
 
-def worked(paths):
+def tool_loop(paths):
     """Return a loop of calls and the answers remembered of it, turn by turn."""
     messages, answers = list(QUESTION), {}
     for number, path in enumerate(paths):
@@ -38,7 +38,7 @@ def thoughts(messages):
     return [message.reasoning for message in messages if message.role is ASSISTANT]
 
 
-def back(messages, answers):
+def restored_thoughts(messages, answers):
     return thoughts(restored(asking(), answers, messages=bare(messages)).request.messages)
 
 
@@ -50,32 +50,32 @@ def clear(messages, *numbers):
 
 
 def test_answers_are_restored_after_a_cleared_tool_result():
-    messages, answers = worked("abcdef")
-    assert back(clear(messages, 2, 4), answers) == thoughts(messages)
+    messages, answers = tool_loop("abcdef")
+    assert restored_thoughts(clear(messages, 2, 4), answers) == thoughts(messages)
 
 
 def test_answers_are_restored_after_a_removed_call():
-    messages, answers = worked("abcdef")
+    messages, answers = tool_loop("abcdef")
     del messages[3:5]
-    assert back(messages, answers) == thoughts(messages)
+    assert restored_thoughts(messages, answers) == thoughts(messages)
 
 
 def test_answers_are_restored_after_a_changed_first_message():
-    messages, answers = worked("abcdef")
+    messages, answers = tool_loop("abcdef")
     messages[0] = Message(USER, ("Do something else.",))
-    assert back(messages, answers) == thoughts(messages)
+    assert restored_thoughts(messages, answers) == thoughts(messages)
 
 
 def test_complete_repeated_calls_are_matched_by_order():
-    messages, answers = worked("abababb")
-    assert back(clear(messages, 2, 4), answers) == thoughts(messages)
+    messages, answers = tool_loop("abababb")
+    assert restored_thoughts(clear(messages, 2, 4), answers) == thoughts(messages)
 
 
 def test_incomplete_repeated_calls_are_not_matched():
-    messages, answers = worked("aaacd")
+    messages, answers = tool_loop("aaacd")
     messages = clear(messages, 0)
     del messages[3:5]
-    assert back(messages, answers) == [None, None, "Thought 3.", "Thought 4."]
+    assert restored_thoughts(messages, answers) == [None, None, "Thought 3.", "Thought 4."]
 
 
 def test_repeated_calls_with_ids_are_matched_by_id():
@@ -87,11 +87,11 @@ def test_repeated_calls_with_ids_are_matched_by_id():
         messages += [answer, Message(TOOL, ("x",), result_of=f"id-{number}")]
     messages = clear(messages, 0)
     del messages[3:5]
-    assert back(messages, answers) == ["Thought 0.", "Thought 2.", "Thought 3."]
+    assert restored_thoughts(messages, answers) == ["Thought 0.", "Thought 2.", "Thought 3."]
 
 
 def test_answers_after_an_edit_are_remembered_at_their_new_place():
-    messages, answers = worked("abcdef")
+    messages, answers = tool_loop("abcdef")
     edited = clear(messages, 2)
     result = restored(asking(), answers, messages=bare(edited))
     answer = call("g", 6)
@@ -103,14 +103,14 @@ def test_answers_after_an_edit_are_remembered_at_their_new_place():
 
 
 def test_answers_with_other_neighbours_are_not_matched():
-    """One of an older branch of the conversation, say, that reads the same."""
-    _, answers = worked("abc")
-    other = [Message(USER, ("Else.",)), *worked("x")[0], call("b", 9), *worked("y")[0]]
-    assert back(other, answers) == [None, None, None]
+    """Such as an equal answer in an older branch of the conversation."""
+    _, answers = tool_loop("abc")
+    other = [Message(USER, ("Else.",)), *tool_loop("x")[0], call("b", 9), *tool_loop("y")[0]]
+    assert restored_thoughts(other, answers) == [None, None, None]
 
 
 def test_stripped_thought_is_not_restored_after_an_edit():
-    messages, answers = worked("abc")
+    messages, answers = tool_loop("abc")
     edited = bare(clear(messages, 2))
     edited = tuple(replace(each, is_stripped=each.role is ASSISTANT) for each in edited)
     result = restored(asking(), answers, messages=edited)
@@ -122,13 +122,13 @@ def test_stripped_thought_is_not_restored_after_an_edit():
 def test_no_edit_restores_a_thought_to_another_answer(data):
     """After any removal, clearing or insertion."""
     paths = data.draw(st.lists(st.sampled_from("aab"), min_size=1, max_size=9))
-    messages, answers = worked(paths)
+    messages, answers = tool_loop(paths)
     kept = [Message(USER, ("Before.",))]
     for message in messages:
         if data.draw(st.sampled_from([True, True, True, False])):
             is_cleared = message.role is TOOL and data.draw(st.booleans())
             kept.append(CLEARED if is_cleared else message)
-    for found, own in zip(back(kept, answers), thoughts(kept), strict=True):
+    for found, own in zip(restored_thoughts(kept, answers), thoughts(kept), strict=True):
         assert found in (None, own)
 
 

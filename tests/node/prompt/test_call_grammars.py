@@ -79,7 +79,7 @@ def node(request, tmp_path_factory):
         yield node
 
 
-def called(reply):
+def calls_of(reply):
     return [call for event in reply.events if isinstance(event, ToolCalls) for call in event.calls]
 
 
@@ -104,7 +104,7 @@ def test_forced_answer_is_a_valid_call(node, names):
         )
         assert reply.finished.reason is FinishReason.TOOL_CALLS
         assert (reply.text, reply.finished.broken_calls) == ("", 0)
-        (call,) = called(reply)
+        (call,) = calls_of(reply)
         assert call.name in (names or ("look", "now"))
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
@@ -121,7 +121,7 @@ def test_strict_call_in_channels_is_valid_without_a_forced_call(tmp_path):
         for seed in range(4):
             reply = ask(node, QUESTION, tools=TOOLS, calls=choice, seed=seed, **more)
             assert reply.finished.broken_calls == 0
-            calls += called(reply)
+            calls += calls_of(reply)
     assert {call.name for call in calls} == {"look"}
     for call in calls:
         jsonschema.validate(json.loads(call.arguments), LOOK)
@@ -139,7 +139,7 @@ def test_channels_allow_several_calls_in_one_answer(tmp_path):
             reply = ask(node, QUESTION, tools=TOOLS, calls=choice, seed=seed, **more)
             if not reply.finished.broken_calls:  # by the limit of tokens
                 assert (reply.text, reply.finished.reason) == ("", FinishReason.TOOL_CALLS)
-                counts.add(len(called(reply)))
+                counts.add(len(calls_of(reply)))
             if counts & {2, 3, 4}:
                 break
     assert counts & {2, 3, 4}
@@ -238,5 +238,5 @@ def test_concurrent_requests_share_one_compilation(recall):
     with mock.patch.object(parts.compiler, "compile_expression", side_effect=slow) as compiled:
         replies = asyncio.run(together())
     assert compiled.call_count == 1
-    assert all(len(called(reply)) == 1 for reply in replies)
+    assert all(len(calls_of(reply)) == 1 for reply in replies)
     assert not parts._compiling

@@ -1,4 +1,4 @@
-"""Only date lines leave the system prompt, and only on request."""
+"""Date lines, and only they, leave the system prompt on request."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.services import running
 from tests.support.template_shapes import SHAPES, write_shape
 
 
-def moved(system, question="Why?"):
+def move_lines(system, question="Why?"):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     result = move_date_lines(said(messages))
     return ["".join(message.texts) for message in result]
@@ -26,11 +26,13 @@ def moved(system, question="Why?"):
     ],
 )
 def test_date_line_moves_to_the_start_of_the_first_question(line):
-    assert moved(f"Be brief.\n{line}\nBe kind.") == [
+    assert move_lines(f"Be brief.\n{line}\nBe kind.") == [
         "Be brief.\nBe kind.",
         f"{line.strip()}\n\nWhy?",
     ]
-    assert moved(f"{line}\nBe brief.\n\n{line}")[1] == f"{line.strip()}\n{line.strip()}\n\nWhy?"
+    assert (
+        move_lines(f"{line}\nBe brief.\n\n{line}")[1] == f"{line.strip()}\n{line.strip()}\n\nWhy?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_date_line_moves_to_the_start_of_the_first_question(line):
     ],
 )
 def test_other_lines_and_a_sole_line_stay(system):
-    assert moved(system) == [system, "Why?"]
+    assert move_lines(system) == [system, "Why?"]
 
 
 def test_date_lines_move_only_on_request_and_are_noted():

@@ -1,4 +1,4 @@
-"""Only so many bytes are encoded at once; small prompts do not wait for large ones."""
+"""The bytes encoded at once are bounded; small prompts do not wait for large ones."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ class Work:
             self.running -= 1
 
 
-async def settled(work, running):
+async def wait_for_running(work, running):
     async with asyncio.timeout(60):
         while work.running != running:  # noqa: ASYNC110 - it runs on threads
             await asyncio.sleep(0.001)
@@ -50,9 +50,9 @@ def test_large_prompts_wait_for_the_byte_budget_and_small_ones_do_not():
         large, small = Work(), Work()
         third = ENCODING_BYTES_MAX // 2 + 1
         tasks = [asyncio.create_task(encoders.run(large, third)) for _ in range(5)]
-        await settled(large, 1)
+        await wait_for_running(large, 1)
         one = asyncio.create_task(encoders.run(small, 100))
-        await settled(small, 1)
+        await wait_for_running(small, 1)
         small.may_end.set()
         await one
         large.may_end.set()
@@ -67,7 +67,7 @@ def test_prompt_larger_than_the_budget_runs_alone():
         work = Work()
         sizes = [ENCODING_BYTES_MAX * 9, ENCODING_BYTES_MAX // 2]
         tasks = [asyncio.create_task(encoders.run(work, size)) for size in sizes]
-        await settled(work, 1)
+        await wait_for_running(work, 1)
         work.may_end.set()
         await asyncio.gather(*tasks)
         assert work.most == 1
@@ -80,7 +80,7 @@ def test_cancelled_waiter_takes_no_bytes(ends_first):
     async def scenario(encoders):
         work = Work()
         tasks = [asyncio.create_task(encoders.run(work, ENCODING_BYTES_MAX)) for _ in range(4)]
-        await settled(work, 1)
+        await wait_for_running(work, 1)
         if ends_first:  # it is let in and hangs up in the same moment
             work.may_end.set()
             await tasks[0]

@@ -27,7 +27,7 @@ CALL = {
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "It says nothing."}
 
 
-def found(tmp_path, name, messages, tools=None, landmarks=None):
+def find_parts(tmp_path, name, messages, tools=None, landmarks=None):
     """Return a prompt's text in four parts, its marks, and their finder."""
     if landmarks is None:
         write_tokenizer(tmp_path, SHAPES[name], corpus())
@@ -65,16 +65,16 @@ OPENINGS = {
 
 @pytest.mark.parametrize("name", OPENINGS)
 def test_answer_opening_is_found_despite_marks_in_user_text(tmp_path, name):
-    (_, _, _, opening), marks, landmarks = found(tmp_path, name, [SYSTEM, USER])
+    (_, _, _, opening), marks, landmarks = find_parts(tmp_path, name, [SYSTEM, USER])
     assert (opening, marks.opens_more) == OPENINGS[name]
 
-    again = found(tmp_path, name, [SYSTEM, USER, CALL, RESULT, USER], landmarks=landmarks)
+    again = find_parts(tmp_path, name, [SYSTEM, USER, CALL, RESULT, USER], landmarks=landmarks)
     assert again[0][3] == opening
 
 
 @pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
 def test_head_ends_before_the_first_question(tmp_path, name):
-    (head, prior, _, _), _, _ = found(tmp_path, name, [SYSTEM, USER], TOOLS)
+    (head, prior, _, _), _, _ = find_parts(tmp_path, name, [SYSTEM, USER], TOOLS)
     assert head.rstrip().endswith(("user", "<|user|>"))
     assert '"list"' in head
     assert prior == ""
@@ -82,7 +82,7 @@ def test_head_ends_before_the_first_question(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["thought_opened", "role_tokens"])
 def test_last_question_is_found_within_a_tool_loop(tmp_path, name):
-    (_, prior, conversation, _), _, _ = found(
+    (_, prior, conversation, _), _, _ = find_parts(
         tmp_path, name, [SYSTEM, USER, CALL, RESULT, CALL, RESULT], TOOLS
     )
     assert "a word?" in prior
@@ -95,7 +95,7 @@ def test_branch_points_are_at_dates_and_the_last_question(tmp_path, name):
     dated = {**SYSTEM, "content": SYSTEM["content"] + "\nToday is Monday.\nBe brief."}
     answer = {"role": "assistant", "content": "Yes."}
     again = {"role": "user", "content": "And a mark?"}
-    _, marks, landmarks = found(tmp_path, name, [dated, USER, answer, again])
+    _, marks, landmarks = find_parts(tmp_path, name, [dated, USER, answer, again])
     tokenizer = landmarks.tokenizer
     text = tokenizer.render(
         [template_form(m) for m in said([dated, USER, answer, again])], None, {}
@@ -111,7 +111,7 @@ def test_branch_points_are_at_dates_and_the_last_question(tmp_path, name):
 def test_moving_head_is_excluded_from_branch_points(tmp_path):
     answer = {"role": "assistant", "content": "Yes."}
     messages = [SYSTEM, USER, answer, {"role": "user", "content": "And a mark?"}]
-    _, marks, landmarks = found(tmp_path, "head_at_last_question", messages)
+    _, marks, landmarks = find_parts(tmp_path, "head_at_last_question", messages)
     spoken = [template_form(message) for message in said(messages)]
     ids = landmarks.tokenizer.encode(landmarks.tokenizer.render(spoken, None, {})).ids
     stays = landmarks.tokenizer._tokenizer.decode(ids[: min(marks.branches)])
@@ -120,13 +120,13 @@ def test_moving_head_is_excluded_from_branch_points(tmp_path):
 
 
 def test_number_of_remembered_openings_is_bounded(tmp_path):
-    _, _, landmarks = found(tmp_path, "chatml", [USER])
+    _, _, landmarks = find_parts(tmp_path, "chatml", [USER])
     landmarks._openings += tuple(b"<|im_start|>%d" % number for number in range(40))
     landmarks.tokenizer._tokenizer.chat_template += "{# other #}"
-    found(tmp_path, "chatml", [USER], landmarks=landmarks)
+    find_parts(tmp_path, "chatml", [USER], landmarks=landmarks)
     template = landmarks.tokenizer._tokenizer.chat_template
     landmarks.tokenizer._tokenizer.chat_template = template.replace("assistant\n{%", "model\n{%")
-    found(tmp_path, "chatml", [USER], landmarks=landmarks)
+    find_parts(tmp_path, "chatml", [USER], landmarks=landmarks)
     assert len(landmarks._openings) <= ANSWER_OPENINGS_MAX
 
 
@@ -136,4 +136,4 @@ def test_number_of_remembered_openings_is_bounded(tmp_path):
 )
 def test_trimming_templates_are_detected(tmp_path, name, trims):
     """The white space behind an answer's text is not in the prompts that follow."""
-    assert found(tmp_path, name, [SYSTEM, USER])[1].trims_answers is trims
+    assert find_parts(tmp_path, name, [SYSTEM, USER])[1].trims_answers is trims

@@ -24,7 +24,7 @@ def service(tmp_path_factory):
         yield node_service
 
 
-def refused(service, prompt, **sampling):
+def refusal_of(service, prompt, **sampling):
     with pytest.raises(RejectedError) as caught:
         ask(service, prompt, **sampling)
     return caught.value
@@ -51,7 +51,7 @@ def refused(service, prompt, **sampling):
     ],
 )
 def test_bias_for_an_invalid_token_is_refused(service, token):
-    error = refused(service, WORDS, logit_bias={"1": 1.0, token: 100.0})
+    error = refusal_of(service, WORDS, logit_bias={"1": 1.0, token: 100.0})
 
     assert (error.status, error.code) == (400, "invalid_request_error")
     assert error.param == "logit_bias"
@@ -75,7 +75,7 @@ def test_padding_rows_of_the_vocabulary_are_never_sampled(tmp_path):
         bias = {str(token): -100.0 for token in range(known)}
         reply = ask(service, WORDS, max_tokens=8, ignore_eos=True, logit_bias=bias)
         assert service.node.resources.identity.model.vocabulary_size == known < VOCABULARY
-        assert refused(service, WORDS, logit_bias={str(known): 1.0}).param == "logit_bias"
+        assert refusal_of(service, WORDS, logit_bias={str(known): 1.0}).param == "logit_bias"
 
     assert "!" not in reply.text  # what mlx-lm shows for a token without a text
 
@@ -90,7 +90,7 @@ def test_prompt_token_missing_in_the_model_is_refused(tmp_path):
         texts = [known.decode([token]) for token in range(count, count + 20)]
         lacking = [text for text in texts if max(known.encode(text).ids, default=0) >= count]
         assert lacking
-        error = refused(service, lacking[0], max_tokens=2)
+        error = refusal_of(service, lacking[0], max_tokens=2)
         assert (error.status, error.code) == (400, "invalid_request_error")
         assert error.param == "messages"
         assert ask(service, "the", max_tokens=2).finished
@@ -106,7 +106,7 @@ def test_overlong_prompt_is_refused_after_encoding_a_part(service, make, piece, 
     text = piece * (4 * MIB // len(piece.encode()))
     encoded_chars = count_encoded(service, monkeypatch)
     agents_count = len(service.node.resources.table)
-    error = refused(service, make(text))
+    error = refusal_of(service, make(text))
 
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert error.param == "messages"
@@ -116,7 +116,9 @@ def test_overlong_prompt_is_refused_after_encoding_a_part(service, make, piece, 
 
 def test_prompt_over_the_byte_bound_is_refused_without_encoding(service, monkeypatch):
     encoded_chars = count_encoded(service, monkeypatch)
-    error = refused(service, "x" * (CONTEXT_TOKENS * service.node.resources.tokenizer.reach_bytes))
+    error = refusal_of(
+        service, "x" * (CONTEXT_TOKENS * service.node.resources.tokenizer.reach_bytes)
+    )
 
     assert error.code == "context_length_exceeded"
     assert "bytes" in error.message
@@ -130,7 +132,7 @@ def test_longest_fitting_prompt_is_served_and_one_more_token_is_not(service):
 
     assert fits.admitted.prompt_tokens == CONTEXT_TOKENS - 1
     assert fits.finished.completion_tokens == 1
-    assert refused(service, "x" * CONTEXT_TOKENS).code == "context_length_exceeded"
+    assert refusal_of(service, "x" * CONTEXT_TOKENS).code == "context_length_exceeded"
 
 
 def test_chat_without_a_template_is_encoded_as_plain_text(tmp_path):

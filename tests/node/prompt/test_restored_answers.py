@@ -55,7 +55,7 @@ def asking(*messages, **options):
     )
 
 
-def sent(**changes):
+def returned_answer(**changes):
     """Return the answer as a client sends it, which drops its thought."""
     use = replace(CALL, arguments=json.loads(WRITTEN))
     return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
@@ -71,13 +71,13 @@ def restored(request, answers=ANSWERS, defaults=NO_OPTIONS, messages=None):
 @pytest.mark.parametrize(
     ("message", "note"),
     [
-        (sent(), "; restored reasoning: 1"),
-        (sent(texts=("So.",)), "; restored reasoning: 1; restored spelling: 1"),
+        (returned_answer(), "; restored reasoning: 1"),
+        (returned_answer(texts=("So.",)), "; restored reasoning: 1; restored spelling: 1"),
         (
-            sent(uses=(ToolUse("read", {"path": "x", "what": "y"}, "call_other"),)),
+            returned_answer(uses=(ToolUse("read", {"path": "x", "what": "y"}, "call_other"),)),
             "; restored reasoning: 1; restored spelling: 1",
         ),
-        (sent(reasoning="Hm.", texts=("So. ",)), "; restored spelling: 1"),
+        (returned_answer(reasoning="Hm.", texts=("So. ",)), "; restored spelling: 1"),
     ],
     ids=["as it was", "trimmed", "adapt_messages otherwise", "its thought sent back"],
 )
@@ -92,7 +92,7 @@ def test_omitted_parts_of_an_answer_are_restored(message, note):
 
 def test_text_templates_get_arguments_as_the_model_wrote_them():
     """Others print the object in their own way, with its keys in the model's order."""
-    (answer,) = restored(asking(sent())).request.messages[len(QUESTION) :]
+    (answer,) = restored(asking(returned_answer())).request.messages[len(QUESTION) :]
     for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
         (message,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
@@ -100,7 +100,9 @@ def test_text_templates_get_arguments_as_the_model_wrote_them():
 
 def test_tool_results_follow_restored_call_ids():
     other = ToolUse("read", json.loads(WRITTEN), "call_other")
-    result = restored(asking(sent(uses=(other,)), RESULT, replace(RESULT, result_of="call_else")))
+    result = restored(
+        asking(returned_answer(uses=(other,)), RESULT, replace(RESULT, result_of="call_else"))
+    )
     assert [message.result_of for message in result.request.messages[-2:]] == [
         "call_own",
         "call_else",
@@ -111,16 +113,19 @@ def test_tool_results_follow_restored_call_ids():
 def test_ambiguous_call_ids_are_unchanged(ids):
     answer = replace(ANSWER, uses=(CALL, replace(CALL, id="call_second")))
     uses = tuple(ToolUse("read", json.loads(WRITTEN), own) for own in ids)
-    result = restored(asking(sent(uses=uses), RESULT), remember({}, QUESTION, answer))
+    result = restored(asking(returned_answer(uses=uses), RESULT), remember({}, QUESTION, answer))
     assert tuple(use.id for use in result.request.messages[-2].uses) == ids
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [sent(texts=("Else.",))],
-        [sent(uses=())],
-        [Message(MessageRole.USER, ("And?",)), sent(uses=(replace(CALL, id="call_other"),))],
+        [returned_answer(texts=("Else.",))],
+        [returned_answer(uses=())],
+        [
+            Message(MessageRole.USER, ("And?",)),
+            returned_answer(uses=(replace(CALL, id="call_other"),)),
+        ],
     ],
     ids=["other text", "no call", "another place"],
 )
@@ -131,21 +136,23 @@ def test_unmatched_answers_are_unchanged(messages):
 
 
 def test_thought_of_the_client_is_kept():
-    result = restored(asking(sent(reasoning="My own.")))
+    result = restored(asking(returned_answer(reasoning="My own.")))
     assert result.request.messages[-1].reasoning == "My own."
 
 
 def test_thought_stripped_by_a_policy_is_not_restored():
-    result = restored(asking(sent(is_stripped=True, texts=("So.",))))
+    result = restored(asking(returned_answer(is_stripped=True, texts=("So.",))))
     assert result.request.messages[-1].reasoning is None
     assert result.note == "; restored spelling: 1", "all else comes back"
 
 
 def test_restore_option_is_honored_and_hidden_from_templates():
-    refused = restored(asking(sent(), **{RESTORE_OPTION: False, "enable_thinking": True}))
-    assert refused.request == asking(sent(), enable_thinking=True)
-    assert restored(asking(sent(), **{RESTORE_OPTION: True})).note
-    assert not restored(asking(sent()), defaults={RESTORE_OPTION: False}).note
+    refused = restored(
+        asking(returned_answer(), **{RESTORE_OPTION: False, "enable_thinking": True})
+    )
+    assert refused.request == asking(returned_answer(), enable_thinking=True)
+    assert restored(asking(returned_answer(), **{RESTORE_OPTION: True})).note
+    assert not restored(asking(returned_answer()), defaults={RESTORE_OPTION: False}).note
 
 
 def test_remembered_answers_are_bounded_and_newest():
@@ -167,7 +174,7 @@ def test_parts_removed_by_directives_are_not_remembered(is_redacted):
     left = replace(ANSWER, reasoning=None, uses=(replace(CALL, arguments={}),))
     redacted = {len(QUESTION): left} if is_redacted else {}
     later = Message(MessageRole.ASSISTANT, ("\n\nNext.",))
-    answers = remember(ANSWERS, (*QUESTION, sent(), RESULT), later, redacted=redacted)
+    answers = remember(ANSWERS, (*QUESTION, returned_answer(), RESULT), later, redacted=redacted)
     (known,) = (each for each in answers.values() if each.calls)
     assert (known.reasoning, known.calls[0].arguments) == (
         ("", "") if is_redacted else ("Hm.", WRITTEN)
@@ -224,7 +231,7 @@ def test_loop_of_a_client_dropping_thoughts_extends_the_record(tmp_path, has_ids
 
 
 def test_remembered_answers_are_read_once_and_hashed_off_the_loop(tmp_path, monkeypatch):
-    """Of the messages; the new answer is hashed where it ends."""
+    """The messages are hashed on an encoder thread; the new answer at its end."""
     hashed, read, add, decode_answers = [], [], restoring._extend, indexes.decode_answers
 
     def adding(digest, message):
@@ -273,7 +280,7 @@ def test_agents_do_not_get_each_others_spelling(tmp_path, spaced):
 
 
 def test_restored_spelling_is_stored_in_the_new_agents_record(tmp_path):
-    """A conversation that goes on under another name finds its own record from then on."""
+    """A conversation continued under another name then uses its own record."""
     shape = SHAPES["chatml"]
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     with scripted() as script, running(tmp_path, str(model)) as service:
@@ -296,7 +303,7 @@ def test_deeply_nested_arguments_are_accepted(depth):
     """A client's JSON in a text is as deep as it likes."""
     deep = "[" * depth + "]" * depth
     use = replace(CALL, arguments=deep)
-    found = locate_messages(asking(sent(uses=(use,)), RESULT))
+    found = locate_messages(asking(returned_answer(uses=(use,)), RESULT))
     known = remember({}, found.request.messages, replace(ANSWER, uses=(use,)))
     result = restored(found.request, known)
     assert result.request.messages[len(QUESTION)].uses[0].arguments == deep

@@ -1,4 +1,4 @@
-"""Which blocks stay, which are swept, and what threads see meanwhile."""
+"""Pinned and referenced blocks stay, others are swept, and threads never see wrong bytes."""
 
 import contextlib
 import itertools
@@ -177,7 +177,7 @@ def test_blocks_removed_by_a_failed_sweep_are_stored_again(store, disk, monkeypa
 
 
 def use_at_random(store, blocks, seed, wrong):
-    """Put, retain, load and release blocks; note what may never happen."""
+    """Put, retain, load and release blocks; note violations in `wrong`."""
     rng = random.Random(seed)
     for _ in range(150):
         block = rng.choice(blocks)

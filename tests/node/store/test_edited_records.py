@@ -90,9 +90,9 @@ def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manif
     spans = [*(head.spans if head is not None else ())]
     behind = store.spans(TENANT, ids, lineage=lineage)
     refs = [store.save_block(s, ids, memory.kv(s.start, s.end)) for s in (*spans, *behind)]
-    pieces, edited = PieceTable(), None
+    pieces, edited_memory = PieceTable(), None
     if head is not None:
-        pieces, edited = head.filled(refs[: len(spans)], U32s(ids))
+        pieces, edited_memory = head.filled(refs[: len(spans)], U32s(ids))
     record = replace(
         before,
         revision=before.revision + 1,
@@ -101,23 +101,25 @@ def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manif
         token_ends=U32s([0] * len(ids)),
         prompt_tokens_count=0,
         pieces=pieces.append(refs[len(spans) :]),
-        edited=edited,
+        edited=edited_memory,
     )
     assert decode_manifest(encode_manifest(record)) == record
     store.publish(record, before if before.token_ids else None)
     return record
 
 
-def begun(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
+def stored_memory(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
     """Compute so many tokens, and store them."""
     memory = Memory(rng)
     memory.compute(count)
     return memory, save(store, memory, None, make_manifest([], revision=0))
 
 
-def edited(store: AgentStore, rng: random.Random, behind: int = 300) -> tuple[Memory, Manifest]:
+def edited_memory(
+    store: AgentStore, rng: random.Random, behind: int = 300
+) -> tuple[Memory, Manifest]:
     """Edit a stored memory, compute so many tokens behind that, and store it."""
-    memory, record = begun(store, rng, rng.randint(300, 900))
+    memory, record = stored_memory(store, rng, rng.randint(300, 900))
     moves = random_moves(rng, len(memory.tokens))
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
     memory.compute(behind)
@@ -141,7 +143,7 @@ def check_restored(store: AgentStore, memory: Memory, record: Manifest) -> None:
 def test_rows_are_restored_at_their_edited_positions(store, seed):
     """Edited again and again, with turns between, and each time from a new process."""
     rng = random.Random(seed)
-    memory, record = begun(store, rng, rng.randint(20, 900))
+    memory, record = stored_memory(store, rng, rng.randint(20, 900))
     for _ in range(rng.randint(1, 4)):
         moves = random_moves(rng, len(memory.tokens))
         layout = store.layout(record).moved(moves)
@@ -162,7 +164,7 @@ def test_rows_are_restored_at_their_edited_positions(store, seed):
 def test_moves_and_their_inverses_restore_the_layout(store, seed):
     """A hundred times: nothing is lost on the way, and no pieces pile up."""
     rng = random.Random(seed)
-    _, record = begun(store, rng, 900)
+    _, record = stored_memory(store, rng, 900)
     layout = start = store.layout(record)
     for _ in range(100):
         at, by = rng.randint(1, 899), rng.randint(1, 400)
@@ -174,16 +176,16 @@ def test_moves_and_their_inverses_restore_the_layout(store, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_block_ends_the_restored_prefix(store, disk, seed):
-    """And nothing behind it counts, moved or not."""
+    """Rows after it, moved or not, are not restored."""
     rng = random.Random(seed)
-    _, record = begun(store, rng, 900)
+    _, record = stored_memory(store, rng, 900)
     layout = store.layout(record).moved(random_moves(rng, 900))
     starts = [(s, p.piece.block) for s, _, p in layout.placed() if isinstance(p, Held)]
     at, ref = rng.choice(starts)
     raw = bytearray(disk.read(file_name(ref), MIB))
     raw[-5] ^= 1
     disk.publish(file_name(ref), [memoryview(raw)])
-    ids = fed(layout)
+    ids = fitting_prompt(layout)
     cache = ResidentCache(SPEC, len(ids))
     found = load_layout(store, TENANT, ids, layout, cache)
     first = min(s for s, block in starts if block == ref)
@@ -191,7 +193,7 @@ def test_damaged_block_ends_the_restored_prefix(store, disk, seed):
     assert found == layout.cut(first).without_open_end()
 
 
-def fed(layout: Layout) -> list[int]:
+def fitting_prompt(layout: Layout) -> list[int]:
     """Return a prompt that the layout fits: holes are anything."""
     ids: list[int] = []
     for _, _, part in layout.placed():
@@ -204,11 +206,11 @@ def fed(layout: Layout) -> list[int]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_mismatched_tokens_are_a_miss(store, seed):
-    """A record that is mistaken about what it holds brings nothing back from there on."""
+    """A record with wrong tokens restores nothing from the first wrong one on."""
     rng = random.Random(seed)
-    _, record = begun(store, rng, 700)
+    _, record = stored_memory(store, rng, 700)
     layout = store.layout(record).moved(random_moves(rng, 700))
-    ids = fed(layout)
+    ids = fitting_prompt(layout)
     held = [i for s, e, p in layout.placed() if isinstance(p, Held) for i in range(s, e)]
     wrong = rng.choice(held)
     ids[wrong] ^= 1
@@ -218,9 +220,9 @@ def test_mismatched_tokens_are_a_miss(store, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_block_names_of_an_edited_record_follow_from_tokens(store, seed):
-    """So a node that is sent the record believes nothing else of it."""
+    """A node that receives the record can verify every name."""
     rng = random.Random(seed)
-    _, record = edited(store, rng)
+    _, record = edited_memory(store, rng)
     named = named_blocks(record, SALT)
     assert [ref for ref, _ in named] == record.refs
     assert all(span.names(ref) for ref, span in named)
@@ -235,7 +237,7 @@ def test_block_names_of_an_edited_record_follow_from_tokens(store, seed):
 def test_record_with_a_lost_block_is_truncated(store, seed):
     """Cut where the block was, within the head or behind it."""
     rng = random.Random(seed)
-    _, record = edited(store, rng)
+    _, record = edited_memory(store, rng)
     cut = truncate_record(record, {rng.choice(record.refs)})
     cut.check()
     assert cut.tokens_count < record.tokens_count
@@ -247,8 +249,8 @@ def test_record_with_a_lost_block_is_truncated(store, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_record_stripped_of_edits_has_whole_blocks_only(store, seed):
-    """A part of a block would need the head to name it, and its block has what was taken out."""
-    _, record = edited(store, random.Random(seed))
+    """A partial block would need the edited head to name it."""
+    _, record = edited_memory(store, random.Random(seed))
     kept = without_edited(record)
     kept.check()
     assert kept.edited is None
@@ -259,9 +261,9 @@ def test_record_stripped_of_edits_has_whole_blocks_only(store, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lost_blocks_are_stored_again_from_memory(store, seed):
-    """Whole blocks as what they were, parts of others as what is left of them."""
+    """Whole blocks are stored unchanged, partial ones with their remaining rows."""
     rng = random.Random(seed)
-    memory, record = edited(store, rng, rng.choice([1, 300]))
+    memory, record = edited_memory(store, rng, rng.choice([1, 300]))
     lost = {ref for ref in record.refs if rng.random() < 0.4}
     for ref in lost:
         store.blocks._quarantine(ref, "test")

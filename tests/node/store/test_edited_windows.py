@@ -37,7 +37,7 @@ def store(disk):
 
 
 class Memory:
-    """Tokens with the row of each: a window's is the full one's, turned round."""
+    """Tokens with the row of each; a window row is the full row reversed."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.tokens, self.rows = rng, [], []
@@ -92,14 +92,14 @@ def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manif
     return record
 
 
-def begun(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
+def stored_memory(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
     memory = Memory(rng)
     memory.compute(count)
     return memory, save(store, memory, None, make_manifest([], revision=0))
 
 
 def check_read(store: AgentStore, memory: Memory, layout: Layout) -> ResidentCache:
-    """Read it, and see that each row is there that is seen, and is that of its token."""
+    """Load the layout; check that every visible row is present and is its token's."""
     cache = ResidentCache(SPEC, len(memory.tokens))
     got = load_layout(store, TENANT, memory.tokens, layout, cache)
     found = got.arrangement
@@ -124,7 +124,7 @@ def check_read(store: AgentStore, memory: Memory, layout: Layout) -> ResidentCac
 def test_windows_are_restored_before_each_hole_and_the_end(store, seed):
     """Edited again and again: while it is edited, and once it is stored."""
     rng = random.Random(seed)
-    memory, record = begun(store, rng, rng.randint(20, 900))
+    memory, record = stored_memory(store, rng, rng.randint(20, 900))
     for _ in range(rng.randint(1, 3)):
         moves = random_moves(rng, len(memory.tokens))
         layout, memory = store.layout(record).moved(moves), memory.moved(moves)
@@ -143,9 +143,9 @@ def test_windows_are_restored_before_each_hole_and_the_end(store, seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_lost_windows_shorten_the_restorable_prefix(store, seed):
-    """Of what is lost on the drive, and of what a record never listed; nothing wrong comes back."""
+    """Windows lost on the drive, or never listed in the record, restore no wrong rows."""
     rng = random.Random(seed)
-    memory, record = begun(store, rng, 900)
+    memory, record = stored_memory(store, rng, 900)
     moves = random_moves(rng, 900)
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
     lost = {place.block for place in record.windows if rng.random() < 0.4}
@@ -169,7 +169,7 @@ def test_lost_windows_shorten_the_restorable_prefix(store, seed):
 
 
 def test_windows_not_ending_at_a_piece_are_refused(store):
-    memory, record = begun(store, random.Random(1), 600)
+    memory, record = stored_memory(store, random.Random(1), 600)
     moves = [Move(0, 100, 0), Move(200, 600, 130)]
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
     record = save(store, memory, layout, record)

@@ -188,7 +188,7 @@ def plain_folder(at, text):
 
 
 def test_folders_of_other_models_are_encrypted(model, tmp_path, monkeypatch):
-    """Also one that is in use at first; until then the node reports it."""
+    """A folder in use is encrypted once it is free; until then the node reports it."""
     monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_RETRY_S", 0.05)
     monkeypatch.setattr("node.store.folder_encryption.ENCRYPTION_STEP_BYTES", 1)
     root = tmp_path / "node-a"

@@ -166,7 +166,7 @@ def test_failed_publish_does_not_advance_the_revision(store, disk, monkeypatch):
 
 
 def in_place(disk, real, times=1):
-    """Stand in for `publish`: the file is there, and the flush behind its rename fails."""
+    """Stand in for `publish`: the file is in place, and the flush after its rename fails."""
     left = [times]
 
     def publish(name, parts):

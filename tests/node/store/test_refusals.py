@@ -9,7 +9,7 @@ from node.store.posix_disk import DiskError, PosixDisk
 
 
 def test_refused_publish_keeps_no_reference_to_its_caller(tmp_path, monkeypatch):
-    """What it was to save may be a conversation's memory, and collections are rare."""
+    """The refused data may be a conversation's memory, and garbage collections are rare."""
 
     class Memory:
         pass

@@ -23,7 +23,7 @@ DAY_S = 24 * 3600.0
 
 @dataclass
 class Rig:
-    """What a scrubber works with; the clock moves by hand."""
+    """The dependencies of a scrubber, with a clock that moves by hand."""
 
     blocks: BlockStore
     settings: NodeSettings

@@ -1,4 +1,4 @@
-"""The self-test tells wrong memory, which is never used again, from a disk that refuses."""
+"""The self-test disables reuse for wrong memory, but not for a disk that refuses."""
 
 import errno
 import time

@@ -55,7 +55,7 @@ def test_erased_agent_is_removed_from_a_restored_folder(tmp_path, model):
     before = blocks(tmp_path)
     with running(tmp_path, model) as service:
         found = agents(service)
-        anew = ask(service, PROMPT, agent="carol")
+        new_turn = ask(service, PROMPT, agent="carol")
         late = erase(service, "carol", receipt.tombstone.epoch)
         after = agents(service)
 
@@ -64,14 +64,14 @@ def test_erased_agent_is_removed_from_a_restored_folder(tmp_path, model):
     assert not repeated.existed
     assert found == {"alice": 1, "bob": 1}
     assert len(blocks(tmp_path)) < len(before)
-    assert anew.admitted.epoch == 1_002
+    assert new_turn.admitted.epoch == 1_002
     assert not late.existed, "an old DELETE that arrives late spares the new agent"
     assert after["carol"] == 1_002
 
 
 @pytest.mark.parametrize("days", [(0, 200, 0), (200, 0, -200), (-200, 0), (-20_000, 0)])
 def test_wrong_clocks_do_not_revive_an_erased_agent(tmp_path, model, monkeypatch, days):
-    """One that is wrong at the erasure or at boot, however far, and then right again."""
+    """The clock may be wrong at the erasure or at boot by any amount, and right again later."""
     wall_s = time.time()  # noqa: TID251 - what the calendar says is the point
     for day in days:
         now_s = wall_s + day * DAY_S
@@ -107,7 +107,7 @@ def test_turn_with_an_erased_epoch_starts_no_agent(tmp_path, model):
 
 @pytest.mark.parametrize("epoch", [0, 1, 1_002])
 def test_turn_during_an_erasure_is_refused(tmp_path, model, epoch):
-    """One that comes between the tombstone and the removal finds the agent still there."""
+    """Between the tombstone and the removal the agent is still present."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
         node = service.node

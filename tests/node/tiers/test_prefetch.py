@@ -78,10 +78,10 @@ def check_bits(service):
     view = prefetch(service, "fetched")
     assert view.tiers == ("hot", "disk")
     assert view.bytes.hot > 0
-    got, came = turn(service, onward(first), "fetched")
+    got, fetched = turn(service, onward(first), "fetched")
     assert got == want
-    assert came.admitted.cache is CacheTier.HOT
-    assert came.admitted.cached_tokens == stayed.admitted.cached_tokens
+    assert fetched.admitted.cache is CacheTier.HOT
+    assert fetched.admitted.cached_tokens == stayed.admitted.cached_tokens
 
 
 def test_prefetch_is_idempotent(service):

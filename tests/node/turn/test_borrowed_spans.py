@@ -63,7 +63,7 @@ def evict(service, name):
     on_loop(service, gone())
 
 
-def computed(reply):
+def computed_tokens(reply):
     return reply.admitted.prompt_tokens - reply.admitted.cached_tokens
 
 
@@ -74,7 +74,7 @@ def test_reordered_documents_are_borrowed(tmp_path, model):
         agent = agent_of(service, "b")
         assert second.admitted.match == "spans"
         # Beside the first tokens of each document: what is new, and up to a block of the beginning.
-        assert computed(second) < second.admitted.prompt_tokens // 4
+        assert computed_tokens(second) < second.admitted.prompt_tokens // 4
         notes = agent.saved.edited.notes
         assert [note.is_borrowed for note in notes] == [True] * len(notes)
         assert sum(n.moved_tokens for n in notes) == second.admitted.amortized_tokens
@@ -89,7 +89,7 @@ def test_reordered_documents_are_borrowed(tmp_path, model):
         again = grown(SECOND, second.text, words(52, 9))
         later = ask(service, again, agent="b", edits=ANYWHERE)
         assert later.admitted.cache == "disk"
-        assert computed(later) < 120
+        assert computed_tokens(later) < 120
         assert later.admitted.amortized_tokens > sum(lengths)
 
 
@@ -100,7 +100,7 @@ def test_documents_within_one_message_are_matched_by_content(tmp_path, model):
         second = question((1, 2, 0), words(51, 11), join=join)
         reply = ask(service, second, agent="b", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
-        assert computed(reply) < reply.admitted.prompt_tokens // 3
+        assert computed_tokens(reply) < reply.admitted.prompt_tokens // 3
 
 
 def test_borrowed_layout_answers_like_one_built_by_hand(tmp_path, model, monkeypatch):
@@ -220,7 +220,7 @@ def test_borrowed_spans_survive_their_source_and_a_migration(tmp_path, model):
         migrate(source, target, "b", 1)
         there = ask(target, following, agent="b", epoch=2, edits=ANYWHERE)
         assert there.admitted.amortized_tokens
-        assert computed(there) < 120
+        assert computed_tokens(there) < 120
     with running(tmp_path / "c", model) as undisturbed:
         ask(undisturbed, FIRST, agent="a")
         assert ask(undisturbed, SECOND, agent="b", edits=ANYWHERE).text == answer
@@ -237,12 +237,12 @@ def test_existing_agent_borrows_missing_spans(tmp_path, model):
         reply = ask(service, longer, agent="b", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
         assert agent_of(service, "b").exact_tokens > 100
-        assert computed(reply) < reply.admitted.prompt_tokens // 3
+        assert computed_tokens(reply) < reply.admitted.prompt_tokens // 3
         edited = [longer[0], {**longer[1], "content": "gone"}, *longer[2:]]
         more = [*grown(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
         both = ask(service, more, agent="b", edits=ANYWHERE)
         assert both.admitted.match == "spans"
-        assert computed(both) < both.admitted.prompt_tokens // 3
+        assert computed_tokens(both) < both.admitted.prompt_tokens // 3
 
 
 def test_unmovable_models_borrow_nothing_and_give_the_reason(tmp_path):

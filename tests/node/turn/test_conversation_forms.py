@@ -83,7 +83,7 @@ def test_rewritten_history_stays_one_agent_with_full_reuse(model, tmp_path, drop
 
 
 def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
-    """Not another question behind the same prompt, nor the same question asked once more."""
+    """Another question after the same prompt, or the same one repeated, is another conversation."""
 
     def chat(minute, *texts, **who):
         history = [clock(minute)]
@@ -146,7 +146,7 @@ def go_on(service, minute, history, text="And now?"):
     return ask(service, [clock(minute), *history, {"role": "user", "content": text}])
 
 
-def superseded(service):
+def rewrite_twice(service):
     """Rewrite a conversation's clock twice; return its agent, its history, and the old one's."""
     agent, old = start(service)
     history = list(old)
@@ -162,7 +162,7 @@ def superseded(service):
 
 def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
     with running(tmp_path, small) as service:
-        agent, history, old = superseded(service)
+        agent, history, old = rewrite_twice(service)
         before = {ref for branch in agent.saved.branches for ref in branch.refs}
         again = go_on(service, 2, history)  # the client takes the last rewriting back
         assert again.admitted.agent == agent.key[1]
@@ -183,7 +183,7 @@ def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
 
 def test_branches_survive_a_restart(small, tmp_path):
     with running(tmp_path, small) as service:
-        agent, history, _ = superseded(service)
+        agent, history, _ = rewrite_twice(service)
         branches, form = agent.saved.branches, agent.saved.form
     with running(tmp_path, small) as service:
         (agent,) = agents_of(service)
@@ -198,7 +198,7 @@ def test_branches_survive_a_restart(small, tmp_path):
 @pytest.mark.parametrize("is_own", [False, True], ids=["of another", "of its own"])
 def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
     with running(tmp_path, small) as service:
-        agent, history, _ = superseded(service)
+        agent, history, _ = rewrite_twice(service)
         ask(service, words(50, 300), agent="other")
         size_bytes = service.node.resources.store.blocks.total_bytes
         size_bytes += sum(record_bytes(each.saved) for each in agents_of(service))
@@ -223,7 +223,7 @@ def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
 def test_erasure_removes_branches(small, tmp_path, capsys):
     data = tmp_path / "data"
     with running(data / "nodes", small) as service:
-        agent, *_ = superseded(service)
+        agent, *_ = rewrite_twice(service)
         refs = {*agent.saved.kept_refs}
         assert len(refs) > len({*agent.saved.refs})
         now_s = service.node.resources.clock.wall_s()
@@ -245,7 +245,7 @@ def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, cap
         return status, [f["kind"] for f in folder["findings"] if f["severity"] != "note"]
 
     with running(tmp_path / "nodes", small) as service:
-        agent, *_ = superseded(service)
+        agent, *_ = rewrite_twice(service)
         root, key = service._disk.root, agent.key
         whole, lost = agent.saved, agent.saved.branches[0].refs[0]
     assert checked() == (0, [])
@@ -259,7 +259,7 @@ def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, cap
 
 def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
     with running(tmp_path, small) as service:
-        agent, history, _ = superseded(service)
+        agent, history, _ = rewrite_twice(service)
         lost = {*agent.saved.branches[-1].refs}
         for ref in lost:
             (service._disk.root / "blocks" / f"{ref.name}.full").unlink()
@@ -271,7 +271,7 @@ def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
 
 def test_branches_are_reused_beside_a_private_agent(small, tmp_path):
     with running(tmp_path, small) as service:
-        agent, history, _ = superseded(service)
+        agent, history, _ = rewrite_twice(service)
         ask(service, words(70, 100), agent="secret")
         call(service, ChangeSettings(TENANT, AgentId("secret"), None, is_private=True), AgentView)
         again = go_on(service, 2, history)

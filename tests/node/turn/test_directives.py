@@ -111,7 +111,7 @@ def test_directive_can_omit_a_message(tmp_path, model):
 
 
 def test_call_and_its_result_are_emptied_not_omitted():
-    """Where both are in a conversation, templates want both."""
+    """Templates need either both or neither."""
     use = ToolUse("look", {}, "call-1")
     calling = Message(MessageRole.ASSISTANT, ("I look.",), uses=(use,))
     result_message = Message(MessageRole.TOOL, ("much",), result_of="call-1")
@@ -203,7 +203,7 @@ def test_too_many_or_invalid_directives_are_refused(tmp_path, model):
 
 
 def test_total_text_of_directives_is_bounded(tmp_path, model):
-    """They lie in memory and on the disk, for every agent of a tenant."""
+    """Directives are kept in memory and on disk, for every agent."""
     text, count = "x" * DIRECTIVE_BYTES_MAX, DIRECTIVES_BYTES_MAX // DIRECTIVE_BYTES_MAX
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")

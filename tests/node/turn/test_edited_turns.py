@@ -25,16 +25,16 @@ WINDOWED = {name: ARCHITECTURES[name] for name in ("gemma3_text", "gpt_oss", "ge
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Return a model that answers otherwise once a moved row lies elsewhere.
+    """Return a model whose answer depends on the places of moved rows.
 
-    However an answer in its prompt is encoded, it answers exact turns the same.
+    Its exact turns are the same for any encoding of an earlier answer.
     """
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", ONE_LAYER, seed=6))
 
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory):
-    """Return a model that answers the same, however its answer in the prompt is encoded."""
+    """Return a model that answers the same for any encoding of its earlier answer."""
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=31))
 
 
@@ -234,7 +234,7 @@ def wide(tmp_path_factory):
 
 @pytest.mark.nightly
 def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide):
-    """What is only taken out is so in memory: nothing is computed there. Each way is the same."""
+    """A removal needs no computation; hot, restored and migrated memory are the same."""
     whole = history(*SHORT)
     fewer = [*whole[:2], *whole[4:]]
     with running(tmp_path / "a", wide, name="node-a") as service:
@@ -268,7 +268,7 @@ def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide):
 
 
 def test_lost_windows_before_an_edit_recompute_the_rest(tmp_path, wide):
-    """Only tokens from the first one on bring them back; what is stored then is whole again."""
+    """Lost windows are computed from the first token on, and stored again."""
     with running(tmp_path, wide) as service:
         edited = start(service, texts=SHORT)
     for path in tmp_path.rglob("*.window"):

@@ -79,7 +79,7 @@ def case_of(folder, shape):
     return Case(ChatTokenizer(load(folder)), shape.options, shape.has_tools)
 
 
-def used(arguments):
+def call_message(arguments):
     call = {"name": "read", "arguments": arguments}
     use = {"type": "function", "id": "abcdefghi", "function": call}
     return {"role": "assistant", "content": "", "tool_calls": [use]}
@@ -98,8 +98,8 @@ def conversations(text, *, has_tools):
     places = {"user": ([question], None), "system": ([system, QUESTION], None)}
     if has_tools:
         places |= {
-            "result": ([QUESTION, used({"path": "x"}), result(text)], TOOLS),
-            "argument": ([QUESTION, used({"path": text}), result("none")], TOOLS),
+            "result": ([QUESTION, call_message({"path": "x"}), result(text)], TOOLS),
+            "argument": ([QUESTION, call_message({"path": text}), result("none")], TOOLS),
             "description": ([QUESTION], described),
         }
     return places
@@ -115,11 +115,11 @@ def check(case):
         for place, conversation in conversations(text, has_tools=case.has_tools).items():
             if place in ("system", "argument") and any(mark in text for mark in answers):
                 continue  # which keep the marks of thoughts and calls
-            frame, begun, ids = case.frame(*conversation)
-            expected, expected_begun, _ = case.frame(*harmless[place])
+            frame, opening, ids = case.frame(*conversation)
+            expected, expected_opening, _ = case.frame(*harmless[place])
 
             assert frame == expected, (place, text)
-            assert begun == expected_begun
+            assert opening == expected_opening
             as_control, _, fewer = case.frame(*conversation, **{MARKS_OPTION: True})
             changed += as_control != expected
             assert len(fewer) <= len(ids)
@@ -156,7 +156,7 @@ DEEPSEEK = ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>", "</think
 
 
 def test_escaped_marks_in_arguments_stay_plain_for_parsing_templates(tmp_path):
-    """Of a call whose arguments are text, as the model wrote them."""
+    """The call's arguments are text, as the model wrote them."""
     chat_tokenizer(tmp_path, None, DEEPSEEK, end="<\uff5cend\u2581of\u2581sentence\uff5c>")
     about = json.loads((tmp_path / "tokenizer_config.json").read_text())
     about["chat_template_type"] = "deepseek_v32"
@@ -165,7 +165,7 @@ def test_escaped_marks_in_arguments_stay_plain_for_parsing_templates(tmp_path):
     prompts = []
     for mark in DEEPSEEK[0], DEEPSEEK[0].replace("User", "Xxxx"):
         spelled = json.dumps({"path": mark}, ensure_ascii=False).replace("<", "\\u003c")
-        messages = [QUESTION, used(spelled), result("none")]
+        messages = [QUESTION, call_message(spelled), result("none")]
         prompts.append(case.frame(messages, TOOLS))
         assert mark in case.tokenizer.render(messages, TOOLS, {}), "it shows what it parsed"
     (frame, _, _), (expected, _, _) = prompts

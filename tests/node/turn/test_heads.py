@@ -77,7 +77,7 @@ def request_of(number, *, tenant=TENANT, messages=None, **options):
     )
 
 
-async def served(service, request, on_event=lambda event: None):
+async def serve_turn(service, request, on_event=lambda event: None):
     reply = Reply()
     async for event in service.node.turns.serve(request):
         reply.events.append(event)
@@ -89,7 +89,7 @@ def together(service, requests):
     """Serve requests that arrive at once; return replies, or what was raised."""
 
     async def serve():
-        tasks = [asyncio.create_task(served(service, request)) for request in requests]
+        tasks = [asyncio.create_task(serve_turn(service, request)) for request in requests]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     return asyncio.run_coroutine_threadsafe(serve(), service._loop).result(300)
@@ -142,7 +142,7 @@ def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, c
 
 
 def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, calm):
-    """Their old memory is in RAM, and has no more in common with it than a template's words."""
+    """The agents' old caches are hot, and share only the template's words with the new prompt."""
     with running(tmp_path / "one", model) as service:
         for number in range(4):
             ask(service, chat(number, words(60 + number, 90)), agent=f"agent-{number}")
@@ -159,9 +159,9 @@ def test_head_is_published_before_the_leads_answer_ends(tmp_path, model):
     async def serve(service):
         began = asyncio.Event()
         slow = replace(request_of(0), sampling=long)
-        first = asyncio.create_task(served(service, slow, lambda _: began.set()))
+        first = asyncio.create_task(serve_turn(service, slow, lambda _: began.set()))
         await began.wait()
-        others = await asyncio.gather(*(served(service, request_of(n)) for n in (1, 2)))
+        others = await asyncio.gather(*(serve_turn(service, request_of(n)) for n in (1, 2)))
         assert not first.done()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -252,9 +252,9 @@ def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, calm
 
         def admit(event):
             if isinstance(event, Admitted) and not tasks:
-                tasks.extend(asyncio.create_task(served(service, request)) for request in more)
+                tasks.extend(asyncio.create_task(serve_turn(service, request)) for request in more)
 
-        return [await served(service, kept, admit), *(await asyncio.gather(*tasks))]
+        return [await serve_turn(service, kept, admit), *(await asyncio.gather(*tasks))]
 
     with running(tmp_path / "one", model) as service:
         counted.tokens = 0

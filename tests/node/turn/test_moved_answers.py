@@ -3,7 +3,7 @@
 from fabric.control.node_calls import CommitMigration, Committed, Offer, SealAgent
 from fabric.record.answers import decode_answers
 from fabric.turn.generation import Finished, HandedOver
-from tests.node.engine.test_live_handover import Stream, copied_stream, held, move_call, move_of
+from tests.node.engine.test_live_handover import Stream, agent_at, copied_stream, move_call, move_of
 from tests.support.agent_traffic import TOOLS, corpus, words
 from tests.support.conversations import said
 from tests.support.scripted_answers import scripted
@@ -41,7 +41,7 @@ def test_migrated_answer_keeps_its_whole_thought_and_call(tmp_path):
             Stream(b, "mira", handed.resume, epoch=2, prompt_options=prompt_options).end()[-1],
             Finished,
         )
-        (answered,) = decode_answers(held(b, "mira").manifest.provenance.answers).values()
+        (answered,) = decode_answers(agent_at(b, "mira").manifest.provenance.answers).values()
     assert answered.reasoning == THOUGHT
     assert [call.arguments for call in answered.calls] == [
         '{"path": "x", "what": "' + ARGUMENTS["what"] + '"}'

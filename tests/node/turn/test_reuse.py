@@ -133,7 +133,7 @@ def test_recurrent_state_at_the_end_of_an_answers_text_is_on_disk(tmp_path):
 
 @pytest.mark.slow
 def test_recurrent_state_at_a_divergence_serves_the_next_conversation(tmp_path):
-    """In the middle of a line that no mark tells of: the second one leaves a state there."""
+    """They diverge within a line, without a mark: the second one leaves a state there."""
     model = write_shape(tmp_path / "model", SHAPES["chatml"], "recurrent", corpus())
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, SHAPES["chatml"], script)
@@ -145,7 +145,7 @@ def test_recurrent_state_at_a_divergence_serves_the_next_conversation(tmp_path):
 
 
 def test_reused_agent_id_keeps_the_common_prefix_only(tmp_path):
-    """Its id was given to another conversation: the exact cut stays, the room for the rest goes."""
+    """Its id is reused for another conversation: only the exact common prefix stays."""
     model = str(write_model(tmp_path / "llama", LLAMA))
     system = {"role": "system", "content": words(1, 30)}
     with running(tmp_path, model) as service:

@@ -46,7 +46,7 @@ def test_latent_attention_gets_unpacked_caches_and_more_bits() -> None:
 
 
 def test_bits_are_chosen_per_layer_kind() -> None:
-    """What an operator sets is what is stored; 0 keeps the model's own numbers."""
+    """The operator's bits are stored; 0 keeps the model's own dtype."""
     gemma = fit(ARCHITECTURES["gemma3_text"], KvBits(full=8, window=4))
     native = fit(ARCHITECTURES["deepseek_v3"], KvBits(latent=0))
 
@@ -56,7 +56,7 @@ def test_bits_are_chosen_per_layer_kind() -> None:
 
 
 def test_unknown_cache_kinds_are_refused_by_name() -> None:
-    """A cache that nobody here can cut is named, not guessed at."""
+    """A cache kind that cannot be cut is named in the error."""
     with pytest.raises(FatalError, match="LayerCache"):
         fit(OPAQUE)
 
@@ -94,7 +94,7 @@ def test_window_off_by_one_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_batching_with_different_logits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a batch computes something else than its sequences alone, it is not used."""
+    """Batching is off if a batch computes other logits than its sequences alone."""
     forward = Engine._forward
 
     def wrong(engine: Engine, caches: list[Any], tokens: list[Any]) -> Any:
@@ -140,7 +140,7 @@ def test_chunks_padding_cannot_hide_are_decoded_alone() -> None:
 
 
 def test_gemma_2_decodes_in_grouped_batches() -> None:
-    """Its scores have an axis for the query heads of one key head, and so has the mask."""
+    """Gemma 2's scores and mask have an axis for the query heads of one key head."""
     assert fit(ZOO["gemma2"]).batching is Batching.GROUPED
 
 
@@ -168,7 +168,7 @@ def test_blocks_over_the_limit_are_refused_with_a_reason(monkeypatch: pytest.Mon
 def test_any_exception_in_a_trial_becomes_the_reason(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that a model does when it is tried keeps a node from starting."""
+    """No failure of a model in a trial keeps a node from starting."""
 
     def broken(*_: Any) -> None:
         message = "of an unexpected kind"
@@ -196,7 +196,7 @@ def test_rotations_of_cache_lists_are_known() -> None:
 
 
 def test_rotations_are_known_for_every_layer() -> None:
-    """The spec says which dimensions carry the position, for every layer that has any."""
+    """The spec lists the rotated dimensions of every layer that has any."""
     layers = fit(ARCHITECTURES["deepseek_v32"]).spec.layers
 
     assert not any(layer.rotations_unknown for layer in layers)

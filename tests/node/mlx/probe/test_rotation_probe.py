@@ -1,4 +1,4 @@
-"""What turns in each architecture's cache, checked against the model's own keys elsewhere."""
+"""The rotated dimensions of each architecture's cache, checked against keys at other positions."""
 
 from dataclasses import replace
 from functools import cache

@@ -54,7 +54,7 @@ def refused(service, *arguments, **options):
 
 
 def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
-    """Not that of stored blocks of another conversation, which may be as long."""
+    """The cache of another conversation, even of the same length, does not replace it."""
     foreign = text_of_tokens(service, "another conversation. " + WORDS * 8, 600)
     ask(service, foreign, agent="bob", **BRIEF)
     own = text_of_tokens(service, "her own. " + WORDS * 8, 508)
@@ -81,7 +81,7 @@ def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
 
 
 def test_unsaved_cache_survives_a_refused_turn(service, monkeypatch):
-    """Also where the prompt shares only a part of it."""
+    """It survives even if the prompt shares only a part of it."""
     own = WORDS * 6
     first = ask(service, own, agent="unsaved", **BRIEF)
     agent = agent_of(service, "unsaved")
@@ -114,7 +114,7 @@ def test_already_admitted_turn_is_never_refused_by_a_full_queue(service, monkeyp
 
 
 def test_hang_up_of_a_waiting_client_keeps_record_and_cache(service):
-    """A turn that has not begun leaves record and cache, however little it has in common."""
+    """A turn that has not started leaves record and cache unchanged, whatever its prompt."""
     own = WORDS * 6
     ask(service, own, agent="waits", **BRIEF)
     agent = agent_of(service, "waits")
@@ -181,7 +181,7 @@ class Caches:
 
 
 def test_many_agents_returning_at_once_stay_within_memory(model, tmp_path, monkeypatch):
-    """Their caches are read back as memory is granted, not all at once."""
+    """Caches are restored as memory is granted, not all at once."""
     prompts = {f"agent-{n}": f"{n} talks. {WORDS * 30}" for n in range(16)}
     with running(tmp_path, model) as service:
         one_bytes = 0
@@ -230,7 +230,7 @@ def test_failed_restore_ends_only_its_turn_and_releases_memory(model, tmp_path, 
 
 
 def test_hang_up_during_restore_keeps_the_record(model, tmp_path, monkeypatch):
-    """What was read until then is less than the agent has: it must not become its memory."""
+    """A partly restored cache must not replace the agent's record."""
     with running(tmp_path, model) as service:
         ask(service, WORDS * 60, agent="a", **BRIEF)
         call(service, Flush(drop_hot=True), Done)
@@ -257,7 +257,7 @@ def test_hang_up_during_restore_keeps_the_record(model, tmp_path, monkeypatch):
 
 
 def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monkeypatch):
-    """What was read may be exactly as long as what the agent remembers."""
+    """The loaded prefix may be exactly as long as the agent's own cache."""
     foreign = text_of_tokens(service, "one more. " + WORDS * 8, 513)
     ask(service, foreign, agent="bert", **BRIEF)
     own = text_of_tokens(service, "his own. " + WORDS * 8, 508)
@@ -307,7 +307,7 @@ def test_hang_up_of_a_queued_turn_leaves_the_agent_queue(service):
 
 
 def test_memory_that_cannot_be_freed_is_requested_only_per_poll(service, monkeypatch):
-    """Engine and event loop would keep each other busy for as long as a turn waits."""
+    """Otherwise engine and event loop would wake each other while a turn waits."""
     node, iterations = service.node, []
     call(service, Flush(drop_hot=True), Done)
     ask(service, WORDS * 6, agent="kept", **BRIEF)

@@ -1,4 +1,4 @@
-"""Where the memory that reached furthest turns out to be lost, the next best serves."""
+"""If the longest matching memory is lost, the next best is used."""
 
 import shutil
 

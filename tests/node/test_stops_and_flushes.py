@@ -170,7 +170,7 @@ def on_loop(service, work):
 
 
 async def is_released(alive):
-    """Say whether `alive` refers to nothing; threads drop it at the end of their step."""
+    """Check that `alive` refers to nothing; threads drop it at the end of their step."""
     for _ in range(100):
         if alive() is None:
             return True
@@ -179,7 +179,7 @@ async def is_released(alive):
 
 
 def test_unread_stream_of_finished_turn_holds_no_cache(model, tmp_path):
-    """What the turn computed on is the agent's then, and may be cooled."""
+    """The turn's cache belongs to the agent by then, and may be evicted."""
     with running(tmp_path, model) as service:
 
         async def scenario():
@@ -200,7 +200,7 @@ def test_unread_stream_of_finished_turn_holds_no_cache(model, tmp_path):
 
 
 def test_failed_turn_is_freed_once_its_error_is_read(model, tmp_path):
-    """Not only after a collection: its error's traceback knows all that it had."""
+    """It is freed without a collection, although the error's traceback refers to it."""
     with running(tmp_path, model) as service:
 
         async def scenario():
@@ -227,8 +227,8 @@ def test_failed_turn_holds_no_cache_while_its_stream_is_unread(model, tmp_path, 
     with running(tmp_path, model) as service:
 
         async def scenario():
-            node, took = service.node, request("taken", 20_000)
-            events = node.turns.serve(took)
+            node, lost_turn = service.node, request("taken", 20_000)
+            events = node.turns.serve(lost_turn)
             while not isinstance(await anext(events), Delta):
                 pass
             (its_turn,) = node.live_turns
@@ -237,7 +237,7 @@ def test_failed_turn_holds_no_cache_while_its_stream_is_unread(model, tmp_path, 
             if hangs_up:
                 await events.aclose()
             release = ReleaseAgent(
-                TENANT, took.identity.agent, 2, MigrationId("took-it"), NodeName("node-b")
+                TENANT, lost_turn.identity.agent, 2, MigrationId("took-it"), NodeName("node-b")
             )
             await node.moves.source.release(release)
             await asyncio.wait_for(asyncio.wait([task]), 60)
