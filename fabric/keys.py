@@ -52,6 +52,11 @@ def http_secret(cluster_key: bytes) -> str:
     return blake2b(digest_size=32, key=cluster_key, person=b"mf-http").hexdigest()
 
 
+def is_secret(given: str, cluster_key: bytes) -> bool:
+    """Return whether a cluster header has this fabric's secret, in constant time."""
+    return hmac.compare_digest(given.encode(), http_secret(cluster_key).encode())
+
+
 CLUSTER_KEY: Final = "cluster.key"  # 32 bytes in hex; salts, tickets and stored caches depend on it
 AUTHORITY_CERTIFICATE: Final = "ca.pem"  # the authority that members trust, and clients may
 MEMBER_CERTIFICATE: Final = "member.pem"

@@ -116,6 +116,7 @@ TERM_MAX: Final = 1 << 27  # of routers; each has 2^21 epochs below EPOCH_MAX
 TERM_LEASE_S: Final = 3.0  # without a renewal; then another router may have the next term
 TERM_LEASE_S_MAX: Final = 60.0  # for which a voter promises itself to one router
 ROUTER_NAME_CHARS_MAX: Final = 128  # of one life of a router's process
+VOTERS_MAX: Final = 64  # of routers, beside the nodes
 URL_CHARS_MAX: Final = 512  # of a router's own address
 
 # Erasures

@@ -31,6 +31,7 @@ from fabric.limits import (
     REPLICAS_MAX,
     STOP_WAIT_S_MAX,
     TENANT_SHARES_MAX,
+    VOTERS_MAX,
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention import Rules, TenantShare
@@ -91,6 +92,7 @@ _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCI
 _POLICY_USE = re.compile(r"\w+|\w+(\.\w+)*:\w+", re.ASCII)
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
+_VOTER = re.compile(r"https?://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
 _ROOT = "macfabric"
 KV_BITS = {0, 4, 8}
 DURABILITIES = ("full", "barrier", "none")
@@ -223,6 +225,10 @@ class RouterSettings:
     # Number of nodes in the fabric. After a start, until all have joined or two minutes have
     # passed, requests for unknown agents are answered "retry later". 0: as in FILE or `up --nodes`.
     nodes_expected: int = 0
+    # Whether a second router may take over from the first; routers then need a majority of voters:
+    # the nodes, whose number must be known, and `voters`.
+    standby: bool = False
+    voters: tuple[str, ...] = ()  # URLs of `macfabric voter`, beside the nodes
     stop_wait_s: float = 30.0  # how long a stop waits for running turns; `down` may override it
     tls: TlsSettings = field(default_factory=TlsSettings)
 
@@ -262,6 +268,7 @@ def inspect_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
     problems += _broken(_router_rules(router))
     problems += _key_problems(router)
     problems += _access_problems(router)
+    problems += _voter_problems(router)
     problems += _tenant_problems(node.tenants)
     if not any(problem.where.startswith(f"{_ROOT}.router.policies") for problem in problems):
         problems += _policy_problems(router.policies)  # indexes are right only in a valid list
@@ -329,6 +336,17 @@ def _access_problems(router: RouterSettings) -> Iterator[SettingProblem]:
                 yield _problem(f"router.{setting}[{at}]", message)
         if len(names) > ALLOWED_HOSTS_MAX:
             yield _problem(f"router.{setting}", f"more than {ALLOWED_HOSTS_MAX}")
+
+
+def _voter_problems(router: RouterSettings) -> Iterator[SettingProblem]:
+    for at, url in enumerate(router.voters):
+        if _VOTER.fullmatch(url) is None:
+            message = f"'{url[:100]}' is not a URL such as https://192.168.1.20:8010"
+            yield _problem(f"router.voters[{at}]", message)
+    if len(set(router.voters)) < len(router.voters) or len(router.voters) > VOTERS_MAX:
+        yield _problem("router.voters", f"are at most {VOTERS_MAX}, and different ones")
+    if router.voters and not router.standby:
+        yield _problem("router.voters", "have no effect without router.standby")
 
 
 def _parse_tenant(name: object) -> TenantId:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fabric.errors import FabricError
 from fabric.hosting.process import raise_open_files_limit
 from fabric.ids import parse_node_name
+from fabric.limits import TERM_LEASE_S
 from fabric.settings import FabricSettings, RouterSettings
 from router.cli.config_file import read_settings
 from router.cli.data_folder import DataFolder, default_data_dir
@@ -65,6 +66,7 @@ def main() -> int:
                 stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),
                 expected=_expected_nodes(chosen, arguments),
                 roster_store=RosterFile(folder.roster),
+                patience_s=2 * TERM_LEASE_S if arguments.standby else 0.0,
             )
             asyncio.run(serving)
     except (FabricError, CommandError) as error:
@@ -83,6 +85,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--expect", type=int, help="how many nodes the fabric has")
     parser.add_argument(
         "--expect-node", action="append", default=[], help="the name of a node; may be repeated"
+    )
+    parser.add_argument(
+        "--standby", action="store_true", help="let another router become the active one first"
     )
     parser.add_argument(
         "--policy",

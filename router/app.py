@@ -21,6 +21,7 @@ from router.admin.generate import GenerateApi
 from router.admin.hibernation import HibernationApi
 from router.admin.monitoring import HealthApi, MetricsApi
 from router.admin.nodes import NodesApi
+from router.admin.router import RouterApi
 from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
 from router.anthropic import description as of_anthropic
@@ -38,6 +39,7 @@ from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
 from router.http.errors import Dialects, ErrorBoundary, ErrorDialect, error_handlers
+from router.http.standby_gate import Relay, StandbyGate
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.moves.hibernations import Hibernations
 from router.openai import description as of_openai
@@ -113,6 +115,7 @@ def routes_of(
     ]
     return [
         *HealthApi(fleet, services.turns.running).routes(),
+        *RouterApi(fleet, services.terms).routes(),
         *probe_routes(),
         *turn_routes(adapters, turn_services),
         *CountTokensApi(fleet, names, edits).routes(),
@@ -133,11 +136,15 @@ def routes_of(
 
 
 def build_app(
-    settings: RouterSettings, services: Services, runs_dir: Path | None = None
+    settings: RouterSettings,
+    services: Services,
+    runs_dir: Path | None = None,
+    relay: Relay | None = None,
 ) -> Starlette:
     """Build the application; the owner of `services` runs their background work.
 
     The owner also resumes and closes `state.runs`; without `runs_dir`, there are no runs.
+    With a `relay`, requests are forwarded while another router is the active one.
     """
     stored = ResponseStore(services.fleet.directory.floor)
     services.erasures.subscribe(stored.forget)
@@ -154,7 +161,8 @@ def build_app(
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
-            Middleware(Auth, settings=settings),
+            Middleware(Auth, settings=settings, forwarding=relay.forwarding if relay else None),
+            Middleware(StandbyGate, relay=relay),
             Middleware(
                 BodyLimit,
                 prompt_paths={*by_path, COUNT_TOKENS_PATH, INPUT_TOKENS_PATH},

@@ -15,9 +15,11 @@ from fabric.errors import FatalError
 BACKLOG: Final = 2048
 IPV4_LOOPBACK: Final = "127.0.0.1"
 IPV6_LOOPBACK: Final = "::1"
+EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _SERVES_IPV4_LOOPBACK: Final = frozenset({IPV4_LOOPBACK, "localhost", "0.0.0.0"})  # noqa: S104
 # What a machine without IPv6, or without its loopback address, answers.
 _NO_IPV6: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+_ANY_PRIVATE_ADDRESS: Final = "10.255.255.255"
 _PORT_TRIES: Final = 16  # of free ports, until one is free at both addresses
 
 
@@ -63,6 +65,16 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def own_address() -> str:
+    """Return this machine's address in its network; the loopback address if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_ANY_PRIVATE_ADDRESS, 9))  # sends nothing: the system picks a route
+        except OSError:
+            return IPV4_LOOPBACK
+        return str(probe.getsockname()[0])
+
+
 def urls_of(listeners: Sequence[socket.socket], scheme: str = "http") -> list[str]:
     """Return the URLs at which a client on this machine reaches the sockets."""
     return [_url_of(listener, scheme) for listener in listeners]
@@ -70,6 +82,6 @@ def urls_of(listeners: Sequence[socket.socket], scheme: str = "http") -> list[st
 
 def _url_of(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+    if host in EVERY_ADDRESS:
         host = IPV4_LOOPBACK
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import aiohttp
 import uvicorn
 from starlette.types import ASGIApp
 
-from fabric.hosting.clock import SystemClock
+from fabric.errors import FatalError
+from fabric.hosting.clock import SystemClock, elapsed_s
 from fabric.hosting.connection_table import ConnectionSlots
 from fabric.hosting.http_server import HttpServer, server_config
 from fabric.hosting.process import keep_pauses_short
@@ -24,11 +29,16 @@ from router.app import build_app
 from router.fleet import ray_control
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet, NodeAccess
-from router.fleet.membership import Roster
-from router.fleet.node_client import ControlTransport, HttpNodeLink
-from router.fleet.node_http import NodeHttp
+from router.fleet.membership import LinkFactory, Roster
+from router.fleet.node_client import ControlTransport, HttpNodeLink, NodeLink, NodeLostError
+from router.fleet.node_http import CONNECT_TIMEOUT_S, NodeHttp
 from router.fleet.node_roster import RosterStore
-from router.listener import urls_of
+from router.fleet.term_keeper import TermKeeper
+from router.fleet.terms import SOLE_ROUTER, Terms
+from router.fresh_ids import fresh_name
+from router.http.forwarded import Forwarding
+from router.http.standby_gate import Relay
+from router.listener import EVERY_ADDRESS, own_address, urls_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
 from router.services import Services, assemble
@@ -81,6 +91,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
+    patience_s: float = 0.0,
 ) -> None:
     """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
     ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
@@ -99,6 +110,7 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
             stop_wait_s=stop_wait_s,
             expected=expected,
             roster_store=roster_store,
+            patience_s=patience_s,
         )
     finally:
         ray_control.disconnect()
@@ -118,26 +130,37 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
+    patience_s: float = 0.0,
 ) -> None:
     """Serve clients of the nodes in `roster` on listening sockets.
+
+    With `settings.standby`, this router may be the active one or a standby; it does not ask to be
+    the former during the first `patience_s`.
 
     Without `keys`, connections to nodes and clients have no TLS; without `runs_dir`, no scenarios
     run.
     """
     tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
-    async with NodeHttp(keys.node_facing() if keys else None) as http:
+    async with AsyncExitStack() as opened:
+        http = await opened.enter_async_context(NodeHttp(keys.node_facing() if keys else None))
         secret = http_secret(cluster_key)
         proven_as = MEMBER_NAME if keys else None
 
         def link(
             name: NodeName, transport: ControlTransport, is_lost: Callable[[], bool]
         ) -> HttpNodeLink:
-            return HttpNodeLink(name, transport, http, secret, is_lost, proven_as=proven_as)
+            return HttpNodeLink(
+                name, transport, http, secret, is_lost, proven_as=proven_as, terms=terms
+            )
 
-        access = NodeAccess(roster, link, SystemClock())
+        keeper = _term_keeper(settings, expected, patience_s) if settings.standby else None
+        voters = {url: _voter_link(url, link) for url in settings.voters}
+        terms = keeper or SOLE_ROUTER
+        access = NodeAccess(roster, link, SystemClock(), terms=terms, voters=voters)
         services = assemble(access, settings, cluster_key, placement, expected, roster_store)
         fleet = services.fleet
-        app = build_app(settings, services, runs_dir)
+        relay = await opened.enter_async_context(_relay(settings, cluster_key, keys, keeper))
+        app = build_app(settings, services, runs_dir, relay)
         runs: Runs = app.state.runs
 
         def end_streams() -> None:
@@ -145,11 +168,20 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             runs.stop()
 
         server = HttpServer(http_config(app, tls=tls), BACKLOG, end_streams)
+        retiring: list[asyncio.Task[None]] = []
+
+        def begin_stop() -> None:
+            runs.stop()
+            if keeper is not None:  # another router takes new turns while running ones end here
+                retiring.append(asyncio.create_task(keeper.give_up()))
+
         stop = RouterStop(
-            server, services.turns.running, stop_wait_s or _wait_as_set(settings), runs.stop
+            server, services.turns.running, stop_wait_s or _wait_as_set(settings), begin_stop
         )
         (signals or StopSignals()).call(stop.on_signal)
         fleet.urls = urls_of(listeners, "http" if tls is None else "https")
+        if keeper is not None:
+            keeper.terms.url = _own_url(settings, fleet.urls[0])
         resuming = asyncio.create_task(runs.resume_all())
         try:
             await _run(server, services, listeners, fleet.urls, on_ready)
@@ -158,6 +190,70 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             resuming.cancel()
             await asyncio.gather(resuming, return_exceptions=True)
             await runs.close()
+
+
+def _term_keeper(
+    settings: RouterSettings, expected: ExpectedNodes | None, patience_s: float
+) -> TermKeeper:
+    """Return the keeper of this router's term; raise FatalError if the voters are unknown."""
+    configured = expected or ExpectedNodes(settings.nodes_expected)
+    nodes = len(configured.names) or configured.count
+    if not nodes:
+        message = (
+            "router.standby needs the number of nodes, as most of them choose the active router: "
+            "set router.nodes_expected, or start with --expect"
+        )
+        raise FatalError(message)
+    name = f"{socket.gethostname()[:64]}-{fresh_name('')}"
+    terms = Terms(name, nodes + len(settings.voters))
+    return TermKeeper(terms, elapsed_s, random.random, patience_s=patience_s)
+
+
+def _voter_link(url: str, link: LinkFactory) -> NodeLink:
+    """Return the link to a voter that is no node."""
+
+    async def unreachable(raw: bytes) -> bytes:  # noqa: ARG001 - the protocol's name
+        message = f"the voter at {url} is asked by HTTP alone"
+        raise NodeLostError(message, NodeName(url))
+
+    made = link(NodeName(url), unreachable, lambda: False)
+    made.http_url = url
+    return made
+
+
+def _own_url(settings: RouterSettings, first: str) -> str:
+    """Return the URL at which other Macs reach this router, as far as the settings say."""
+    if settings.host not in EVERY_ADDRESS:
+        return first
+    parts = urlsplit(first)
+    return f"{parts.scheme}://{own_address()}:{parts.port}"
+
+
+@asynccontextmanager
+async def _relay(
+    settings: RouterSettings,
+    cluster_key: bytes,
+    keys: RouterKeys | None,
+    keeper: TermKeeper | None,
+) -> AsyncIterator[Relay | None]:
+    """Open the way to the active router, for a router that may be a standby."""
+    if keeper is None:
+        yield None
+        return
+    tls = keys.router_facing(settings.tls) if keys else None
+    own_certificate = bool(settings.tls.certificate)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(limit=0, ssl=tls or True)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False
+    ) as session:
+        yield Relay(
+            lambda: keeper.is_active,
+            lambda: keeper.active_url,
+            session,
+            Forwarding(cluster_key),
+            None if tls is None or own_certificate else MEMBER_NAME,
+        )
 
 
 def _wait_as_set(settings: RouterSettings) -> Callable[[], float]:

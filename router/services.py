@@ -1,15 +1,20 @@
 """The router's parts, built once and shared by every API and background task."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from fabric.control.term_calls import TermAnswer
 from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet, NodeAccess
+from router.fleet.node_client import NodeLink
 from router.fleet.node_roster import NodeRoster, RosterStore
 from router.fleet.peer_exchange import PeerExchange
 from router.fleet.roster_keeper import RosterKeeper
+from router.fleet.term_keeper import TermKeeper, Voter
 from router.fresh_ids import later_life
 from router.moves.drains import Drains
 from router.moves.erasure_exchange import ErasureExchange
@@ -49,6 +54,7 @@ class Services:
     peer_exchange: PeerExchange
     roster_keeper: RosterKeeper
     turns: Turns
+    terms: TermKeeper | None = None  # None: the fabric has one router
 
     async def run(self) -> None:
         """Run all background work until cancelled."""
@@ -56,16 +62,41 @@ class Services:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.fleet.membership.run())
-                tasks.create_task(self._tend())
-                tasks.create_task(self.replicas.run())
-                tasks.create_task(self.prefix_seeding.run())
+                if self.terms is None:
+                    for work in self._changes():
+                        tasks.create_task(work)
+                else:
+                    tasks.create_task(self.terms.run())
+                    tasks.create_task(self._lead(self.terms))
                 tasks.create_task(self.roster_keeper.run())
         finally:
+            if self.terms is not None:
+                await self.terms.give_up()
             await self.drains.close()
             await self.prefetches.close()
             await self.replicas.close()
             await self.peer_exchange.close()
             await self.moves.close()
+
+    def _changes(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the background work that changes the fabric."""
+        return [self._tend(), self.replicas.run(), self.prefix_seeding.run()]
+
+    async def _lead(self, terms: TermKeeper) -> None:
+        """Change the fabric whenever this router is the active one."""
+        while True:
+            await terms.wait_for(active=True)
+            tasks = [asyncio.create_task(work) for work in self._changes()]
+            try:
+                lost = asyncio.create_task(terms.wait_for(active=False))
+                await asyncio.wait({lost, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()  # raises its error
+            finally:
+                for task in (lost, *tasks):
+                    task.cancel()
+                await asyncio.gather(lost, *tasks, return_exceptions=True)
 
     async def _tend(self) -> None:
         while True:
@@ -95,6 +126,9 @@ def assemble(
         expected=expected or ExpectedNodes(settings.nodes_expected),
         life=later_life(stored.lives) if roster_store else 0,
     )
+    terms = access.terms if isinstance(access.terms, TermKeeper) else None
+    if terms is not None:
+        terms.bind(fleet.life, lambda: _voters(fleet, access), fleet.begin_term)
     moves = MoveRegistry(fleet, telemetry)
     recovery = Recovery(fleet, moves, telemetry)
     replicas = Replicas(fleet, moves, telemetry, settings.replicas)
@@ -125,4 +159,15 @@ def assemble(
             prefetches.hint,
             moves_agents=settings.moves_idle_agents,
         ),
+        terms=terms,
     )
+
+
+def _voters(fleet: Fleet, access: NodeAccess) -> dict[str, Voter]:
+    """Return the nodes and other voters that grant terms."""
+    links = {member.name: member.link for member in fleet.membership.members}
+    return {name: _voter(link) for name, link in (*links.items(), *access.voters.items())}
+
+
+def _voter(link: NodeLink) -> Voter:
+    return lambda call: link.call(call, TermAnswer)

@@ -41,6 +41,12 @@ class Telemetry:
         )
         self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
         self._takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
+        self._router_active = gauge(
+            "macfabric_router_active", "1 while this router is the active one of its fabric."
+        )
+        self._router_term = gauge(
+            "macfabric_router_term", "Highest term that a node granted to a router; 0: none."
+        )
         self._nodes = gauge("macfabric_nodes", "Nodes by the state of their lease.", ["state"])
         self._up = gauge("macfabric_node_up", "1 while the node's lease is alive.", ["node"])
         self._agents = gauge("macfabric_node_agents", "Agents held, by node.", ["node"])
@@ -207,8 +213,15 @@ class Telemetry:
         self._pressure.labels(name).set(_index_of(view.memory_pressure, PRESSURES))
         self._thermal.labels(name).set(_index_of(view.thermal_state, THERMAL_STATES))
 
+    def note_router(self, *, is_active: bool) -> None:
+        """Show whether this router is the active one."""
+        self._router_active.set(is_active)
+
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
+        views = (member.view for member in membership.members)
+        granted = (view.router.term for view in views if view is not None and view.router)
+        self._router_term.set(max(granted, default=0))
         by_state = dict.fromkeys(LeaseState, 0)
         for member in membership.members:
             health = membership.health(member.name)

@@ -83,11 +83,15 @@ class Ballot:
         return self.granted.term == call.term and self.granted.router in {"", call.router}
 
     def after(self, call: GrantTerm, now_s: float) -> "Ballot | None":
-        """Return the ballot after granting `call`; None if it must be refused."""
+        """Return the ballot after granting `call`; None if it must be refused.
+
+        A router may exchange its own term for a later one.
+        """
         if self.is_for(call):
             granted = TermView(call.term, call.router, call.url)
             return Ballot(granted, now_s + call.lease_s)
-        if call.term <= self.granted.term or now_s < self.until_s or call.lease_s <= 0:
+        is_held = now_s < self.until_s and call.router != self.granted.router
+        if call.term <= self.granted.term or is_held or call.lease_s <= 0:
             return None
         return Ballot(TermView(call.term, call.router, call.url), now_s + call.lease_s)
 

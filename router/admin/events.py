@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from router.admin.views.events import Snapshots, event_row
 from router.events import FleetEvents, Subscription
-from router.http.auth import Principal, caller_of, tenant_of
+from router.http.auth import caller_of, tenant_of
 from router.http.errors import ErrorDialect
+from router.http.forwarded import Principal
 from router.http.sse import COMMENT, EventStream, frame
 from router.limits import FLEET_SNAPSHOT_EVERY_S
 

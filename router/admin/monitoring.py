@@ -49,5 +49,6 @@ class MetricsApi:
     async def show(self, request: Request) -> Response:
         """Render all metrics, which are sums over all tenants."""
         require_operator(request)
+        self._telemetry.note_router(is_active=self._fleet.terms.is_active)
         body = self._telemetry.exposition(self._fleet.membership)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})

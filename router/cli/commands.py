@@ -22,6 +22,7 @@ DECLARATIONS: Final[Mapping[str, str]] = MappingProxyType(
         "down": "up.add_down",
         "serve": "serve.add_serve",
         "ray": "ray_start.add_ray_start",
+        **dict.fromkeys(("router", "voter", "promote"), "routers.add_routers"),
         "launch": "launch.add_launch",
         **dict.fromkeys(("status", "nodes", "agents", "agent"), "queries.add_queries"),
         "events": "events.add_events",

@@ -39,9 +39,10 @@ def run_status(arguments: argparse.Namespace) -> int:
     fabric = fabric_of(arguments)
     health = fabric.health()
     status = FAILED if health.get("status") == UNAVAILABLE else 0
-    nodes, agents = fabric.nodes(), fabric.agents()
+    nodes, agents, router = fabric.nodes(), fabric.agents(), fabric.router()
     if arguments.json:
-        print_json({"url": fabric.url, "health": health, "nodes": nodes, "agents": len(agents)})
+        parts = {"health": health, "nodes": nodes, "agents": len(agents), "router": router}
+        print_json({"url": fabric.url, **parts})
         return status
     usable = sum(node.get("state") == "ready" for node in nodes)
     print_pairs(
@@ -49,6 +50,7 @@ def run_status(arguments: argparse.Namespace) -> int:
             ("url", fabric.url),
             *([("listens at", ", ".join(health["urls"]))] if health.get("urls") else []),
             ("health", health.get("status", "ok")),
+            *_router_pairs(router),
             ("nodes", f"{len(nodes)}, {usable} ready"),
             ("models", ", ".join(sorted({str(node.get("model")) for node in nodes})) or "-"),
             ("agents", human_count(len(agents))),
@@ -57,6 +59,8 @@ def run_status(arguments: argparse.Namespace) -> int:
             ("on disk", human_bytes(_total((_tiers(node) for node in nodes), "disk"))),
         ]
     )
+    if router.get("problem"):
+        print_line(f"warning: {router['problem']}")
     for node in nodes:
         if node.get("failure"):
             again = failed_again(node["failure"], node.get("starts_again_in_s"))
@@ -134,6 +138,15 @@ def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
         reused,
         match.get("reason") or match.get("why") or "-",
     )
+
+
+def _router_pairs(router: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return a line about the router's role, in fabrics that may have several."""
+    if router.get("role") in (None, "sole"):
+        return []
+    votes = f"{router.get('voters_answering')} of {router.get('voters')} voters answer"
+    active = "" if router["role"] == "active" else f"; active: {router.get('active_url') or 'none'}"
+    return [("router", f"{router['role']}, term {router.get('term')}, {votes}{active}")]
 
 
 def _tiers(row: dict[str, Any]) -> dict[str, Any]:

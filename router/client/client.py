@@ -29,6 +29,14 @@ class Fabric(HttpApi):
         """List the nodes that the key may see."""
         return self.rows("/v1/nodes")
 
+    def router(self) -> Json:
+        """Show the role of the router that the URL names."""
+        return self.object("GET", "/v1/router")
+
+    def promote(self) -> Json:
+        """Make that router the active one."""
+        return self.object("POST", "/v1/router/promote")
+
     def agents(self) -> list[Json]:
         """List the tenant's agents."""
         return self.rows("/v1/agents")

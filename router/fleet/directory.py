@@ -320,6 +320,10 @@ class Directory:
         """Never issue `epoch`, since it was valid or a node knows it. It fences no turn."""
         self._promised.note(key, epoch)
 
+    def begin_term(self) -> None:
+        """Forget which epochs this router issued: another one may have issued later ones."""
+        self._own = EpochMap(EPOCHS_ISSUED_MAX)
+
     def issued_here(self, key: AgentKey, epoch: int) -> bool:
         """Return whether this router issued `epoch`, and so knows all epochs below it."""
         return self._own.last(key) >= epoch

@@ -1,7 +1,7 @@
 """The router's view of its nodes and their agents: leases, owners, sketches, load."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import READY, AgentView, NodeView
@@ -22,6 +22,7 @@ from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_discovery import NodeDiscovery
 from router.fleet.node_snapshots import NodeSnapshots
 from router.fleet.recent_partners import RecentPartners
+from router.fleet.terms import SOLE_ROUTER, TermAuthority
 from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
@@ -83,6 +84,8 @@ class NodeAccess:
     connect: LinkFactory
     clock: Clock
     heartbeat_s: float = HEARTBEAT_S
+    terms: TermAuthority = SOLE_ROUTER
+    voters: Mapping[str, NodeLink] = field(default_factory=dict)  # beside the nodes
 
 
 class Fleet:
@@ -106,6 +109,7 @@ class Fleet:
         self.clock = access.clock
         self.urls: list[str] = []  # at which the router listens, once it does
         self.life = life
+        self.terms = access.terms
         self.alias = alias
         self.events = FleetEvents(access.clock)
         self.directory = Directory(self.events.publish, floor)
@@ -117,6 +121,8 @@ class Fleet:
 
         def look(member: Member, state: str) -> None:
             self.nodes.note(member)
+            if member.view is not None and member.view.router is not None:
+                self.terms.hear(member.view.router)
             watch.look(member, state)
 
         self.membership = Membership(
@@ -153,6 +159,12 @@ class Fleet:
         if entry.open and entry.progress is not None:
             seconds = self.clock.monotonic_s() - entry.progress.at_s
             self.profiles.note_answer(entry.node, tokens, seconds, self.ledger.turns(entry.node))
+
+    def begin_term(self, term: int) -> None:
+        """Become the active router: issue epochs of this term, and await current lists."""
+        self.life = term
+        self.directory.begin_term()
+        self.membership.await_reports()
 
     def link(self, name: NodeName) -> NodeLink:
         """Return the link to a known node; raise NodeLostError for others."""
@@ -234,7 +246,11 @@ class Fleet:
         """Return `epoch`, or one above any that an unreported owner may claim.
 
         Earlier routers left gaps, too: each life of the router has a range of epochs above theirs.
+        Where routers have terms, all of a term's epochs are in its range, as the router before may
+        have issued one last.
         """
+        if self.terms is not SOLE_ROUTER:
+            epoch = max(epoch, self.directory.floor(key) + first_epoch(self.life))
         if not self.may_have_later_owner(key):
             return epoch
         return max(epoch, self.directory.floor(key) + first_epoch(self.life)) + fresh_epoch_gap()

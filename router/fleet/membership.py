@@ -184,6 +184,7 @@ class Membership:
         self._scouting: asyncio.Task[None] | None = None
         self._stalls = StallWatch(clock, self._forgive_stall)
         self._has_roster = False  # whether it was read at least once
+        self._reports_since_s = -math.inf  # earlier lists do not count as reports
         self.lists_count = 0  # new versions of nodes' lists of agents
 
     @property
@@ -256,6 +257,13 @@ class Membership:
     def unreported(self) -> tuple[NodeName, ...]:
         """Return the nodes that have never reported their agents to this router."""
         return tuple(sorted(self._unlisted))
+
+    def await_reports(self) -> None:
+        """Count no list as a report that was requested before now; ask all nodes again."""
+        self._reports_since_s = self._clock.monotonic_s()
+        self._unlisted = set(self._members)
+        for name in self._members:
+            self.nudge(name)
 
     @property
     def has_roster(self) -> bool:
@@ -423,6 +431,8 @@ class Membership:
             member.known = known
             member.heartbeat_s = max(sent_s, member.heartbeat_s)
             member.link.http_url = view.http_url.rstrip("/")
+            if sent_s >= self._reports_since_s and member.listed == member.state:
+                self._unlisted.discard(member.name)  # its list of agents is the latest one
             if restarted:
                 _LOG.info("node %s restarted", member.name)
                 member.knows_changes = member.knows_rows = True  # perhaps of another version
@@ -464,6 +474,7 @@ class Membership:
         if not same_life or member.listed is None or version >= member.listed:
             self.lists_count += member.listed != version
             member.listed = version
-            self._unlisted.discard(member.name)
+            if requested_s >= self._reports_since_s:
+                self._unlisted.discard(member.name)
         if not agents.since:
             member.whole_s = requested_s

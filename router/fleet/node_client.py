@@ -8,6 +8,7 @@ node cancels a turn whose connection broke.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
@@ -24,10 +25,12 @@ from fabric.control.calls import (
     encode_call,
     spec_of,
 )
+from fabric.control.term_calls import TERM_HEADER
 from fabric.errors import (
     ConflictError,
     FabricError,
     NotFoundError,
+    OldRouterError,
     OverloadedError,
     RejectedError,
     RetryElsewhereError,
@@ -49,6 +52,7 @@ from fabric.turn.generation import (
     decode_event,
 )
 from router.fleet.node_http import Body, NodeHttp, Use
+from router.fleet.terms import SOLE_ROUTER, TermAuthority
 from router.large_work import run_sized, weigh
 
 _REJECTED: dict[int, type[RejectedError]] = {
@@ -82,6 +86,9 @@ def remote_error(
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = StartFailedError if code == StartFailedError.code else RetryLaterError
         return kind(message, retry_after_s=wait_s, code=code)
+    if code == OldRouterError.code:  # the fabric goes on with another router
+        text = f"this router is not the active one: {message}"
+        return RetryLaterError(text, retry_after_s=wait_s, code=code)
     if status in _CLIENT_ERRORS:
         return _REJECTED.get(status, RejectedError)(message, code=code, param=param)
     error = FabricError(message, code=code)
@@ -159,11 +166,14 @@ class HttpNodeLink:
         *,
         uses_http: bool = True,
         proven_as: str | None = None,
+        terms: TermAuthority = SOLE_ROUTER,
     ) -> None:
         """Make calls over `transport`, or if `uses_http` over HTTP where the call table says so.
 
         `proven_as` is the name that the node's certificate must have before anything is sent.
+        Nothing that changes the fabric is sent without leave of `terms`.
         """
+        self._terms = terms
         self.name = name
         self.http_url = ""  # known from the node's heartbeat
         self._transport = transport
@@ -180,10 +190,11 @@ class HttpNodeLink:
         spec = spec_of(type(message))
         assert spec.reply is kind, "callers know the replies to their calls"
         limit_s = spec.timeout_s if timeout_s is None else timeout_s
+        raw_call = encode_call(message, None if spec.is_open else self._terms.current())
         try:
             async with asyncio.timeout(limit_s):
                 by_http = self._uses_http and spec.route is CallRoute.HTTP and self.http_url
-                work = (self._over_http if by_http else self._transport)(encode_call(message))
+                work = (self._over_http if by_http else self._transport)(raw_call)
                 raw = await (work if spec.to_lost else self._unless_lost(work))
         except TimeoutError:
             text = f"{self.name} did not answer {type(message).__name__} in {limit_s:g} s"
@@ -194,6 +205,7 @@ class HttpNodeLink:
             text = f"{self.name} sent an invalid reply to {type(message).__name__}: {error.message}"
             raise FabricError(text, code="bad_node_answer") from None
         if isinstance(reply, ErrorReply):
+            self._note(reply.code)
             raise remote_error(
                 reply.status,
                 reply.code,
@@ -206,6 +218,9 @@ class HttpNodeLink:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Stream the events of a turn; closing the generator cancels it."""
         headers = {"content-type": "application/json"}
+        term = self._terms.current()
+        if term is not None:
+            request = replace(request, term=term)
         more = [request.template_options, request.sketch]
         with self._breaking():
             size_bytes = weigh([request.messages, request.prompt, request.tools, more])
@@ -233,7 +248,9 @@ class HttpNodeLink:
         response back to `NodeHttp`.
         """
         address = self._address()
-        all_headers = {**headers, CLUSTER_HEADER: self._secret}
+        term = self._terms.held()
+        own = {} if term is None else {TERM_HEADER: str(term)}
+        all_headers = {**headers, **own, CLUSTER_HEADER: self._secret}
         asking = asyncio.ensure_future(
             self._http.post(address, path, data, all_headers, self._proven_as, use)
         )
@@ -245,10 +262,16 @@ class HttpNodeLink:
                 raise
             if answer.status != HTTPStatus.OK:
                 try:
-                    raise await _refusal(answer)
+                    refusal = await _refusal(answer)
+                    self._note(refusal.code)
+                    raise refusal
                 finally:
                     self._http.release(answer)  # and stop a body that is still being sent
         return answer
+
+    def _note(self, code: str) -> None:
+        if code == OldRouterError.code:
+            self._terms.note_refusal()
 
     async def make_ready(self, *uses: Use) -> None:
         """Open connections for the given uses ahead of time, if possible.

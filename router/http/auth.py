@@ -23,6 +23,7 @@ from fabric.hosting.guarded_connection import admit
 from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id
 from fabric.keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings
+from router.http.forwarded import Forwarding, Principal
 
 _HOST = re.compile(
     r"(?:(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]{1,253}))(?::[0-9]{1,5})?"
@@ -96,28 +97,20 @@ OPEN_PATHS = frozenset({"/health", "/healthz"})
 _SCOPE = "macfabric.caller"
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Caller of a request: a tenant, an operator, or neither on an open path."""
-
-    tenant: TenantId | None = None
-    operator: str | None = None  # the name of the key
-
-    @property
-    def owner(self) -> str:
-        """Account that the request's slots and bytes count against; no tenant has a space."""
-        return self.tenant or (f"operator {self.operator}" if self.operator else "a stranger")
+def principal_of(scope: Scope) -> Principal:
+    """Return the authenticated caller of a request's scope."""
+    caller: Principal = scope[_SCOPE]
+    return caller
 
 
 def caller_of(request: Request) -> Principal:
     """Return the authenticated caller of a request."""
-    caller: Principal = request.scope[_SCOPE]
-    return caller
+    return principal_of(request.scope)
 
 
 def owner_of(scope: Scope) -> str:
     """Return the account that a request's slots and bytes count against."""
-    return str(scope[_SCOPE].owner)
+    return principal_of(scope).owner
 
 
 def tenant_of(request: Request) -> TenantId:
@@ -148,8 +141,12 @@ def require_operator(request: Request) -> None:
 class Auth:
     """Middleware that resolves keys to callers, and refuses others before the body is read."""
 
-    def __init__(self, app: ASGIApp, settings: RouterSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: RouterSettings, forwarding: Forwarding | None = None
+    ) -> None:
+        """Check the keys of `settings`; with `forwarding`, another router may vouch for callers."""
         self._app = app
+        self._forwarding = forwarding
         self._tenants = {name: key_digest(key) for name, key in settings.api_keys.items()}
         self._operators = {name: key_digest(key) for name, key in settings.operator_keys.items()}
         self._loopback_without_key = settings.loopback_without_key
@@ -174,6 +171,10 @@ class Auth:
 
     def _caller(self, scope: Scope) -> Principal:
         headers = Headers(scope=scope)
+        if self._forwarding is not None:
+            forwarded = self._forwarding.caller(scope, headers)
+            if forwarded is not None:
+                return forwarded
         operator = self._named_operator(headers)
         given = _given_key(headers)
         if given is not None:

@@ -33,6 +33,14 @@ class RouterKeys:
             raise FatalError(message) from None
         return context
 
+    def router_facing(self, settings: TlsSettings) -> ssl.SSLContext:
+        """Return the context for requests to another router, as its clients make them."""
+        context = self.node_facing()
+        if settings.certificate:  # all routers serve the operator's own
+            context.load_verify_locations(Path(settings.certificate).expanduser())
+            context.check_hostname = False
+        return context
+
     def client_facing(self, settings: TlsSettings) -> ssl.SSLContext:
         """Return the context for serving clients, with the operator's certificate or ours."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

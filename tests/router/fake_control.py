@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
@@ -32,6 +33,7 @@ from fabric.control.node_calls import (
     SelfTest,
     TierBytes,
 )
+from fabric.control.term_calls import GrantTerm
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.kvcache.hashing import agent_digest
 from fabric.net.links import Address, LinkKind, PeerList
@@ -59,8 +61,16 @@ class FakeControl(FakeCopies):
             AbortMigration: self._abort,
             PeerList: self._meet,
             Flush: self._flush,
+            GrantTerm: self._grant,
             **self.copy_handlers(),
         }
+
+    def _grant(self, call):
+        now_s = time.monotonic()
+        after = self.ballot.after(call, now_s)
+        if after is not None and not call.is_trial:
+            self.ballot = after
+        return self.ballot.answer(now_s, granted=after is not None)
 
     def _meet(self, call):
         self.peers = call.peers
@@ -97,6 +107,7 @@ class FakeControl(FakeCopies):
             self_test=SelfTest(passed=True, detail="restored", seconds=0.1),
             changes=self.changes,
             erased=self.erased.fingerprint,
+            router=self.ballot.granted if self.ballot.granted.term else None,
         )
         return replace(view, **self.view_changes)
 

@@ -5,13 +5,23 @@ so that every claim about reuse, ownership and epochs can be checked.
 """
 
 import asyncio
+import time
 from collections import Counter
 
 from aiohttp import web
 
 from fabric.codec import from_plain, parse_json
-from fabric.control.calls import CONTROL_PATH, NODE_HEADER, ErrorReply, decode_call, encode_reply
+from fabric.control.calls import (
+    CONTROL_PATH,
+    NODE_HEADER,
+    ErrorReply,
+    decode_call,
+    decode_with_term,
+    encode_reply,
+    spec_of,
+)
 from fabric.control.node_calls import LastMatch
+from fabric.control.term_calls import Ballot
 from fabric.errors import (
     FabricError,
     RejectedError,
@@ -65,6 +75,8 @@ class FakeNode(FakeControl):
         self.is_down = False
         self.is_loading = False
         self.erased = Tombstones()
+        self.ballot = Ballot()
+        self.terms: list[int | None] = []  # of the changing calls and turns that it took
         self.cluster_key = CLUSTER_KEY
         self.http_url = ""
         self.aborted: set[str] = set()
@@ -132,7 +144,8 @@ class FakeNode(FakeControl):
         return web.Response(status=204)
 
     async def __call__(self, raw):
-        name, call = decode_call(raw)
+        call, term = decode_with_term(raw)
+        name = spec_of(type(call)).name
         if self.is_loading:
             wait = ErrorReply(503, "loading", "the model is loading", 0.5)
             return encode_reply(wait)
@@ -149,6 +162,9 @@ class FakeNode(FakeControl):
             if type(call) not in self._handlers:  # as a node of an earlier version
                 message = "unknown control call"
                 raise RejectedError(message, code="unknown_call")
+            if not spec_of(type(call)).is_open:
+                self.ballot.check(term, time.monotonic())
+                self.terms.append(term)
             reply = self._handlers[type(call)](call)
             if asyncio.iscoroutine(reply):
                 reply = await reply
@@ -179,6 +195,8 @@ class FakeNode(FakeControl):
         try:
             if self.does.refuse is not None:
                 raise self.does.refuse
+            self.ballot.check(turn.term, time.monotonic())
+            self.terms.append(turn.term)
             await self._land(turn)
             memory = self._claim(turn)
         except FabricError as error:

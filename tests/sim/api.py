@@ -8,7 +8,7 @@ from starlette.requests import Request
 from fabric.errors import RejectedError
 from router.admin.agent_settings import AgentSettingsApi
 from router.admin.directives import DirectivesApi
-from router.http.auth import Principal
+from router.http.forwarded import Principal
 from tests.sim.asking import Asking
 
 TRIES = 40

@@ -12,7 +12,7 @@ from router.admin.views.nodes import health_row, node_rows
 from router.admin.views.shape import Row
 from router.events import FleetEvent, Published
 from router.fleet.fleet import Fleet
-from router.http.auth import Principal
+from router.http.forwarded import Principal
 from router.limits import FLEET_SNAPSHOT_AGENTS_MAX
 from router.moves.drains import Drains
 from router.moves.move_registry import MoveRegistry

@@ -12,7 +12,7 @@ from router.admin.views.shape import AnswerShape, Row
 from router.api.openapi import OBJECT
 from router.fleet.fleet import Fleet
 from router.fleet.membership import LeaseState, Member
-from router.http.auth import Principal
+from router.http.forwarded import Principal
 from router.limits import DRAIN_STUCK_MAX
 from router.moves.drains import Drains
 

@@ -1,0 +1,175 @@
+"""One router's part in the vote for terms: whom it asks for what, and until when it is active.
+
+    following ── a trial that most voters would grant ──▶ asking ── most granted ──▶ active
+        ▲                                                   │ refused                 │
+        └──────────── gives up what was granted ◀───────────┘    its lease ends ◀─────┘
+
+A lease counts from when the votes were asked for, and ends TERM_MARGIN sooner here than at the
+voters, whose clocks may run faster. Pure: time and votes come from outside (`term_keeper.py`).
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from fabric.control.term_calls import NO_TERM, GrantTerm, TermAnswer, TermView
+from fabric.limits import TERM_LEASE_S, TERM_MAX
+from router.limits import TERM_MARGIN
+
+OWN_LEASE_S: Final = TERM_LEASE_S * (1.0 - TERM_MARGIN)
+
+
+@dataclass(slots=True)
+class Round:
+    """One call to all voters, and their answers so far."""
+
+    call: GrantTerm
+    asked_s: float
+    quorum: int
+    voters_count: int
+    answers: dict[str, TermAnswer | None] = field(default_factory=dict)  # None: no answer
+
+    def note(self, voter: str, answer: TermAnswer | None) -> None:
+        """Count a voter's answer; only its first counts."""
+        self.answers.setdefault(voter, answer)
+
+    @property
+    def granted_count(self) -> int:
+        return sum(answer is not None and answer.granted for answer in self.answers.values())
+
+    @property
+    def answered_count(self) -> int:
+        return sum(answer is not None for answer in self.answers.values())
+
+    @property
+    def is_won(self) -> bool:
+        return self.granted_count >= self.quorum
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the voters that have not answered cannot make it won."""
+        return self.granted_count + self.voters_count - len(self.answers) < self.quorum
+
+    @property
+    def wait_s(self) -> float:
+        """Return when enough leases are over for another trial, by the answers; 0 if unknown."""
+        left = sorted(
+            0.0 if answer.granted else answer.left_s
+            for answer in self.answers.values()
+            if answer is not None
+        )
+        return left[self.quorum - 1] if len(left) >= self.quorum else 0.0
+
+
+class Terms:
+    """Terms as one router knows them, and the one that it has."""
+
+    def __init__(self, router: str, voters_count: int, floor: int = 0) -> None:
+        """Vote as `router` among `voters_count`; its terms are above `floor`."""
+        self.router = router
+        self.voters_count = voters_count
+        self.url = ""
+        self.highest = replace(NO_TERM, term=floor)  # that any voter has granted
+        self.last_round: Round | None = None
+        self.is_forced = False  # its term was granted by fewer voters, as an operator wished
+        self._term = 0  # that most voters granted to this router last
+        self._until_s = -math.inf
+
+    @property
+    def quorum(self) -> int:
+        """Number of voters that are most of them."""
+        return self.voters_count // 2 + 1
+
+    def held(self, now_s: float) -> int | None:
+        """Return this router's term while its lease lasts."""
+        return self._term if now_s < self._until_s else None
+
+    def left_s(self, now_s: float) -> float:
+        """Return what is left of this router's lease."""
+        return max(0.0, self._until_s - now_s) if self.held(now_s) else 0.0
+
+    def hear(self, view: TermView) -> None:
+        """Take note of a term that a voter granted."""
+        is_named = view.term == self.highest.term and not self.highest.router
+        if view.term > self.highest.term or is_named:
+            self.highest = view
+
+    def begin(self, now_s: float, *, is_trial: bool, is_forced: bool = False) -> Round:
+        """Begin to ask: for more time in the term that this router has, or for the next one.
+
+        A forced round is won by any voter's grant: an operator vouches for the absent ones. A
+        voter that granted a later term to another router, which few others did, obeys this one
+        again once it has a term above that.
+        """
+        is_current = self.held(now_s) is not None and self.highest.term <= self._term
+        term = self._term if is_current else min(self.highest.term + 1, TERM_MAX)
+        call = GrantTerm(term, self.router, TERM_LEASE_S, self.url, is_trial=is_trial)
+        is_forced |= self.is_forced and self.held(now_s) is not None
+        return Round(call, now_s, 1 if is_forced else self.quorum, self.voters_count)
+
+    def release(self) -> GrantTerm | None:
+        """Give up this router's term at once; return the call that tells the voters."""
+        term, self._term, self._until_s = self._term, 0, -math.inf
+        return GrantTerm(term, self.router, 0.0, self.url) if term else None
+
+    def end(self, asked: Round) -> bool:
+        """Take the answers of a round; return whether this router has the term it asked for."""
+        self.last_round = asked
+        answers = [answer for answer in asked.answers.values() if answer is not None]
+        views = Counter(TermView(each.term, each.router, each.url) for each in answers)
+        if views:  # of two names for one term, the one that more voters gave is its router's
+            latest = max(views, key=lambda view: (view.term, views[view]))
+            self.highest = latest if latest.term >= self.highest.term else self.highest
+        if asked.call.is_trial or not asked.is_won:
+            return False
+        self._term = asked.call.term
+        self._until_s = max(self._until_s, asked.asked_s + OWN_LEASE_S)
+        self.is_forced = asked.granted_count < self.quorum
+        return True
+
+
+class TermAuthority(Protocol):
+    """What says whether this router may change the fabric."""
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether this router may change the fabric now."""
+        ...
+
+    def held(self) -> int | None:
+        """Return the term of changing calls now; None without one."""
+        ...
+
+    def current(self) -> int | None:
+        """Return the term of changing calls; raise RetryLaterError if it is another router's."""
+        ...
+
+    def hear(self, view: TermView) -> None:
+        """Take note of a term that a node granted."""
+        ...
+
+    def note_refusal(self) -> None:
+        """Take note that a node obeys another router."""
+        ...
+
+
+class SoleRouter:
+    """Authority of the only router of a fabric, which needs no term."""
+
+    is_active: Final = True
+
+    def held(self) -> int | None:
+        return None
+
+    def current(self) -> int | None:
+        return None
+
+    def hear(self, view: TermView) -> None:
+        """Ignore terms: they were granted when the fabric had several routers."""
+
+    def note_refusal(self) -> None:
+        """Leave it to the caller, who gets the node's error."""
+
+
+SOLE_ROUTER: Final = SoleRouter()

@@ -1,0 +1,214 @@
+"""Two routers of one fabric: one is active, the other forwards to it and takes over."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import httpx2
+import pytest
+
+from fabric.errors import FatalError, RetryLaterError
+from fabric.keys import OPERATOR_HEADER
+from fabric.settings import RouterSettings
+from router import serve as serving_module
+from router.fleet.expected_nodes import ExpectedNodes
+from router.fleet.term_keeper import TermKeeper
+from router.http.forwarded import CALLER_HEADER, PROOF_HEADER
+from router.listener import listen, urls_of
+from router.serve import serve_roster
+from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+from tests.router.rig import OPERATOR_KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+TENANT_KEY = "key-of-one-tenant-here"
+AUTH = {"authorization": f"Bearer {TENANT_KEY}"}
+
+
+class Pair:
+    """Fake nodes and the routers over them."""
+
+    def __init__(self, nodes):
+        self.nodes = {node.name: node for node in nodes}
+        self.routers = []
+        self._made = []
+
+    async def start(self, **changes):
+        settings = RouterSettings(
+            **{
+                "standby": True,
+                "nodes_expected": len(self.nodes),
+                "takeover_after_s": 20.0,
+                "api_keys": {"one": TENANT_KEY},
+                "operator_keys": {"ops": OPERATOR_KEY},
+                "stop_wait_s": 0.0,
+                **changes,
+            }
+        )
+        listeners = listen("127.0.0.1", 0)
+
+        async def roster():
+            return self.nodes
+
+        made = []
+
+        def keeper(*arguments, **options):
+            made.append(TermKeeper(*arguments, **options))
+            return made[0]
+
+        with mock.patch.object(serving_module, "TermKeeper", keeper):
+            work = serve_roster(
+                settings,
+                CLUSTER_KEY,
+                roster,
+                listeners,
+                on_ready=lambda *_: None,
+                expected=ExpectedNodes(len(self.nodes)),
+            )
+            task = asyncio.create_task(work)
+            await until(lambda: made)
+        url = urls_of(listeners)[0]
+        http = httpx2.AsyncClient(base_url=url, verify=False, timeout=30)
+        router = SimpleNamespace(keeper=made[0], url=url, http=http, task=task)
+        self.routers.append(router)
+        return router
+
+    async def close(self):
+        for router in self.routers:
+            await router.http.aclose()
+            router.task.cancel()
+        await asyncio.gather(*(router.task for router in self.routers), return_exceptions=True)
+        for node in self.nodes.values():
+            await node.stop()
+
+
+@asynccontextmanager
+async def pair(names="abc", **settings):
+    """Start a router, wait until it is active, and start a second one."""
+    made = Pair([FakeNode(f"node-{letter}") for letter in names])
+    try:
+        for node in made.nodes.values():
+            await node.start()
+        one = await made.start(**settings)
+        await until(lambda: one.keeper.is_active)
+        two = await made.start(**settings)
+        await until(lambda: two.keeper.active_url == one.url)
+        yield made, one, two
+    finally:
+        await made.close()
+
+
+def chat(text="hello", **more):
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def say(router, *, headers=AUTH, **more):
+    return await router.http.post("/v1/chat/completions", json=chat(**more), headers=headers)
+
+
+async def test_a_standby_forwards_what_it_is_asked():
+    async with pair() as (made, one, two):
+        answer = await say(two)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-macfabric-node"] in made.nodes
+        async with two.http.stream(
+            "POST", "/v1/chat/completions", json=chat(stream=True), headers=AUTH
+        ) as stream:
+            lines = [line async for line in stream.aiter_lines()]
+        assert lines[-2:] == ["data: [DONE]", ""] or "data: [DONE]" in lines
+        missing = await two.http.get("/v1/agents/nobody?x=%2F", headers=AUTH)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_agent")
+        roles = [(await each.http.get("/v1/router", headers=AUTH)).json() for each in (one, two)]
+        assert [row["role"] for row in roles] == ["active", "standby"]
+        assert {row["active_url"] for row in roles} == {one.url}
+        terms = {term for node in made.nodes.values() for term in node.terms}
+        assert terms == {one.keeper.held()}, "no call of the standby changed anything"
+
+
+async def test_a_standby_lets_nobody_in_whom_it_does_not_know():
+    async with pair(loopback_without_key=False) as (_, one, two):
+        for headers in ({}, {"authorization": "Bearer a-key-that-nobody-has"}):
+            assert (await say(two, headers=headers)).status_code == 401
+        forged = {CALLER_HEADER: "WyJvbmUiLCBudWxsXQ==", PROOF_HEADER: "0" * 64}
+        for router in (one, two):
+            assert (await say(router, headers=forged)).status_code == 401
+        nodes = await two.http.get("/v1/nodes", headers={OPERATOR_HEADER: OPERATOR_KEY})
+        assert nodes.status_code == 200
+        assert all("incarnation" in row for row in nodes.json()["data"]), "as an operator sees it"
+
+
+async def test_a_stopped_router_hands_over_at_once():
+    async with pair() as (_made, one, two):
+        before = one.keeper.held()
+        named = await say(one, headers={**AUTH, "x-agent-id": "anna"})
+        one.task.cancel()
+        await asyncio.gather(one.task, return_exceptions=True)
+        await until(lambda: two.keeper.is_active)
+        assert two.keeper.held() > before
+        after = await say(two, headers={**AUTH, "x-agent-id": "anna"})
+        assert after.headers["x-macfabric-node"] == named.headers["x-macfabric-node"]
+        assert int(after.headers["x-macfabric-epoch"]) >= int(named.headers["x-macfabric-epoch"])
+
+
+async def test_a_router_that_cannot_renew_stops_and_forwards_and_is_refused_by_every_node():
+    async with pair() as (made, one, two):
+        await say(one)
+        old = one.keeper.held()
+
+        async def no_more():
+            await asyncio.sleep(3600)
+
+        with mock.patch.object(one.keeper, "_step", no_more):
+            await until(lambda: two.keeper.is_active and one.keeper.active_url == two.url)
+            assert not one.keeper.is_active
+            assert (await say(one)).status_code == 200, "by way of the other one"
+            with (
+                mock.patch.object(one.keeper, "current", return_value=old),
+                mock.patch.object(TermKeeper, "is_active", property(lambda _: True)),
+            ):
+                refused = await say(one)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "old_router")
+        assert "retry-after" in refused.headers
+        lasts = [node.terms[-1] for node in made.nodes.values() if node.terms]
+        assert lasts, "some node served"
+        assert max(lasts) == two.keeper.held()
+
+
+async def test_without_an_active_router_a_client_is_asked_to_come_again():
+    async with pair() as (made, one, two):
+        for node in made.nodes.values():
+            node.does.fail["grant_term"] = RetryLaterError("cut off")
+        one.task.cancel()
+        await asyncio.gather(one.task, return_exceptions=True)
+        refused = await say(two)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "no_active_router"
+        assert (await two.http.get("/healthz")).status_code == 200
+
+
+async def test_two_voters_say_so_and_one_is_promoted_by_hand():
+    async with pair("ab") as (made, one, two):
+        shown = (await two.http.get("/v1/router", headers=AUTH)).json()
+        assert "macfabric voter" in shown["problem"]
+        await made.nodes["node-a"].stop()
+        one.task.cancel()
+        await asyncio.gather(one.task, return_exceptions=True)
+        operator = {OPERATOR_HEADER: OPERATOR_KEY}
+        assert (await two.http.post("/v1/router/promote", headers=AUTH)).status_code == 403
+        promoted = await two.http.post("/v1/router/promote", headers=operator)
+        assert (promoted.status_code, promoted.json()["promoted"]) == (200, True)
+        assert (await say(two)).status_code == 200
+        metrics = (await two.http.get("/metrics", headers=operator)).text
+        assert "macfabric_router_active 1.0" in metrics
+
+
+async def test_a_sole_router_cannot_be_promoted():
+    async with rig("a") as fabric:
+        refused = await fabric.http().post("/v1/router/promote")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_standby")
+        assert (await fabric.http().get("/v1/router")).json()["role"] == "sole"
+
+
+def test_the_number_of_voters_must_be_known():
+    with pytest.raises(FatalError, match="nodes_expected"):
+        serving_module._term_keeper(RouterSettings(standby=True), None, 0.0)
