@@ -168,16 +168,8 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             runs.stop()
 
         server = HttpServer(http_config(app, tls=tls), BACKLOG, end_streams)
-        retiring: list[asyncio.Task[None]] = []
-
-        def begin_stop() -> None:
-            runs.stop()
-            if keeper is not None:  # another router takes new turns while running ones end here
-                retiring.append(asyncio.create_task(keeper.give_up()))
-
-        stop = RouterStop(
-            server, services.turns.running, stop_wait_s or _wait_as_set(settings), begin_stop
-        )
+        wait_s, turns = stop_wait_s or _wait_as_set(settings), services.turns.running
+        stop = RouterStop(server, turns, wait_s, _stop_beginning(runs, keeper))
         (signals or StopSignals()).call(stop.on_signal)
         fleet.urls = urls_of(listeners, "http" if tls is None else "https")
         if keeper is not None:
@@ -254,6 +246,18 @@ async def _relay(
             Forwarding(cluster_key),
             None if tls is None or own_certificate else MEMBER_NAME,
         )
+
+
+def _stop_beginning(runs: Runs, keeper: TermKeeper | None) -> Callable[[], None]:
+    """Return what begins a stop: another router takes new turns while running ones end here."""
+    retiring: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        runs.stop()
+        if keeper is not None:
+            retiring.append(asyncio.create_task(keeper.give_up()))
+
+    return begin
 
 
 def _wait_as_set(settings: RouterSettings) -> Callable[[], float]:

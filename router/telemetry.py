@@ -41,12 +41,8 @@ class Telemetry:
         )
         self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
         self._takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
-        self._router_active = gauge(
-            "macfabric_router_active", "1 while this router is the active one of its fabric."
-        )
-        self._router_term = gauge(
-            "macfabric_router_term", "Highest term that a node granted to a router; 0: none."
-        )
+        self._router_active = gauge("macfabric_router_active", "1 while this router is active.")
+        self._router_term = gauge("macfabric_router_term", "Highest term of any router; 0: none.")
         self._nodes = gauge("macfabric_nodes", "Nodes by the state of their lease.", ["state"])
         self._up = gauge("macfabric_node_up", "1 while the node's lease is alive.", ["node"])
         self._agents = gauge("macfabric_node_agents", "Agents held, by node.", ["node"])

@@ -16,7 +16,8 @@ from router.cli.output import (
     print_table,
 )
 from router.cli.terminal import print_json, print_line
-from router.client.http_api import UNAVAILABLE
+from router.client.client import Fabric
+from router.client.http_api import UNAVAILABLE, RefusedError
 
 
 def add_queries(commands: Any) -> None:
@@ -39,7 +40,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     fabric = fabric_of(arguments)
     health = fabric.health()
     status = FAILED if health.get("status") == UNAVAILABLE else 0
-    nodes, agents, router = fabric.nodes(), fabric.agents(), fabric.router()
+    nodes, agents, router = fabric.nodes(), fabric.agents(), _router(fabric)
     if arguments.json:
         parts = {"health": health, "nodes": nodes, "agents": len(agents), "router": router}
         print_json({"url": fabric.url, **parts})
@@ -138,6 +139,14 @@ def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
         reused,
         match.get("reason") or match.get("why") or "-",
     )
+
+
+def _router(fabric: Fabric) -> dict[str, Any]:
+    """Return the role of the fabric's router; empty if its version has none."""
+    try:
+        return fabric.router()
+    except RefusedError:
+        return {}
 
 
 def _router_pairs(router: dict[str, Any]) -> list[tuple[str, object]]:

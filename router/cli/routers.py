@@ -55,6 +55,8 @@ def add_routers(commands: Any) -> None:
     voter.add_argument("--host", default="0.0.0.0", help="address to listen at")  # noqa: S104
     voter.add_argument("--port", type=int, default=VOTER_PORT, help=f"default: {VOTER_PORT}")
     voter.set_defaults(run=run_voter)
+    for parser in (router, voter):
+        parser.add_argument("--json", action="store_true", help="no effect: what it prints is JSON")
     promote = commands.add_parser(
         "promote",
         help="make a standby the active router, where too few voters are left to elect it",

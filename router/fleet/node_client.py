@@ -86,7 +86,7 @@ def remote_error(
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = StartFailedError if code == StartFailedError.code else RetryLaterError
         return kind(message, retry_after_s=wait_s, code=code)
-    if code == OldRouterError.code:  # the fabric goes on with another router
+    if code == OldRouterError.code:  # another one is active
         text = f"this router is not the active one: {message}"
         return RetryLaterError(text, retry_after_s=wait_s, code=code)
     if status in _CLIENT_ERRORS:

@@ -6,9 +6,8 @@ number is configured: a majority of those that happen to answer could exist twic
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, RetryLaterError
@@ -26,12 +25,8 @@ TWO_VOTERS = (
 )
 
 
-class Voter(Protocol):
-    """Node, or other process, that grants terms."""
-
-    async def __call__(self, call: GrantTerm) -> TermAnswer:
-        """Return the voter's answer; raise FabricError without one."""
-        ...
+# Asks one voter; raises FabricError without an answer.
+Vote = Callable[[GrantTerm], Awaitable[TermAnswer]]
 
 
 class TermKeeper:
@@ -48,7 +43,7 @@ class TermKeeper:
         """Keep `terms`; ask for none during the first `patience_s`. `random` is in [0, 1)."""
         self.terms = terms
         self.activations = 0
-        self._voters: Callable[[], Mapping[str, Voter]] = dict
+        self._voters: Callable[[], Mapping[str, Vote]] = dict
         self._on_active: Callable[[int], None] = lambda _: None
         self._is_retired = False
         self._now_s = now_s
@@ -63,7 +58,7 @@ class TermKeeper:
     def bind(
         self,
         floor: int,
-        voters: Callable[[], Mapping[str, Voter]],
+        voters: Callable[[], Mapping[str, Vote]],
         on_active: Callable[[int], None],
     ) -> None:
         """Ask `voters` for terms above `floor`; call `on_active` with each that is granted."""
@@ -139,7 +134,7 @@ class TermKeeper:
                 task.cancel()
 
     async def give_up(self) -> None:
-        """Give the term up for good, so that another router need not wait for its end."""
+        """Give the term up and ask for no other: another router need not wait for its end."""
         self._is_retired = True
         call = self.terms.release()
         self._look()
@@ -177,7 +172,7 @@ class TermKeeper:
         asked = await self._ask(self._begin(is_trial=False))
         if self.held() is not None:
             return TERM_RENEW_S
-        if asked.granted_count:  # too few: nobody waits for the end of their promises
+        if asked.granted_count:  # too few: other routers need not wait for the end of these
             call = GrantTerm(asked.call.term, terms.router, 0.0)
             await self._ask(Round(call, self._now_s(), terms.voters_count, 0))
         return TERM_RETRY_S * self._random()
@@ -230,7 +225,7 @@ class TermKeeper:
         self._changed.set()
 
 
-async def _answer(voter: Voter, call: GrantTerm) -> TermAnswer | None:
+async def _answer(voter: Vote, call: GrantTerm) -> TermAnswer | None:
     try:
         async with asyncio.timeout(VOTE_S):
             return await voter(call)

@@ -80,6 +80,8 @@ class RayMember:
             **os.environ,
             **member_environment(self.keys),
             "RAY_TMPDIR": str(self.folder),  # keeps Ray's sockets and logs below our folder
+            # Nodes and routers outlive a lost head for a day; by default, for a minute.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
             "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",  # 3.12.1 may talk to 3.12.4
         }
 

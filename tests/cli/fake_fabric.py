@@ -117,6 +117,7 @@ PINNED = {"id": "mira", "node": "node-a", "pinned": True, "pin_held": True}
 ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
     ("GET", "/v1/models"): {"object": "list", "data": [{"id": "recall", "object": "model"}]},
+    ("GET", "/v1/router"): {"role": "sole", "problem": None},
     ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
     ("GET", "/v1/events"): {"object": "none"},
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},

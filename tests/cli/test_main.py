@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain", "ray"),
+    *("router", "voter", "promote"),
     *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
     *("rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
     "simulate",

@@ -37,6 +37,7 @@ DRIVER_VARIABLES = {
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
     "RAY_USE_TLS": "1",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_worker_niceness": "0",
 }
 START_VARIABLES = {

@@ -55,6 +55,7 @@ def setting_findings(settings: FabricSettings, whole: dict[str, Any]) -> Iterato
     yield from _port(settings.router)
     yield from _access(settings.router)
     yield from _counts(settings.router, len(hosts))
+    yield from _standby(settings.router, len(hosts))
     yield from _aliases(settings)
 
 
@@ -201,6 +202,21 @@ def _access(router: RouterSettings) -> Iterator[ConfigFinding]:
     if router.tls.mode == NEVER:
         message = "sends keys and prompts in clear text over the network: auto uses https there"
         yield warning(f"{_ROUTER}.tls.mode", message)
+
+
+def _standby(router: RouterSettings, hosts_count: int) -> Iterator[ConfigFinding]:
+    if not router.standby:
+        return
+    nodes = router.nodes_expected or hosts_count
+    if nodes + len(router.voters) == 2:
+        message = (
+            "two Macs cannot elect a router when one of them fails: run `macfabric voter` on a "
+            "third machine and list it in voters, or expect to decide with `macfabric promote`"
+        )
+        yield warning(f"{_ROUTER}.standby", message)
+    if is_loopback(router.host):
+        message = f"a standby on another Mac cannot forward requests to {router.host}: 0.0.0.0 can"
+        yield warning(f"{_ROUTER}.host", message)
 
 
 def _counts(router: RouterSettings, macs: int) -> Iterator[ConfigFinding]:

@@ -1,4 +1,4 @@
-"""`config check` finds each of 58 mistakes at its place, and all of them at once."""
+"""`config check` finds each of 60 mistakes at its place, and all of them at once."""
 
 import copy
 import json
@@ -91,6 +91,11 @@ MISTAKES = {
         "error", f"{OURS}.router.model_aliases.gpt", "called 'recall'"),
     "more replicas than Macs": ours("router.replicas", 7, "error", "Mac there are 2"),
     "more nodes than Macs": ours("router.nodes_expected", 9, "error", "names 3 Macs"),
+    "two Macs that elect": (
+        also(put("provider.worker_ips", ["192.168.1.11"]), put(f"{OURS}.router.standby", True)),
+        "warning", f"{OURS}.router.standby", "macfabric voter"),
+    "a standby that reaches no other Mac": ours(
+        "router.standby", True, "warning", "cannot forward", "router.host"),
     "template absent": ours("node.chat_template", "/nowhere.jinja", "warning", "not on this"),
     "parser misspelt": ours("node.tool_parser", "hermess", "error", "did you mean hermes?"),
     "share of no tenant": (
@@ -225,7 +230,7 @@ def test_mistake_is_found_at_its_place(check, name):
 
 
 def test_number_of_mistakes_matches_documentation():
-    assert len(MISTAKES) == 58
+    assert len(MISTAKES) == 60
 
 
 def test_all_mistakes_are_reported_at_once(check):
@@ -236,7 +241,7 @@ def test_all_mistakes_are_reported_at_once(check):
              "loopback head", "data_dir in /tmp", "a cloud", "Mac without certificate",
              "keys_dir elsewhere", "policy misspelt", "open without tls", "host with scheme",
              "short key", "one key for two", "key unknown to Ray", "share of no tenant",
-             "mount absent", "no way to the head"}  # fmt: skip
+             "mount absent", "no way to the head", "two Macs that elect"}  # fmt: skip
     chosen = {name: mistake for name, mistake in MISTAKES.items() if name not in apart}
     findings = check(*(change for change, *_ in chosen.values()))[1]
     places = {(f["level"], f["where"]) for f in findings}

@@ -114,6 +114,7 @@ async def test_all_response_headers_are_exposed():
         written |= set(re.findall(r'"(x-macfabric-[a-z-]+)"', path.read_text()))
     request_headers = {"x-macfabric-prefetch", "x-macfabric-priority", "x-macfabric-operator-key"}
     request_headers |= {"x-macfabric-edits", "x-macfabric-truncation"}
+    request_headers |= {"x-macfabric-caller", "x-macfabric-caller-proof", "x-macfabric-standby"}
     request_headers |= {"x-macfabric-signing-key", "x-macfabric-signing-salt"}
 
     assert sent - {"x-accel-buffering"} <= set(EXPOSED)
