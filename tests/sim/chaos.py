@@ -39,6 +39,9 @@ class Chaos:
             faults = [*faults[:1], self._deafen, self._deafen]
         if self._world.is_dark:
             faults = [*faults[:2], self._power_cut, self._power_cut]
+        if self._world.has_standby:
+            kinds = [self._router_crash, self._router_hang, self._router_cut, self._crash]
+            faults = [*faults[:3], *(random.choice(kinds) for _ in range(3))]
         if self._world.is_far:
             faults += [self._router_stop, self._router_stop]
         deeds = self.deeds.draw()
@@ -57,7 +60,7 @@ class Chaos:
         self._world.network.weather = Weather()
         for host in self._world.nodes.values():
             host.platter.crash_in = host.platter.fault = None
-        hosts = [*self._world.nodes.values(), self._world.router]
+        hosts = [*self._world.nodes.values(), *self._world.router.hosts]
         while not all(host.is_serving for host in hosts):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
 
@@ -147,6 +150,21 @@ class Chaos:
 
     async def _router_hang(self):
         await self._freeze(self._world.router)
+
+    async def _router_cut(self):
+        """Cut the active router off from all nodes, or from all but one."""
+        host, nodes = self._world.router.host, list(self._world.nodes)
+        cut = nodes if self._random.random() < 0.5 else self._random.sample(nodes, len(nodes) - 1)
+        ways = [way for name in cut for way in ((host.name, name), (name, host.name))]
+        self._world.note(f"cut {host.name} off from {cut}")
+        self._trouble(ROUTER, *cut, change=1)
+        for way in ways:
+            self._world.network.cut(*way)
+        await asyncio.sleep(self._random.choice([2.0, 6.0, 12.0]) * self._random.random())
+        self._world.note(f"heal {host.name}")
+        for way in ways:
+            self._world.network.cut(*way, change=-1)
+        self._trouble(ROUTER, *cut, change=-1)
 
     async def _freeze(self, host):
         if self._is_well(host):

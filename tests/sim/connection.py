@@ -19,13 +19,14 @@ END = ("end", b"")
 class SimSession:
     """Opens one connection per request; the host part of the URL names the node."""
 
-    def __init__(self, world, connections):
+    def __init__(self, world, connections, client="router"):
         self._world = world
         self._connections = connections
+        self._client = client
 
     async def post(self, url, path, data, headers, *_):
         name = url.split("/")[2]
-        response = SimResponse(self._world.network, "router", name)
+        response = SimResponse(self._world.network, self._client, name)
         self._connections.append(response)
         response.requests.put(("head", (path, dict(headers))))
         self._world.nodes[name].accept(response)

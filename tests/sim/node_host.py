@@ -127,6 +127,8 @@ class NodeHost:
     async def _begin(self):
         await asyncio.sleep(0.2 + self.process.random.random())
         self.node = self._build()
+        if self._world.has_standby:
+            self.node.terms.recall()
         self._app = self._build_app()
         await self.node.background.upkeep.round()
         await self.node.background.self_tests.run()

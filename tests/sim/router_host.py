@@ -8,6 +8,8 @@ from fabric.settings import RouterSettings
 from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_roster import NodeRoster
+from router.fleet.term_keeper import TermKeeper
+from router.fleet.terms import SOLE_ROUTER, Terms
 from router.moves.hibernations import Hibernations
 from router.services import assemble
 from tests.sim.clock import SimClock
@@ -35,22 +37,27 @@ class Shelf:
 class RouterHost:
     """Where the router runs, when it does."""
 
-    def __init__(self, world):
-        self.name = ROUTER
+    def __init__(self, world, name=ROUTER):
+        self.name = name
         self.incarnation = 0
         self.process: Process | None = None
         self.services = None
         self._world = world
         self._connections = []
         self.shelf = Shelf()
+        self.keeper = None  # of its term, where it may have a standby
+
+    @property
+    def hosts(self):
+        return (self,)
 
     @property
     def is_serving(self):
         return self.services is not None
 
     def boot(self):
-        self.incarnation += 1
-        name = f"{ROUTER}#{self.incarnation}"
+        self.incarnation = self._world.next_router_life(self)
+        name = f"{self.name}#{self.incarnation}"
         self.process = Process(name, self._world.stream(name))
         self._running = self._world.loop.spawn(self.process, self._run())
 
@@ -67,8 +74,8 @@ class RouterHost:
             return
         self.process.is_dead = True
         self._world.graveyard.append((self.process, self.services))
-        self.services = None
-        self._world.note("the router dies")
+        self.services = self.keeper = None
+        self._world.note(f"the {self.name} dies")
         self._world.watch.on_trouble(ROUTER)
         for response in self._connections:
             response.requests.break_off()
@@ -85,35 +92,45 @@ class RouterHost:
 
     async def _run(self):
         world = self._world
-        session = SimSession(world, self._connections)
+        session = SimSession(world, self._connections, self.name)
 
         async def roster():
             listed = [node for node in world.nodes.values() if node.is_listed]
-            return {NodeName(node.name): _Transport(world, node) for node in listed}
+            return {NodeName(node.name): _Transport(world, node, self.name) for node in listed}
 
         def connect(name, transport, is_lost):
             uses_http = world.uses_http
-            return HttpNodeLink(name, transport, session, secret, is_lost, uses_http=uses_http)
+            return HttpNodeLink(
+                name, transport, session, secret, is_lost, uses_http=uses_http, terms=terms
+            )
 
         secret = http_secret(CLUSTER_KEY)
         clock = SimClock(world.loop, 1e6 * self.incarnation)
-        access = NodeAccess(roster, connect, clock)
+        self.keeper = self._keeper(clock) if world.has_standby else None
+        terms = self.keeper or SOLE_ROUTER
+        access = NodeAccess(roster, connect, clock, terms=terms)
         count = len(world.nodes) if world.counts_nodes else 0
         settings = RouterSettings(
             replicas=world.replicas, nodes_expected=count, moves_idle_agents=world.moves_agents
         )
         self.services = assemble(access, settings, CLUSTER_KEY, roster_store=self.shelf)
         self.hibernations = Hibernations(self.services.fleet, self.services.moves)
-        world.note(f"the router serves as incarnation {self.incarnation}")
+        world.note(f"the {self.name} serves as incarnation {self.incarnation}")
         await self.services.run()
+
+    def _keeper(self, clock):
+        terms = Terms(self.process.name, len(self._world.nodes))
+        terms.url = f"http://{self.name}"
+        return TermKeeper(terms, clock.monotonic_s, self.process.random.random)
 
 
 class _Transport:
     """Control calls to one node: whatever is lost on the way, nobody hears of."""
 
-    def __init__(self, world, host):
+    def __init__(self, world, host, router):
         self._world = world
         self._host = host
+        self._router = router
 
     async def __call__(self, raw):
         network, loop = self._world.network, self._world.loop
@@ -129,15 +146,15 @@ class _Transport:
                 answered.set_exception(NodeLostError(message, self._host.name))
 
         def reply_with(data):
-            network.post(self._host.name, ROUTER, lambda: settle(data), fail)
+            network.post(self._host.name, self._router, lambda: settle(data), fail)
 
         def hear_of_death():
-            network.post(self._host.name, ROUTER, fail, fail)
+            network.post(self._host.name, self._router, fail, fail)
 
         def arrive():  # once for each copy of the message
             self._host.receive(raw, _once(reply_with), hear_of_death)
 
-        network.post(ROUTER, self._host.name, arrive, fail)
+        network.post(self._router, self._host.name, arrive, fail)
         return await answered
 
 

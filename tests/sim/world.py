@@ -15,6 +15,7 @@ from node import drain_flag
 from node.limits import FLUSH_IDLE_S, RECLAIM_EVERY_S
 from node.migration.incoming_cleanup import STALE_S
 from node.mlx.device import DeviceError
+from node.store import granted_terms
 from node.store.posix_disk import PosixDisk
 from router import prompt
 from tests.sim import chances
@@ -32,7 +33,9 @@ from tests.sim.network import Network
 from tests.sim.node_host import STATES, NodeHost
 from tests.sim.platters import Platters
 from tests.sim.readers import Readers
+from tests.sim.reigns import Reigns
 from tests.sim.router_host import RouterHost
+from tests.sim.router_pair import RouterPair
 from tests.sim.talk import MARKER
 from tests.sim.warmth import Warmth
 from tests.sim.watch import Watch
@@ -69,6 +72,8 @@ class World:
     trace: list = field(default_factory=list)
     violation: str | None = None
     is_verbose: bool = False
+    router_lives: int = 0
+    has_standby: bool = False  # there are two routers, of which the nodes choose one
     graveyard: list = field(default_factory=list)  # kept, so that no destructor runs by chance
 
     def __post_init__(self):
@@ -105,7 +110,8 @@ class World:
         for name in NODES:
             speed = shape.choice(self.speeds)
             self.nodes[name] = NodeHost(self, name, replace(self.settings), speed)
-        self.router = RouterHost(self)
+        self.router = RouterPair(self) if self.has_standby else RouterHost(self)
+        self.reigns = Reigns(self)
         self.clients = Clients(self)
         self.invariants = Invariants(self)
         self.chaos = Chaos(self)
@@ -144,6 +150,11 @@ class World:
         """Hash all that happened: the same seed always gives the same."""
         return blake2b(repr(self.trace).encode(), digest_size=16).hexdigest()
 
+    def next_router_life(self, host):
+        """Count the lives of all routers, so that no two have one number."""
+        self.router_lives += 1
+        return self.router_lives
+
     def fail(self, text):
         """Say what must not happen; the run ends with the first one."""
         if self.violation is None and not self.loop.is_over:  # then only the dead are buried
@@ -171,6 +182,8 @@ class World:
             self.lineage.taps(),
             self.directing.privacy.taps(),
             self.directing.hearing.taps(),
+            self.reigns.taps() if self.has_standby else contextlib.nullcontext(),
+            mock.patch.object(granted_terms, "PosixDisk", open_disk),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
             # A token is a character here: only then are the router's estimates of seconds right.
@@ -290,6 +303,11 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
     return world
 
 
+def two_routers(seed, loop):
+    """Make a world with a standby, to give to `run`."""
+    return World(seed, loop, has_standby=True)
+
+
 def _drive(world, loop):
     living = loop.create_task(world.live())
     living.add_done_callback(lambda _: loop.end())
@@ -327,7 +345,7 @@ def _bury(world, loop):
     loop.on_step = None
     loop.is_over = True
     loop.set_exception_handler(lambda *_: None)
-    living = [host.process for host in (*world.nodes.values(), world.router)]
+    living = [host.process for host in (*world.nodes.values(), *world.router.hosts)]
     unwind(loop)
     loop.start_worker = None
     for process in [*living, *(dead for dead, _ in world.graveyard)]:

@@ -1,0 +1,57 @@
+"""Planted faults in the votes for routers: found by lives with two of them."""
+
+from unittest import mock
+
+from fabric.control.term_calls import Ballot, TermView
+from node.store.granted_terms import GrantedTerms
+from router.fleet.terms import Terms
+
+
+def nodes_grant_terms_during_a_lease():
+    """Whoever asks for a term gets it, also the one that another router has."""
+
+    def after(self, call, now_s):
+        if call.term < self.granted.term:
+            return None
+        return Ballot(TermView(call.term, call.router, call.url), now_s + call.lease_s)
+
+    return mock.patch.object(Ballot, "after", after)
+
+
+def routers_stay_active_beyond_their_lease():
+    """A router that was active once changes the fabric for as long as it lives."""
+
+    def held(self, _):
+        return self._term or None
+
+    return mock.patch.object(Terms, "held", held)
+
+
+def restarted_nodes_forget_their_term():
+    """A node obeys and elects whoever asks it first after its start."""
+    return mock.patch.object(GrantedTerms, "recall", return_value=None)
+
+
+def terms_are_not_written():
+    """A node answers a vote before its disk has it."""
+    return mock.patch.object(GrantedTerms, "_write", return_value=None)
+
+
+def nodes_obey_every_router():
+    """No node looks at the term of a call."""
+    return mock.patch.object(Ballot, "check", return_value=None)
+
+
+def one_vote_elects():
+    """A router is active as soon as one node says so."""
+    return mock.patch.object(Terms, "quorum", 1)
+
+
+TERM_PLANTS = (
+    nodes_grant_terms_during_a_lease,
+    routers_stay_active_beyond_their_lease,
+    restarted_nodes_forget_their_term,
+    terms_are_not_written,
+    nodes_obey_every_router,
+    one_vote_elects,
+)

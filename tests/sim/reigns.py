@@ -1,0 +1,88 @@
+"""Judge of terms: one router at a time changes the fabric, and each node obeys the latest it knows.
+
+What is judged is what happens at the nodes: which changes they take, of which terms. Whether a
+router may send them is its own affair.
+"""
+
+import contextlib
+from unittest import mock
+
+from fabric.ids import SELF_TEST_TENANT
+from node.store.granted_terms import GrantedTerms
+from node.turn.claim import Claims
+from router.fleet.terms import Terms
+
+
+class Reigns:
+    """Terms of one run: who had them, and where what was changed in them."""
+
+    def __init__(self, world):
+        self._world = world
+        self.winners = {}  # by term
+        self._known = {}  # by node: the highest term that it granted or took changes of
+        self._placed = {}  # by agent: the latest term in which a node served it
+        self.placed_count = 0
+
+    @contextlib.contextmanager
+    def taps(self):
+        """Listen to votes, and to what nodes let in."""
+        end, grant, check = Terms.end, GrantedTerms.grant, GrantedTerms.check
+        own = Claims._own
+
+        def ended(terms, asked):
+            is_won = end(terms, asked)
+            if is_won:
+                self._on_won(terms, asked.call.term)
+            return is_won
+
+        async def granted(terms, call):
+            answer = await grant(terms, call)
+            if answer.granted and not call.is_trial and call.lease_s:
+                self._on_taken(terms, call.term, "grants")
+            return answer
+
+        def checked(terms, term):
+            check(terms, term)
+            self._on_taken(terms, term or 0, "takes a change of")
+
+        async def owned(claims, agent, asked, erased_epoch):
+            await own(claims, agent, asked, erased_epoch)
+            self._on_placed(claims.terms, agent)
+
+        with (
+            mock.patch.object(Terms, "end", ended),
+            mock.patch.object(GrantedTerms, "grant", granted),
+            mock.patch.object(GrantedTerms, "check", checked),
+            mock.patch.object(Claims, "_own", owned),
+        ):
+            yield
+
+    def _on_won(self, terms, term):
+        winner = self.winners.setdefault(term, terms.router)
+        if winner != terms.router:
+            self._world.fail(f"term {term} has two routers: {winner} and {terms.router}")
+        active = [host.process.name for host in self._world.router.hosts if _has_lease(host)]
+        if len(active) > 1:
+            self._world.fail(f"two routers are active: {active}")
+
+    def _on_taken(self, terms, term, what):
+        name = terms._folder.name
+        known = self._known.get(name, 0)
+        if term < known:
+            self._world.fail(f"{name} {what} term {term}, and knew {known}")
+        self._known[name] = term
+
+    def _on_placed(self, terms, agent):
+        if agent.key[0] == SELF_TEST_TENANT:
+            return
+        term, latest = terms._ballot.granted.term, self._placed.get(agent.key, 0)
+        self.placed_count += 1
+        if term < latest:
+            name = terms._folder.name
+            self._world.fail(f"{name} serves {agent.key} in term {term}, placed in {latest}")
+        self._placed[agent.key] = term
+
+
+def _has_lease(host):
+    is_there = host.keeper is not None and not host.process.is_dead
+    return is_there and host.keeper.held() is not None
