@@ -34,7 +34,7 @@ from router.fleet.node_client import ControlTransport, HttpNodeLink, NodeLink, N
 from router.fleet.node_http import CONNECT_TIMEOUT_S, NodeHttp
 from router.fleet.node_roster import RosterStore
 from router.fleet.term_keeper import TermKeeper
-from router.fleet.terms import SOLE_ROUTER, Terms
+from router.fleet.terms import SOLE_ROUTER, RouterTerms
 from router.fresh_ids import fresh_name
 from router.http.forwarded import Forwarding
 from router.http.standby_gate import Relay
@@ -197,7 +197,7 @@ def _term_keeper(
         )
         raise FatalError(message)
     name = f"{socket.gethostname()[:64]}-{fresh_name('')}"
-    terms = Terms(name, nodes + len(settings.voters))
+    terms = RouterTerms(name, nodes + len(settings.voters))
     return TermKeeper(terms, elapsed_s, random.random, patience_s=patience_s)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.limits import TERM_LEASE_S
-from router.fleet.terms import Round, Terms
+from router.fleet.terms import Round, RouterTerms
 from router.limits import TERM_RENEW_S, TERM_RETRY_S, TERM_TRIAL_S
 
 _LOG = logging.getLogger("macfabric.router.terms")
@@ -34,7 +34,7 @@ class TermKeeper:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: RouterTerms,
         now_s: Callable[[], float],
         random: Callable[[], float],
         *,

@@ -62,7 +62,7 @@ class Round:
         return left[self.quorum - 1] if len(left) >= self.quorum else 0.0
 
 
-class Terms:
+class RouterTerms:
     """Terms as one router knows them, and the one that it has."""
 
     def __init__(self, router: str, voters_count: int, floor: int = 0) -> None:

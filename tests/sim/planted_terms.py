@@ -4,7 +4,7 @@ from unittest import mock
 
 from fabric.control.term_calls import Ballot, TermView
 from node.store.granted_terms import GrantedTerms
-from router.fleet.terms import Terms
+from router.fleet.terms import RouterTerms
 
 
 def nodes_grant_terms_during_a_lease():
@@ -24,7 +24,7 @@ def routers_stay_active_beyond_their_lease():
     def held(self, _):
         return self._term or None
 
-    return mock.patch.object(Terms, "held", held)
+    return mock.patch.object(RouterTerms, "held", held)
 
 
 def restarted_nodes_forget_their_term():
@@ -44,7 +44,7 @@ def nodes_obey_every_router():
 
 def one_vote_elects():
     """A router is active as soon as one node says so."""
-    return mock.patch.object(Terms, "quorum", 1)
+    return mock.patch.object(RouterTerms, "quorum", 1)
 
 
 TERM_PLANTS = (

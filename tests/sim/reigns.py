@@ -10,7 +10,7 @@ from unittest import mock
 from fabric.ids import SELF_TEST_TENANT
 from node.store.granted_terms import GrantedTerms
 from node.turn.claim import Claims
-from router.fleet.terms import Terms
+from router.fleet.terms import RouterTerms
 
 
 class Reigns:
@@ -26,7 +26,7 @@ class Reigns:
     @contextlib.contextmanager
     def taps(self):
         """Listen to votes, and to what nodes let in."""
-        end, grant, check = Terms.end, GrantedTerms.grant, GrantedTerms.check
+        end, grant, check = RouterTerms.end, GrantedTerms.grant, GrantedTerms.check
         own = Claims._own
 
         def ended(terms, asked):
@@ -50,7 +50,7 @@ class Reigns:
             self._on_placed(claims.terms, agent)
 
         with (
-            mock.patch.object(Terms, "end", ended),
+            mock.patch.object(RouterTerms, "end", ended),
             mock.patch.object(GrantedTerms, "grant", granted),
             mock.patch.object(GrantedTerms, "check", checked),
             mock.patch.object(Claims, "_own", owned),

@@ -9,7 +9,7 @@ from router.fleet.fleet import NodeAccess
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_roster import NodeRoster
 from router.fleet.term_keeper import TermKeeper
-from router.fleet.terms import SOLE_ROUTER, Terms
+from router.fleet.terms import SOLE_ROUTER, RouterTerms
 from router.moves.hibernations import Hibernations
 from router.services import assemble
 from tests.sim.clock import SimClock
@@ -119,7 +119,7 @@ class RouterHost:
         await self.services.run()
 
     def _keeper(self, clock):
-        terms = Terms(self.process.name, len(self._world.nodes))
+        terms = RouterTerms(self.process.name, len(self._world.nodes))
         terms.url = f"http://{self.name}"
         return TermKeeper(terms, clock.monotonic_s, self.process.random.random)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.control.term_calls import Ballot, GrantTerm, TermAnswer, TermView
 from fabric.limits import TERM_LEASE_S
-from router.fleet.terms import OWN_LEASE_S, Round, Terms
+from router.fleet.terms import OWN_LEASE_S, Round, RouterTerms
 
 VOTERS = ("a", "b", "c")
 LIFE_S, LIVES = 60.0, 50
@@ -21,7 +21,7 @@ class Router:
     def __init__(self, world, name, floor=0):
         self.world, self.name = world, name
         self.rate = world.random.uniform(0.93, 1.07)
-        self.terms = Terms(name, len(VOTERS), floor)
+        self.terms = RouterTerms(name, len(VOTERS), floor)
         self.round = None
         self.frozen_until_s = 0.0
 
@@ -137,18 +137,18 @@ def voters_grant_during_a_lease():
 
 
 def routers_count_their_lease_from_the_answers():
-    end = Terms.end
+    end = RouterTerms.end
 
     def ended(self, asked):
         is_won = end(self, asked)
         self._until_s += 4.0 * is_won
         return is_won
 
-    return mock.patch.object(Terms, "end", ended)
+    return mock.patch.object(RouterTerms, "end", ended)
 
 
 def one_vote_is_enough():
-    return mock.patch.object(Terms, "quorum", 1)
+    return mock.patch.object(RouterTerms, "quorum", 1)
 
 
 @pytest.mark.parametrize(
@@ -179,22 +179,22 @@ def answered(asked, **grants):
 
 
 def test_a_round_is_lost_as_soon_as_it_cannot_be_won():
-    asked = Terms("one", 3).begin(0.0, is_trial=True)
+    asked = RouterTerms("one", 3).begin(0.0, is_trial=True)
     asked.note("a", None)
     assert not asked.is_lost
     answered(asked, b=False)
     assert asked.is_lost
-    assert answered(Terms("one", 3).begin(0.0, is_trial=True), a=True, b=True).is_won
+    assert answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=True).is_won
 
 
 def test_a_trial_is_repeated_when_enough_leases_are_over():
-    asked = answered(Terms("one", 3).begin(0.0, is_trial=True), a=True, b=False)
+    asked = answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=False)
     assert asked.wait_s == 2.0
     assert Round(asked.call, 0.0, 2, 3).wait_s == 0.0
 
 
 def test_a_term_of_another_router_is_exchanged_for_a_later_one():
-    terms = Terms("one", 3)
+    terms = RouterTerms("one", 3)
     assert terms.end(answered(terms.begin(0.0, is_trial=False), a=True, b=True, c=False))
     assert terms.held(1.0) == 1
     assert terms.highest == TermView(9, "two", "http://two")
@@ -202,7 +202,7 @@ def test_a_term_of_another_router_is_exchanged_for_a_later_one():
 
 
 def test_a_promotion_by_hand_needs_one_vote_and_is_kept_by_it():
-    terms = Terms("one", 2)
+    terms = RouterTerms("one", 2)
     assert not terms.end(answered(terms.begin(0.0, is_trial=False), a=True))
     assert terms.end(answered(terms.begin(0.0, is_trial=False, is_forced=True), a=True))
     assert terms.is_forced
@@ -213,7 +213,7 @@ def test_a_promotion_by_hand_needs_one_vote_and_is_kept_by_it():
 
 
 def test_terms_begin_above_what_the_router_knows_and_are_given_up():
-    terms = Terms("one", 1, floor=20)
+    terms = RouterTerms("one", 1, floor=20)
     assert terms.begin(0.0, is_trial=False).call == GrantTerm(21, "one", TERM_LEASE_S)
     assert terms.end(answered(terms.begin(0.0, is_trial=False), a=True))
     assert terms.release() == GrantTerm(21, "one", 0.0)
