@@ -30,7 +30,7 @@ def main():
     for seed in range(options.seed, options.seed + options.count):
         with plant():
             world = run(seed, make, is_verbose=options.trace)
-        judged_count += world.warmth.judged_count
+        judged_count += world.reuse_judge.judged_count
         if options.trace:
             print(*(f"{at_s:10.4f}  {text}" for at_s, text in world.trace), sep="\n")
         if options.digest:

@@ -9,9 +9,9 @@ from fabric.errors import RejectedError
 from router.admin.agent_settings import AgentSettingsApi
 from router.admin.directives import DirectivesApi
 from router.http.forwarded import Principal
-from tests.sim.asking import Asking
+from tests.sim.router_requests import RouterRequests
 
-TRIES = 40
+ATTEMPTS = 40
 # What cannot be placed in the record that a node has.
 PLACING_CODES = frozenset(
     {
@@ -30,7 +30,7 @@ class Api:
 
     def __init__(self, world):
         self._world = world
-        self._ask = Asking(world).in_router
+        self._ask = RouterRequests(world).in_router
 
     async def insist(self, talk, random, verb, body=None, *, is_aside=False, **path):
         """Ask until it is done or refused; `is_aside` says that turns go on meanwhile.
@@ -39,8 +39,8 @@ class Api:
         """
         is_certain = True
         allowed = {"invalid_value"} if verb == "evict" else PLACING_CODES
-        for tries_count in range(TRIES):
-            if is_aside or tries_count:
+        for attempt in range(ATTEMPTS):
+            if is_aside or attempt:
                 allowed = allowed | GONE_CODES
             done = await self._ask(
                 f"{talk.name}: {verb} {path or ''}",

@@ -3,9 +3,9 @@
 import asyncio
 
 from node.store.block_files import file_name
-from tests.sim.deeds import Deeds
 from tests.sim.disk import PointFault
 from tests.sim.network import Weather
+from tests.sim.operator_actions import OperatorActions
 from tests.sim.router_host import ROUTER
 
 BEGIN_S, END_S = 3.0, 16.0
@@ -13,7 +13,7 @@ EDIT_POLLS = 80  # each half a second: until some record was edited
 REFUSED_POLLS = 20  # until one of its turns was not saved
 ACKNOWLEDGED_S = 10.0  # most clients were answered by then
 JOINS_S_MAX = 60.0  # after the router, where all start at once
-STOPPED_S = 30.0  # a node that is told to stop has saved everything by then
+STOPPED_S = 30.0  # a node that was asked to stop has saved everything by then
 
 
 class Chaos:
@@ -22,7 +22,7 @@ class Chaos:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("chaos")
-        self.deeds = Deeds(world)
+        self.actions = OperatorActions(world)
         self.has_faults = False
         self.was_network_bad = False
         self._is_cut = False  # the power cut itself restarts processes that die meanwhile
@@ -44,7 +44,7 @@ class Chaos:
             faults = [*faults[:3], *(random.choice(kinds) for _ in range(3))]
         if self._world.is_far:
             faults += [self._router_stop, self._router_stop]
-        deeds = self.deeds.draw()
+        actions = self.actions.draw()
         if self._world.edits.is_pressed:
             faults += [self._refuse_an_edit] * 3 + [self._lose_an_edit] * 3
         if random.random() < 0.5:
@@ -56,10 +56,10 @@ class Chaos:
             )
         self.was_network_bad = self._world.network.is_bad
         self.has_faults = bool(faults) or self.was_network_bad
-        await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *deeds)))
+        await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *actions)))
         self._world.network.weather = Weather()
         for host in self._world.nodes.values():
-            host.platter.crash_in = host.platter.fault = None
+            host.drive.crash_in = host.drive.fault = None
         hosts = [*self._world.nodes.values(), *self._world.router.hosts]
         while not all(host.is_serving for host in hosts):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
@@ -87,9 +87,9 @@ class Chaos:
             self._world.router.kill()
 
     async def _router_stop(self):
-        """Stop the router in the middle of somebody's move."""
+        """Stop the router in the middle of a migration."""
         router = self._world.router
-        moving = asyncio.create_task(self.deeds.move_somebody())
+        moving = asyncio.create_task(self.actions.move_some_agent())
         await asyncio.sleep((2.0 if self._world.is_far else 0.05) * self._random.random())
         if self._is_well(router) and router.is_serving:
             self._world.note("stop the router")
@@ -129,8 +129,8 @@ class Chaos:
     async def _crash_in_write(self):
         host = self._some_node()
         if self._is_well(host):
-            host.platter.crash_in = self._random.randrange(1, 12)
-            self._world.note(f"{host.name} will die in its write number {host.platter.crash_in}")
+            host.drive.crash_in = self._random.randrange(1, 12)
+            self._world.note(f"{host.name} will die in its write number {host.drive.crash_in}")
 
     async def _restart(self):
         host = self._some_node()
@@ -213,19 +213,19 @@ class Chaos:
             self._world.watch.on_trouble(name, change)
 
     async def _disk_full(self):
-        platter = self._some_node().platter
+        drive = self._some_node().drive
         self._world.note("a disk is full")
-        platter.is_full = platter.has_been_full = True
+        drive.is_full = drive.has_been_full = True
         await asyncio.sleep(6.0 * self._random.random())
-        platter.is_full = False
+        drive.is_full = False
 
     async def _disk_errors(self):
-        platter = self._some_node().platter
+        drive = self._some_node().drive
         self._world.note("a disk fails now and then")
-        platter.error_odds, platter.has_failed = 0.2, True
-        platter.is_sticky = self._random.random() < 0.3
+        drive.error_odds, drive.has_failed = 0.2, True
+        drive.is_sticky = self._random.random() < 0.3
         await asyncio.sleep(6.0 * self._random.random())
-        platter.error_odds, platter.is_sticky = 0.0, False
+        drive.error_odds, drive.is_sticky = 0.0, False
 
     async def _damage(self):
         host = self._some_node()
@@ -233,8 +233,8 @@ class Chaos:
 
     def _hurt(self, host, name="blocks/"):
         """Damage a file, and note whose memory that is by now."""
-        records = self._world.platters.records(host.name)
-        name = host.platter.damage(name)
+        records = self._world.disk_judge.records(host.name)
+        name = host.drive.damage(name)
         for key, record in records.items():
             if name in map(file_name, record.refs):
                 self._world.watch.note_hurt(key)
@@ -252,8 +252,8 @@ class Chaos:
         """Damage a block of an agent, have it found, and have the record made good."""
         name = self._hurt(host, file_name(block))
         self._world.note(f"{host.name}: damaged {name} of {agent.key}")
-        await self.deeds.scrub(host)
-        await self.deeds.pin(agent.key)
+        await self.actions.scrub(host)
+        await self.actions.pin(agent.key)
         self._world.invariants.check_names(host)
 
     async def _refuse_an_edit(self):
@@ -262,12 +262,12 @@ class Chaos:
         if host is None:
             return
         self._world.note(f"{host.name}: full until {agent.key} is in memory only")
-        host.platter.is_full = host.platter.has_been_full = True
+        host.drive.is_full = host.drive.has_been_full = True
         for _ in range(REFUSED_POLLS):
             if agent.is_unsaved:
                 break
             await asyncio.sleep(0.5)
-        host.platter.is_full = False
+        host.drive.is_full = False
 
     async def _some_edited(self):
         """Wait for an agent whose record was edited; return its node and it."""
@@ -280,23 +280,23 @@ class Chaos:
         return None, None
 
     async def _slow_disk(self):
-        platter = self._some_node().platter
+        drive = self._some_node().drive
         self._world.note("a disk is slow")
-        platter.slow_s = self._random.choice([0.01, 0.1, 0.5])
+        drive.slow_s = self._random.choice([0.01, 0.1, 0.5])
         await asyncio.sleep(6.0 * self._random.random())
-        platter.slow_s = 0.0
+        drive.slow_s = 0.0
 
     async def _point_fault(self):
         """One write fails; a while later the node starts anew from what is on its disk."""
         host, random = self._some_node(), self._random
-        host.platter.fault = PointFault(random.randrange(12), random.random() < 0.7)
+        host.drive.fault = PointFault(random.randrange(12), random.random() < 0.7)
         await asyncio.sleep(random.choice([1.0, 4.0]) * random.random())
-        fault = host.platter.fault
+        fault = host.drive.fault
         if fault is not None and fault.name is not None:
             self._world.note(f"{host.name} failed to write {fault.name}, {fault.is_in_place=}")
             if self._is_well(host) and random.random() < 0.7:
                 host.kill()
-        host.platter.fault = None
+        host.drive.fault = None
 
 
 def _edited(host):

@@ -21,17 +21,17 @@ from fabric.turn.generation import (
 from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.sim import oracle
-from tests.sim.epochs import told
+from tests.sim.epochs import reported_epochs
 from tests.sim.model import END, MODEL
+from tests.sim.reuse_judge import ANSWER_TOKENS_MAX, Attempt
 from tests.sim.talk import WORDS, Talk
-from tests.sim.warmth import ANSWER_TOKENS_MAX, Attempt
 from tests.support.conversations import said
 
 TENANTS = (TenantId("red"), TenantId("blue"))
 ROUNDS = 4
 RHYTHM_S = 5.0
 ERASED_ODDS = 0.1
-PATIENCE_S = 120.0  # late messages and deeds that go wrong included
+PATIENCE_S = 120.0  # late messages and failed actions included
 ALLOWED_STATUS = {409, 421, 429, 503}
 
 
@@ -50,7 +50,7 @@ class Clients:
         self.answered_s = 0.0  # when the last one was
         self.errors = {}
         self._erasing = set()  # agents
-        self.erased = []  # names, and words that must be nowhere any more
+        self.erased = []  # names, and words that must no longer be stored anywhere
 
     async def run(self):
         world = self._world
@@ -78,7 +78,7 @@ class Clients:
         await asyncio.gather(*(self._talk(talk) for talk in self.talks))
 
     def _add_twin(self, talk):
-        """Let somebody else speak under the same name, at the same time."""
+        """Add another client that uses the same name at the same time."""
         number = len(self.talks)
         twin = Talk(talk.tenant, talk.identity, self._world.stream("twin"), number)
         twin.messages = [talk.messages[0], {"role": "user", "content": twin.say()}]
@@ -158,18 +158,20 @@ class Clients:
 
     async def _attempt(self, talk, sampling, hang_up_after):
         world = self._world
-        router, hearing = world.router, world.directing.hearing
-        tellings = hearing.tellings(talk, sampling)
-        told_epochs = told(router, world.nodes, talk.tenant)
-        edits = EditMode.FORGET if hearing.may_forget(talk) else talk.edits
-        prompts = [each.prompt for each in tellings]
+        router, judge = world.router, world.directing.judge
+        variants = judge.variants(talk, sampling)
+        epochs_by_agent = reported_epochs(router, world.nodes, talk.tenant)
+        edits = EditMode.FORGET if judge.may_forget(talk) else talk.edits
+        prompts = [each.prompt for each in variants]
         may_keep = talk.edits is not EditMode.FORGET
         talk.attempts.append(Attempt(prompts[0], edits, tuple(prompts[1:]), may_keep))
         text, admitted, count = "", None, 0
-        asked = None
-        if world.warmth.is_judged(talk):
+        waiting_turn = None
+        if world.reuse_judge.is_judged(talk):
             acked = talk.acked
-            asked = world.arrivals.ask(talk.key, acked.node, acked.epoch, talk.messages)
+            waiting_turn = world.owner_wait_judge.ask(
+                talk.key, acked.node, acked.epoch, talk.messages
+            )
         call = self._send(talk, sampling)
         try:
             while True:
@@ -181,20 +183,20 @@ class Clients:
                 if isinstance(event, Delta):
                     text += event.text
                     count += 1
-                    is_plain = talk.edits is EditMode.FORGET and len(tellings) == 1
+                    is_plain = talk.edits is EditMode.FORGET and len(variants) == 1
                     is_plain &= not world.directing.directs(talk)
-                    is_plain &= not hearing.is_lost(talk, admitted.node)
+                    is_plain &= not judge.is_lost(talk, admitted.node)
                     is_plain &= "restored spelling" not in admitted.match_reason
-                    if is_plain and not tellings[0].wanted.text.startswith(text):
-                        world.fail(f"{talk.name}: got {text!r}, not {tellings[0].wanted.text!r}")
+                    if is_plain and not variants[0].expected.text.startswith(text):
+                        world.fail(f"{talk.name}: got {text!r}, not {variants[0].expected.text!r}")
                         return
                 else:
-                    admitted, told_epoch = event, told_epochs.get(event.agent, 0)
+                    admitted, reported_epoch = event, epochs_by_agent.get(event.agent, 0)
                     world.watch.on_admitted(talk.tenant, event, router)
-                    world.warmth.check_admitted(talk, event)
-                    world.arrivals.check_admitted(asked, event)
-                    hearing.check_admitted(talk, event, tellings)
-                    floor = talk.epochs.floor(event.agent, router.incarnation, told_epoch)
+                    world.reuse_judge.check_admitted(talk, event)
+                    world.owner_wait_judge.check_admitted(waiting_turn, event)
+                    judge.check_admitted(talk, event, variants)
+                    floor = talk.epochs.floor(event.agent, router.incarnation, reported_epoch)
                     if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
                             f"{talk.name}: {event.node} serves at epoch {event.epoch}"
@@ -206,8 +208,8 @@ class Clients:
             call.task.cancel()
             self._calls.pop(call, None)
         world.watch.check_fence(talk, admitted, call.operation, router)
-        got = oracle.Expected(text, event.reason, event.completion_tokens)
-        if found := hearing.check_answer(talk, admitted, sampling, got, tellings):
+        answer = oracle.Expected(text, event.reason, event.completion_tokens)
+        if found := judge.check_answer(talk, admitted, sampling, answer, variants):
             self._finish(talk, found, text, event, admitted, call.operation)
 
     def _finish(self, talk, found, text, finished, admitted, operation):
@@ -226,21 +228,21 @@ class Clients:
             end = world.watch.finisher(operation, admitted)
             if not (talk.is_shared or talk.may_be_erased):
                 texts = [each.prompt + text for each in found]
-                world.platters.check_acknowledged(talk, key, texts, end[1])
+                world.disk_judge.check_acknowledged(talk, key, texts, end[1])
             kept = text + chr(END) * (finished.reason is FinishReason.STOP)
-            talk.acked = world.warmth.ack(key, found[0].prompt, kept, end, admitted)
+            talk.acked = world.reuse_judge.ack(key, found[0].prompt, kept, end, admitted)
             talk.attempts = []
-            world.directing.hearing.note_durable(talk, end, found)
+            world.directing.judge.note_durable(talk, end, found)
 
     async def last_words(self):
-        """After the quiet, everybody who is still there gets an answer."""
+        """After the quiet, every remaining client gets an answer."""
         for talk in self.talks:
             if talk.messages[-1]["role"] == "assistant":
                 talk.messages = [*talk.messages, {"role": "user", "content": "bye"}]
             await self.insist(talk, Sampling(max_tokens=4), patience_s=20.0)
 
     async def erase(self, talk):
-        """Have an agent erased, and judge what is said of that."""
+        """Have an agent erased, and judge the receipts."""
         world = self._world
         services = world.router.services
         if services is None or world.router.process.is_frozen:
@@ -269,7 +271,7 @@ class Clients:
             talk.may_be_erased = True
             return
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
-        world.platters.check_receipts(talk.key, erasure)
+        world.disk_judge.check_receipts(talk.key, erasure)
         if is_alone and world.lineage.begun_count == begun_count:
             for receipt in erasure.receipts:  # else another one may count what it shares with this
                 world.lineage.check_receipt(talk.key, derived, receipt)
@@ -294,7 +296,7 @@ class Clients:
         """Judge an erasure that found nothing: then nothing may be there, nor come back."""
         world = self._world
         for name in world.nodes:
-            record = world.platters.records(name).get(talk.key)
+            record = world.disk_judge.records(name).get(talk.key)
             if record is not None and not (talk.is_shared or talk.may_be_erased):
                 world.fail(f"{talk.name}: unknown, and {name} has it at epoch {record.epoch}")
         talk.acked, talk.attempts = None, []

@@ -4,7 +4,7 @@ WALL_S = 1_700_000_000.0
 
 
 class SimClock:
-    """The loop's time, shifted; the calendar is everybody's own."""
+    """The loop's time, shifted; the calendar is shared."""
 
     def __init__(self, loop, offset_s=0.0):
         self._loop = loop

@@ -34,7 +34,7 @@ class SimSession:
         try:
             response.status = int(await response.content.pipe.take())
         except asyncio.CancelledError:
-            response.close()  # as aiohttp does: who gives up before the answer begins hangs up, too
+            response.close()  # as aiohttp does where a client gives up before the answer begins
             raise
         finally:
             if response.status != HTTPStatus.OK:
@@ -137,7 +137,7 @@ async def converse(app, response):
 
     async def send(message: Message) -> None:
         if requests.is_broken or requests.arrived[:1] == [b""]:
-            return  # nobody reads it
+            return  # no reader is left
         if message["type"] == "http.response.start":
             out.put(str(message["status"]).encode())
             return

@@ -6,17 +6,17 @@ from fabric.edit_mode import EditMode
 from fabric.ids import AgentId, OperationId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from tests.sim.api import Api
-from tests.sim.asking import Asking
-from tests.sim.directives import TOOL, Told, adding, name_of, removing, removing_all
-from tests.sim.hearing import REBUILD, Hearing
-from tests.sim.mimics import Mimics
-from tests.sim.placing import draw_items, superseding
+from tests.sim.directive_items import draw_items, superseding
+from tests.sim.directive_judge import REBUILD, DirectiveJudge
+from tests.sim.directives import TOOL, DirectiveEdit, adding, name_of, removing, removing_all
 from tests.sim.privacy import Privacy
+from tests.sim.privacy_probes import PrivacyProbes
+from tests.sim.router_requests import RouterRequests
 from tests.sim.verbs import Verbs
 
 DIRECTING_ODDS = {"full": 0.7, "window": 0.7}  # of lives, by model, else:
 OTHERS_DIRECTING_ODDS = 0.4
-TALK_ODDS, DEED_ODDS, TOOL_ODDS, UNSAID_ODDS = 0.8, 0.8, 0.5, 0.6
+TALK_ODDS, ACTION_ODDS, TOOL_ODDS, UNSAID_ODDS = 0.8, 0.8, 0.5, 0.6
 AGAIN_ODDS, ASIDE_ODDS, SHOW_ODDS = 0.1, 0.25, 0.3
 DIRECTING_ROUNDS = 2  # more than others have
 
@@ -32,11 +32,11 @@ class Directing:
         self._does = {}
         self._aside = {}  # by talk: what is done while it takes its turns
         self._api = Api(world)
-        self._ask = Asking(world).in_router
-        self.hearing = Hearing(world)
+        self._ask = RouterRequests(world).in_router
+        self.judge = DirectiveJudge(world)
         self.verbs = Verbs(world, self._api, self.stream)
         self.privacy = Privacy(world, self.verbs)
-        self.mimics = Mimics(world, self.verbs)
+        self.privacy_probes = PrivacyProbes(world, self.verbs)
 
     def directs(self, talk):
         """Say whether a conversation has directives now and then."""
@@ -72,27 +72,27 @@ class Directing:
         elif talk.edits is None:
             talk.edits = EditMode.FORGET
 
-    # --- deeds -------------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------
 
     async def act(self, talk):
-        """Now and then direct the agent, or see what it was told."""
+        """Now and then direct the agent, or list its directives."""
         await self.end(talk)
         if not self.directs(talk) or talk.acked is None:
             return
         random = self.stream(talk)
-        await self.mimics.act(talk)
-        if random.random() >= DEED_ODDS:
+        await self.privacy_probes.act(talk)
+        if random.random() >= ACTION_ODDS:
             return
         changes = [self._post] * 10 + [self._undo] * 3 + [self._undo_all, self._supersede]
         others = [self._rebuild, self._show] + [self._copy] * 2 + [self.verbs.say] * 4
-        if _operations(self.hearing.of(talk)):
+        if _operations(self.judge.of(talk)):
             others += [self._copy] * 4
-        deed = random.choice([*changes, *others])
-        if deed in changes and random.random() < ASIDE_ODDS:
-            work = deed(talk, is_aside=True)
+        action = random.choice([*changes, *others])
+        if action in changes and random.random() < ASIDE_ODDS:
+            work = action(talk, is_aside=True)
             self._aside[talk] = asyncio.create_task(work)
             return
-        await deed(talk)
+        await action(talk)
         if random.random() < SHOW_ODDS:
             await self._show(talk)
 
@@ -103,34 +103,34 @@ class Directing:
             await aside
 
     def forget(self, talk):
-        """Note that a conversation's agent is gone for good."""
-        self.hearing.of(talk).begin_anew()
+        """Note that a conversation's agent was erased."""
+        self.judge.of(talk).begin_anew()
         self.verbs.forget(talk.key)
 
     async def _post(self, talk, *, is_aside=False):
-        random, known = self.stream(talk), self.hearing.of(talk)
+        random, known = self.stream(talk), self.judge.of(talk)
         operation = OperationId(f"direct-{random.randrange(10**9):09}")
         held = _operations(known)
-        if not all(len({told.operation for told in s}) == len(held) for s in known.possible):
+        if not all(len({edits.operation for edits in s}) == len(held) for s in known.possible):
             held = []  # one that was undone meanwhile would not be made again
         if held and random.random() < AGAIN_ODDS:
             operation = OperationId(random.choice(held))  # again: it changes nothing
         may_place = not (is_aside or talk.attempts)
-        items, told = draw_items(random, talk, known, operation, may_place=may_place)
+        items, edits = draw_items(random, talk, known, operation, may_place=may_place)
         if items:
             body = {"operation": operation, "directives": items}
-            await self._change(talk, "add", body, operation, adding(told), is_aside=is_aside)
+            await self._change(talk, "add", body, operation, adding(edits), is_aside=is_aside)
 
     async def forget_message(self, talk, message):
-        """Have an agent forget a message; return the operation, None where it may not be told."""
-        known = self.hearing.of(talk)
-        told_before = [each for state in known.past for each in state]
-        if any(each.concerns(message, 0) for each in told_before):
+        """Have an agent forget a message; return the operation, None where that is not possible."""
+        known = self.judge.of(talk)
+        edits_before = [each for state in known.past for each in state]
+        if any(each.concerns(message, 0) for each in edits_before):
             return None
         operation = OperationId(f"direct-{self.stream(talk).randrange(10**9):09}")
         item = {"message": {"role": message["role"], "content": message["content"]}}
         body = {"operation": operation, "directives": [item | {"mode": "forget"}]}
-        change = adding([Told(operation, "forget", None, said=name_of(message))])
+        change = adding([DirectiveEdit(operation, "forget", None, said=name_of(message))])
         await self._change(talk, "add", body, operation, change, is_aside=False)
         held = [any(each.operation == operation for each in state) for state in known.possible]
         return operation if all(held) else None
@@ -148,7 +148,7 @@ class Directing:
         await self._change(talk, "supersede", body, operation, change, is_aside=is_aside)
 
     async def _undo(self, talk, *, is_aside=False):
-        held = _operations(self.hearing.of(talk))
+        held = _operations(self.judge.of(talk))
         if held:
             gone = self.stream(talk).choice(held)
             await self._change(talk, "remove", None, gone, removing({gone}), is_aside=is_aside)
@@ -158,7 +158,7 @@ class Directing:
 
     async def _change(self, talk, verb, body, operation, change, *, is_aside):
         """Have directives changed, and again by the same operation until it is clear."""
-        world, known = self._world, self.hearing.of(talk)
+        world, known = self._world, self.judge.of(talk)
         before, since_s = known.possible, world.loop.now_s
         world.lineage.begun_count += 1
         known.outstanding[verb, operation] = change
@@ -175,28 +175,28 @@ class Directing:
                 known.possible = before
                 del known.outstanding[verb, operation]
             return
-        if self.hearing.is_lost(talk, row["node"]):
+        if self.judge.is_lost(talk, row["node"]):
             # By number it may be another message there.
             known.is_unknown |= any(each.nth is not None for s in known.possible for each in s)
             known.possible = known.past
         del known.outstanding[verb, operation]
         known.settle(change)
         known.held = (row["node"], since_s)
-        self.hearing.check_listed(talk, row["directives"], row["node"])
-        is_new = operation not in {told.operation for state in before for told in state}
+        self.judge.check_listed(talk, row["directives"], row["node"])
+        is_new = operation not in {edits.operation for state in before for edits in state}
         if verb in {"add", "supersede"} and is_new and not (is_aside or talk.attempts):
             known.exact_since = operation
 
     async def _rebuild(self, talk):
         row, _ = await self._api.insist(talk, self.stream(talk), "rebuild")
         if row is not None and not talk.attempts:
-            self.hearing.of(talk).exact_since = REBUILD
+            self.judge.of(talk).exact_since = REBUILD
 
     async def _show(self, talk):
         row, _ = await self._api.insist(talk, self.stream(talk), "show")
         if row is not None:
-            self.hearing.check_listed(talk, row["directives"], row["node"])
-            self.hearing.check_applied(talk, row["directives"], row["node"])
+            self.judge.check_listed(talk, row["directives"], row["node"])
+            self.judge.check_applied(talk, row["directives"], row["node"])
 
     # --- copies ------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Directing:
             if done.result is not None and is_private:
                 world.fail(f"{talk.name}: its memory is for itself alone, and is forked")
         else:
-            done = await world.chaos.deeds.copy_by_file(talk.key, name)
+            done = await world.chaos.actions.copy_by_file(talk.key, name)
         is_copied = done is not None and done.result is not None
         if done is None or done.is_over:
             talk.end_copy()
@@ -233,20 +233,20 @@ class Directing:
 
     async def _go_on_as(self, talk, name, source):
         world, key = self._world, (talk.tenant, name)
-        node = next((n for n in world.nodes if key in world.platters.records(n)), None)
+        node = next((n for n in world.nodes if key in world.disk_judge.records(n)), None)
         heir = type(talk)(
             talk.tenant, Identity(IdentityKind.AGENT, name), self.stream(talk), talk.number
         )
         heir.lives_count, heir.edits = talk.lives_count, talk.edits
         heir.messages = [*talk.messages, {"role": "user", "content": heir.say()}]
-        self.hearing.copied(talk, heir, (node, world.loop.now_s))
-        known, held = self.hearing.of(heir), self.hearing.of(talk).held
+        self.judge.copied(talk, heir, (node, world.loop.now_s))
+        known, held = self.judge.of(heir), self.judge.of(talk).held
         source = source or (held and held[0])
-        known.is_unknown |= node is None or self.hearing.is_lost(talk, source)
+        known.is_unknown |= node is None or self.judge.is_lost(talk, source)
         world.note(f"{talk.name}: {name} goes on from there")
         world.edits.wish(heir, heir.edits)
         await world.clients.insist(heir, Sampling(max_tokens=8))
 
 
 def _operations(known):
-    return sorted({told.operation for state in known.possible for told in state})
+    return sorted({edits.operation for state in known.possible for edits in state})

@@ -1,7 +1,7 @@
 """The judge's own reading of a history under directives, from the documentation alone.
 
-What an agent was told is known for certain only once an answer came. Until then each state counts
-as possible in which it may be.
+The directives of an agent are known for certain only after an answer. Until then each state counts
+as possible that the agent may have.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ SYSTEM, TOOL = "system", "tool"
 
 
 @dataclass(frozen=True)
-class Told:
+class DirectiveEdit:
     """One message, or some of its characters, and what it reads instead."""
 
     operation: str
@@ -36,16 +36,16 @@ class Told:
 
 
 def name_of(message):
-    """Return by what a message is known again."""
+    """Return what identifies a message: its role and content."""
     return message["role"], message["content"]
 
 
 def numbered(messages):
     """Return each message with how many before it say the same."""
-    heard = Counter()
+    counts = Counter()
     for message in messages:
-        yield message, heard[name_of(message)]
-        heard[name_of(message)] += 1
+        yield message, counts[name_of(message)]
+        counts[name_of(message)] += 1
 
 
 def rewritten(messages, state):
@@ -53,32 +53,32 @@ def rewritten(messages, state):
 
     Of two for a whole message the newer one counts, and before any for some of its characters.
     """
-    made = []
+    result = []
     for message, nth in numbered(messages):
         found = _done_to(message, nth, state)
         if found and found[0].span is None:
             text = found[0].replacement
             if text is not None or message["role"] == TOOL:  # a call goes with its result
-                made.append({**message, "content": text or ""})
+                result.append({**message, "content": text or ""})
             continue
         text = message["content"]
-        for told in sorted(found, key=lambda told: told.span, reverse=True):
-            start, end = told.span
-            text = text[:start] + (told.replacement or "") + text[end:]
-        made.append({**message, "content": text})
-    return made
+        for edit in sorted(found, key=lambda edit: edit.span, reverse=True):
+            start, end = edit.span
+            text = text[:start] + (edit.replacement or "") + text[end:]
+        result.append({**message, "content": text})
+    return result
 
 
 def concerned(messages, state):
     """List what of a state has a part in a conversation."""
-    found = {id(told) for pair in numbered(messages) for told in _done_to(*pair, state)}
-    return [told for told in state if id(told) in found]
+    found = {id(edit) for pair in numbered(messages) for edit in _done_to(*pair, state)}
+    return [edit for edit in state if id(edit) in found]
 
 
 def _done_to(message, nth, state):
-    """List what is done to a message: it is replaced once as a whole, or characters of it are."""
-    found = [told for told in state if told.concerns(message, nth)]
-    whole = [told for told in found if told.span is None]
+    """List the edits of a message: one of the whole message, or those of characters."""
+    found = [edit for edit in state if edit.concerns(message, nth)]
+    whole = [edit for edit in found if edit.span is None]
     return whole[-1:] or found
 
 
@@ -89,10 +89,10 @@ class Knowledge:
     possible: list = field(default_factory=lambda: [()])  # states, each a tuple in order
     past: list = field(default_factory=lambda: [()])  # all that were ever possible
     held: tuple | None = None  # the node that has them for certain, and since when
-    outstanding: dict = field(default_factory=dict)  # by operation: changes that nobody answered
+    outstanding: dict = field(default_factory=dict)  # by operation: changes without an answer
     applied: frozenset = frozenset()  # what an acknowledged turn's prompt was rewritten by
     exact_since: str | None = None  # why the next turn must begin with exact memory
-    is_unknown: bool = False  # nobody can tell any more what it was told
+    is_unknown: bool = False  # its directives can no longer be determined
 
     def spread(self, change):
         """Let a change have been made, or not, or be made later."""
@@ -103,7 +103,7 @@ class Knowledge:
         self._set(map(change, self.possible))
 
     def narrow(self, states, held):
-        """Learn which of them it is, from whoever has it now."""
+        """Narrow the possible states to those of the present owner."""
         if states:
             self._set(states)
             for change in list(self.outstanding.values()):
@@ -119,7 +119,7 @@ class Knowledge:
             self.spread(change)
 
     def copy(self):
-        """Return what is known of somebody who begins with the same."""
+        """Return the knowledge of an agent that starts as a copy."""
         return Knowledge(list(self.possible), list(self.past), is_unknown=self.is_unknown)
 
     def _set(self, states):
@@ -127,18 +127,18 @@ class Knowledge:
         self.past = list(dict.fromkeys([*self.past, *self.possible]))
 
 
-def adding(told):
+def adding(edit):
     """Return the change that adds directives of one operation; one that is there stays."""
 
     def change(state):
         known = {each.operation for each in state}
-        return (*state, *(each for each in told if each.operation not in known))
+        return (*state, *(each for each in edit if each.operation not in known))
 
     return change
 
 
 def removing(operations):
-    """Return the change that takes back what some operations said."""
+    """Return the change that removes the directives of some operations."""
     return lambda state: tuple(each for each in state if each.operation not in operations)
 
 

@@ -30,13 +30,13 @@ class PointFault:
 
 
 class Changes:
-    """How often any platter was written: between two of these none is another than before."""
+    """A counter of writes to any drive: while it stays the same no drive has changed."""
 
     count = 0
 
 
 @dataclass(eq=False)
-class Platter:
+class SimDrive:
     """What survives the process: the files, and what ails the drive."""
 
     random: object
@@ -106,10 +106,10 @@ class Lent:
 
 
 class SimDisk:
-    """One process's view of a platter, below `root`; useless once that process is dead."""
+    """A process's view of a drive, below `root`; useless once that process is dead."""
 
-    def __init__(self, platter, process, kill, root=""):
-        self._platter = platter
+    def __init__(self, drive, process, kill, root=""):
+        self._drive = drive
         self._process = process
         self._kill = kill
         self._root = root
@@ -122,38 +122,38 @@ class SimDisk:
 
     def publish(self, name, parts):
         self._step()
-        platter, name = self._alive(), self._root + name
+        drive, name = self._alive(), self._root + name
         data = b"".join(bytes(part) for part in parts)
         if self._is_last_call():
-            if platter.random.random() < 0.5:
-                platter.write(name, data)
+            if drive.random.random() < 0.5:
+                drive.write(name, data)
             self._kill()
             raise PowerLostError
-        if platter.is_full:
+        if drive.is_full:
             raise self._refused([name], errno.ENOSPC)
         in_place = self._fails(name)
         if in_place is not None:
             if in_place:
-                platter.write(name, data)
-            # Whoever is refused once can, and must, put right what that left behind.
-            is_once = platter.fault is not None and platter.fault.name == name
+                drive.write(name, data)
+            # A node that is refused once can, and must, clean up what that left behind.
+            is_once = drive.fault is not None and drive.fault.name == name
             raise self._refused([] if is_once else [name], errno.EIO, in_place=in_place)
-        platter.write(name, data)
-        platter.damaged.discard(name)
+        drive.write(name, data)
+        drive.damaged.discard(name)
         self._step()
 
     publish_ordered = publish
 
     def _fails(self, name):
         """Say whether this write fails, and then whether its file is there all the same."""
-        platter, fault = self._platter, self._platter.fault
+        drive, fault = self._drive, self._drive.fault
         if fault is not None and fault.name is None and name.startswith(fault.prefix):
             fault.number -= 1
             if fault.number < 0:
-                fault.name, platter.has_failed = name, True
+                fault.name, drive.has_failed = name, True
                 return fault.is_in_place
-        if platter.random.random() < platter.error_odds:
-            return platter.random.random() < 0.5
+        if drive.random.random() < drive.error_odds:
+            return drive.random.random() < 0.5
         return None
 
     def read(self, name, limit_bytes):
@@ -193,34 +193,34 @@ class SimDisk:
 
     def remove_all(self, names):
         self._step()
-        platter = self._alive()
+        drive = self._alive()
         names = sorted(self._root + name for name in names)
         if self._is_last_call():
             for name in names:
-                if platter.random.random() < 0.5:
-                    platter.drop(name)
+                if drive.random.random() < 0.5:
+                    drive.drop(name)
             self._kill()
             raise PowerLostError
-        if platter.is_sticky:
+        if drive.is_sticky:
             raise self._refused(names, errno.EIO)
-        if platter.random.random() < platter.error_odds:
+        if drive.random.random() < drive.error_odds:
             for name in names:
-                if platter.random.random() < 0.3:
-                    platter.drop(name)
+                if drive.random.random() < 0.3:
+                    drive.drop(name)
             raise self._refused(names, errno.EIO)
-        count = sum(platter.drop(name) is not None for name in names)
-        platter.refused.difference_update(names)
+        count = sum(drive.drop(name) is not None for name in names)
+        drive.refused.difference_update(names)
         self._step()
         return count
 
     def quarantine(self, name, reason):
         self._step()
-        platter = self._alive()
-        data = platter.drop(self._root + name)
+        drive = self._alive()
+        data = drive.drop(self._root + name)
         if data is not None:
-            platter.quarantined += 1
-            leaf = f"{platter.quarantined}.{name.rpartition('/')[2]}"
-            platter.write(f"{self._root}quarantine/{leaf}", data)
+            drive.quarantined += 1
+            leaf = f"{drive.quarantined}.{name.rpartition('/')[2]}"
+            drive.write(f"{self._root}quarantine/{leaf}", data)
 
     def remove_leftovers(self):
         return
@@ -237,27 +237,27 @@ class SimDisk:
     def _alive(self):
         if self._process.is_dead:
             raise PowerLostError
-        return self._platter
+        return self._drive
 
     def _step(self):
         """Let others run between two accesses of a worker, for as long as the drive takes."""
         self._alive()
-        platter = self._platter
-        pause(STEP_S + platter.slow_s * platter.random.random() if platter.slow_s else STEP_S)
+        drive = self._drive
+        pause(STEP_S + drive.slow_s * drive.random.random() if drive.slow_s else STEP_S)
         self._alive()
 
     def _is_last_call(self):
-        platter = self._platter
-        if platter.crash_in is None:
+        drive = self._drive
+        if drive.crash_in is None:
             return False
-        platter.crash_in -= 1
-        if platter.crash_in > 0:
+        drive.crash_in -= 1
+        if drive.crash_in > 0:
             return False
-        platter.crash_in = None
+        drive.crash_in = None
         return True
 
     def _refused(self, names, cause, *, in_place=False):
-        self._platter.refused.update(names)
+        self._drive.refused.update(names)
         refusal = DiskError("the drive refused", cause)
         refusal.is_in_place = in_place
         return refusal

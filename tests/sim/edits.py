@@ -133,13 +133,13 @@ class Edits:
         self._taken_out.pop(talk.marker, None)
 
     def copycat(self, talk):
-        """Return somebody else who says the same, where an answer came of edited memory."""
+        """Return another client with the same messages, if edited memory served the answer."""
         messages = self._amortized.pop(talk, None)
         if messages is None or self._stream(talk).random() >= COPYCAT_ODDS:
             return None
-        return self._as_somebody_else(talk, messages)
+        return self._as_another_client(talk, messages)
 
-    def _as_somebody_else(self, talk, messages):
+    def _as_another_client(self, talk, messages):
         random, tenants = self._stream(talk), {each.tenant for each in self._world.clients.talks}
         identity = Identity(IdentityKind.CONTENT)
         if random.random() < 0.5:
@@ -209,14 +209,14 @@ class Edits:
                 return f"the window's row {at} is that of another token"
         return None
 
-    def explains(self, talk, telling, admitted, sampling, got):
+    def explains(self, talk, variant, admitted, sampling, got):
         """Say whether an answer is what the edited memory makes that it began with."""
         if not admitted.amortized_tokens:
             return False
-        self._amortized[talk] = telling.messages
+        self._amortized[talk] = variant.messages
         self.amortized_count += 1
         self.borrowed_count += admitted.match is MatchKind.SPANS
-        return self._is_answer(tuple(map(ord, telling.prompt)), sampling, got)
+        return self._is_answer(tuple(map(ord, variant.prompt)), sampling, got)
 
     def _is_answer(self, prompt, sampling, got):
         """Follow an answer from where it began, or was taken up with what was left."""

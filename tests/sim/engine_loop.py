@@ -7,7 +7,7 @@ from node.limits import BLOCKED_POLL_S
 
 
 class _Bell:
-    """Stands in for the thread's condition: whoever rings it makes the loop look around."""
+    """Stands in for the thread's condition: notifying it runs the loop."""
 
     def __init__(self, ring):
         self.notify = ring

@@ -1,8 +1,8 @@
 """Epochs that one client has seen of its agents: none of them may ever decrease.
 
 One router never gives an epoch out twice, so none goes back while it lives. The next router has
-only what nodes tell it: where the newer claim's node is away, it serves from the older owner until
-that node is back, and not below anything that it was told.
+only what nodes report: where the newer claim's node is away, it serves from the older owner until
+that node is back, and not below any epoch reported to it.
 """
 
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ class Epochs:
         """Forget all: they are erased."""
         self._seen.clear()
 
-    def floor(self, agent, router, told_epoch):
-        """Return what this router must not go below; `told_epoch` is what nodes have told it."""
+    def floor(self, agent, router, reported_epoch):
+        """Return what this router must not go below, given the highest epoch reported to it."""
         seen = [
-            epoch if by == router else min(epoch, told_epoch)
+            epoch if by == router else min(epoch, reported_epoch)
             for (other, by), epoch in self._seen.items()
             if other == agent
         ]
         return max(seen, default=0)
 
 
-def told(router, nodes, tenant):
-    """Return the highest epoch by agent among the nodes that have told this router theirs."""
+def reported_epochs(router, nodes, tenant):
+    """Return the highest epoch by agent among the nodes that have reported to this router."""
     services, epochs = router.services, {}
     members = services.fleet.membership.members if services is not None else ()
     for node in (nodes[member.name].node for member in members if member.listed is not None):

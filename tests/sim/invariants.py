@@ -47,7 +47,7 @@ class Invariants:
             self._check_owners(nodes)
             for node in nodes:
                 self._memory.note_refused(node.resources.table)
-        self._world.platters.check_step()
+        self._world.disk_judge.check_step()
         self._memory.check_step()
 
     def _check_owners(self, nodes):
@@ -66,11 +66,11 @@ class Invariants:
     # --- at the end --------------------------------------------------------------------------
 
     def check_quiet(self):
-        """Judge what is left of all before any client says a word again."""
+        """Judge the quiet state before any client sends another turn."""
         for node in self._nodes:
-            self._world.platters.check_tables(node)
+            self._world.disk_judge.check_tables(node)
             unsaved = [agent.key for agent in node.resources.table if agent.is_unsaved]
-            # Where all of the budget is used by whom nobody may evict, memory is all that is left.
+            # Where agents that may not be evicted use the whole budget, memory is all that is left.
             if unsaved and "budget" not in (node.health.degraded or ""):
                 self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is well")
             if node.health.problem is not None:
@@ -80,10 +80,10 @@ class Invariants:
             for agent in node.resources.table:
                 self._check_way_out(node, agent)
         for talk in self._world.clients.talks:
-            self._world.warmth.check_end(talk)
+            self._world.reuse_judge.check_end(talk)
 
     def _check_way_out(self, node, agent):
-        """No agent is left of which every turn is refused, or waits for what nobody decides."""
+        """No agent is left whose turns are all refused, or wait for an undecided move."""
         record, outgoing = agent.manifest, agent.outgoing
         is_erased = record.epoch <= node.resources.erased.floor(*agent.key)
         if record.epoch < outgoing.fence and not is_erased and not agent.is_unsaved:
@@ -94,7 +94,7 @@ class Invariants:
     def check_end(self):
         for check in (
             self._check_records,
-            self._check_platters,
+            self._check_disks,
             self._check_erased,
             self._check_directory,
             self._check_leftovers,
@@ -117,19 +117,19 @@ class Invariants:
 
     def _check_blocks(self, node):
         """Index and disk agree, but for what was hurt and not read; a scrub finds just that."""
-        blocks, platter = node.resources.store.blocks, self._world.nodes[node.name].platter
-        hurt = [name.removeprefix("blocks/").partition(".")[0] for name in platter.damaged]
+        blocks, drive = node.resources.store.blocks, self._world.nodes[node.name].drive
+        hurt = [name.removeprefix("blocks/").partition(".")[0] for name in drive.damaged]
         problems = [
             text for text in blocks.check_integrity() if not any(name in text for name in hurt)
         ]
         damaged = blocks.scrub(ALL_BYTES).damaged
         problems += [
-            f"{ref.name} is damaged, and nobody hurt it"
+            f"{ref.name} is damaged, and no fault did it"
             for ref in damaged
-            if file_name(ref) not in platter.damaged
+            if file_name(ref) not in drive.damaged
         ]
         problems += blocks.check_integrity()
-        if platter.has_failed:
+        if drive.has_failed:
             # What could be neither published nor removed stays until the next start.
             problems = [text for text in problems if not text.endswith(LEFT_IN_PLACE)]
         if problems:
@@ -157,12 +157,12 @@ class Invariants:
             self._fail(f"{where}: its blocks are not named by its tenant and its tokens")
         count = saved.tokens_count
         cache, layout = SimCache(count, self._world.kind), unedited_layout(saved)
-        wanted = self._wanted_tokens(node, saved, layout)
+        expected = self._expected_tokens(node, saved, layout)
         found = load_layout(node.resources.store, saved.tenant, saved.token_ids, layout, cache)
         loaded = found.tokens_count
-        platter = self._world.nodes[node.name].platter
-        if loaded != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
-            self._fail(f"{where}: only {loaded} of {wanted} tokens can be read back")
+        drive = self._world.nodes[node.name].drive
+        if loaded != expected and not drive.hurt & {file_name(ref) for ref in saved.refs}:
+            self._fail(f"{where}: only {loaded} of {expected} tokens can be read back")
         if not oracle.is_cache_of(cache, saved.token_ids[:loaded]):
             self._fail(f"{where}: its blocks are not those of its tokens")
 
@@ -204,29 +204,29 @@ class Invariants:
         ids, cache = saved.token_ids, SimCache(saved.tokens_count, self._world.kind)
         loaded = load_layout(node.resources.store, saved.tenant, ids, layout, cache)
         count = loaded.tokens_count
-        platter, wanted = self._world.nodes[node.name].platter, len(ids)
+        drive, expected = self._world.nodes[node.name].drive, len(ids)
         hosts = self._world.nodes.values()
         is_cut = saved.provenance.truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
-        is_cut &= any(host.platter.hurt for host in hosts)
-        if is_cut or any(host.platter.has_been_full for host in hosts):
+        is_cut &= any(host.drive.hurt for host in hosts)
+        if is_cut or any(host.drive.has_been_full for host in hosts):
             # What was cut, or saved later than it was computed, lacks windows of its end.
-            wanted = restorable(layout, self._world.kind.spec.window_tokens).tokens_count
-        if count != wanted and not platter.hurt & {file_name(ref) for ref in saved.refs}:
-            self._fail(f"{where}: only {count} of {wanted} edited tokens can be read back")
+            expected = restorable(layout, self._world.kind.spec.window_tokens).tokens_count
+        if count != expected and not drive.hurt & {file_name(ref) for ref in saved.refs}:
+            self._fail(f"{where}: only {count} of {expected} edited tokens can be read back")
         exact = min(saved.edited.exact_tokens, count)
         self._check_cache(where, agent.key, cache, ids[:count], exact)
         hot = agent.cache if agent.is_durable and count == len(ids) else None
         if hot is not None and not oracle.are_alike(hot, cache):
             self._fail(f"{where}: its memory is not what was saved of it")
 
-    def _wanted_tokens(self, node, saved, layout):
+    def _expected_tokens(self, node, saved, layout):
         """Say how much of a record must come back: all of it, unless drives lost some of it.
 
         A record that was cut to what is left may end where neither a state nor windows were kept,
         or lack those of its end. What it does list must be good.
         """
         truncated_by, count = saved.provenance.truncated_by, saved.tokens_count
-        hurt = [name for host in self._world.nodes.values() for name in host.platter.hurt]
+        hurt = [name for host in self._world.nodes.values() for name in host.drive.hurt]
         if not count:  # it says who owns the agent, and no more
             return 0
         is_derived = saved.key in self._world.watch.derived_cuts
@@ -248,13 +248,13 @@ class Invariants:
         found.append(store.state_span(saved.tenant, ids, spans, len(ids)))
         return {span.block_hash.hex() for span in found}
 
-    def _check_platters(self):
+    def _check_disks(self):
         for node in self._nodes:
-            self._world.platters.check_tables(node)
+            self._world.disk_judge.check_tables(node)
 
     def _check_erased(self):
         for name, marker in (*self._world.clients.erased, *self._world.lending.forgotten()):
-            self._world.platters.check_erased(name, marker)
+            self._world.disk_judge.check_erased(name, marker)
             self._world.lineage.check_words(name, marker)
         for talk in self._world.clients.talks:
             if talk.erased_s is None:
@@ -265,7 +265,7 @@ class Invariants:
                     self._fail(f"{talk.name}: erased, and back on {node.name}")
 
     def _check_directory(self):
-        """The router knows every agent's owner, and nobody is left in doubt."""
+        """The router knows every agent's owner, and no claim is left in doubt."""
         directory = self._world.router.services.fleet.directory
         if directory.in_doubt():
             self._fail(f"in doubt when all is quiet: {directory.in_doubt()}")

@@ -1,4 +1,4 @@
-"""Lenders that are erased, made private or told to forget soon after others borrowed from them.
+"""Lenders that are erased, made private or directed to forget soon after others borrowed.
 
 Meanwhile what was borrowed goes further: by moves, replicas, forks and files, and restarts.
 """
@@ -18,7 +18,7 @@ class Lending:
         self._random = world.stream("lending")
         self._others = world.stream("lost loans")
         self._due = set()  # talks whose agents are to be erased
-        self._asked = {}  # by talk: the loan whose readers are asked again after its next turn
+        self._loans_to_check = {}  # by talk: a loan to check after its next turn
         self._forgetting = {}  # by talk: the operation that has its agent forget a loan's secret
         self._left_out = {}  # by talk: the secret that its client says no more
         self._forgotten = []  # each talk with a marker that its agent forgot
@@ -34,8 +34,8 @@ class Lending:
         """Spread what others have borrowed of a talk's agent, and take it back."""
         random, readers = self._random, self._world.readers
         self._note_forgotten(talk)
-        if talk in self._asked:
-            await readers.ask(self._asked.pop(talk))
+        if talk in self._loans_to_check:
+            await readers.ask(self._loans_to_check.pop(talk))
         if talk.acked is None or talk.attempts or not talk.is_alone:
             return
         loan = readers.loan(talk)
@@ -63,7 +63,7 @@ class Lending:
             await self._world.clients.erase(reader)
             return
         if loan is not None and random.random() < ASK_ODDS:
-            self._asked[talk] = loan
+            self._loans_to_check[talk] = loan
         if random.random() < ERASE_ODDS:
             self._due.add(talk)
         elif loan is not None and self._others.random() < FORGET_ODDS:
@@ -86,7 +86,7 @@ class Lending:
         if talk not in self._forgetting or talk.acked is None or talk.attempts:
             return
         operation, loan = self._forgetting[talk]
-        known = self._world.directing.hearing.of(talk)
+        known = self._world.directing.judge.of(talk)
         is_applied = any(each.operation == operation for each in known.applied)
         if not is_applied or len(known.possible) > 1 or known.outstanding:
             return
@@ -109,11 +109,11 @@ class Lending:
                 continue
             if talk in self._left_out:  # its client says it again to an agent that was evicted
                 continue
-            if not self._world.directing.hearing.is_lost(talk, talk.acked.node):
+            if not self._world.directing.judge.is_lost(talk, talk.acked.node):
                 yield talk.name, marker
 
     def leave_secrets(self, talk):
-        """Note that copies of an agent which ends may have what it was told to forget."""
+        """Note that copies of an erased agent may hold what it has forgotten."""
         self._forgotten = [each for each in self._forgotten if each[0] is not talk]
         self._world.lineage.remember_words(talk)
 
@@ -148,7 +148,7 @@ class Lending:
     async def _file(self, key):
         self._mark_copied(key)
         name = AgentId(f"loan-{self._random.randrange(10**6)}")
-        await self._world.chaos.deeds.copy_by_file(key, name)
+        await self._world.chaos.actions.copy_by_file(key, name)
 
     def _mark_copied(self, key):
         """Note in all talks of an agent that it has copies, or may yet have them."""
@@ -177,4 +177,4 @@ class Lending:
         return host if is_well else None
 
     def _ask(self, what, work):
-        return self._world.chaos.deeds.ask(what, work)
+        return self._world.chaos.actions.ask(what, work)

@@ -114,7 +114,7 @@ class Lineage:
         self._forgotten[marker] = talk, self._world.loop.now_s
 
     def remember_words(self, talk):
-        """Note that an agent may read again, and lend, what it was told to forget."""
+        """Note that an agent may read again, and lend, what it has forgotten."""
         self._forgotten = {
             marker: each for marker, each in self._forgotten.items() if each[0] is not talk
         }
@@ -184,9 +184,9 @@ class Lineage:
         return None
 
     def _has_forgotten(self, talk):
-        """Return whether what an agent was told to forget has not come back."""
-        hearing = self._world.directing.hearing
-        return talk.acked is None or not hearing.is_lost(talk, talk.acked.node)
+        """Return whether an agent's forgotten message has not come back."""
+        judge = self._world.directing.judge
+        return talk.acked is None or not judge.is_lost(talk, talk.acked.node)
 
     def _must_know(self, node, since_s):
         """Return whether a node must know what was acknowledged then; at the end all must."""
@@ -200,7 +200,7 @@ class Lineage:
             return
         windows = {window_entry(entry) for entry in tainted}
         for host in self._world.nodes.values():
-            for file, raw in host.platter.files.items():
+            for file, raw in host.drive.files.items():
                 if _has_any(file, raw, tainted, windows):
                     self._world.fail(f"{name}: erased, and {host.name} has memory of it in {file}")
                     return
@@ -232,7 +232,7 @@ class Lineage:
         if bool(agents) != bool(tokens):
             self._world.fail(f"{receipt.node}: {tokens} tokens of {agents} agents were dropped")
         host = self._world.nodes[receipt.node]
-        if host.node is None or host.platter.has_failed or host.platter.has_been_full:
+        if host.node is None or host.drive.has_failed or host.drive.has_been_full:
             return
         dropped = []
         for name, (count, saved) in before[receipt.node].items():

@@ -21,7 +21,7 @@ class PowerLostError(BaseException):
 
 
 class StuckError(RuntimeError):
-    """Everybody waits and no timer is set."""
+    """All tasks wait and no timer is set."""
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ def _outcome(func, args):
         return None, raised
 
 
-def _tell(future, outcome, error):
+def _set_outcome(future, outcome, error):
     if future.cancelled():
         return
     if error is not None:
@@ -86,7 +86,7 @@ class _Selector:
 
     def select(self, timeout):
         if timeout is None:
-            message = "nobody can go on"
+            message = "no task can continue"
             raise StuckError(message)
         self._loop.now_s += timeout
         return []
@@ -166,12 +166,12 @@ class SimLoop(asyncio.BaseEventLoop):
             return self.start_worker(lambda: func(*args), WORKER_DELAY_S)
         self.extra_s = 0.0
         # An error's traceback holds this frame: a local name of it would keep it for ever.
-        return self._tell_later(*_outcome(func, args))
+        return self._set_outcome_later(*_outcome(func, args))
 
-    def _tell_later(self, outcome, error):
+    def _set_outcome_later(self, outcome, error):
         future = self.create_future()
         if not isinstance(error, PowerLostError):  # nobody is left to hear of it
-            self.call_later(WORKER_DELAY_S + self.extra_s, _tell, future, outcome, error)
+            self.call_later(WORKER_DELAY_S + self.extra_s, _set_outcome, future, outcome, error)
         return future
 
     def spawn(self, process, work):

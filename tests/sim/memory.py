@@ -22,7 +22,7 @@ class Memory:
                 self._refused.discard(agent.cache)
 
     def check_step(self):
-        """Add up all caches that a node's engine has made and somebody still holds.
+        """Add up all caches of a node's engine that are still referenced.
 
         One may be beside the budget: where nothing that is idle can be dropped, somebody must run
         all the same. What a disk has refused stays whatever the budget.

@@ -37,7 +37,7 @@ _STATE = LayerSpec(LayerKind.RECURRENT, states=(TensorSpec("state.0", "U8", (1, 
 
 @dataclass(frozen=True)
 class Kind:
-    """One model: what its layers keep, and by what its blocks are told from others'."""
+    """A model: what its layers keep, and the fingerprint that its blocks are named by."""
 
     name: str
     spec: ModelCacheSpec
@@ -170,9 +170,9 @@ class SimCache:
         if not (self.shifts or self.windows.tokens or self._has_state):
             return self.held
         moved = cut_shifts(self.shifts, 0, self.tokens_count)
-        told = b"".join(bytes(str(shift), "ascii") for shift in moved)
+        moves_text = b"".join(bytes(str(shift), "ascii") for shift in moved)
         window = self.windows.seen(self.tokens_count)
-        return self.held.tobytes() + told + window + self.state.tobytes()
+        return self.held.tobytes() + moves_text + window + self.state.tobytes()
 
     def next_token(self, sampling, seed, index):
         """Draw the next token: greedily by the cache alone, else by seed and number, too."""

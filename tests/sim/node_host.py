@@ -28,7 +28,7 @@ from node.store.tombstones import TombstoneStore
 from node.tiers.memory_pressure import MemoryGauge
 from tests.sim.clock import SimClock
 from tests.sim.connection import converse
-from tests.sim.disk import Platter, SimDisk
+from tests.sim.disk import SimDisk, SimDrive
 from tests.sim.engine import SimDevice, SimEngine
 from tests.sim.engine_loop import EngineClock, EngineLoop
 from tests.sim.loop import Process
@@ -37,7 +37,7 @@ from tests.sim.tokenizer import SimTokenizer
 from tests.sim.transfers import SimTransfers, fetch_from
 
 CLUSTER_KEY = bytes(range(32))
-TOMBSTONES = "erased/"  # where a platter has them, beside the model's own files
+TOMBSTONES = "erased/"  # their folder on a drive, beside the model's own files
 STATES = "state/"  # and what a node says of itself
 PRESSURE_WEIGHTS = (0.97, 0.02, 0.01)  # at each look, of a machine short of memory
 EXIT_S = 0.001  # from the decision to end a process to its end
@@ -51,7 +51,7 @@ class NodeHost:
 
     def __init__(self, world, name, settings: NodeSettings, tokens_per_s):
         self.name = name
-        self.platter = Platter(world.stream(f"{name}/disk"))
+        self.drive = SimDrive(world.stream(f"{name}/disk"))
         self.incarnation = 0
         self.process: Process | None = None
         self.node: Node | None = None  # of the process that lives
@@ -86,7 +86,7 @@ class NodeHost:
         if process.is_dead:
             return
         process.is_dead = True
-        self.platter.crash_in = None
+        self.drive.crash_in = None
         self._world.graveyard.append((process, self.node))
         self.node = self._calls = self._app = None
         self._world.note(f"{self.name} dies")
@@ -113,7 +113,7 @@ class NodeHost:
         self._world.loop.thaw(self.process)
 
     async def _start(self):
-        """Start; whoever cannot exits, and is started again."""
+        """Start; a process that fails to start exits and is started again."""
         process = self.process
         try:
             await self._begin()
@@ -220,8 +220,8 @@ class NodeHost:
         return MemoryGauge(lambda: random.choices([*Pressure], PRESSURE_WEIGHTS)[0])
 
     def open_disk(self, root=""):
-        """Return the living process's view of the platter."""
-        return SimDisk(self.platter, self.process, self.kill, root)
+        """Return the living process's view of the drive."""
+        return SimDisk(self.drive, self.process, self.kill, root)
 
     def _build_app(self):
         files = HibernationHttp(
@@ -256,7 +256,7 @@ class NodeHost:
         reply(answer)
 
     def accept(self, response):
-        """Take a new connection; nobody listens while the node starts."""
+        """Take a new connection; none is accepted while the node starts."""
         if self.process.is_dead or self.node is None:
             response.content.pipe.break_off()
             return

@@ -37,9 +37,9 @@ def _cache_of(ids, kind):
 def is_cache_of(cache, ids) -> bool:
     """Say whether a cache holds what these tokens make, all of it."""
     held, base, window, state = cache.parts()
-    wanted = _cache_of(tuple(ids), cache.kind).parts()
+    expected = _cache_of(tuple(ids), cache.kind).parts()
     start = base * WINDOW_ENTRY_BYTES
-    return (held, window, state) == (wanted[0], wanted[2][start:], wanted[3])
+    return (held, window, state) == (expected[0], expected[2][start:], expected[3])
 
 
 def are_alike(one, other) -> bool:
@@ -56,10 +56,10 @@ def are_alike(one, other) -> bool:
 def exact_tokens(cache, ids) -> int:
     """Count the leading tokens of a cache that are what these tokens make."""
     held = cache.held
-    wanted = _cache_of(tuple(ids), cache.kind).held[: len(held)]
-    if held.tobytes() == wanted.tobytes():
+    expected = _cache_of(tuple(ids), cache.kind).held[: len(held)]
+    if held.tobytes() == expected.tobytes():
         return cache.tokens_count
-    return int(np.argmax(held[: len(wanted)] != wanted)) // ENTRY_BYTES
+    return int(np.argmax(held[: len(expected)] != expected)) // ENTRY_BYTES
 
 
 def entries_of(ids, kind):

@@ -46,7 +46,7 @@ def _patched(owner, name, value):
 
 
 def source_serves_after_the_seal():
-    """Whoever asks gets the agent, sealed or not, and whoever still runs at the seal runs on."""
+    """Sealed agents accept turns, and a turn that runs at the seal continues."""
 
     async def own(self, agent, asked, erased_epoch):
         record = agent.manifest
@@ -76,7 +76,7 @@ def target_commits_without_the_tail():
 
 
 def copies_stay_pinned():
-    """What a migration brought is never let go of."""
+    """Blocks that a migration brought are never unpinned."""
 
     async def keep(self, name, kept):
         return None
@@ -85,7 +85,7 @@ def copies_stay_pinned():
 
 
 def late_copies_stay():
-    """What comes of a move that was given up meanwhile is kept for it."""
+    """Blocks that arrive for an aborted move are kept."""
 
     async def keep(self, name, record):
         return None
@@ -107,7 +107,7 @@ def owners_are_abandoned_early():
 
 
 def a_takeover_keeps_the_epoch():
-    """Who takes an agent over claims it no higher than who lost it."""
+    """A takeover claims the agent at the epoch of the lost owner."""
     next_epoch = Directory.next_epoch
     return _patched(Directory, "next_epoch", lambda self, key: max(0, next_epoch(self, key) - 1))
 
@@ -122,7 +122,7 @@ def stale_owners_are_not_released():
 
 
 def owners_lose_their_agents_to_the_cheapest():
-    """Placement asks for no owner: every turn goes where its seconds are fewest."""
+    """Placement ignores owners: every turn goes to the cheapest node."""
     return _patched(placement, "SERVING", ())
 
 
@@ -137,7 +137,7 @@ def lower_epoch_wins():
 
 
 def replica_is_served_as_owner():
-    """The directory takes any copy for the owner's, and nodes serve what they have."""
+    """The directory treats any copy as the owner's, and nodes serve replicas."""
 
     def owner(self, key):
         return min(self.holdings(key), key=lambda h: (h.epoch, h.noted_s), default=None)
@@ -192,7 +192,7 @@ def a_restart_loses_everything():
 
 
 def records_are_never_written():
-    """A record is taken for published, and is nowhere."""
+    """A record counts as published, and is not written."""
     return _patched(ManifestStore, "publish", lambda *_: None)
 
 
@@ -210,7 +210,7 @@ def nothing_is_reused():
 
 
 def every_turn_claims_to_be_durable():
-    """The last event says so whatever the disk said."""
+    """The last event reports a durable turn even after a failed write."""
     commit = Saver.commit
 
     async def committed(self, ended, seal=None):
@@ -240,7 +240,7 @@ def steps_of_ownership_are_not_written():
 
 
 def active_agents_are_evicted():
-    """Agents that are sealed, offered or not saved go like any other."""
+    """Agents that are sealed, offered or not saved are evicted like others."""
 
     def is_active(agent, offered):
         return agent.turn_lock.locked()
@@ -251,7 +251,7 @@ def active_agents_are_evicted():
 
 
 def blocks_of_refused_saves_stay_pinned():
-    """What a save had stored before it was refused is never let go of."""
+    """Blocks of a refused save are never unpinned."""
     return _patched(RecordWriter, "abandon", lambda self: self._let_go())
 
 
@@ -264,7 +264,7 @@ def tombstones_are_never_written():
 
 
 def erasures_leave_the_blocks():
-    """An erased agent's record goes, its blocks do not."""
+    """An erasure removes the record and leaves the blocks."""
     return _patched(BlockStore, "sweep", lambda self: None)
 
 
@@ -272,23 +272,23 @@ def erasures_leave_the_blocks():
 
 
 def the_router_fences_no_turn():
-    """It acknowledges turns of nodes that have lost the agent."""
+    """The router acknowledges turns of nodes that have lost the agent."""
     return _patched(OpenTurn, "_check_current", lambda self: None)
 
 
 def nodes_fence_nobody():
-    """A node that was told of another owner acknowledges the turn that it is about to end."""
+    """A released node acknowledges the turn that it is about to end."""
     fence = property(lambda self: 0, lambda self, value: None)
     return _patched(OutgoingMove, "fence", fence)
 
 
 def released_owners_keep_serving():
-    """A node that was told of another owner lets its running turn end well."""
+    """A released node completes its running turn."""
     return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_nobody())
 
 
 def epochs_are_issued_twice():
-    """The directory does not remember whom it, or the router before, gave an epoch."""
+    """The directory forgets the epochs that it, or the previous router, issued."""
     return _all(
         _patched(Directory, "issue", lambda self, key, epoch: None),
         _patched(Directory, "_fence_below", lambda self, key, epoch: None),
@@ -296,7 +296,7 @@ def epochs_are_issued_twice():
 
 
 def refused_records_are_not_put_back():
-    """A record that failed in its last step stays on the disk, and is taken for gone."""
+    """A record whose write failed after the rename stays, and counts as removed."""
 
     def put_back(self, name):
         self._doubtful.pop(name, None)
@@ -309,7 +309,7 @@ def refused_records_are_not_put_back():
 
 
 def restores_wait_for_no_memory():
-    """What is on disk is read back before the turn is granted its memory."""
+    """A turn is restored from disk before it is granted its memory."""
     prepare = Prefixes.prepare
 
     async def prepared(self, agent, plan, answer):
@@ -323,7 +323,7 @@ def restores_wait_for_no_memory():
 
 
 def memory_is_granted_without_limit():
-    """Every reservation is made, fit or not."""
+    """Every reservation is granted, even beyond the budget."""
 
     def grow(self, size_bytes, *, force=False):
         self.count(size_bytes)
@@ -333,7 +333,7 @@ def memory_is_granted_without_limit():
 
 
 def prefetches_reserve_nothing():
-    """An agent is loaded ahead of its turn whatever there is at work."""
+    """A prefetch loads an agent even while running turns need the memory."""
 
     def claim(self, size_bytes):
         return True

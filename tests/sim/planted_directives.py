@@ -15,7 +15,7 @@ from node.turn.claim import Claims
 
 
 def directives_are_never_written():
-    """What an agent is told is acknowledged, and only memory has it."""
+    """Directives are acknowledged, and kept in memory only."""
 
     async def publish(self, agent, record, **_):
         agent.manifest = record
@@ -25,7 +25,7 @@ def directives_are_never_written():
 
 
 def moves_leave_directives_behind():
-    """An agent comes without what it was told to where it goes."""
+    """An agent migrates without its directives."""
     offered = IncomingCopies.decode_offer
     return patch.object(
         IncomingCopies,
@@ -45,7 +45,7 @@ def forks_forget_directives():
 
 
 def undone_directives_still_apply():
-    """Whoever takes a directive back is shown that it is gone, and it is not."""
+    """An undone directive is no longer listed, and still applies."""
     changed = DirectiveStore._change_directives
 
     async def direct(self, agent, call):
@@ -57,7 +57,7 @@ def undone_directives_still_apply():
 
 
 def waiting_turns_keep_old_directives():
-    """A turn that waited for its agent is rendered as that was told when the turn came."""
+    """A turn that waited for its agent is rendered with the directives of its arrival."""
     known, directives = {}, Claims.directives
 
     def as_before(self, request):
@@ -77,7 +77,7 @@ def the_older_directive_wins():
 
 
 def no_agent_forgets():
-    """What lies behind a message is kept, whatever its directive says."""
+    """Rows after a message are kept, even if its directive forgets them."""
 
     def kept(wished, matched):
         return EditMode.AMORTIZE if matched else wished
@@ -86,12 +86,12 @@ def no_agent_forgets():
 
 
 def closed_agents_stay_hot():
-    """Who is closed or evicted keeps its hot memory."""
+    """Closed and evicted agents keep their hot caches."""
     return patch.object(DirectiveStore, "_drop_resident", lambda self, agent: None)
 
 
 def closing_is_never_written():
-    """What is said of an agent as a whole is in memory only."""
+    """Settings of an agent are kept in memory only."""
 
     async def publish(self, agent, record, *, revokes):
         if record.directives == agent.manifest.directives:
@@ -104,12 +104,12 @@ def closing_is_never_written():
 
 
 def private_memory_is_lent():
-    """Who is for itself alone is no exception when others' blocks are looked for."""
+    """Blocks of private agents are shared like others."""
     return patch.object(AgentTable, "has_private", lambda self, agent: False)
 
 
 def private_moves_are_lent():
-    """What arrives of an agent for itself alone serves others until the move is committed."""
+    """Arriving blocks of a private agent serve others until the move is committed."""
     return patch.object(IncomingMoves, "has_unrecorded_blocks", lambda self, tenant: False)
 
 

@@ -18,13 +18,13 @@ from tests.sim.window import SimWindow
 
 
 def edited_memory_is_offered_to_exact_turns():
-    """What was computed before an edit serves whoever asks, as if it were the prompt's."""
+    """Rows computed before an edit are reused by exact turns."""
     whole = property(lambda self: self.manifest.tokens_count)
     return patch.object(Agent, "exact_tokens", whole)
 
 
 def edited_blocks_are_named_without_lineage():
-    """What a turn with edited memory computed is saved as what its tokens alone would give."""
+    """Blocks computed with edited memory are named without their edit lineage."""
     of = RecordWriters.of
 
     def unedited(self, agent, cache, layout, cached):
@@ -47,15 +47,15 @@ def windows_are_read_one_off():
 def _misread(group):
     read = restore._Restore._read
 
-    def misread(self, wanted):
-        is_wrong = wanted.group is group and wanted.first_row > 0
-        return read(self, replace(wanted, first_row=wanted.first_row - is_wrong))
+    def misread(self, expected):
+        is_wrong = expected.group is group and expected.first_row > 0
+        return read(self, replace(expected, first_row=expected.first_row - is_wrong))
 
     return patch.object(restore._Restore, "_read", misread)
 
 
 def windows_slide_past_what_lies_ahead():
-    """When a hole is filled, the window goes on with the rows in front of it."""
+    """When a hole is filled, the window continues with the rows in front of it."""
     go_on = SimWindow.go_on_ahead
 
     def missed(self, keep_from, tokens_count):
@@ -66,7 +66,7 @@ def windows_slide_past_what_lies_ahead():
 
 
 def moved_rows_count_as_computed_in_place():
-    """Whoever reads an edited cache back forgets how far its rows were moved."""
+    """A restored edited cache forgets how far its rows were moved."""
     hold = SimCache.hold
     return patch.object(
         SimCache, "hold", lambda self, count, ahead, _, *grid: hold(self, count, ahead, (), *grid)
@@ -74,7 +74,7 @@ def moved_rows_count_as_computed_in_place():
 
 
 def borrowed_rows_count_as_computed_one_off():
-    """What is taken of another context is thought to be one token nearer to where it was."""
+    """Borrowed rows count as shifted by one token less than they were."""
     parts = Patch.parts.fget
 
     def misplaced(self):
@@ -87,7 +87,7 @@ def borrowed_rows_count_as_computed_one_off():
 
 
 def rows_are_borrowed_without_request():
-    """Whoever keeps what lies behind an edit is given what others have, too."""
+    """Turns that keep rows after an edit borrow from others, too."""
     prepare = Prefixes.prepare
 
     def unasked(self, agent, plan, request):

@@ -8,7 +8,7 @@ from router.turns.owner_wait import OwnerWait
 
 
 def turns_do_not_wait_for_their_owner():
-    """A new router serves an agent that no node has reported by whichever node is there."""
+    """A new router serves an unreported agent on any ready node."""
 
     async def wait(self, *_):
         return None

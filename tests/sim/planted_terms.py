@@ -8,7 +8,7 @@ from router.fleet.terms import RouterTerms
 
 
 def nodes_grant_terms_during_a_lease():
-    """Whoever asks for a term gets it, also the one that another router has."""
+    """Nodes grant every requested term, even one that another router has."""
 
     def after(self, call, now_s):
         if call.term < self.granted.term:
@@ -28,22 +28,22 @@ def routers_stay_active_beyond_their_lease():
 
 
 def restarted_nodes_forget_their_term():
-    """A node obeys and elects whoever asks it first after its start."""
+    """A restarted node accepts the first router that calls it."""
     return mock.patch.object(GrantedTerms, "recall", return_value=None)
 
 
 def terms_are_not_written():
-    """A node answers a vote before its disk has it."""
+    """A node answers a vote before it is on disk."""
     return mock.patch.object(GrantedTerms, "_write", return_value=None)
 
 
 def nodes_obey_every_router():
-    """No node looks at the term of a call."""
+    """No node checks the term of a call."""
     return mock.patch.object(Ballot, "check", return_value=None)
 
 
 def one_vote_elects():
-    """A router is active as soon as one node says so."""
+    """A router is active as soon as one node grants its term."""
     return mock.patch.object(RouterTerms, "quorum", 1)
 
 

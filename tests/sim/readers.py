@@ -13,7 +13,7 @@ from fabric.ids import AgentId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from tests.sim.model import FULL
 
-TOLD_ODDS, TOLD_MAX = 0.5, 5  # of turns; documents of one life
+DOCUMENT_ODDS, DOCUMENTS_MAX = 0.5, 5  # of turns; documents of one life
 SECOND_ODDS = 0.5
 TEXT_WORDS = 18
 FIRST_NUMBER = 100  # of readers, by which their markers differ from those of clients
@@ -29,7 +29,7 @@ class Loan:
     document: dict
     readers: list = field(default_factory=list)
 
-    def is_told(self, messages):
+    def is_sent(self, messages):
         """Return whether a conversation has the document right after the secret."""
         return (self.secret, self.document) in pairwise(messages)
 
@@ -40,30 +40,34 @@ class Readers:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("readers")
-        self._loans = {}  # by talk: the document that its agent was told last
-        self._told_count = self._count = 0
+        self._loans = {}  # by talk: the document that its agent got last
+        self._documents_count = self._count = 0
 
     def prepare(self, talk):
-        """Tell an agent a secret and a document with its next turn, now and then."""
+        """Add a secret and a document to an agent's next turn, now and then."""
         random, world = self._random, self._world
         is_apart = world.is_crowded or world.is_dark  # lives that are about other things
         may_lend = world.kind is FULL and not is_apart and talk.is_alone
-        if not may_lend or self._told_count >= TOLD_MAX or random.random() >= TOLD_ODDS:
+        if (
+            not may_lend
+            or self._documents_count >= DOCUMENTS_MAX
+            or random.random() >= DOCUMENT_ODDS
+        ):
             return
-        self._told_count += 1
-        marker = f"<{talk.number}.{talk.lives_count}.{self._told_count}>"
+        self._documents_count += 1
+        marker = f"<{talk.number}.{talk.lives_count}.{self._documents_count}>"
         secret = {"role": "user", "content": f"{marker} {self._words(6)}"}
         document = {"role": "user", "content": self._words(TEXT_WORDS)}
         talk.messages = [*talk.messages[:-1], secret, document, talk.messages[-1]]
         self._loans[talk] = Loan(marker, secret, document)
 
     def loan(self, talk):
-        """Return what an agent was told last, if its client still says that."""
+        """Return the last loan of an agent, if its client still sends the document."""
         loan = self._loans.get(talk)
-        return loan if loan is not None and loan.is_told(talk.messages) else None
+        return loan if loan is not None and loan.is_sent(talk.messages) else None
 
     def end(self, talk):
-        """Forget what an agent was told, so that it is told something else."""
+        """Drop the loan of an agent, so that it gets another document."""
         self._loans.pop(talk, None)
 
     async def read(self, talk, loan):

@@ -125,7 +125,7 @@ class RouterHost:
 
 
 class _Transport:
-    """Control calls to one node: whatever is lost on the way, nobody hears of."""
+    """Control calls to one node; a message lost on the way is never reported."""
 
     def __init__(self, world, host, router):
         self._world = world

@@ -34,7 +34,7 @@ class RouterPair:
 
     @property
     def is_serving(self):
-        """Whether a router is active: without one, nobody is served."""
+        """Whether a router is active: without one, no client is served."""
         return self._is_active(self.host)
 
     def boot(self):

@@ -15,7 +15,7 @@ from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Samp
 from node.store.posix_disk import DiskError
 from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
-from tests.sim import chances, oracle
+from tests.sim import oracle, random_streams
 from tests.sim.disk import SimDisk
 from tests.sim.loop import SimLoop
 from tests.sim.model import FULL, MODEL
@@ -40,19 +40,19 @@ def play(script, settings=None, seed=1):
     loop.start_worker = None
     for host in world.nodes.values():
         host._settings = settings or host._settings
-    said = []
+    results = []
 
     async def live():
         for host in (*world.nodes.values(), world.router):
             host.boot()
         await asyncio.sleep(UP_S)
-        told = loop.spawn(world.router.process, script(world))
-        await asyncio.wait({told})
-        said.append(told.result())
+        running = loop.spawn(world.router.process, script(world))
+        await asyncio.wait({running})
+        results.append(running.result())
 
     loop.set_exception_handler(lambda _, found: world.fail(repr(found.get("exception"))))
     loop.on_step = world.invariants.check_step
-    with chances.seeded_secrets(), world.taps():
+    with random_streams.seeded_secrets(), world.taps():
         try:
             task = loop.create_task(live())
             task.add_done_callback(lambda _: loop.end())
@@ -63,7 +63,7 @@ def play(script, settings=None, seed=1):
             gc.enable()
     assert world.violation is None, world.violation
     task.result()
-    return said[0]
+    return results[0]
 
 
 class Talk:
@@ -121,7 +121,7 @@ class Talk:
 
 
 async def patient(call):
-    """Repeat a call for as long as it is told to come again."""
+    """Repeat a call for as long as it fails with RetryLaterError."""
     waited_s = 0.0
     while True:
         try:
@@ -152,18 +152,18 @@ async def refused(call):
 class InPlace:
     """Publishes of one file on one drive that fail behind the rename, one after another."""
 
-    def __init__(self, platter, name, skip, *, ever):
-        self._platter = platter
+    def __init__(self, drive, name, skip, *, permanent):
+        self._drive = drive
         self._name = name
         self._skip = skip
-        self._ever = ever  # whatever is tried from then on fails, removals included
+        self._permanent = permanent  # whatever is tried from then on fails, removals included
         self._old = self._new = None
         self.hits = 0
 
     def publish(self, real, disk, name, parts):
         is_hit = self._is_hit(disk, [disk._root + name])
         if is_hit and self.hits == 1:
-            self._old = self._platter.files.get(name)
+            self._old = self._drive.files.get(name)
             self._new = b"".join(bytes(part) for part in parts)
         real(disk, name, parts)
         if is_hit:
@@ -176,21 +176,21 @@ class InPlace:
 
     def lose_power(self, *, finds_new):
         """Let everything succeed again, and the drive hold what it may after so many failures."""
-        if self._ever and self.hits:
+        if self._permanent and self.hits:
             found = self._new if finds_new else self._old
             if found is None:
-                self._platter.drop(self._name)
+                self._drive.drop(self._name)
             else:
-                self._platter.write(self._name, found)
+                self._drive.write(self._name, found)
         self._skip = None
 
     def _is_hit(self, disk, names):
-        if disk._platter is not self._platter or self._name not in names or self._skip is None:
+        if disk._drive is not self._drive or self._name not in names or self._skip is None:
             return False
         if self._skip:
             self._skip -= 1
             return False
-        self._skip = 0 if self._ever else None
+        self._skip = 0 if self._permanent else None
         self.hits += 1
         return True
 
@@ -206,9 +206,9 @@ def _late_failure():
 
 
 @contextmanager
-def failing_in_place(platter, name, skip=0, *, ever=False):
+def failing_in_place(drive, name, skip=0, *, permanent=False):
     """Let a publish of `name` fail in place: the one behind `skip` others, or all from there."""
-    fault = InPlace(platter, name, skip, ever=ever)
+    fault = InPlace(drive, name, skip, permanent=permanent)
     publish, remove_all = SimDisk.publish, SimDisk.remove_all
 
     def published(disk, name, parts):
@@ -225,12 +225,12 @@ def failing_in_place(platter, name, skip=0, *, ever=False):
 
 
 @contextmanager
-def full_for_records(platter):
+def full_for_records(drive):
     """Let one drive refuse every record, though not their blocks."""
     publish = SimDisk.publish
 
     def published(disk, name, parts):
-        if disk._platter is platter and name.startswith("manifests/"):
+        if disk._drive is drive and name.startswith("manifests/"):
             raise _refusal(errno.ENOSPC)
         publish(disk, name, parts)
 

@@ -15,7 +15,7 @@ from tests.support.conversations import said
 TENANT = TenantId("red")
 SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
 STARTED_S = 4.0
-SAID = "river stone amber cloud lantern meadow harbor quiet copper " * 5
+FILLER = "river stone amber cloud lantern meadow harbor quiet copper " * 5
 
 
 class Script(World):
@@ -97,14 +97,14 @@ class Script(World):
     def words_on(self, host, word):
         """List the files of a disk that have a word, as text or as tokens."""
         forms = (word.encode(), b"".join(ord(char).to_bytes(4, "little") for char in word))
-        return [name for name, raw in host.platter.files.items() if any(f in raw for f in forms)]
+        return [name for name, raw in host.drive.files.items() if any(f in raw for f in forms)]
 
 
 def begin(word):
     """Begin a conversation that says a word."""
     return [
-        {"role": "system", "content": f"You are of help. {SAID}"},
-        {"role": "user", "content": f"{word} {SAID}"},
+        {"role": "system", "content": f"You are of help. {FILLER}"},
+        {"role": "user", "content": f"{word} {FILLER}"},
     ]
 
 

@@ -7,7 +7,7 @@ from fabric.edit_mode import EditMode
 from fabric.ids import TenantId
 from fabric.turn.generation import Identity, IdentityKind
 from tests.sim.epochs import Epochs
-from tests.sim.warmth import Ack
+from tests.sim.reuse_judge import Ack
 
 MARKER = re.compile(r"<\d+\.\d+(\.\d+)?>")  # what only one conversation says
 WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")

@@ -11,7 +11,7 @@ from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.model import KINDS, MODEL
-from tests.sim.scripted import SAID, TENANT, play
+from tests.sim.scripted import FILLER, TENANT, play
 from tests.support.conversations import said
 
 ALICE = (TENANT, AgentId("alice"))
@@ -20,8 +20,8 @@ ALICE = (TENANT, AgentId("alice"))
 def begin(word):
     """Begin a conversation that says a word behind a system prompt of several chunks."""
     return [
-        {"role": "system", "content": SAID * 16},
-        {"role": "user", "content": f"{word} {SAID}"},
+        {"role": "system", "content": FILLER * 16},
+        {"role": "user", "content": f"{word} {FILLER}"},
     ]
 
 
@@ -61,8 +61,8 @@ async def unnamed(world, messages):
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled):
-    """Nobody who shares its system prompt: they would take turns in one memory."""
+def test_agent_with_cancelled_prompt_is_found_by_id_only(is_cancelled):
+    """Agents that share its system prompt must not continue its cache."""
 
     async def script(world):
         if is_cancelled:
@@ -87,12 +87,12 @@ def test_only_its_own_id_finds_an_agent_whose_prompt_was_cancelled(is_cancelled)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_warm_turn_that_is_cancelled_in_its_first_chunk_leaves_the_memory_of_its_tokens(kind):
+def test_warm_turn_cancelled_in_first_chunk_keeps_its_cache(kind):
     async def script(world):
         admitted, text, _ = await world.ask("alice", begin("zebra"))
         agent = world.nodes[admitted.node].node.resources.table.get(ALICE)
         known_tokens = agent.cache.tokens_count
-        more = [{"role": "assistant", "content": text}, {"role": "user", "content": SAID}]
+        more = [{"role": "assistant", "content": text}, {"role": "user", "content": FILLER}]
         await cancelled(world, [*begin("zebra"), *more], known_tokens + 1)
         if agent.cache is not None:
             assert oracle.is_cache_of(agent.cache, agent.manifest.token_ids)

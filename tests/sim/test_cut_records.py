@@ -10,13 +10,13 @@ from fabric.ids import AgentId
 from node.store.agent_store import AgentStore
 from node.store.block_files import file_name
 from node.tiers.record_writer import RecordWriter
-from tests.sim.scripted import SAID, SETTINGS, TENANT, Script
+from tests.sim.scripted import FILLER, SETTINGS, TENANT, Script
 from tests.sim.world import run
 
 ALICE = AgentId("alice")
 MESSAGES = [
     {"role": "system", "content": "be brief"},  # no block of it: its state is kept nowhere
-    {"role": "user", "content": SAID * 2},
+    {"role": "user", "content": FILLER * 2},
 ]
 
 
@@ -32,23 +32,23 @@ class Case:
 
     def lose(self, ref):
         """Damage a block behind the node's back, which finds out."""
-        platter, name = self.host.platter, file_name(ref)
-        raw = platter.files[name]
-        platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
-        platter.damaged.add(name)
-        platter.hurt.add(name)
+        drive, name = self.host.drive, file_name(ref)
+        raw = drive.files[name]
+        drive.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
+        drive.damaged.add(name)
+        drive.hurt.add(name)
         self.host.node.resources.store.blocks.scrub(1 << 40)
 
     async def call(self, message):
         await self.world.on(self.host, self.host._calls.answer(encode_call(message)))
 
     async def mend(self):
-        """Have the record cut to what is left, as whoever cannot wait for its turn does."""
+        """Have the record truncated to what is left, as calls between turns do."""
         await self.call(PinAgent(TENANT, ALICE, pinned=True))
 
 
-def judged(kind, deed):
-    """Let the judge look at what a deed has left; return the record, and what is violated."""
+def judged(kind, action):
+    """Run the judge after an action; return the record and the violation."""
     left = []
 
     async def live(world):
@@ -56,7 +56,7 @@ def judged(kind, deed):
         case = Case(world, world.nodes[admitted.node])
         await case.call(Flush(drop_hot=True))
         assert len(case.saved.pieces) == 3
-        await deed(case)
+        await action(case)
         left.append(case.saved)
         world.invariants._check_records()
 
@@ -80,7 +80,7 @@ async def lose_a_window(case):
 
 
 @pytest.mark.parametrize(
-    ("kind", "deed", "blocks_left"),
+    ("kind", "action", "blocks_left"),
     [
         ("full", lose_a_block, 1),
         ("window", lose_a_block, 1),
@@ -89,8 +89,8 @@ async def lose_a_window(case):
         ("recurrent", lose_the_state, 3),
     ],
 )
-def test_a_record_that_a_drive_made_short_is_no_violation(kind, deed, blocks_left):
-    record, violation = judged(kind, deed)
+def test_record_truncated_by_a_lost_block_is_accepted(kind, action, blocks_left):
+    record, violation = judged(kind, action)
     assert violation is None
     assert len(record.pieces) == blocks_left
 
@@ -99,7 +99,7 @@ async def nothing(case):
     pass
 
 
-def test_a_record_without_the_state_of_its_end_is_a_violation():
+def test_record_without_its_final_state_is_a_violation():
     async def none(*_):
         return ()
 
@@ -108,7 +108,7 @@ def test_a_record_without_the_state_of_its_end_is_a_violation():
     assert "tokens can be read back" in violation
 
 
-def test_a_record_without_the_windows_of_its_end_is_a_violation():
+def test_record_without_its_final_windows_is_a_violation():
     async def none(*_):
         return ()
 
@@ -117,7 +117,7 @@ def test_a_record_without_the_windows_of_its_end_is_a_violation():
     assert "tokens can be read back" in violation
 
 
-def test_a_record_that_is_cut_for_nothing_is_a_violation():
+def test_record_truncated_without_a_loss_is_a_violation():
     def last(_, record):
         return [record.pieces[-1].block]
 
@@ -129,11 +129,11 @@ def test_a_record_that_is_cut_for_nothing_is_a_violation():
     assert "no drive has lost a block" in violation
 
 
-def test_a_cut_record_lists_nothing_that_is_lost():
+def test_truncated_record_must_not_list_lost_blocks():
     async def lose_another(case):
         await lose_a_block(case)
         (left,) = case.saved.pieces
-        del case.host.platter.files[file_name(left.block)]
+        del case.host.drive.files[file_name(left.block)]
 
     _, violation = judged("full", lose_another)
     assert "only 0 of 256 tokens can be read back" in violation

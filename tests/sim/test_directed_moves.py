@@ -22,17 +22,17 @@ STEP_S, STEPS = 0.01, 8
 MID_ANSWER_S = 0.3
 
 
-def test_a_turn_that_comes_ahead_of_a_move_is_told_what_the_agent_was():
+def test_turn_sent_ahead_of_a_move_applies_directives():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         await alice.say("a secret")
         assert await alice.say("two")
-        told = Message(MessageRole.USER, ("a secret",))
+        secret = Message(MessageRole.USER, ("a secret",))
         directive = Directive(
             OperationId("operation-1"),
             EditMode.FORGET,
             "nothing",
-            message_digest=message_digest(told),
+            message_digest=message_digest(secret),
         )
         await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
         for step in range(STEPS):
@@ -43,17 +43,17 @@ def test_a_turn_that_comes_ahead_of_a_move_is_told_what_the_agent_was():
             alice.messages.append({"role": "user", "content": f"and {step}?"})
             answer, _ = await alice._read(SAMPLING)
             await moving
-            wanted = [
+            expected = [
                 {**each, "content": "nothing"} if each["content"] == "a secret" else each
                 for each in alice.messages
             ]
-            assert answer == oracle.answer(wanted, SAMPLING).text, step
+            assert answer == oracle.answer(expected, SAMPLING).text, step
             alice.messages.append({"role": "assistant", "content": answer})
 
     play(live, SETTINGS)
 
 
-def test_an_answer_that_moved_in_the_middle_is_named_by_its_number():
+def test_answer_that_moved_midway_is_directed_by_number():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("one")
@@ -64,29 +64,29 @@ def test_an_answer_that_moved_in_the_middle_is_named_by_its_number():
         await services.moves.migrate(*alice.key, target)
         answer, _ = await answering
         number = len(alice.messages)
-        wanted = WantedSpan(
+        span = WantedSpan(
             "directives[0]", OperationId("operation-1"), EditMode.FORGET, "nothing", first=number
         )
-        await services.fleet.ask_owner(DirectAgent(*alice.key, spans=(wanted,)))
+        await services.fleet.ask_owner(DirectAgent(*alice.key, spans=(span,)))
         alice.messages += [
             {"role": "assistant", "content": answer},
             {"role": "user", "content": "and now?"},
         ]
         now, _ = await alice._read(SAMPLING)
-        said = list(alice.messages)
-        said[number] = {"role": "assistant", "content": "nothing"}
-        assert now == oracle.answer(said, SAMPLING).text
+        expected = list(alice.messages)
+        expected[number] = {"role": "assistant", "content": "nothing"}
+        assert now == oracle.answer(expected, SAMPLING).text
 
     play(live, SETTINGS)
 
 
-def test_an_answer_that_moved_in_the_middle_has_the_memory_that_it_was_told_to_have():
+def test_answer_that_moved_midway_keeps_applied_directives():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("a secret")
-        told = message_digest(Message(MessageRole.USER, ("a secret",)))
+        secret = message_digest(Message(MessageRole.USER, ("a secret",)))
         directive = Directive(
-            OperationId("operation-1"), EditMode.FORGET, "nothing", message_digest=told
+            OperationId("operation-1"), EditMode.FORGET, "nothing", message_digest=secret
         )
         await services.fleet.ask_owner(DirectAgent(*alice.key, (directive,)))
         target = min(world.nodes.keys() - {alice.last.node})

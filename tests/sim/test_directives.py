@@ -1,8 +1,8 @@
 """The judge's own reading of directives, and what it knows while no node has answered."""
 
 from tests.sim.directives import (
+    DirectiveEdit,
     Knowledge,
-    Told,
     adding,
     concerned,
     removing,
@@ -10,51 +10,54 @@ from tests.sim.directives import (
     rewritten,
 )
 
-ASKED = {"role": "user", "content": "look here"}
+QUESTION = {"role": "user", "content": "look here"}
 RESULT = {"role": "tool", "tool_call_id": "call-1", "content": "much"}
 SYSTEM = {"role": "system", "content": "look here"}
 
 
-def told(text, operation="one", **place):
-    return Told(operation, "forget", text, **place)
+def edit_of(text, operation="one", **place):
+    return DirectiveEdit(operation, "forget", text, **place)
 
 
-def test_of_two_for_a_whole_message_the_newer_one_counts():
-    state = (told("a", result_of="call-1"), told("b", said=("tool", "much")))
+def test_newer_directive_for_a_whole_message_wins():
+    state = (edit_of("a", result_of="call-1"), edit_of("b", said=("tool", "much")))
     assert rewritten([RESULT], state) == [{**RESULT, "content": "b"}]
     assert rewritten([RESULT], state[::-1]) == [{**RESULT, "content": "a"}]
     assert concerned([RESULT], state) == [state[1]]
 
 
-def test_results_stay_and_system_prompts_are_as_they_are():
-    state = told(None, said=("user", "look here")), told("", result_of="call-1")
-    assert rewritten([SYSTEM, ASKED, RESULT], state) == [SYSTEM, {**RESULT, "content": ""}]
+def test_tool_results_stay_and_system_prompts_are_unchanged():
+    state = edit_of(None, said=("user", "look here")), edit_of("", result_of="call-1")
+    assert rewritten([SYSTEM, QUESTION, RESULT], state) == [SYSTEM, {**RESULT, "content": ""}]
 
 
-def test_characters_of_one_of_several_that_say_the_same():
+def test_character_edits_apply_to_one_of_several_equal_messages():
     name = "user", "look here"
-    state = told("A", said=name, nth=1, span=(0, 4)), told("", said=name, nth=1, span=(5, 9))
-    assert [each["content"] for each in rewritten([ASKED, ASKED], state)] == ["look here", "A "]
+    state = edit_of("A", said=name, nth=1, span=(0, 4)), edit_of("", said=name, nth=1, span=(5, 9))
+    assert [each["content"] for each in rewritten([QUESTION, QUESTION], state)] == [
+        "look here",
+        "A ",
+    ]
 
 
-def test_what_nobody_has_answered_may_be_and_may_yet_come():
-    known, one = Knowledge(), told("a", result_of="call-1")
-    known.outstanding["add", "one"] = adding([one])
-    known.spread(adding([one]))
-    assert known.possible == [(), (one,)]
+def test_unanswered_change_remains_possible():
+    known, edit = Knowledge(), edit_of("a", result_of="call-1")
+    known.outstanding["add", "one"] = adding([edit])
+    known.spread(adding([edit]))
+    assert known.possible == [(), (edit,)]
     known.narrow([()], ("node-a", 1.0))
-    assert known.possible == [(), (one,)]
-    known.settle(adding([one]))
-    assert known.possible == [(one,)]
+    assert known.possible == [(), (edit,)]
+    known.settle(adding([edit]))
+    assert known.possible == [(edit,)]
 
 
-def test_what_is_undone_is_gone_for_certain_once_that_is_answered():
-    known, one = Knowledge(), told("a", result_of="call-1")
-    known.settle(adding([one]))
+def test_undo_is_certain_once_answered():
+    known, edit = Knowledge(), edit_of("a", result_of="call-1")
+    known.settle(adding([edit]))
     known.spread(removing({"one"}))
-    assert known.possible == [(one,), ()]
+    assert known.possible == [(edit,), ()]
     known.settle(removing({"one"}))
     assert known.possible == [()]
-    known.settle(adding([one]))
+    known.settle(adding([edit]))
     known.settle(removing_all)
     assert known.possible == [()]

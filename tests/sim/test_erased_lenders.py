@@ -8,13 +8,13 @@ from fabric.errors import RetryLaterError
 from fabric.ids import AgentId
 from fabric.turn.generation import MatchKind
 from tests.sim.script import patient, refused
-from tests.sim.scripted import SAID, TENANT, begin, play
+from tests.sim.scripted import FILLER, TENANT, begin, play
 from tests.sim.test_erasure_races import until
 
 BOB = (TENANT, AgentId("bob"))
 READS = [
     {"role": "system", "content": "You read what others read."},
-    {"role": "user", "content": SAID},
+    {"role": "user", "content": FILLER},
 ]
 
 
@@ -50,7 +50,7 @@ async def erased_under_a_borrower(world):
     return error, left, world.words_on(host, "zebra"), again
 
 
-def test_the_turn_ends_and_the_next_one_computes():
+def test_turn_with_an_erased_lender_fails_and_the_next_recomputes():
     error, left, words, again = play(erased_under_a_borrower).result
     assert isinstance(error, RetryLaterError)
     assert error.code == "lender_erased"

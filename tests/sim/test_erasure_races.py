@@ -20,8 +20,8 @@ ALICE = (TENANT, AgentId("alice"))
 ERASED = 70_000
 
 
-class Held:
-    """Control calls of some kinds that do not reach a node before they are let go."""
+class HeldCalls:
+    """Control calls of some kinds that reach a node only once they are released."""
 
     def __init__(self, host, *kinds):
         self.calls = []
@@ -34,7 +34,7 @@ class Held:
         else:
             self._receive(raw, reply, fail)
 
-    def let_go(self):
+    def release(self):
         self._kinds = ()
         for call in self.calls:
             self._receive(*call)
@@ -62,23 +62,23 @@ async def overtaken_on_the_way(world):
     services, host = world.router.services, world.nodes["node-c"]
     for name in ("node-a", "node-b"):
         await world.on(world.router, services.drains.start(name))
-    lists = Held(host, ListChanges)
+    lists = HeldCalls(host, ListChanges)
     await unheard_turn(world, host, "zebra")
     assert services.fleet.directory.holdings(ALICE) == ()
     assert world.words_on(host, "zebra")
 
-    erasures = Held(host, EraseAgent, ShareErasures)
+    erasures = HeldCalls(host, EraseAgent, ShareErasures)
     erasing = asyncio.create_task(world.erase("alice"))
     await until(lambda: erasures.calls)
     error = await refused(world.ask("alice", begin("giraffe")))
-    erasures.let_go()
-    lists.let_go()
+    erasures.release()
+    lists.release()
     await erasing
     admitted, _, _ = await patient(lambda: world.ask("alice", begin("giraffe")))
     return error, admitted.cached_tokens, world.words_on(host, "zebra")
 
 
-def test_a_turn_that_overtakes_an_erasure_brings_nothing_back():
+def test_turn_that_overtakes_an_erasure_restores_nothing():
     """To a node of whose agent the router has not heard yet: nothing keeps the turn from it."""
     error, cached_tokens, left = play(overtaken_on_the_way).result
     assert isinstance(error, RetryLaterError)
@@ -100,7 +100,7 @@ async def erased_under_a_turn(world):
     return kept, finished.durable, world.words_on(host, "zebra")
 
 
-def test_what_a_first_turn_keeps_of_an_erased_agent_goes_with_its_end():
+def test_blocks_of_an_erased_agent_go_when_the_borrowing_turn_ends():
     """It has read the beginning of a block, and its own record does without the block."""
     kept, is_durable, left = play(erased_under_a_turn).result
     assert len(kept) == 1
@@ -116,18 +116,18 @@ def take(node):
     return node.commands.erasing.take(ShareErasures((tombstone(CLUSTER_KEY, *ALICE, ERASED, 1.0),)))
 
 
-@pytest.mark.parametrize("told", [erase, take])
-def test_a_node_knows_of_an_erasure_from_its_arrival_on(told):
+@pytest.mark.parametrize("deliver", [erase, take])
+def test_node_applies_an_erasure_before_it_is_written(deliver):
     """Also while its workers are slow, or busy."""
 
     async def script(world):
         admitted, _, _ = await world.ask("alice", begin("zebra"))
         host = world.nodes[admitted.node]
         world.loop.start_worker = world._start_worker
-        host.platter.slow_s = 1.0
+        host.drive.slow_s = 1.0
 
         async def arrives():
-            erasing = asyncio.create_task(told(host.node))
+            erasing = asyncio.create_task(deliver(host.node))
             await asyncio.sleep(0)
             floor = host.node.resources.erased.floor(*ALICE)
             assert host.node.resources.erased.is_all_written is False, (

@@ -38,7 +38,7 @@ def taken_over(since):
     async def script(world):
         host = world.nodes[HOST]
         world.loop.start_worker = world._start_worker
-        host.platter.slow_s = SLOW_DISK_S
+        host.drive.slow_s = SLOW_DISK_S
 
         async def turn(name):
             request = GenerateRequest(
@@ -58,8 +58,8 @@ def taken_over(since):
             return last
 
         async def release(name):
-            told = ReleaseAgent(TENANT, name, 2, MigrationId("m" * 32), OTHER)
-            await world.router.services.fleet.link(HOST).call(told, Done)
+            message = ReleaseAgent(TENANT, name, 2, MigrationId("m" * 32), OTHER)
+            await world.router.services.fleet.link(HOST).call(message, Done)
 
         ends = []
         for moment in range(MOMENTS):
@@ -76,7 +76,7 @@ def taken_over(since):
 
 
 @pytest.mark.parametrize("since", [turn_begun, turn_saving])
-def test_a_turn_that_ends_after_its_agent_was_taken_over_is_not_acknowledged(since):
+def test_turn_ending_after_a_takeover_is_not_acknowledged(since):
     ends = play(taken_over(since)).result
     fenced = [end for end in ends if isinstance(end, Failed)]
     assert {end.code for end in fenced} == {"fenced"}
@@ -84,6 +84,6 @@ def test_a_turn_that_ends_after_its_agent_was_taken_over_is_not_acknowledged(sin
         assert {type(end) for end in ends} == {Failed, Finished}
 
 
-def test_a_node_that_acknowledges_it_all_the_same_is_found():
+def test_acknowledging_a_turn_after_a_takeover_is_detected():
     with nodes_fence_nobody(), pytest.raises(AssertionError, match="released at 2"):
         play(taken_over(turn_saving))

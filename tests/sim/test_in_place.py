@@ -1,4 +1,4 @@
-"""Every publish of every flow fails after its rename, once or for ever; then the power fails.
+"""Every publish of every flow fails after its rename, once or permanently; then the power fails.
 
 Whatever the drive holds afterwards: one owner per epoch, right answers, and what was acknowledged
 as durable is found again.
@@ -43,7 +43,7 @@ def tombstone(agent):
 
 
 class Case:
-    """Alice, who lives at `source` and has taken two turns, and where she may go."""
+    """Alice, owned by `source` after two turns, and the nodes that she may move to."""
 
     def __init__(self, world):
         self.world = world
@@ -78,7 +78,7 @@ async def move(case):
 
 async def move_back(case):
     """The target refuses the commit for a reason of its own."""
-    with full_for_records(case.world.nodes[case.target].platter):
+    with full_for_records(case.world.nodes[case.target].drive):
         error = await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
     assert error.status == 507
 
@@ -91,7 +91,7 @@ async def move_live(case):
 
 
 async def leave(case):
-    """She is on her way off a node that drains, and is not lost on it."""
+    """Move her off a draining node; her cache must not be lost there."""
     source, durable_tokens = case.world.nodes[case.source], case.alice.durable_tokens
     source.node.health.is_draining = True
     await move(case)
@@ -144,7 +144,7 @@ async def pin(case):
 
 
 async def erase(case):
-    """Another agent of hers, which must not come back."""
+    """Erase another agent, which must not come back."""
     secret = "a secret of ivan " * 20
     assert await Talk(case.world, IVAN, secret).say("one")
     await patient(lambda: case.services.erasures.erase(TENANT, IVAN))
@@ -161,7 +161,7 @@ FLOWS = {
     "commit": (move, "target", record(ALICE), 0),
     "seal of a running turn": (move_live, "source", record(ALICE), 0),
     "commit of a running turn": (move_live, "target", record(ALICE), 0),
-    "commit of who leaves": (leave, "target", record(ALICE), 0),
+    "commit of a drained agent": (leave, "target", record(ALICE), 0),
     "fork": (fork, "target", record(IVAN), 0),
     "replica": (replicate, "target", record(ALICE), 0),
     "import": (replace, "source", record(ALICE), 1),
@@ -171,18 +171,18 @@ FLOWS = {
 
 
 def claims(world):
-    """Decode every record on every platter: who claims whom, at which epoch."""
+    """List the claims of all drives' records: agent, epoch and node."""
     found = []
     for host in world.nodes.values():
-        for name, raw in host.platter.files.items():
+        for name, raw in host.drive.files.items():
             if name.startswith("manifests/"):
-                made = decode_manifest(raw)
-                if made.state is not OwnerState.REPLICA:
-                    found.append((made.agent, made.epoch, host.name))
+                record = decode_manifest(raw)
+                if record.state is not OwnerState.REPLICA:
+                    found.append((record.agent, record.epoch, host.name))
     return found
 
 
-async def live(world, flow, *, ever, finds_new):
+async def live(world, flow, *, permanent, finds_new):
     case = Case(world)
     await case.begin()
     act, where, file, skip = FLOWS[flow]
@@ -193,7 +193,7 @@ async def live(world, flow, *, ever, finds_new):
             world.nodes[other].node.health.is_draining = True
     else:
         host = world.nodes[getattr(case, where)]
-    with failing_in_place(host.platter, file, skip, ever=ever) as fault:
+    with failing_in_place(host.drive, file, skip, permanent=permanent) as fault:
         await act(case)
         assert fault.hits, "the fault was met"
         for number in range(3):
@@ -202,7 +202,7 @@ async def live(world, flow, *, ever, finds_new):
         fault.lose_power(finds_new=finds_new)
     await asyncio.sleep(BOOT_S)
     await judge(case)
-    # And then a move to a node that had nothing to do with it, and a restart of everybody.
+    # And then a move to an uninvolved node, and a restart of all nodes.
     await case.move(case.third)
     assert await case.alice.say("at the third")
     for each in world.nodes.values():
@@ -224,14 +224,14 @@ async def judge(case):
         agent, secret = case.erased
         assert agent not in {name for name, _, _ in found}
         for host in world.nodes.values():
-            assert not any(secret in raw for raw in host.platter.files.values())
+            assert not any(secret in raw for raw in host.drive.files.values())
 
 
 @pytest.mark.parametrize(
-    ("ever", "finds_new"),
+    ("permanent", "finds_new"),
     [(False, False), (True, False), (True, True)],
-    ids=["once", "for good, old", "for good, new"],
+    ids=["once", "permanent, old", "permanent, new"],
 )
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a_publish_that_fails_in_place(flow, ever, finds_new):
-    play(lambda world: live(world, flow, ever=ever, finds_new=finds_new), SETTINGS)
+def test_publish_that_fails_after_its_rename_loses_nothing(flow, permanent, finds_new):
+    play(lambda world: live(world, flow, permanent=permanent, finds_new=finds_new), SETTINGS)

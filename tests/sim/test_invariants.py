@@ -11,12 +11,12 @@ from fabric.kvcache.block_chain import block_spans
 from fabric.record.manifest import OwnerState
 from node.store.block_files import file_name
 from node.store.block_store import BlockStore
-from tests.sim.disk import Platter, SimDisk
+from tests.sim.disk import SimDisk, SimDrive
+from tests.sim.disk_judge import DiskJudge
 from tests.sim.invariants import Invariants
 from tests.sim.loop import Process, SimLoop
 from tests.sim.memory import Memory
 from tests.sim.model import FULL, SimCache
-from tests.sim.platters import Platters
 from tests.sim.rows import Growth
 from tests.sim.world import LIMIT_S, _check_progress
 
@@ -24,11 +24,11 @@ TOKENS = list(range(40))
 
 
 def one_block():
-    """Store a block that no record needs, on a node of its own; return world, platter and file."""
+    """Store a block that no record needs, on a node of its own; return world, drive and file."""
     dice = random.Random(0)
-    platter = Platter(dice)
+    drive = SimDrive(dice)
     blocks = BlockStore(
-        SimDisk(platter, Process("node-a#1", dice), None), FULL.spec, FULL.fingerprint
+        SimDisk(drive, Process("node-a#1", dice), None), FULL.spec, FULL.fingerprint
     )
     cache = SimCache(len(TOKENS))
     for token in TOKENS:
@@ -37,52 +37,52 @@ def one_block():
     ref = blocks.put(span.parent, span.block_hash, TOKENS, [cache.gather(0, len(TOKENS))])
     resources = SimpleNamespace(table=(), store=SimpleNamespace(blocks=blocks))
     node = SimpleNamespace(name="node-a", resources=resources)
-    hosts = {"node-a": SimpleNamespace(node=node, platter=platter)}
+    hosts = {"node-a": SimpleNamespace(node=node, drive=drive)}
     found = []
     world = SimpleNamespace(nodes=hosts, fail=found.append, found=found)
-    return world, platter, file_name(ref)
+    return world, drive, file_name(ref)
 
 
 @pytest.mark.parametrize("seed", range(8))  # cuts the file, or flips a bit of it
-def test_a_block_hurt_before_anybody_read_it_is_no_violation(seed):
-    world, platter, _ = one_block()
-    platter.random = random.Random(seed)
-    platter.damage()
+def test_damaged_block_that_was_never_read_is_accepted(seed):
+    world, drive, _ = one_block()
+    drive.random = random.Random(seed)
+    drive.damage()
     Invariants(world)._check_records()
     assert world.found == []
 
 
-def hurt_by_the_node(platter, name):
-    raw = platter.files[name]
-    platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
+def hurt_by_the_node(drive, name):
+    raw = drive.files[name]
+    drive.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
 
 
-def cut_by_the_node(platter, name):
-    platter.files[name] = platter.files[name][:-1]
+def cut_by_the_node(drive, name):
+    drive.files[name] = drive.files[name][:-1]
 
 
-def lost_by_the_node(platter, name):
-    del platter.files[name]
+def lost_by_the_node(drive, name):
+    del drive.files[name]
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
-        (hurt_by_the_node, "nobody hurt it"),
+        (hurt_by_the_node, "no fault did it"),
         (cut_by_the_node, "indexed but not stored"),
         (lost_by_the_node, "indexed but not stored"),
     ],
 )
-def test_what_a_node_does_to_its_own_blocks_is_a_violation(fault, said):
-    world, platter, name = one_block()
-    fault(platter, name)
+def test_blocks_damaged_by_the_node_itself_are_a_violation(fault, message):
+    world, drive, name = one_block()
+    fault(drive, name)
     Invariants(world)._check_records()
     assert len(world.found) == 1
-    assert said in world.found[0]
+    assert message in world.found[0]
 
 
 @pytest.mark.parametrize(("answered_s", "is_fine"), [(None, False), (500.0, True)])
-def test_a_run_hangs_where_nobody_is_answered_and_not_where_answers_take_long(answered_s, is_fine):
+def test_run_without_answers_is_a_hang_but_slow_answers_are_not(answered_s, is_fine):
     loop, found = SimLoop(), []
     asyncio.set_event_loop(loop)
     clients = SimpleNamespace(answered_s=0.0)
@@ -109,7 +109,7 @@ def agent(cache, *, is_unsaved=False):
 
 @pytest.mark.parametrize(("budget_bytes", "is_fine"), [(60, True), (59, False)])
 @pytest.mark.parametrize("is_at_work", [False, True])
-def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
+def test_one_cache_may_exceed_the_budget(is_at_work, budget_bytes, is_fine):
     """And what a disk has refused, also while a turn goes on with it."""
     caches = [Cache(size) for size in (10, 20, 30, 40)]
     refused = Cache(50)
@@ -133,10 +133,10 @@ def test_one_cache_may_be_beside_the_budget(is_at_work, budget_bytes, is_fine):
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_copy_whose_record_is_on_its_way_to_the_disk_is_no_violation(is_busy):
+def test_replica_whose_record_is_being_written_is_accepted(is_busy):
     record = SimpleNamespace(state=OwnerState.REPLICA, epoch=1)
     coming = SimpleNamespace(key=("red", "alice"), manifest=record, saved=None, is_busy=is_busy)
     node = SimpleNamespace(name="node-a", resources=SimpleNamespace(table=[coming]))
-    host, found = SimpleNamespace(platter=Platter(random.Random(0))), []
-    Platters(SimpleNamespace(nodes={"node-a": host}, fail=found.append)).check_tables(node)
+    host, found = SimpleNamespace(drive=SimDrive(random.Random(0))), []
+    DiskJudge(SimpleNamespace(nodes={"node-a": host}, fail=found.append)).check_tables(node)
     assert len(found) == (not is_busy)

@@ -50,12 +50,12 @@ class Case:
         self.lose(at, found=found)
 
     def lose(self, at, *, found):
-        agent, platter = self.host.node.resources.table.get(KEY), self.host.platter
+        agent, drive = self.host.node.resources.table.get(KEY), self.host.drive
         name = file_name(agent.saved.pieces[at].block)
-        raw = platter.files[name]
-        platter.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
-        platter.damaged.add(name)
-        platter.hurt.add(name)
+        raw = drive.files[name]
+        drive.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
+        drive.damaged.add(name)
+        drive.hurt.add(name)
         if found:
             assert len(self.host.node.resources.store.blocks.scrub(1 << 40).damaged) == 1
 
@@ -81,11 +81,11 @@ async def move_live(case):
 
 
 async def drain(case):
-    begun = await case.services.drains.start(case.host.name)
+    drain_status = await case.services.drains.start(case.host.name)
     async with asyncio.timeout(60.0):
-        while begun.left_count:  # noqa: ASYNC110 - simulated time
+        while drain_status.left_count:  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(1.0)
-    assert not begun.stuck
+    assert not drain_status.stuck
 
 
 async def replicate(case):
@@ -124,7 +124,7 @@ async def flush(case):
     assert "1 agents are durable" in (await case.call(Flush(), Done)).detail
 
 
-DEEDS = {
+ACTIONS = {
     "move": move,
     "move in mid-turn": move_live,
     "drain": drain,
@@ -139,15 +139,15 @@ DEEDS = {
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 @pytest.mark.parametrize("found", [True, False], ids=["lost", "damaged"])
-@pytest.mark.parametrize("deed", DEEDS)
-def test_a_lost_block_keeps_nobody_from_anything(deed, found, hot):
+@pytest.mark.parametrize("action", ACTIONS)
+def test_agent_with_a_lost_block_supports_every_action(action, found, hot):
     async def live(world):
         case = Case(world)
         await case.begin(hot=hot, found=found)
-        await DEEDS[deed](case)
+        await ACTIONS[action](case)
         durable_tokens = case.alice.durable_tokens
         assert await case.alice.say("in the end")
-        if hot and deed != "fork here":
+        if hot and action != "fork here":
             # Memory had it all: what is lost on the drive was saved again, or never asked for.
             assert case.alice.last.cached_tokens >= durable_tokens - 1
         assert not case.services.fleet.directory.in_doubt()
@@ -156,8 +156,8 @@ def test_a_lost_block_keeps_nobody_from_anything(deed, found, hot):
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-@pytest.mark.parametrize("deed", ["move", "drain", "pin", "direct"])
-def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed, hot):
+@pytest.mark.parametrize("action", ["move", "drain", "pin", "direct"])
+def test_block_lost_while_a_record_is_written_blocks_no_action(action, hot):
     """One is lost already; another goes between the look at what is left and the record."""
 
     async def live(world):
@@ -172,7 +172,7 @@ def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed,
             publish(record, previous)
 
         with mock.patch.object(store, "publish", losing):
-            await DEEDS[deed](case)
+            await ACTIONS[action](case)
         assert not losses
         assert await case.alice.say("in the end")
 
@@ -180,7 +180,7 @@ def test_a_block_lost_while_a_record_is_written_keeps_nobody_from_anything(deed,
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-def test_a_file_of_an_agent_holds_all_of_it_or_is_refused(hot):
+def test_hibernation_file_is_complete_or_refused(hot):
     async def live(world):
         case = Case(world)
         await case.begin(hot=hot, found=True)
@@ -196,14 +196,14 @@ def test_a_file_of_an_agent_holds_all_of_it_or_is_refused(hot):
         if hot:
             assert await on(world, case.host, written())
         else:
-            with pytest.raises(FabricError) as caught:
+            with pytest.raises(FabricError) as error:
                 await on(world, case.host, written())
-            assert (caught.value.status, caught.value.code) == (409, "blocks_missing")
+            assert (error.value.status, error.value.code) == (409, "blocks_missing")
 
     play(live, SETTINGS)
 
 
-def test_a_cut_agent_keeps_what_comes_before_the_loss():
+def test_truncated_agent_keeps_the_prefix_before_the_loss():
     async def live(world):
         case = Case(world)
         await case.begin(hot=False, found=True)
@@ -213,19 +213,19 @@ def test_a_cut_agent_keeps_what_comes_before_the_loss():
     play(live, SETTINGS)
 
 
-@pytest.mark.parametrize("deed", ["move", "drain", "pin"])
-def test_an_agent_of_which_nothing_is_left_is_an_agent_all_the_same(deed):
+@pytest.mark.parametrize("action", ["move", "drain", "pin"])
+def test_agent_without_any_block_left_stays_usable(action):
     async def live(world):
         case = Case(world)
         await case.begin(hot=False, found=True, at=0)
-        await DEEDS[deed](case)
+        await ACTIONS[action](case)
         assert await case.alice.say("in the end")
 
     play(live, SETTINGS)
 
 
 @pytest.mark.parametrize("when", ["at a turn's end", "at the seal"])
-def test_a_pin_asked_for_while_a_record_is_written_stays(when):
+def test_pin_requested_while_a_record_is_written_persists(when):
     """It is in the next record, wherever that is."""
 
     async def live(world):
@@ -234,12 +234,12 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
         host = world.nodes[alice.last.node]
         target = min(world.nodes.keys() - {host.name})
         store = host.node.resources.store
-        publish, asked = store.publish, []
+        publish, pin_calls = store.publish, []
 
         def pinning(record, previous):
-            if not asked:
+            if not pin_calls:
                 call = encode_call(PinAgent(TENANT, ALICE, pinned=True))
-                asked.append(world.loop.spawn(host.process, host._calls.answer(call)))
+                pin_calls.append(world.loop.spawn(host.process, host._calls.answer(call)))
                 world.loop.extra_s += 1.0  # the disk takes its time
             publish(record, previous)
 
@@ -249,10 +249,10 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
             host = world.nodes[target]
         else:
             await alice.say("two")
-        await asyncio.wait(asked)
-        said = decode_reply(AgentView, asked[0].result())
-        if isinstance(said, ErrorReply):
-            assert (when, said.status) == ("at the seal", 503)
+        await asyncio.wait(pin_calls)
+        pin_reply = decode_reply(AgentView, pin_calls[0].result())
+        if isinstance(pin_reply, ErrorReply):
+            assert (when, pin_reply.status) == ("at the seal", 503)
         await asyncio.sleep(70.0)
         assert host.node.resources.table.get(KEY).saved.pinned
 
@@ -260,36 +260,36 @@ def test_a_pin_asked_for_while_a_record_is_written_stays(when):
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_a_turn_in_memory_only_is_moved_once_the_disk_takes_it(is_full):
+def test_unsaved_turn_migrates_once_the_disk_accepts_it(is_full):
     async def live(world):
         alice = Talk(world, ALICE, "you are alice " * 30)
         for name in ("node-b", "node-c"):
             world.nodes[name].node.health.is_draining = True
         host = world.nodes["node-a"]
-        host.platter.is_full = is_full
+        host.drive.is_full = is_full
         assert await alice.say("one") != is_full
         world.nodes["node-b"].node.health.is_draining = False
         talking = asyncio.create_task(alice.say("a long one", max_tokens=100))
         await asyncio.sleep(1.0)
         moving = world.router.services.moves.migrate(*KEY, "node-b")
         if is_full:
-            with pytest.raises(FabricError, match="in memory only") as caught:
+            with pytest.raises(FabricError, match="in memory only") as error:
                 await moving
-            assert caught.value.status == 507
+            assert error.value.status == 507
         else:
             await moving
         await talking
-        host.platter.is_full = False
+        host.drive.is_full = False
 
     play(live, SETTINGS)
 
 
-@pytest.mark.parametrize("deed", ["replicate", "fork"])
-def test_of_nothing_there_is_no_copy(deed):
+@pytest.mark.parametrize("action", ["replicate", "fork"])
+def test_agent_without_blocks_cannot_be_copied(action):
     async def live(world):
         case = Case(world)
         await case.begin(hot=False, found=True, at=0)
         with pytest.raises(ConflictError, match="nothing of the agent is on disk"):
-            await DEEDS[deed](case)
+            await ACTIONS[action](case)
 
     play(live, SETTINGS)

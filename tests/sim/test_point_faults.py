@@ -20,53 +20,57 @@ RESTARTED_S = 25.0
 WRITES_MAX = 40
 
 
-async def turn(world, said, home, other):
-    return await world.ask("alice", said)
+async def turn(world, messages, home, other):
+    return await world.ask("alice", messages)
 
 
-async def move(world, said, home, other):
+async def move(world, messages, home, other):
     await world.move("alice", other)
 
 
-async def fork(world, said, home, other):
+async def fork(world, messages, home, other):
     forks = world.router.services.forks
     work = forks.fork(ALICE, AgentId("fork"), other, OperationId("op-of-the-fork"))
     await world.on(world.router, work)
 
 
-async def replicate(world, said, home, other):
+async def replicate(world, messages, home, other):
     work = world.router.services.replicas.replicate(ALICE, other, kept=True)
     await world.on(world.router, work)
 
 
-async def pin(world, said, home, other):
+async def pin(world, messages, home, other):
     link = world.router.services.fleet.link(home)
     await world.on(world.router, link.call(PinAgent(*ALICE, pinned=True), AgentView))
 
 
-async def erase(world, said, home, other):
+async def erase(world, messages, home, other):
     return await world.erase("alice")
 
 
 async def fails_once(flow, number, world):
     """Run a flow whose `number`-th write fails in place; start anew, and look for the memory."""
-    said = begin("zebra")
-    admitted, text, _ = await world.ask("alice", said)
-    said = [*said, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+    messages = begin("zebra")
+    admitted, text, _ = await world.ask("alice", messages)
+    messages = [
+        *messages,
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "And?"},
+    ]
     home = admitted.node
     other = next(name for name in world.nodes if name != home)
     fault, done = PointFault(number, is_in_place=True), None
     for host in world.nodes.values():
-        host.platter.fault = fault
+        host.drive.fault = fault
     with suppress(FabricError):
-        done = await flow(world, said, home, other)
+        done = await flow(world, messages, home, other)
     for host in world.nodes.values():
-        host.platter.fault = None
+        host.drive.fault = None
     at_least = admitted.prompt_tokens
     if flow is not erase:  # whatever came of it, the agent goes on, and must not fall back
-        later, text, finished = done if flow is turn else await world.ask("alice", said)
-        known = [*said, {"role": "assistant", "content": text}]
-        said = [*known, {"role": "user", "content": "And then?"}]
+        later, text, finished = done if flow is turn else await world.ask("alice", messages)
+        known = [*messages, {"role": "assistant", "content": text}]
+        messages = [*known, {"role": "user", "content": "And then?"}]
         at_least = later.prompt_tokens if finished.durable else at_least
     await asyncio.sleep(2.0)
     for host in world.nodes.values():
@@ -77,8 +81,8 @@ async def fails_once(flow, number, world):
         left = [name for host in world.nodes.values() for name in world.words_on(host, "zebra")]
         assert left == [], left
         return fault.name
-    admitted, text, _ = await world.ask("alice", said)
-    assert text == answer(said, world.turn("", said).sampling, world.kind).text
+    admitted, text, _ = await world.ask("alice", messages)
+    assert text == answer(messages, world.turn("", messages).sampling, world.kind).text
     if flow is not erase:
         assert admitted.cached_tokens >= at_least - 1, (admitted, at_least)
     return fault.name
@@ -92,7 +96,7 @@ def fail_each_write(flow, kind):
     pytest.fail(f"{flow.__name__} never comes to an end")
 
 
-def test_a_record_that_stays_where_a_move_failed_is_found():
+def test_record_left_by_a_failed_move_is_detected():
     """With it, the target's next start takes back what the source has acknowledged since."""
     with refused_records_are_not_put_back(), pytest.raises(AssertionError):
         fail_each_write(move, "full")
@@ -103,5 +107,5 @@ def test_a_record_that_stays_where_a_move_failed_is_found():
     "kind",
     [pytest.param(name, marks=[] if name == "full" else [pytest.mark.nightly]) for name in KINDS],
 )
-def test_each_write_of_a_flow_may_fail_in_place(flow, kind):
+def test_every_write_of_a_flow_may_fail_after_its_rename(flow, kind):
     assert fail_each_write(flow, kind) > 0, "the flow writes"

@@ -7,7 +7,7 @@ from fabric.limits import HEARTBEAT_S
 from router.limits import PREFIX_SEEDING_REST_S
 from tests.sim.scripted import TENANT, begin, play
 
-WORD = "lantern"  # of what all are told
+WORD = "lantern"  # in the prompt of all agents
 
 
 async def two_alike(world):
@@ -29,7 +29,7 @@ async def until_borrowed(hosts):
             await asyncio.sleep(HEARTBEAT_S)
 
 
-def test_a_first_turn_on_a_node_without_memory_finds_it():
+def test_first_turn_on_an_empty_node_finds_the_shared_prefix():
     async def script(world):
         home, others = await two_alike(world)
         await until_borrowed(others)
@@ -42,7 +42,7 @@ def test_a_first_turn_on_a_node_without_memory_finds_it():
     assert play(script).result >= 256
 
 
-def test_a_node_that_restarts_is_given_it_again():
+def test_restarted_node_receives_the_shared_prefix_again():
     async def script(world):
         _, (host, _) = await two_alike(world)
         await until_borrowed([host])
@@ -53,7 +53,7 @@ def test_a_node_that_restarts_is_given_it_again():
     play(script)
 
 
-def test_nothing_of_erased_agents_is_left_on_nodes_that_borrowed_it():
+def test_erasure_removes_borrowed_prefixes_from_all_nodes():
     async def script(world):
         _, others = await two_alike(world)
         await until_borrowed(others)
@@ -66,12 +66,12 @@ def test_nothing_of_erased_agents_is_left_on_nodes_that_borrowed_it():
     assert not any(play(script).result)
 
 
-def test_a_move_goes_first():
-    """While one is under way nobody is asked."""
+def test_moves_take_precedence_over_prefix_seeding():
+    """While a move is under way no node is asked for spans."""
 
     async def script(world):
         services = world.router.services
-        services.moves._running[TENANT, AgentId("nobody")] = None
+        services.moves._running[TENANT, AgentId("moving")] = None
         _, others = await two_alike(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
         assert not any(host.node.moves.prefix_target.leases.refs for host in others)

@@ -39,7 +39,7 @@ async def turns_cancelled_at_every_moment(world):
     return node.resources.store.blocks._index._pins
 
 
-def test_a_turn_cancelled_at_any_moment_leaves_no_block_pinned():
+def test_turn_cancelled_at_any_moment_leaves_no_block_pinned():
     world = play(turns_cancelled_at_every_moment, kind="recurrent")
     assert not world.result
 
@@ -47,7 +47,7 @@ def test_a_turn_cancelled_at_any_moment_leaves_no_block_pinned():
 async def erased_while_its_disk_refuses(world):
     admitted, _, _ = await world.ask("alice", begin("zebra"))
     owner = world.nodes[admitted.node]
-    owner.platter.is_sticky = True
+    owner.drive.is_sticky = True
     erasure = await world.erase("alice")
     assert erasure.unreachable == (owner.name,)
     for way in ((owner.name, ROUTER), (ROUTER, owner.name)):
@@ -58,12 +58,12 @@ async def erased_while_its_disk_refuses(world):
     for way in ((owner.name, ROUTER), (ROUTER, owner.name)):
         world.network.cut(*way, change=-1)
     await asyncio.sleep(10.0)  # two owners: the former gives way, as far as its disk lets it
-    owner.platter.is_sticky = False
+    owner.drive.is_sticky = False
     await asyncio.sleep(60.0)
     return world.words_on(owner, "zebra")
 
 
-def test_an_agent_that_could_not_be_erased_at_once_does_not_outlive_its_tombstone():
+def test_agent_on_a_refusing_disk_is_erased_by_its_tombstone():
     assert play(erased_while_its_disk_refuses).result == []
 
 
@@ -81,8 +81,8 @@ async def abort(world, key, target):
     await world.on(world.router, link.call(AbortMigration(*key, MigrationId("m" * 32)), Done))
 
 
-@pytest.mark.parametrize("deed", [move, replicate, abort])
-def test_a_commit_that_waits_for_its_agent_holds_up_nobody_else(deed):
+@pytest.mark.parametrize("action", [move, replicate, abort])
+def test_commit_waiting_for_its_agent_does_not_block_others(action):
     """A turn of hers at the target keeps a move waiting for seconds; his decisions go on."""
 
     async def script(world):
@@ -98,7 +98,7 @@ def test_a_commit_that_waits_for_its_agent_holds_up_nobody_else(deed):
             moving = asyncio.create_task(world.move("alice", target))
             while not node.moves.incoming.decision_lock(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
-            await deed(world, BOB, target)
+            await action(world, BOB, target)
             assert node.moves.incoming.decision_lock(ALICE).locked(), "hers is not decided yet"
             assert not moving.done()
         await moving

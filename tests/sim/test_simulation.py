@@ -109,7 +109,7 @@ def planted():
 
 
 @pytest.mark.parametrize("plant", list(planted()))
-def test_a_planted_fault_is_found(plant):
+def test_simulation_finds_planted_faults(plant):
     tried_first = FOUND_BY.get(plant.__name__, TRIED_FIRST)
     for seed in (*tried_first, *range(PLANTED_SEEDS_MAX)):
         with plant():
@@ -118,12 +118,12 @@ def test_a_planted_fault_is_found(plant):
     pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
 
 
-def test_a_seed_lives_the_same_life_again():
+def test_runs_are_deterministic_per_seed():
     """Also in another process, whose strings hash differently."""
     seeds = range(4, 6)
     mine = [run(seed).digest() for seed in seeds]
     command = [sys.executable, "-m", "tests.sim", "--seed", "4", "--count", "2", "--digest"]
-    told = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "4"},
@@ -135,4 +135,4 @@ def test_a_seed_lives_the_same_life_again():
 
     assert len(set(mine)) == len(seeds)
     for seed, digest in zip(seeds, mine, strict=True):
-        assert f"{seed} {digest}" in told.stdout
+        assert f"{seed} {digest}" in process.stdout

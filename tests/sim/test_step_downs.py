@@ -28,22 +28,22 @@ RECORD = f"manifests/{agent_digest(CLUSTER_KEY, *ALICE)}.mf"
 MOVE = MigrationId("m" * 32)
 
 
-def go_on(text, said=None):
+def go_on(text, messages=None):
     """Answer an agent's first words."""
     answer = {"role": "assistant", "content": text}
-    return [*(said or begin("zebra")), answer, {"role": "user", "content": "And?"}]
+    return [*(messages or begin("zebra")), answer, {"role": "user", "content": "And?"}]
 
 
 async def undecided(world):
-    """Let nobody know how her move ended, and her node's disk refuse that it steps down."""
+    """Leave a move undecided, and let the source's disk refuse the release."""
     admitted, text, _ = await world.ask("alice", begin("zebra"))
     source = world.nodes[admitted.node]
     target = next(host for host in world.nodes.values() if host is not source)
     agent = source.node.resources.table.get(ALICE)
-    with failing_in_place(target.platter, RECORD, ever=True):
+    with failing_in_place(target.drive, RECORD, permanent=True):
         moving = asyncio.create_task(refused(world.move("alice", target.name)))
         await until(lambda: agent.manifest.state is OwnerState.SEALED)
-        with full_for_records(source.platter):
+        with full_for_records(source.drive):
             error = await moving
     assert error.code == "undecided"
     assert on_disk(source).state is OwnerState.SEALED
@@ -51,14 +51,14 @@ async def undecided(world):
 
 
 async def released(world):
-    """Tell her node, whose disk refuses it, that another one owns her, which nobody has heard of.
+    """Release her at her node, whose disk refuses it, to another node that never got her.
 
     It was lost since, or has let her go.
     """
     admitted, text, _ = await world.ask("alice", begin("zebra"))
     source = world.nodes[admitted.node]
     other = next(name for name in world.nodes if name != source.name)
-    with full_for_records(source.platter):
+    with full_for_records(source.drive):
         call = ReleaseAgent(TENANT, admitted.agent, admitted.epoch + 4, MOVE, NodeName(other))
         assert await refused(world.on(source, source.node.moves.source.release(call)))
     return source, go_on(text)
@@ -70,22 +70,22 @@ async def restart(world):
 
 
 async def nothing(world):
-    """The router that gave the epoch out lives on."""
+    """Keep the router that issued the epoch."""
 
 
 def on_disk(host):
-    return decode_manifest(host.platter.files[RECORD])
+    return decode_manifest(host.drive.files[RECORD])
 
 
 @pytest.mark.parametrize("event", [nothing, restart])
 @pytest.mark.parametrize("wait_s", [0.0, 3 * HEARTBEAT_S, 2 * FLUSH_IDLE_S])
-@pytest.mark.parametrize("told", [undecided, released])
-def test_its_next_turn_is_answered_where_its_cache_is(told, event, wait_s):
+@pytest.mark.parametrize("setup", [undecided, released])
+def test_next_turn_is_served_by_the_node_with_the_cache(setup, event, wait_s):
     async def script(world):
-        source, said = await told(world)
+        source, messages = await setup(world)
         await event(world)
         await asyncio.sleep(wait_s)
-        admitted, _, finished = await patient(lambda: world.ask("alice", said))
+        admitted, _, finished = await patient(lambda: world.ask("alice", messages))
         assert admitted.node == source.name
         assert admitted.cached_tokens > len("zebra")
         assert finished.durable
@@ -93,13 +93,13 @@ def test_its_next_turn_is_answered_where_its_cache_is(told, event, wait_s):
     play(script)
 
 
-@pytest.mark.parametrize("told", [undecided, released])
-def test_it_is_answered_however_long_the_disk_refuses(told):
+@pytest.mark.parametrize("setup", [undecided, released])
+def test_turn_is_served_while_the_disk_refuses_the_release(setup):
     async def script(world):
-        source, said = await told(world)
-        with full_for_records(source.platter):
+        source, messages = await setup(world)
+        with full_for_records(source.drive):
             await asyncio.sleep(3 * FLUSH_IDLE_S)
-            admitted, _, finished = await patient(lambda: world.ask("alice", said))
+            admitted, _, finished = await patient(lambda: world.ask("alice", messages))
         assert (admitted.node, finished.durable) == (source.name, False)
         await asyncio.sleep(2 * FLUSH_IDLE_S)
         assert on_disk(source).epoch == admitted.epoch
@@ -107,43 +107,47 @@ def test_it_is_answered_however_long_the_disk_refuses(told):
     play(script)
 
 
-@pytest.mark.parametrize("told", [undecided, released])
-def test_the_disk_is_tried_again(told):
+@pytest.mark.parametrize("setup", [undecided, released])
+def test_refused_release_is_written_later(setup):
     async def script(world):
-        source, _ = await told(world)
+        source, _ = await setup(world)
         agent = source.node.resources.table.get(ALICE)
-        said = agent.view()
+        messages = agent.view()
         await asyncio.sleep(2 * FLUSH_IDLE_S)
         record = on_disk(source)
-        assert (record.state, record.epoch, record.owner) == (said.state, said.epoch, said.node)
-        assert said.state is OwnerState.REPLICA
+        assert (record.state, record.epoch, record.owner) == (
+            messages.state,
+            messages.epoch,
+            messages.node,
+        )
+        assert messages.state is OwnerState.REPLICA
         assert agent.successor is None
 
     play(script)
 
 
-def test_a_conversation_without_a_name_goes_on():
+def test_unnamed_conversation_continues_after_release():
     async def script(world):
         turn = world.turn
 
-        def unnamed(_, said, max_tokens):
-            return replace(turn("", said, max_tokens), identity=Identity(IdentityKind.CONTENT))
+        def unnamed(_, messages, max_tokens):
+            return replace(turn("", messages, max_tokens), identity=Identity(IdentityKind.CONTENT))
 
         with mock.patch.object(world, "turn", unnamed):
-            _, said = await released(world)
+            _, messages = await released(world)
             for _ in range(3):
-                _, text, finished = await patient(lambda said=said: world.ask("", said))
+                _, text, finished = await patient(lambda messages=messages: world.ask("", messages))
                 assert finished.durable
-                said = go_on(text, said)
+                messages = go_on(text, messages)
 
     play(script)
 
 
 async def brought(world, source, other):
-    """Let another node, at an epoch below what `source` was told, move her to it."""
+    """Migrate her to `source` from another node, at an epoch below the released one."""
     offer = OfferMigration(*ALICE, 3, MOVE, source.name)
-    made = await world.on(other, other.node.moves.source.offer(offer))
-    final = CommitMigration(MOVE, other.name, made, 4)
+    offered = await world.on(other, other.node.moves.source.offer(offer))
+    final = CommitMigration(MOVE, other.name, offered, 4)
     return await refused(world.on(source, source.node.moves.target.commit(final)))
 
 
@@ -168,27 +172,27 @@ async def imported(world, source, other):
     return await refused(world.on(source, read()))
 
 
-@pytest.mark.parametrize("deed", [brought, imported])
-def test_nothing_makes_it_own_her_below_that_epoch(deed):
-    """All turns of an agent that is owned below the fence would be refused, for good."""
+@pytest.mark.parametrize("action", [brought, imported])
+def test_released_node_rejects_ownership_below_its_fence(action):
+    """All turns of an agent that is owned below the fence would be refused permanently."""
 
     async def script(world):
-        source, said = await released(world)
+        source, messages = await released(world)
         other = world.nodes[source.node.resources.table.get(ALICE).view().node]
-        request = replace(world.turn("alice", said).request(3, lambda _: 0))
+        request = replace(world.turn("alice", messages).request(3, lambda _: 0))
 
         async def take_over():
             return [event async for event in other.node.turns.serve(request)]
 
         await world.on(other, take_over())
-        error = await deed(world, source, other)
+        error = await action(world, source, other)
         assert error.code == "stale_epoch"
         assert source.node.resources.table.get(ALICE).view().epoch == 5
 
     play(script)
 
 
-def test_a_seal_that_ends_behind_the_step_down_keeps_no_turn_waiting():
+def test_seal_finished_after_the_release_blocks_no_turn():
     """A new router finds another owner while a call of the one before still seals the agent."""
 
     async def script(world):
@@ -197,14 +201,14 @@ def test_a_seal_that_ends_behind_the_step_down_keeps_no_turn_waiting():
         other = next(name for name in world.nodes if name != source.name)
         agent = source.node.resources.table.get(ALICE)
         world.loop.start_worker = world._start_worker
-        source.platter.slow_s = 1.0
+        source.drive.slow_s = 1.0
         seal = SealAgent(*ALICE, 1, MOVE, NodeName(other))
         sealing = world.here(source, source.node.moves.source.seal(seal))
         await until(agent.turn_lock.locked)
         release = ReleaseAgent(*ALICE, 2, MOVE, NodeName(source.name))
         await world.on(source, source.node.moves.source.release(release))
         assert sealing.done()
-        source.platter.slow_s = 0.0
+        source.drive.slow_s = 0.0
         await asyncio.sleep(2 * HEARTBEAT_S)
         await world.ask("alice", go_on(text))
 
@@ -213,7 +217,7 @@ def test_a_seal_that_ends_behind_the_step_down_keeps_no_turn_waiting():
 
 @contextmanager
 def nodes_list_what_their_records_say():
-    """Plant: what a node was told is in no list, and whoever told it has to come again."""
+    """Plant: lists omit a release that is not yet written, and it has to be sent again."""
     view = Agent.view
 
     def by_record(self):
@@ -230,8 +234,8 @@ def nodes_list_what_their_records_say():
         yield
 
 
-@pytest.mark.parametrize("told", [undecided, released])
+@pytest.mark.parametrize("setup", [undecided, released])
 @pytest.mark.parametrize("event", [nothing, restart])
-def test_a_node_that_lists_what_its_record_says_is_found(told, event):
+def test_listing_an_unreleased_record_is_detected(setup, event):
     with nodes_list_what_their_records_say(), pytest.raises(RetryLaterError, match="being decided"):
-        test_its_next_turn_is_answered_where_its_cache_is(told, event, HEARTBEAT_S)
+        test_next_turn_is_served_by_the_node_with_the_cache(setup, event, HEARTBEAT_S)

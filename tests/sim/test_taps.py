@@ -19,13 +19,13 @@ async def drains_when_it_is_over(world):
 
 
 @pytest.mark.parametrize("play", [script.play, scripted.play])
-def test_what_was_to_be_done_at_the_end_is_done_to_simulated_disks(play, tmp_path, monkeypatch):
+def test_tasks_of_frozen_processes_end_on_simulated_disks(play, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     play(drains_when_it_is_over)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_simulated_node_that_opens_the_real_disk_is_found(tmp_path, monkeypatch):
+def test_simulated_node_opening_the_real_disk_is_detected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     async def opens(_):

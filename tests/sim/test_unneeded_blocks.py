@@ -49,8 +49,8 @@ async def prefetch(node, epoch, raw):
     assert "hot" in view.tiers
 
 
-@pytest.mark.parametrize("deed", [hibernate, resume, prefetch])
-def test_a_deed_that_is_done_succeeds_whatever_else_the_drive_keeps(deed):
+@pytest.mark.parametrize("action", [hibernate, resume, prefetch])
+def test_action_succeeds_when_unneeded_blocks_cannot_be_removed(action):
     async def script(world):
         admitted, _, _ = await world.ask(ALICE, begin("zebra"))
         host = world.nodes[admitted.node]
@@ -59,28 +59,28 @@ def test_a_deed_that_is_done_succeeds_whatever_else_the_drive_keeps(deed):
             raw = await file_of(host.node, admitted.epoch)
             await host._calls.answer(encode_call(Flush(drop_hot=True)))
             litter(host.node)
-            stored = len(host.platter.files)
-            host.platter.is_sticky = True
-            await deed(host.node, admitted.epoch, raw)
-            host.platter.is_sticky = False
+            stored = len(host.drive.files)
+            host.drive.is_sticky = True
+            await action(host.node, admitted.epoch, raw)
+            host.drive.is_sticky = False
             host.node.resources.store.sweep()
             return stored
 
         stored = await world.on(host, work())
-        left = len(host.platter.files) - (deed is resume)  # of its record
+        left = len(host.drive.files) - (action is resume)  # of its record
         assert left == stored - 1, "it goes with a later sweep"
 
     play(script)
 
 
-def test_what_a_turn_left_behind_that_was_given_up_goes_by_itself():
+def test_blocks_of_an_abandoned_turn_are_removed():
     async def script(world):
         admitted, _, _ = await world.ask(ALICE, begin("zebra"))
         host = world.nodes[admitted.node]
-        before = set(host.platter.files)
+        before = set(host.drive.files)
         litter(host.node)
-        assert set(host.platter.files) > before
+        assert set(host.drive.files) > before
         await asyncio.sleep(FLUSH_IDLE_S + 1.0)
-        assert set(host.platter.files) == before
+        assert set(host.drive.files) == before
 
     play(script)

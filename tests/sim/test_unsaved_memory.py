@@ -39,12 +39,12 @@ async def saved_one_after_another(world):
     host = world.nodes["node-a"]
     node, table = host.node, host.node.resources.table
     await world.on(host, node.background.retries.stop())  # so that this alone saves them
-    host.platter.is_full = True
+    host.drive.is_full = True
     for name in NAMES:
         last = await world.on(host, remember(node, name))
         assert not last.durable
     assert table.hot_bytes > node.tiers.hot.limit_bytes, "refused, they stay beyond the budget"
-    host.platter.is_full, host.platter.slow_s = False, 1.0
+    host.drive.is_full, host.drive.slow_s = False, 1.0
     flushing = world.here(host, node.tiers.flusher.flush())
     seen = []
     while not flushing.done():
@@ -55,7 +55,7 @@ async def saved_one_after_another(world):
     return seen
 
 
-def test_what_is_saved_makes_room_while_others_are_still_to_be_saved():
+def test_saved_agents_free_memory_while_others_are_being_saved():
     settings = replace(SETTINGS, hot_bytes=12 * KIB)
     seen = play(saved_one_after_another, settings=settings).result
     assert {waiting for waiting, _, _ in seen} >= {1, 2, 3}, "one after another"
@@ -79,9 +79,9 @@ def taken_over(*, is_saved):
         await world.on(host, node.background.retries.stop())
         if is_saved:
             assert (await world.on(host, remember(node, "alice"))).durable
-        host.platter.is_full = True
+        host.drive.is_full = True
         assert not (await world.on(host, remember(node, "alice", " goes on"))).durable
-        host.platter.is_full = False
+        host.drive.is_full = False
         agent = node.resources.table.get(key)
         before = agent.saved
         link = world.router.services.fleet.link(host.name)
@@ -92,19 +92,19 @@ def taken_over(*, is_saved):
 
         with pytest.raises(FabricError, match="no other node has it"):
             await release(host.name)
-        assert agent.is_unsaved, "who steps down for nobody loses nothing by it"
+        assert agent.is_unsaved, "a release without a successor loses nothing"
         await release("node-b")
         left = agent.manifest, agent.cache, agent.is_durable
-        world.platters.check_tables(node)
+        world.disk_judge.check_tables(node)
         await world.on(host, cancelled(node, turn("alice", epoch=3)))
-        world.platters.check_tables(node)
+        world.disk_judge.check_tables(node)
         return before, *left, len(host.caches)
 
     return script
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
-def test_who_is_in_memory_only_gives_way_and_keeps_what_the_disk_has(is_saved):
+def test_unsaved_agent_taken_over_keeps_its_disk_record(is_saved):
     before, left, cache, is_durable, caches_count = play(taken_over(is_saved=is_saved)).result
     assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 2, "node-b")
     kept = (before.text, before.pieces) if is_saved else ("", PieceTable())

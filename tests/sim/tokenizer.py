@@ -20,8 +20,8 @@ CUT_TEXTS = {ord(text): text.encode() for text in (*ROLES.values(), _END)}
 
 def render(messages, *, opens_answer=True):
     """Spell a conversation up to where the model answers."""
-    said = "".join(f"{ROLES[m['role']]}{m['content']}{_END}" for m in messages)
-    return said + ROLES["assistant"] * opens_answer
+    text = "".join(f"{ROLES[m['role']]}{m['content']}{_END}" for m in messages)
+    return text + ROLES["assistant"] * opens_answer
 
 
 class _Detokenizer:

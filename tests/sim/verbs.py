@@ -14,7 +14,7 @@ class Verbs:
         self._stream = stream
         # By agent: since when its memory is for itself alone for certain, and which node says so.
         self._private = {}
-        self.said_count = 0
+        self.settings_count = 0
 
     def is_private(self, key, node=None):
         """Say whether an agent's memory is for itself alone, as was acknowledged.
@@ -23,14 +23,16 @@ class Verbs:
         """
         if key not in self._private:
             return False
-        since_s, told = self._private[key]
+        since_s, node_name = self._private[key]
         evicted = self._world.watch.was_evicted
         if any(evicted(key, each, since_s) for each in self._world.nodes):
             return False
-        return node is None or not self._world.warmth.may_have_less(key, node, told, since_s)
+        return node is None or not self._world.reuse_judge.may_have_less(
+            key, node, node_name, since_s
+        )
 
     def forget(self, key):
-        """Note that an agent is gone for good."""
+        """Note that an agent was erased."""
         self._private.pop(key, None)
 
     async def say(self, talk):
@@ -43,7 +45,7 @@ class Verbs:
         row, _ = await self._api.insist(talk, random, "close")
         if row is None:
             return
-        self.said_count += 1
+        self.settings_count += 1
         if HOT in row["tiers"] or row["pinned"] or not row["closed"]:
             self._world.fail(f"{talk.name}: closed, and {row}")
         self._check_record(talk, lambda wishes: wishes.is_closed, "closed")
@@ -55,7 +57,7 @@ class Verbs:
         row, _ = await self._api.insist(talk, random, "evict", body)
         if row is None:
             return
-        self.said_count += 1
+        self.settings_count += 1
         if node is None and (HOT in row["tiers"] or "disk" not in row["tiers"]):
             world.fail(f"{talk.name}: evicted, and it is in {row['tiers']}")
         if node == row["node"]:
@@ -69,7 +71,7 @@ class Verbs:
         row, _ = await self._api.insist(talk, random, "decay", {"after_s": after_s})
         if row is None:
             return
-        self.said_count += 1
+        self.settings_count += 1
         if row["decays_after_s"] != after_s:
             self._world.fail(f"{talk.name}: it decays after {row['decays_after_s']}, not {after_s}")
         self._check_record(talk, lambda wishes: wishes.decays_after_s == after_s, "decaying")
@@ -88,7 +90,7 @@ class Verbs:
         row, _ = await self._api.insist(talk, random, "share", {"scope": scope})
         if row is None:
             return
-        self.said_count += 1
+        self.settings_count += 1
         if row["share"] != scope:
             self._world.fail(f"{talk.name}: shared with its {row['share']}, not its {scope}")
         self._check_record(talk, lambda wishes: wishes.is_private == (scope == "agent"), scope)
@@ -102,7 +104,7 @@ class Verbs:
         world = self._world
         if talk.attempts or talk.may_be_erased or world.watch.evicted[talk.key]:
             return
-        records = [world.platters.records(name).get(talk.key) for name in world.nodes]
+        records = [world.disk_judge.records(name).get(talk.key) for name in world.nodes]
         owned = [r for r in records if r is not None and r.state is not OwnerState.REPLICA]
         if owned and not world.network.is_bad and not any(holds(_wishes(r)) for r in owned):
             world.fail(f"{talk.name}: said to be {what}, and on no disk")

@@ -1,6 +1,6 @@
 """Record of one run: troubles, evictions, acknowledgements and epochs, judged as they happen.
 
-Facts come from the outside (the clients' answers, the platters) and from a few places inside the
+Facts come from the outside (the clients' answers, the drives) and from a few places inside the
 nodes where something becomes a promise. They excuse exactly the agents that they touch.
 """
 
@@ -23,7 +23,7 @@ from node.turn.turn import Turn
 
 
 class Watch:
-    """The witness of one run."""
+    """The event record of one run."""
 
     def __init__(self, world):
         self._world = world
@@ -58,7 +58,7 @@ class Watch:
         self._evicted_s[key, name] = self._world.loop.now_s
 
     def _note_gone(self, key, name):
-        """Note that a node has let an agent go; who is nowhere any more begins at epoch 1 again."""
+        """Note that a node dropped an agent; one that no node has begins at epoch 1 again."""
         self.note_evicted(key, name)
         self.released.pop((name, self._world.nodes[name].incarnation, key), None)
 
@@ -86,7 +86,7 @@ class Watch:
         return {name for name, at_s in self._hosts[key].items() if at_s >= since_s}
 
     def on_call(self, host, call):
-        """Note what a node is told, before it does it."""
+        """Note a control call before the node handles it."""
         if not isinstance(call, ReleaseAgent) or host.node is None:
             return
         agent = host.node.resources.table.get(call.key)
@@ -123,15 +123,15 @@ class Watch:
         """Judge an acknowledgement: no later epoch may have been given out before.
 
         Unless that began with a move: it has what was acknowledged, however late that is heard.
-        Epochs of moves that came to nothing are nobody's.
+        Epochs of failed moves belong to no node.
         """
         node, epoch, _ = self.finisher(operation, admitted)
-        given = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
-        key, platters = (talk.tenant, admitted.agent), self._world.platters
-        between = {(key, later) for later in range(epoch + 1, given)} & platters.owned
-        if given > epoch and not between | {(key, given)} <= platters.moved:
+        issued = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
+        key, disk_judge = (talk.tenant, admitted.agent), self._world.disk_judge
+        between = {(key, later) for later in range(epoch + 1, issued)} & disk_judge.owned
+        if issued > epoch and not between | {(key, issued)} <= disk_judge.moved:
             self._world.fail(
-                f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {given}"
+                f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {issued}"
             )
 
     # --- inside the nodes --------------------------------------------------------------------

@@ -19,7 +19,7 @@ _HANDS = []  # idle threads, for the next call of any life
 
 
 class _Hand:
-    """A real thread that does one thing after the other, only when it is told to."""
+    """A real thread that runs one task after another, only when resumed."""
 
     def __init__(self):
         self._go = threading.Lock()
@@ -82,17 +82,17 @@ class Worker:
             error = raised
         self.is_over = True
         if not self.is_doomed:
-            self._loop.call_soon(self._tell, outcome, error)
+            self._loop.call_soon(self._set_outcome, outcome, error)
         del error  # which holds this frame
 
-    def _tell(self, outcome, error):
+    def _set_outcome(self, outcome, error):
         if self.future.cancelled():
             return
         if error is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result(outcome)
-        del self.future  # nobody else needs it, and an error holds who holds it
+        del self.future  # unused from here on, and an error would keep its frame alive
 
     def _wake(self, number):
         if number == self._round and not self.is_over:
@@ -121,7 +121,7 @@ class Worker:
         self._wait()
 
     def wait(self):
-        """Let others run until somebody calls `wake_soon`."""
+        """Let others run until `wake_soon` is called."""
         if self.is_doomed:
             raise PowerLostError
         self._wait()
@@ -136,7 +136,7 @@ class Worker:
 
     @contextlib.contextmanager
     def atomic(self):
-        """Let nobody else run meanwhile."""
+        """Let no other worker run meanwhile."""
         self._is_atomic += 1
         try:
             yield
@@ -151,7 +151,7 @@ def pause(delay_s):
 
 
 def atomic():
-    """Let nobody else run meanwhile."""
+    """Let no other worker run meanwhile."""
     return Worker.running.atomic() if Worker.running is not None else contextlib.nullcontext()
 
 
@@ -193,8 +193,8 @@ class SimCondition:
         # The event loop stands still until the lock is free, as it really would.
         assert self._owner is not None, "the event loop waits for itself"
         self._owner.run_on()
-        if self._depth:  # the owner waits for somebody, too
-            _run_somebody()
+        if self._depth:  # the owner waits, too
+            _run_waiting_workers()
 
     def release(self):
         if self._owner is not Worker.running and Worker.running is not None:
@@ -220,7 +220,7 @@ class SimCondition:
                 self._waiting.append(me)
                 me.wait()
             else:
-                _run_somebody()
+                _run_waiting_workers()
             while self._depth:
                 self._block(me)
             self._owner, self._depth = me, depth
@@ -243,11 +243,11 @@ class SimLock(SimCondition):
     _is_plain = True
 
 
-def _run_somebody():
+def _run_waiting_workers():
     """Let the workers of this process go on that the event loop waits for, the oldest first."""
     process, loop = PROCESS.get(), asyncio.get_running_loop()
     workers = [worker for worker in loop.workers if worker.process is process]
-    assert workers, "the event loop waits for nobody"
+    assert workers, "the event loop waits without any worker"
     for worker in workers:
         if not worker.is_over:
             worker.run_on()

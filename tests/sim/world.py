@@ -18,11 +18,11 @@ from node.mlx.device import DeviceError
 from node.store import granted_terms
 from node.store.posix_disk import PosixDisk
 from router import prompt
-from tests.sim import chances
-from tests.sim.arrivals import Arrivals
+from tests.sim import random_streams
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
 from tests.sim.directing import Directing
+from tests.sim.disk_judge import DiskJudge
 from tests.sim.edits import Edits
 from tests.sim.invariants import Invariants
 from tests.sim.lending import Lending
@@ -31,19 +31,19 @@ from tests.sim.loop import PROCESS, SimLoop, StuckError
 from tests.sim.model import KINDS
 from tests.sim.network import Network
 from tests.sim.node_host import STATES, NodeHost
-from tests.sim.platters import Platters
+from tests.sim.owner_wait_judge import OwnerWaitJudge
 from tests.sim.readers import Readers
-from tests.sim.reigns import Reigns
+from tests.sim.reuse_judge import ReuseJudge
 from tests.sim.router_host import RouterHost
 from tests.sim.router_pair import RouterPair
 from tests.sim.talk import MARKER
-from tests.sim.warmth import Warmth
+from tests.sim.term_judge import TermJudge
 from tests.sim.watch import Watch
 from tests.sim.workers import Worker, simulated_locks, unwind
 from tests.support.incoming import pinned_blocks
 
 NODES = ("node-a", "node-b", "node-c")
-LIMIT_S = 600.0  # of simulated time in which nobody is answered: then something hangs
+LIMIT_S = 600.0  # of simulated time without any answer: then something hangs
 QUIET_S = FLUSH_IDLE_S + 5.0
 IDLE_S = 3  # without a move or copy: no other one is due
 SAVE_POLLS = 20  # of a tenth of a second: no save takes that long
@@ -104,14 +104,14 @@ class World:
         self.edits = Edits(self, self.stream("edits"))
         self.directing = Directing(self, self.stream("directing"))
         self.watch = Watch(self)
-        self.platters = Platters(self)
-        self.warmth = Warmth(self)
-        self.arrivals = Arrivals(self)
+        self.disk_judge = DiskJudge(self)
+        self.reuse_judge = ReuseJudge(self)
+        self.owner_wait_judge = OwnerWaitJudge(self)
         for name in NODES:
             speed = shape.choice(self.speeds)
             self.nodes[name] = NodeHost(self, name, replace(self.settings), speed)
         self.router = RouterPair(self) if self.has_standby else RouterHost(self)
-        self.reigns = Reigns(self)
+        self.term_judge = TermJudge(self)
         self.clients = Clients(self)
         self.invariants = Invariants(self)
         self.chaos = Chaos(self)
@@ -124,7 +124,7 @@ class World:
         if self.is_crowded:
             self.settings = replace(self.settings, hot_bytes=12 * KIB, active_max=8)
             self.talks_count, self.is_rhythmic, self.speeds = CROWD, True, [500]
-            self.is_slow = False  # nobody would come to an end
+            self.is_slow = False  # no turn would end
         is_faulty = self.stream("device").random() < FAULTY_ODDS
         self.device_failure_chance = DEVICE_FAILURE_CHANCE if is_faulty else 0.0
         self.is_short = self.stream("memory").random() < SHORT_ODDS
@@ -140,7 +140,7 @@ class World:
         return worker.future
 
     def stream(self, name):
-        return chances.stream(self.seed, name)
+        return random_streams.stream(self.seed, name)
 
     def note(self, text):
         """Write an event down."""
@@ -177,12 +177,12 @@ class World:
         with (
             simulated_locks(),
             self.watch.taps(),
-            self.arrivals.taps(),
+            self.owner_wait_judge.taps(),
             self.edits.taps(),
             self.lineage.taps(),
             self.directing.privacy.taps(),
-            self.directing.hearing.taps(),
-            self.reigns.taps() if self.has_standby else contextlib.nullcontext(),
+            self.directing.judge.taps(),
+            self.term_judge.taps() if self.has_standby else contextlib.nullcontext(),
             mock.patch.object(granted_terms, "PosixDisk", open_disk),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
@@ -241,8 +241,8 @@ def _tests_itself(node):
     return any(turn._request.tenant == SELF_TEST_TENANT for turn in node.live_turns)
 
 
-class _Ears(logging.Handler):
-    """Hears what the product logs: failures of its own, and words of clients, which are none."""
+class _LogJudge(logging.Handler):
+    """Fails the run where the product logs an error or a client's text."""
 
     def __init__(self, world):
         super().__init__(logging.INFO)
@@ -277,22 +277,22 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
     asyncio.set_event_loop(loop)
     world = (make or World)(seed, loop)
     world.is_verbose = is_verbose
-    ears = _Ears(world)
+    log_judge = _LogJudge(world)
     loggers = [logging.getLogger(name) for name in ("node", "macfabric")]
     before = [(each.level, each.propagate) for each in loggers]
     for each in loggers:
-        each.addHandler(ears)
+        each.addHandler(log_judge)
         each.propagate = False
         each.setLevel(logging.INFO)
-    loop.set_exception_handler(lambda _, said: _unhandled(world, said))
+    loop.set_exception_handler(lambda _, context: _unhandled(world, context))
     loop.on_step = world.invariants.check_step
     try:
-        with chances.seeded_secrets(), world.taps():
+        with random_streams.seeded_secrets(), world.taps():
             try:
                 _drive(world, loop)
             finally:
                 for each in loggers:
-                    each.removeHandler(ears)
+                    each.removeHandler(log_judge)
                     each.setLevel(logging.CRITICAL)  # what the dead say
                 _bury(world, loop)
     finally:
@@ -329,12 +329,12 @@ def _check_progress(world, loop):
         world.fail("the run does not come to an end")
 
 
-def _unhandled(world, said):
-    error = said.get("exception")
+def _unhandled(world, context):
+    error = context.get("exception")
     process = PROCESS.get()
     if process is not None and process.is_dead:
         return
-    world.fail(f"nobody caught {error!r}: {said.get('message')}")
+    world.fail(f"unhandled {error!r}: {context.get('message')}")
 
 
 def _bury(world, loop):

@@ -1,6 +1,6 @@
 """Directives as clients write them, each with its expected effect."""
 
-from tests.sim.directives import SYSTEM, TOOL, Told, name_of, numbered
+from tests.sim.directives import SYSTEM, TOOL, DirectiveEdit, name_of, numbered
 
 CONTENT, RESULT, NUMBER, NUMBERS, CHARS, TEXT = range(6)
 SPAN_CHARS_MAX = 20
@@ -12,7 +12,7 @@ def draw_items(random, talk, known, operation, *, may_place):
     With `may_place` the agent's record has just the talk's messages, so that they go by number.
     """
     free = _free(talk.messages, known)
-    items, told = [], []
+    items, edits = [], []
     kinds = [CONTENT, RESULT]
     if may_place:
         kinds += [NUMBER, NUMBERS, CHARS, TEXT]
@@ -21,33 +21,35 @@ def draw_items(random, talk, known, operation, *, may_place):
             "mode": random.choice(["forget", "exact", "amortize", "amortize"]),
             "replacement": random.choice([None, "", "[cleared]", talk.say()]),
         }
-        made = _drawn(random, random.choice(kinds), talk.messages, free)
-        if made is None:
+        item_and_places = _drawn(random, random.choice(kinds), talk.messages, free)
+        if item_and_places is None:
             continue
-        item, places = made
+        item, places = item_and_places
         items.append(item | {name: each for name, each in how.items() if each is not None})
         for at, place in enumerate(places):
             text = how["replacement"] if at == 0 else None
             if text is None and ("result_of" in place or "span" in place):
                 text = ""
-            told.append(Told(operation, how["mode"], text, **place))
-    told.sort(key=lambda each: each.nth is not None)  # what a record places comes behind
-    return items, told
+            edits.append(DirectiveEdit(operation, how["mode"], text, **place))
+    edits.sort(key=lambda each: each.nth is not None)  # what a record places comes behind
+    return items, edits
 
 
 def superseding(operation, mode, earlier, later):
     """Return what it comes to that a later result supersedes an earlier one."""
-    return Told(operation, mode, f"[superseded by the result of {later}]", result_of=earlier)
+    return DirectiveEdit(
+        operation, mode, f"[superseded by the result of {later}]", result_of=earlier
+    )
 
 
 def _free(messages, known):
     """List the numbers of messages of which nothing was said yet."""
-    told = [each for state in known.past for each in state]
+    edits = [each for state in known.past for each in state]
     pairs = enumerate(numbered(messages))
     is_free = {
         number: message["role"] != SYSTEM
         and message["content"] != ""
-        and not any(each.concerns(message, nth) for each in told)
+        and not any(each.concerns(message, nth) for each in edits)
         for number, (message, nth) in pairs
     }
     return [number for number, free in is_free.items() if free]

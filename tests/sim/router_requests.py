@@ -13,15 +13,15 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a deed ended: its result, or the error; neither where nobody answered."""
+    """The outcome of a request: its result, or the error; neither where no answer came."""
 
     result: object = None
     error: FabricError | None = None
     is_over: bool = False
 
 
-class Asking:
-    """Whoever asks something of the router."""
+class RouterRequests:
+    """Requests to the router, as operators and clients send them."""
 
     def __init__(self, world):
         self._world = world
@@ -64,7 +64,7 @@ class Asking:
         if may_be_cut and isinstance(error, RejectedError):
             return True  # the file broke off where its agent's node died, or met damage
         if error.code in DISK_CODES:
-            # The one who tells of it may have hung for a while.
-            has_refused = any(h.platter.has_failed or h.platter.has_been_full for h in hosts)
+            # The node that reports it may have hung for a while.
+            has_refused = any(h.drive.has_failed or h.drive.has_been_full for h in hosts)
             return has_refused or error.code == "disk_budget"
-        return meets_damage and error.code in DAMAGE_CODES and any(h.platter.hurt for h in hosts)
+        return meets_damage and error.code in DAMAGE_CODES and any(h.drive.hurt for h in hosts)

@@ -27,7 +27,7 @@ FORGET = Directive(
 )
 
 
-def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
+def test_replica_gets_directives_before_they_are_acknowledged():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("a secret")
@@ -45,7 +45,7 @@ def test_a_copy_hears_what_its_agent_is_told_before_that_is_acknowledged():
     play(live, SETTINGS)
 
 
-def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
+def test_directive_that_misses_a_replica_is_not_acknowledged():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("a secret")
@@ -67,7 +67,7 @@ def test_what_a_copy_neither_hears_nor_goes_for_is_not_acknowledged():
     play(live, SETTINGS)
 
 
-def test_an_agent_that_is_begun_anew_is_for_itself_as_it_was():
+def test_agent_restarted_elsewhere_stays_private():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say("one")

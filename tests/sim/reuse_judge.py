@@ -1,6 +1,6 @@
-"""Judge of warmth: a turn acknowledged as durable is found again.
+"""Judge of cache reuse: a turn acknowledged as durable is found again.
 
-Excused is only who was touched: evicted, its very blocks hurt on a disk, or its node in trouble
+Excused are only agents that were evicted, had blocks damaged, or whose node was in trouble
 since, so that the agent went on elsewhere.
 """
 
@@ -45,7 +45,7 @@ class Attempt:
         return self.prompt, *self.others
 
 
-class Warmth:
+class ReuseJudge:
     """Compares what a turn finds with what was acknowledged before."""
 
     def __init__(self, world):
@@ -55,7 +55,7 @@ class Warmth:
     def ack(self, key, prompt, answer, end, admitted):
         """Note an acknowledgement: `end` says by whom, at which epoch and when."""
         node, epoch, at_s = end
-        record = self._world.platters.records(node).get(key)
+        record = self._world.disk_judge.records(node).get(key)
         files = frozenset(file_name(ref) for ref in record.refs) if record is not None else ()
         exact = None
         if admitted.amortized_tokens:
@@ -69,7 +69,7 @@ class Warmth:
         return Ack(prompt, prompt + answer, node, epoch, at_s, frozenset(files), exact)
 
     def is_judged(self, talk):
-        """Say whether nobody but this client has a say in the agent's memory."""
+        """Say whether only this client determines the agent's memory."""
         is_named = talk.identity.kind is IdentityKind.AGENT
         return is_named and talk.acked is not None and not (talk.may_be_erased or talk.is_shared)
 
@@ -99,12 +99,12 @@ class Warmth:
         for attempt in attempts:  # each may have been answered, on no disk
             need = min(need, *(_common(a, b) for a in attempt.prompts for b in now.prompts))
         if now.edits is EditMode.FORGET and any(each.may_keep for each in attempts):
-            return None  # nobody said how far the memory is exact
+            return None  # it is unknown how far the memory is exact
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
             if self._world.kind is not FULL and exact_tokens < need:
                 return None  # a move or a full disk leaves windows for the end alone
-            need = min(need, exact_tokens)  # for whoever does not go on with the edit
+            need = min(need, exact_tokens)  # for a turn that does not use the edited cache
         return need or None
 
     def _is_excused(self, talk, node):
@@ -113,7 +113,7 @@ class Warmth:
             return True
         if world.lineage.was_cut(talk.key, acked.at_s):
             return True
-        if any(acked.files & host.platter.hurt for host in world.nodes.values()):
+        if any(acked.files & host.drive.hurt for host in world.nodes.values()):
             return True
         return self.may_have_less(talk.key, node, acked.node, acked.at_s)
 

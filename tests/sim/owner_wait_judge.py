@@ -16,17 +16,17 @@ SLACK_S = 0.5  # of the router's own polls and messages
 
 
 @dataclass(frozen=True)
-class Asked:
+class WaitingTurn:
     """A turn of an agent whose owner the router had not heard."""
 
     key: tuple
-    owner: str  # who acknowledged it last
+    owner: str  # the node that acknowledged it last
     epoch: int
     router: int  # the router's incarnation
     due_s: float  # when computing the prompt would have been done
 
 
-class Arrivals:
+class OwnerWaitJudge:
     """Compares when owners report with when their agents were served elsewhere."""
 
     def __init__(self, world):
@@ -49,20 +49,20 @@ class Arrivals:
         speeds = [host._tokens_per_s for host in self._world.nodes.values()]
         speeds += [m.view.prefill_tokens_per_s for m in fleet.membership.members if m.view]
         due_s = self._world.loop.now_s + min(tokens / max(speeds), OWNER_WAIT_S_MAX)
-        return Asked(key, owner, epoch, router.incarnation, due_s)
+        return WaitingTurn(key, owner, epoch, router.incarnation, due_s)
 
-    def check_admitted(self, asked, admitted):
+    def check_admitted(self, waiting_turn, admitted):
         """Note where a turn was served."""
-        if asked is None or asked.router != self._world.router.incarnation:
+        if waiting_turn is None or waiting_turn.router != self._world.router.incarnation:
             return
-        if admitted.node == asked.owner:
+        if admitted.node == waiting_turn.owner:
             self.waited_count += 1
             return
-        lists = [keys for (life, _), keys in self._reported.items() if life == asked.router]
-        if any(asked.key in keys for keys in lists):
+        lists = [keys for (life, _), keys in self._reported.items() if life == waiting_turn.router]
+        if any(waiting_turn.key in keys for keys in lists):
             return  # another node claims the agent, too, or has a copy, which is quicker
         self.elsewhere_count += 1
-        self._elsewhere.append(asked)
+        self._elsewhere.append(waiting_turn)
 
     def _on_list(self, agents):
         router = self._world.router.incarnation
@@ -74,19 +74,19 @@ class Arrivals:
         held = {item.view.key for item in agents.agents}
         self._reported.setdefault((router, agents.node), held)
         now_s = self._world.loop.now_s
-        for asked in self._elsewhere:
-            is_owners = (asked.router, asked.owner) == (router, agents.node)
-            has_agent = owned.get(asked.key, 0) >= asked.epoch
-            if is_owners and has_agent and now_s < asked.due_s - SLACK_S:
+        for waiting_turn in self._elsewhere:
+            is_owners = (waiting_turn.router, waiting_turn.owner) == (router, agents.node)
+            has_agent = owned.get(waiting_turn.key, 0) >= waiting_turn.epoch
+            if is_owners and has_agent and now_s < waiting_turn.due_s - SLACK_S:
                 self._world.fail(
-                    f"{asked.key} was served elsewhere, and {asked.owner} reported it"
-                    f" {asked.due_s - now_s:.1f} s before its prompt could have been computed"
+                    f"{waiting_turn.key} was served elsewhere, and {waiting_turn.owner} reported"
+                    f" it {waiting_turn.due_s - now_s:.1f} s before its prompt could be computed"
                 )
         self._elsewhere = [each for each in self._elsewhere if each.owner != agents.node]
 
     @contextlib.contextmanager
     def taps(self):
-        """Listen to what the router hears of its nodes' agents."""
+        """Record the agent lists that the router receives."""
         on_list = AgentReports.on_list
 
         async def listed(reports, agents, requested_s):

@@ -8,12 +8,12 @@ import asyncio
 from fabric.ids import AgentId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 
-MIMIC_ODDS, CROWD_ODDS, DRAIN_ODDS = 0.8, 0.5, 0.8
+PROBE_ODDS, CROWD_ODDS, DRAIN_ODDS = 0.8, 0.5, 0.8
 LOOK_S, LOOKS_MAX = 0.002, 500  # for blocks of it that have come to where it goes
 
 
-class Mimics:
-    """One run's; with a randomness of its own, so that all else is as it was without them."""
+class PrivacyProbes:
+    """The probes of one run, with their own random stream."""
 
     def __init__(self, world, verbs):
         self._world = world
@@ -25,28 +25,28 @@ class Mimics:
         random = self._random
         if not self._verbs.is_private(talk.key) or talk.attempts or talk.acked is None:
             return
-        if random.random() >= MIMIC_ODDS:
+        if random.random() >= PROBE_ODDS:
             return
         if random.random() < CROWD_ODDS:
             await self._crowd(talk)
-        deeds, host = self._world.chaos.deeds, None
+        actions, host = self._world.chaos.actions, None
         if random.random() < DRAIN_ODDS:
             host = self._world.nodes[talk.acked.node]
-            await deeds.begin_drain(host)
+            await actions.begin_drain(host)
             await self._await_blocks(talk)
         talk.begin_copy()
         try:
-            await self._mimic(talk)
+            await self._probe(talk)
         finally:
             talk.end_copy()
-        while host is not None and not await deeds.undrain(host):  # noqa: ASYNC110 - simulated time
+        while host is not None and not await actions.undrain(host):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
 
     async def _crowd(self, talk):
         """Say the same as many strangers at once as there are nodes: the router spreads them."""
         talk.begin_copy()
         try:
-            await asyncio.gather(*(self._mimic(talk) for _ in self._world.nodes))
+            await asyncio.gather(*(self._probe(talk) for _ in self._world.nodes))
         finally:
             talk.end_copy()
 
@@ -59,11 +59,11 @@ class Mimics:
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def _mimic(self, talk):
+    async def _probe(self, talk):
         name = AgentId(f"mimic-{self._random.randrange(10**6)}")
         identity = Identity(IdentityKind.AGENT, name)
-        mimic = type(talk)(talk.tenant, identity, self._random, talk.number)
-        mimic.lives_count = talk.lives_count
-        mimic.messages = [*talk.messages, {"role": "user", "content": mimic.say()}]
+        probe = type(talk)(talk.tenant, identity, self._random, talk.number)
+        probe.lives_count = talk.lives_count
+        probe.messages = [*talk.messages, {"role": "user", "content": probe.say()}]
         self._world.note(f"{talk.name}: {name} says the same")
-        await self._world.clients.insist(mimic, Sampling(max_tokens=8))
+        await self._world.clients.insist(probe, Sampling(max_tokens=8))

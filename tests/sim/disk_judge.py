@@ -14,11 +14,11 @@ from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
 from tests.sim.router_host import ROUTER
 
 _RECORDS = "manifests/"
-WELL_S = 15.0  # without trouble for so long, everybody knows who owns what
+WELL_S = 15.0  # without trouble for so long, all nodes know all owners
 
 
-class Platters:
-    """The records of all simulated disks, as they are now."""
+class DiskJudge:
+    """The current records of all simulated disks."""
 
     def __init__(self, world):
         self._world = world
@@ -44,7 +44,7 @@ class Platters:
         self._seen = Changes.count
         known = {}
         for name, host in self._world.nodes.items():
-            for file, raw in host.platter.files.items():
+            for file, raw in host.drive.files.items():
                 if file.startswith(_RECORDS):
                     old = self._known.get((name, file))
                     is_same = old is not None and old[0] is raw
@@ -88,10 +88,10 @@ class Platters:
         It is one of `texts`, where several may be.
         """
         self._check_superseded(talk, key, epoch)
-        wanted = {text.rstrip(chr(END)) for text in texts}
+        expected = {text.rstrip(chr(END)) for text in texts}
         for name in self._world.nodes:
             record = self.records(name).get(key)
-            if record is not None and record.text.rstrip(chr(END)) in wanted:
+            if record is not None and record.text.rstrip(chr(END)) in expected:
                 return
             if record is not None and record.provenance.truncated_by is TruncatedBy.FSCK:
                 return  # a drive lost some of it meanwhile: others judge that
@@ -118,26 +118,32 @@ class Platters:
 
         Whose record is being written, such as a replica that comes just now, is left out.
         """
-        platter = self._world.nodes[node.name].platter
+        drive = self._world.nodes[node.name].drive
         idle = [agent for agent in node.resources.table if not agent.is_busy]
         busy = {agent.key for agent in node.resources.table if agent.is_busy}
         found = {key: r for key, r in self.records(node.name).items() if key not in busy}
         saved = {agent.key: agent.saved for agent in idle if agent.saved is not None}
         for key in found.keys() | saved.keys():
-            mine, theirs = saved.get(key), found.get(key)
-            if _version(mine) != _version(theirs) and _file_of(key) not in platter.refused:
+            table_record, disk_record = saved.get(key), found.get(key)
+            if (
+                _version(table_record) != _version(disk_record)
+                and _file_of(key) not in drive.refused
+            ):
                 self._world.fail(
-                    f"{node.name}: {key} is {_version(mine)} in its table and"
-                    f" {_version(theirs)} on its disk"
+                    f"{node.name}: {key} is {_version(table_record)} in its table and"
+                    f" {_version(disk_record)} on its disk"
                 )
         for agent in idle:
-            record, theirs = agent.manifest, found.get(agent.key)
-            if record.state is OwnerState.OWNED or _file_of(agent.key) in platter.refused:
+            record, disk_record = agent.manifest, found.get(agent.key)
+            if record.state is OwnerState.OWNED or _file_of(agent.key) in drive.refused:
                 continue
-            if theirs is None or (theirs.state, theirs.epoch) != (record.state, record.epoch):
+            if disk_record is None or (disk_record.state, disk_record.epoch) != (
+                record.state,
+                record.epoch,
+            ):
                 self._world.fail(
                     f"{node.name}: {agent.key} is {record.state} at epoch {record.epoch},"
-                    f" and on its disk {_version(theirs)}"
+                    f" and on its disk {_version(disk_record)}"
                 )
 
     # --- erased ------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ class Platters:
         for receipt in erasure.receipts:
             host = self._world.nodes[receipt.node]
             tombstone = f"{TOMBSTONES}agents/{digest}"
-            if receipt.tombstone is not None and tombstone not in host.platter.files:
+            if receipt.tombstone is not None and tombstone not in host.drive.files:
                 self._world.fail(f"{receipt.node} says that it noted an erasure, and has not")
             record = self.records(receipt.node).get(key)
             noted = receipt.tombstone
@@ -160,7 +166,7 @@ class Platters:
         """Judge that no file of any disk has a word of what was erased."""
         forms = (marker.encode(), token_bytes([ord(char) for char in marker]))
         for node, host in self._world.nodes.items():
-            for file, raw in host.platter.files.items():
+            for file, raw in host.drive.files.items():
                 if any(form in raw for form in forms):
                     self._world.fail(f"{name}: erased, and {node} still has words of it in {file}")
                     return

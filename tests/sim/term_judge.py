@@ -1,7 +1,6 @@
 """Judge of terms: one router at a time changes the fabric, and each node obeys the latest it knows.
 
-What is judged is what happens at the nodes: which changes they take, of which terms. Whether a
-router may send them is its own affair.
+Judged are the changes that nodes accept, by term; not whether a router may send them.
 """
 
 import contextlib
@@ -13,8 +12,8 @@ from node.turn.claim import Claims
 from router.fleet.terms import RouterTerms
 
 
-class Reigns:
-    """Terms of one run: who had them, and where what was changed in them."""
+class TermJudge:
+    """The terms of one run: their routers, and the changes that nodes accepted in them."""
 
     def __init__(self, world):
         self._world = world
@@ -25,14 +24,14 @@ class Reigns:
 
     @contextlib.contextmanager
     def taps(self):
-        """Listen to votes, and to what nodes let in."""
+        """Record votes, and the changes that nodes accept."""
         end, grant, check = RouterTerms.end, GrantedTerms.grant, GrantedTerms.check
         own = Claims._own
 
-        def ended(terms, asked):
-            is_won = end(terms, asked)
+        def ended(terms, vote):
+            is_won = end(terms, vote)
             if is_won:
-                self._on_won(terms, asked.call.term)
+                self._on_won(terms, vote.call.term)
             return is_won
 
         async def granted(terms, call):

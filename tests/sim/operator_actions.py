@@ -9,36 +9,36 @@ from fabric.record.hibernation_file import peek_header
 from fabric.turn.generation import IdentityKind
 from router.moves.drains import DrainState
 from router.moves.hibernations import ResumeOptions, Upload
-from tests.sim.asking import ANSWER_S, DAMAGE_CODES, Asking
 from tests.sim.disk import PointFault
 from tests.sim.router_host import ROUTER
+from tests.sim.router_requests import ANSWER_S, DAMAGE_CODES, RouterRequests
 
 DRAINED_S = 40.0
 ALL_BYTES = 1 << 40
 
 
-class Deeds:
-    """Everything but faults that befalls a fabric from outside."""
+class OperatorActions:
+    """Actions on a fabric from outside, other than faults and turns."""
 
     def __init__(self, world):
         self._world = world
         self._random = world.stream("deeds")
-        self._in_router = Asking(world).in_router
+        self._in_router = RouterRequests(world).in_router
         self.files = []  # hibernated agents
 
     def draw(self):
-        """Choose this life's deeds."""
+        """Choose the actions of this life."""
         random = self._random
         kinds = [self._migrate] * 6 + [
             self._migrate_badly, self._migrate_badly, self._flush, self._fork, self._replicate,
             self._drain, self._pin, self._prefetch, self._hibernate, self._scrub,
         ]  # fmt: skip
-        deeds = [random.choice(kinds) for _ in range(random.randrange(1, 10))]
+        actions = [random.choice(kinds) for _ in range(random.randrange(1, 10))]
         if self._world.is_crowded:
-            deeds += [self._prefetch_all] * 4
+            actions += [self._prefetch_all] * 4
         if self._world.is_frail:
-            deeds += [self._migrate_badly] * 8
-        return deeds
+            actions += [self._migrate_badly] * 8
+        return actions
 
     def ask(self, what, work):
         """Have the router do something for an agent that damage may keep from it."""
@@ -55,9 +55,9 @@ class Deeds:
         named = self._named_talks()
         return self._random.choice(named) if named else None
 
-    # --- deeds -------------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------
 
-    async def move_somebody(self):
+    async def move_some_agent(self):
         """Move some agent somewhere."""
         await self._migrate()
 
@@ -74,13 +74,13 @@ class Deeds:
         """Move an agent while one record, the source's or the target's, is not quite written."""
         host = self._some_host()
         is_target = self._random.random() < 0.7
-        if host.platter.fault is None:
+        if host.drive.fault is None:
             self._world.chaos.has_faults = True
             number, in_place = self._random.choice([0, 0, 1, 2]), self._random.random() < 0.8
-            host.platter.fault = PointFault(number, in_place, "manifests/")
+            host.drive.fault = PointFault(number, in_place, "manifests/")
         await self._migrate(host if is_target else None)
         await asyncio.sleep(5.0 * self._random.random())
-        fault, host.platter.fault = host.platter.fault, None
+        fault, host.drive.fault = host.drive.fault, None
         if fault is not None and fault.name is not None:
             self._world.note(f"{host.name} failed to write {fault.name}, {fault.is_in_place=}")
             if self._random.random() < 0.7 and not (host.process.is_dead or host.process.is_frozen):
@@ -135,7 +135,7 @@ class Deeds:
         await self._in_router(f"pin {'/'.join(key)} {is_pinned}", pin)
 
     async def _prefetch_all(self):
-        """Have everybody loaded at once, as in the morning."""
+        """Have all named agents prefetched at once."""
         await asyncio.gather(*(self._prefetch(talk) for talk in self._named_talks()))
 
     async def _prefetch(self, talk=None):
@@ -162,8 +162,8 @@ class Deeds:
 
     async def _drain(self):
         host, since_s = self._some_host(), self._world.loop.now_s
-        begun = await self.begin_drain(host)
-        if begun.result is not None:
+        drain_request = await self.begin_drain(host)
+        if drain_request.result is not None:
             await self._watch_drain(host, since_s)
         while not await self.undrain(host):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
@@ -175,7 +175,7 @@ class Deeds:
         )
 
     async def _watch_drain(self, host, since_s):
-        """Judge a drain: while nothing else goes wrong everybody leaves."""
+        """Judge a drain: without other faults all agents leave."""
         world, drain = self._world, None
         for _ in range(int(2 * self._random.choice([0.5, 3.0, DRAINED_S]))):
             await asyncio.sleep(0.5)
@@ -185,12 +185,12 @@ class Deeds:
                 return
         hosts = [*world.nodes, ROUTER]
         is_well = all(world.watch.was_well_since(name, since_s) for name in hosts)
-        is_well = is_well and all(h.platter.is_well for h in world.nodes.values())
+        is_well = is_well and all(h.drive.is_well for h in world.nodes.values())
         if world.loop.now_s - since_s < DRAINED_S or not is_well or world.chaos.was_network_bad:
             return
         for key, why in drain.stuck.items():
             if why.code in DAMAGE_CODES | {"agent_changing"}:
-                world.fail(f"{host.name} does not let go of {key}: {why.code}: {why.message}")
+                world.fail(f"{host.name} does not release {key}: {why.code}: {why.message}")
 
     async def undrain(self, host):
         """Let a node take agents again; say whether that is certain."""
@@ -211,7 +211,7 @@ class Deeds:
             talk.end_copy()
 
     async def copy_by_file(self, key, name):
-        """Make another agent of one by a file; return how that ended, None before it began."""
+        """Copy an agent by a file; return the outcome, None before the resume began."""
         host = self._world.router
 
         async def hibernate(_):
@@ -233,9 +233,9 @@ class Deeds:
             for start in range(0, len(raw), 4_096):
                 yield raw[start : start + 4_096]
 
-        wanted = ResumeOptions((key[0], name))
+        expected = ResumeOptions((key[0], name))
         return await self._in_router(
             f"resume {'/'.join(key)} as {name}",
-            lambda _: host.hibernations.resume(wanted, header, Upload(b"", rest())),
+            lambda _: host.hibernations.resume(expected, header, Upload(b"", rest())),
             may_be_cut=True,
         )

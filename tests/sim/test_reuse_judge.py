@@ -1,4 +1,4 @@
-"""The judge of warmth excuses only agents disturbed since their acknowledgement."""
+"""The judge of reuse excuses only agents disturbed since their acknowledgement."""
 
 from types import SimpleNamespace as Part
 
@@ -7,12 +7,12 @@ import pytest
 from fabric.edit_mode import EditMode
 from fabric.turn.generation import IdentityKind
 from tests.sim.model import END, FULL, KINDS
-from tests.sim.warmth import Attempt, Warmth
+from tests.sim.reuse_judge import Attempt, ReuseJudge
 from tests.sim.watch import Watch
 
 AMORTIZE = EditMode.AMORTIZE
 KEY = "red", "alice"
-SAID = "what she was told " * 20
+FILLER = "the first prompt  " * 20
 
 
 class Case:
@@ -21,15 +21,15 @@ class Case:
     def __init__(self):
         self.found = []
         self.loop = Part(now_s=0.0)
-        platter = Part(hurt=frozenset())
-        host = {"is_serving": True, "platter": platter, "incarnation": 1}
+        drive = Part(hurt=frozenset())
+        host = {"is_serving": True, "drive": drive, "incarnation": 1}
         self.nodes = {f"node-{letter}": Part(**host) for letter in "abc"}
         self.router = Part(is_serving=True, incarnation=1)
         self.kind = FULL
         self.chaos = Part(was_network_bad=False)
-        self.platters = Part(records=lambda _: {}, moved=set())
+        self.disk_judge = Part(records=lambda _: {}, moved=set())
         self.lineage = Part(was_cut=lambda _key, _since_s: False)
-        self.watch, self.warmth = Watch(self), Warmth(self)
+        self.watch, self.reuse_judge = Watch(self), ReuseJudge(self)
         self.finish("node-a", 1.0)
 
     def fail(self, text):
@@ -54,12 +54,12 @@ class Case:
         amortized_tokens=0,
         edits=EditMode.FORGET,
         answer="",
-        prompt=SAID + "!",
+        prompt=FILLER + "!",
     ):
         """Let the client hear of it, and `node` admit its next turn; return what failed."""
         self.at(5.0)
         taken = Part(node="node-a", epoch=1, cached_tokens=300, amortized_tokens=amortized_tokens)
-        acked = self.warmth.ack(KEY, SAID, answer, self.watch.finisher("op-1", taken), taken)
+        acked = self.reuse_judge.ack(KEY, FILLER, answer, self.watch.finisher("op-1", taken), taken)
         talk = Part(key=KEY, name="alice", acked=acked)
         talk.attempts = [Attempt(prompt, edits)]
         talk.is_shared = talk.may_be_erased = False
@@ -70,17 +70,17 @@ class Case:
             match_reason="",
         )  # fmt: skip
         self.watch.on_admitted("red", admitted, self.router)
-        self.warmth.check_admitted(talk, admitted)
+        self.reuse_judge.check_admitted(talk, admitted)
         return self.found
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_what_was_acknowledged_and_is_not_found_is_a_violation(node):
+def test_missing_acknowledged_cache_is_a_violation(node):
     assert len(Case().judge(node)) == 1
-    assert Case().judge(node, cached_tokens=len(SAID)) == []
+    assert Case().judge(node, cached_tokens=len(FILLER)) == []
 
 
-def test_edited_memory_must_be_found_by_whoever_wishes_it_and_else_what_was_before_the_edit():
+def test_edited_cache_must_be_reused_on_request_and_else_its_prefix():
     """Here 280 of 380 were before it."""
     edited = {"amortized_tokens": 20}
     assert Case().judge("node-a", cached_tokens=280, **edited) == []
@@ -89,21 +89,19 @@ def test_edited_memory_must_be_found_by_whoever_wishes_it_and_else_what_was_befo
 
 
 @pytest.mark.parametrize("answer", [chr(END), "a word" + chr(END)])
-def test_a_context_ends_with_the_token_that_ended_its_answer(answer):
-    """Where a state is needed, who reads otherwise from there on cannot take it up at its end."""
-    said, case = SAID + answer, Case()
+def test_context_includes_the_end_token_of_its_answer(answer):
+    """Where a state is needed, a prompt that diverges there cannot resume from the end."""
+    context, case = FILLER + answer, Case()
     case.kind = KINDS["recurrent"]
-    edited = said[:-1] + "[cleared]"
-    assert case.judge("node-a", len(SAID) - 1, answer=answer, prompt=edited) == []
-    assert case.judge("node-a", len(said), answer=answer, prompt=said + "!") == []
-    assert len(case.judge("node-a", len(said) - 1, answer=answer, prompt=said + "!")) == 1
+    edited = context[:-1] + "[cleared]"
+    assert case.judge("node-a", len(FILLER) - 1, answer=answer, prompt=edited) == []
+    assert case.judge("node-a", len(context), answer=answer, prompt=context + "!") == []
+    assert len(case.judge("node-a", len(context) - 1, answer=answer, prompt=context + "!")) == 1
 
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])
-def test_an_eviction_excuses_who_was_acknowledged_before_it_and_not_who_was_behind_it(
-    evicted_s, is_fine
-):
-    """However late that is heard: at 5 s, in both cases."""
+def test_eviction_excuses_only_earlier_acknowledgements(evicted_s, is_fine):
+    """The client hears of it at 5 s in both cases."""
     case = Case()
     case.watch.evicted[KEY].clear()
     case.at(evicted_s).watch.evicted[KEY].add("node-a")
@@ -112,7 +110,7 @@ def test_an_eviction_excuses_who_was_acknowledged_before_it_and_not_who_was_behi
     assert (case.judge("node-a") == []) is is_fine
 
 
-def test_an_eviction_excuses_a_turn_that_ended_before_its_client_heard_it_begin():
+def test_eviction_excuses_a_turn_that_ended_before_its_admission_arrived():
     case = Case()
     case.at(2.0).watch.note_evicted(KEY, "node-a")
     case.watch._finished["op-1"].pop()
@@ -121,7 +119,7 @@ def test_an_eviction_excuses_a_turn_that_ended_before_its_client_heard_it_begin(
     assert case.judge("node-a") == []
 
 
-def test_another_may_begin_where_an_owner_was_evicted_before_its_client_heard_of_it():
+def test_another_node_may_own_after_an_unreported_eviction():
     case = Case()
     case.at(3.0).watch.evicted[KEY].add("node-a")
     assert case.judge("node-b") == []
@@ -136,7 +134,7 @@ def test_two_owners_of_an_epoch_are_a_violation():
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_what_a_process_had_in_memory_only_it_owns_until_it_dies(is_durable):
+def test_unsaved_turn_is_owned_until_its_process_dies(is_durable):
     case = Case()
     case.finish("node-a", 2.0, epoch=2, is_durable=is_durable)
     case.nodes["node-a"].incarnation = 2
@@ -160,7 +158,7 @@ def killed_while_it_had_her(case):
 
 
 @pytest.mark.parametrize("what", [starting, hung_before_it_was_heard, killed_while_it_had_her])
-def test_an_owner_in_trouble_excuses_another_and_not_itself(what):
+def test_trouble_of_the_owner_excuses_other_nodes_only(what):
     case = Case()
     what(case)
     assert case.judge("node-b") == []
@@ -169,7 +167,7 @@ def test_an_owner_in_trouble_excuses_another_and_not_itself(what):
     assert len(case.judge("node-a")) == 1
 
 
-def test_trouble_of_who_never_had_the_agent_excuses_nobody():
+def test_trouble_of_an_uninvolved_node_excuses_nothing():
     case = Case()
     case.at(0.5).watch.on_host(KEY, "node-c")  # before it was acknowledged
     case.at(3.0).watch.on_trouble("node-c")

@@ -11,7 +11,7 @@ from fabric.errors import RetryLaterError
 from fabric.ids import MigrationId
 from router.moves.replicas import Replicas
 from tests.sim.script import Talk, play
-from tests.sim.test_told_copies import ALICE, FORGET, SETTINGS
+from tests.sim.test_replica_directives import ALICE, FORGET, SETTINGS
 
 SECRET = "a secret"
 SOON_S = 5.0
@@ -20,7 +20,7 @@ SOON_S = 5.0
 def words_on(host):
     """List the files of a disk that have the secret, as text or as tokens."""
     forms = (SECRET.encode(), b"".join(ord(char).to_bytes(4, "little") for char in SECRET))
-    return [name for name, raw in host.platter.files.items() if any(f in raw for f in forms)]
+    return [name for name, raw in host.drive.files.items() if any(f in raw for f in forms)]
 
 
 async def forgotten(world, *, kept):
@@ -38,7 +38,7 @@ async def forgotten(world, *, kept):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_it_is_renewed_or_dropped(kept):
+def test_replica_is_renewed_or_dropped_after_forget(kept):
     async def live(world):
         alice, copy = await forgotten(world, kept=kept)
         await asyncio.sleep(SOON_S)
@@ -48,7 +48,7 @@ def test_it_is_renewed_or_dropped(kept):
     play(live, SETTINGS)
 
 
-def test_an_offer_that_was_never_withdrawn_does_not_keep_it():
+def test_stale_offer_does_not_keep_a_replica():
     """A move from there was interrupted; its ticket would be good for minutes."""
 
     async def live(world):
@@ -63,7 +63,7 @@ def test_an_offer_that_was_never_withdrawn_does_not_keep_it():
     play(live, SETTINGS)
 
 
-def test_a_copy_that_cannot_be_renewed_is_dropped():
+def test_replica_that_cannot_be_renewed_is_dropped():
     async def live(world):
         refused = AsyncMock(side_effect=RetryLaterError("no room", code="busy"))
         alice, copy = await forgotten(world, kept=True)
@@ -75,7 +75,7 @@ def test_a_copy_that_cannot_be_renewed_is_dropped():
     play(live, SETTINGS)
 
 
-def test_a_copy_whose_node_was_away_forgets_when_it_is_back():
+def test_replica_of_an_absent_node_forgets_on_return():
     async def live(world):
         alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
         assert await alice.say(SECRET)

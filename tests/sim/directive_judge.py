@@ -21,17 +21,17 @@ REBUILD = "rebuild"
 
 
 @dataclass(frozen=True)
-class Telling:
-    """One way in which an agent may have been told a conversation, and what it answers then."""
+class PromptVariant:
+    """A prompt that possible directives make of a conversation, and its expected answer."""
 
     state: tuple
     messages: list
     prompt: str
-    wanted: oracle.Expected
+    expected: oracle.Expected
 
 
-class Hearing:
-    """Compares what agents say with what they were told."""
+class DirectiveJudge:
+    """Compares the answers of agents with their directives."""
 
     def __init__(self, world):
         self._world = world
@@ -41,7 +41,7 @@ class Hearing:
 
     @contextlib.contextmanager
     def taps(self):
-        """Listen to what nodes are fed."""
+        """Record the prompts that nodes compute."""
         prepare = Prefixes.prepare
 
         def prepared(prefixes, agent, plan, request):
@@ -60,11 +60,11 @@ class Hearing:
         self._known[made] = self.of(talk).copy()
         self._known[made].held = held
 
-    def tellings(self, talk, sampling):
+    def variants(self, talk, sampling):
         """List what an answer may be an answer to."""
-        return self._tellings(talk, sampling, self.of(talk).possible)
+        return self._variants(talk, sampling, self.of(talk).possible)
 
-    def _tellings(self, talk, sampling, states):
+    def _variants(self, talk, sampling, states):
         found = {}
         for state in states:
             messages = rewritten(talk.messages, state)
@@ -72,38 +72,38 @@ class Hearing:
             # Directives of other modes may make the same prompt, of memory that is kept or not.
             is_kept = any(not each.forgets for each in concerned(talk.messages, state))
             if (prompt, is_kept) not in found:
-                wanted = oracle.answer(messages, sampling, self._world.kind)
-                found[prompt, is_kept] = Telling(state, messages, prompt, wanted)
+                expected = oracle.answer(messages, sampling, self._world.kind)
+                found[prompt, is_kept] = PromptVariant(state, messages, prompt, expected)
         return list(found.values())
 
     def may_forget(self, talk):
         """Say whether a turn may have to begin with exact memory, whatever it asks for."""
         known = self.of(talk)
         is_unsaid = talk.edits in {None, EditMode.FORGET}
-        told = [each for state in known.past for each in state]
-        return bool(is_unsaid or known.exact_since or any(each.forgets for each in told))
+        edits = [each for state in known.past for each in state]
+        return bool(is_unsaid or known.exact_since or any(each.forgets for each in edits))
 
-    def check_admitted(self, talk, admitted, tellings):
+    def check_admitted(self, talk, admitted, variants):
         """Judge what a turn begins with: the first one behind a word to forget is exact."""
         known = self.of(talk)
         why, known.exact_since = known.exact_since, None
         if not (why and admitted.amortized_tokens) or self.is_lost(talk, admitted.node):
             return
-        told = [told for each in tellings for told in concerned(talk.messages, each.state)]
-        if why == REBUILD or any(each.operation == why and each.forgets for each in told):
+        edits = [edits for each in variants for edits in concerned(talk.messages, each.state)]
+        if why == REBUILD or any(each.operation == why and each.forgets for each in edits):
             self._world.fail(
-                f"{talk.name}: told by {why} to forget, and goes on with"
+                f"{talk.name}: {why} makes it forget, and it continues with"
                 f" {admitted.amortized_tokens} tokens of before"
             )
 
-    def check_answer(self, talk, admitted, sampling, got, tellings):
+    def check_answer(self, talk, admitted, sampling, answer, variants):
         """Judge an answer; return what it may be an answer to, nothing where it is wrong."""
         known, node = self.of(talk), admitted.node
         # What is said meanwhile may have come in time.
-        states = dict.fromkeys([*(each.state for each in tellings), *known.possible])
+        states = dict.fromkeys([*(each.state for each in variants), *known.possible])
         if is_lost := self.is_lost(talk, node):
             states |= dict.fromkeys(known.past)
-        found = self._answered(talk, admitted, sampling, got, states)
+        found = self._answered(talk, admitted, sampling, answer, states)
         if found and len(states) == 1:
             self.judged_count += bool(concerned(talk.messages, known.possible[0]))
         if is_lost:
@@ -111,72 +111,76 @@ class Hearing:
             states = [s for s in states if render(rewritten(talk.messages, s)) in prompts]
             known.narrow(states, (node, self._world.loop.now_s))
         if found or known.is_unknown:
-            return found or tellings
-        if found := self._respelled(talk, admitted, sampling, got, tellings):
+            return found or variants
+        if found := self._respelled(talk, admitted, sampling, answer, variants):
             return found
-        before = self._answered(talk, admitted, sampling, got, known.past)
-        what = f" (as it was told {before[0].state} once)" if before else ""
-        wanted = [each.wanted for each in tellings]
-        self._world.fail(f"{talk.name}: got {got}{what}, not {wanted}")
+        before = self._answered(talk, admitted, sampling, answer, known.past)
+        what = f" (as an earlier state {before[0].state} has it)" if before else ""
+        expected = [each.expected for each in variants]
+        self._world.fail(f"{talk.name}: got {answer}{what}, not {expected}")
         return []
 
-    def _respelled(self, talk, admitted, sampling, got, tellings):
+    def _respelled(self, talk, admitted, sampling, answer, variants):
         """Find what was answered with others' spaces at the ends of answers that they know, too.
 
-        A client that never had them cannot be told from one that trims them.
+        A client that never had them looks like one that trims them.
         """
         fed = self._fed.get((talk.tenant, admitted.agent), "")
-        alike = (each for each in tellings if _trimmed(each.prompt) == _trimmed(fed))
+        alike = (each for each in variants if _trimmed(each.prompt) == _trimmed(fed))
         found = [replace(each, prompt=fed) for each in alike]
         is_put_back = "restored spelling" in admitted.match_reason
-        wanted = oracle.answer_to(tuple(map(ord, fed)), sampling, self._world.kind) if fed else None
-        return found if is_put_back and got == wanted else []
+        expected = (
+            oracle.answer_to(tuple(map(ord, fed)), sampling, self._world.kind) if fed else None
+        )
+        return found if is_put_back and answer == expected else []
 
-    def _answered(self, talk, admitted, sampling, got, states):
-        tellings = self._tellings(talk, sampling, states)
-        return [each for each in tellings if self._is_answer(talk, each, admitted, sampling, got)]
+    def _answered(self, talk, admitted, sampling, answer, states):
+        variants = self._variants(talk, sampling, states)
+        return [
+            each for each in variants if self._is_answer(talk, each, admitted, sampling, answer)
+        ]
 
-    def _is_answer(self, talk, telling, admitted, sampling, got):
-        if got == telling.wanted:
+    def _is_answer(self, talk, variant, admitted, sampling, answer):
+        if answer == variant.expected:
             return True
         is_kept = talk.edits is not None and talk.edits.keeps
         if talk.edits is None:
-            told = concerned(talk.messages, telling.state)
-            is_kept = any(not each.forgets for each in told)
-        return is_kept and self._world.edits.explains(talk, telling, admitted, sampling, got)
+            edits = concerned(talk.messages, variant.state)
+            is_kept = any(not each.forgets for each in edits)
+        return is_kept and self._world.edits.explains(talk, variant, admitted, sampling, answer)
 
     def note_durable(self, talk, end, found):
-        """Note who acknowledged a turn, and what it was told with it."""
+        """Note who acknowledged a turn, and the directives applied to it."""
         known, (node, _, at_s) = self.of(talk), end
         known.held = (node, at_s)
-        told = [concerned(talk.messages[:-1], each.state) for each in found]
-        known.applied = frozenset(told[0]) if len(told) == 1 else frozenset()
+        edits = [concerned(talk.messages[:-1], each.state) for each in found]
+        known.applied = frozenset(edits[0]) if len(edits) == 1 else frozenset()
 
     def is_lost(self, talk, node):
-        """Say whether what an agent was told may be lost with where it was."""
+        """Say whether an agent's directives may be lost with its node."""
         known = self.of(talk)
         if talk.may_be_erased or known.is_unknown:
             return True
         if known.held is None:
             return False
-        return self._world.warmth.may_have_less(talk.key, node, *known.held)
+        return self._world.reuse_judge.may_have_less(talk.key, node, *known.held)
 
     def check_listed(self, talk, rows, node):
         """Judge what an agent's owner lists."""
         known, listed = self.of(talk), [_listed(row) for row in rows]
-        told = [[_as_listed(each) for each in state] for state in known.possible]
-        if listed not in told and not self.is_lost(talk, node):
-            self._world.fail(f"{talk.name}: {node} lists {listed}, it was told {told}")
+        edits = [[_as_listed(each) for each in state] for state in known.possible]
+        if listed not in edits and not self.is_lost(talk, node):
+            self._world.fail(f"{talk.name}: {node} lists {listed}, its directives are {edits}")
 
     def check_applied(self, talk, rows, node):
-        """Judge whether what an acknowledged turn was told is said to be in its memory."""
+        """Judge whether directives of an acknowledged turn are listed as applied."""
         if talk.attempts or len(self.of(talk).possible) > 1 or self.is_lost(talk, node):
             return
         known = self.of(talk)
-        told = Counter(_as_listed(each) for each in known.applied if each in known.possible[0])
-        said = Counter(_listed(row) for row in rows if row["is_applied"])
-        if told - said:
-            self._world.fail(f"{talk.name}: {node} does not say that {told - said} is applied")
+        edits = Counter(_as_listed(each) for each in known.applied if each in known.possible[0])
+        applied = Counter(_listed(row) for row in rows if row["is_applied"])
+        if edits - applied:
+            self._world.fail(f"{talk.name}: {node} does not say that {edits - applied} is applied")
 
 
 def _trimmed(prompt):
@@ -189,6 +193,6 @@ def _listed(row):
     return row["operation"], is_exact, row["replacement_chars"], row["result_of"], span
 
 
-def _as_listed(told):
-    chars = None if told.replacement is None else len(told.replacement)
-    return told.operation, told.forgets, chars, told.result_of, told.span
+def _as_listed(edits):
+    chars = None if edits.replacement is None else len(edits.replacement)
+    return edits.operation, edits.forgets, chars, edits.result_of, edits.span
