@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import signal
 from contextlib import suppress
 from functools import cache
 
@@ -19,6 +20,13 @@ _certificates_of = cache(lambda _file, **options: _read_certificates(**options))
 httpcore2.default_ssl_context = lambda **options: _certificates_of(
     os.environ.get("SSL_CERT_FILE"), **options
 )
+
+# nohup and a shell's background jobs have these ignored, by all that the tests start as well.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(
+            number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+        )
 
 # By what they take on two idle cores (docs/testing.md), the longest first.
 LONGEST = (
