@@ -15,6 +15,7 @@ from router.admin import description as of_admin
 from router.admin.agent_settings import AgentSettingsApi
 from router.admin.agents import AgentsApi
 from router.admin.copies import CopiesApi
+from router.admin.decisions import DecisionsApi
 from router.admin.directives import DirectivesApi
 from router.admin.events import EventsApi
 from router.admin.generate import GenerateApi
@@ -132,6 +133,7 @@ def routes_of(
         *openapi.openapi_routes(described()),
         *waiting(named, fleet.discovery, services.lost_owners),
         *MetricsApi(fleet, services.telemetry).routes(),
+        *DecisionsApi(services.turns.decisions).routes(),
     ]
 
 

@@ -11,6 +11,9 @@ WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read 
 COMING_FACTOR: Final = 2.0  # of a prompt's expected end: then its node is taken not to compute it
 COMING_S_MIN: Final = 10.0  # and at least so long: speeds may be unknown
 
+DECISIONS_KEPT_MAX: Final = 2_048  # with their outcomes, in the router's memory; the oldest go
+DECISION_PIECES_MAX: Final = 1 << 20  # of the sketches of all of them; 40 bytes each
+
 # HTTP
 PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
 PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets

@@ -13,8 +13,11 @@ from fabric.net.wire import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
 from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind
+from router.placement.terms import Terms
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
+_ESTIMATED_S_MIN = 0.05  # below, a ratio measures the network
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -86,8 +89,28 @@ class Telemetry:
             "Counters of the data plane since the node's start: bytes, parts, refusals, failures.",
             ["node", "side", "event"],
         )
+        self._add_estimates()
         self._add_moves()
         self._add_recovery()
+
+    def _add_estimates(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        self._estimated = counter(
+            "macfabric_estimated_seconds",
+            "Seconds until first tokens as placement estimated them, by term.",
+            ["term"],
+        )
+        self._waited = counter(
+            "macfabric_first_token_seconds",
+            "Seconds until first tokens as they were: until admission, and from then on.",
+            ["part"],
+        )
+        self._estimate_ratio = Histogram(
+            "macfabric_ttft_estimate_ratio",
+            "Actual over estimated time to first token, of turns that take 50 ms or more.",
+            buckets=_RATIO_BUCKETS,
+            registry=self.registry,
+        )
 
     def _add_moves(self) -> None:
         counter = partial(Counter, registry=self.registry)
@@ -160,6 +183,17 @@ class Telemetry:
 
     def first_token(self, event: Admitted, seconds: float) -> None:
         self._ttft.labels(event.cache.value).observe(seconds)
+
+    def estimated(self, terms: Terms, admitted_s: float, first_token_s: float) -> None:
+        """Count what placement estimated of a turn, and what its first token took."""
+        parts = ("queue", terms.queue_s), ("bring", terms.bring_s), ("load", terms.load_s)
+        for term, seconds in (*parts, ("prefill", terms.prefill_s)):
+            self._estimated.labels(term).inc(seconds)
+        self._waited.labels("admission").inc(max(0.0, admitted_s))
+        self._waited.labels("prefill").inc(max(0.0, first_token_s - admitted_s))
+        estimate_s = terms.first_token_s
+        if estimate_s > 0 and max(estimate_s, first_token_s) >= _ESTIMATED_S_MIN:
+            self._estimate_ratio.observe(first_token_s / estimate_s)
 
     def ended(self, outcome: str, completion_tokens: int = 0) -> None:
         """Count a turn's end: ok, rejected, overloaded, unavailable, failed or cancelled."""

@@ -1,10 +1,13 @@
 """OpenAPI descriptions of the fabric's own routes: agents, nodes, operations."""
 
+from dataclasses import fields
 from typing import Final
 
 from router.admin import directives_description as directives
 from router.admin.agents import MIGRATE_BODY, PIN_BODY
 from router.admin.copies import FORK_BODY, PREFETCH_BODY, REPLICATE_BODY
+from router.admin.decisions import PATH as DECISIONS_PATH
+from router.admin.decisions import TRACE, TRACE_TYPE
 from router.admin.events import LAST_ID_HEADER
 from router.admin.generate import GENERATE_BODY, PATH
 from router.admin.nodes import FLUSH_BODY
@@ -30,6 +33,7 @@ from router.api.openapi import (
     described_turn,
     integer,
     listing,
+    number,
     one_of,
     ref,
     text,
@@ -37,6 +41,7 @@ from router.api.openapi import (
 )
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER
+from router.placement.terms import Terms
 
 GENERATE_ROUTE: Final = described_turn(
     PATH,
@@ -229,7 +234,42 @@ _AGENTS: Final = (
         ),
     ),
 )
+_TERMS: Final = answer(**dict.fromkeys((field.name for field in fields(Terms)), number()))
+_DECISION: Final = with_rare(
+    answer(
+        object=one_of("placement.decision"),
+        at_s=number(),
+        agent=text(),
+        node=text(),
+        how=one_of("stay", "move", "load", "recompute"),
+        terms=_TERMS,
+        first_token_estimate_s=number(),
+        outcome=text(),
+        served_by=text(),
+        prompt_tokens=integer(),
+        cached_tokens=integer(),
+        cache=text(),
+        completion_tokens=integer(),
+        admitted_s=number(),
+        first_token_s=nullable(number()),
+        ended_s=nullable(number()),
+    ),
+    **{"from": nullable(text())},
+)
 _NODES: Final = (
+    Described(
+        "GET",
+        DECISIONS_PATH,
+        "nodes",
+        "The last decisions of placement with their terms, and what then happened.",
+        {JSON: listing(_DECISION), TRACE_TYPE: text()},
+        _OPERATORS,
+        parameters=(
+            Parameter("limit", "query", integer(1), "Of a list; 100 by default."),
+            Parameter("format", "query", one_of("list", TRACE), "A trace is for the simulator."),
+        ),
+        key="operator",
+    ),
     Described(
         "GET",
         "/v1/nodes",

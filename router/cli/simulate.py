@@ -34,6 +34,8 @@ def add_simulate(commands: Any) -> None:
     add("--first-seed", type=int, default=_DEFAULT.first_seed, metavar="N",
         help="the seeds begin at N (default: 1)")  # fmt: skip
     add("--sessions", type=_count, help="per run (default: by workload)")
+    add("--size", type=_positive, default=_DEFAULT.size, metavar="SHARE",
+        help="of the sessions by workload, if --sessions is not given (default: 1)")  # fmt: skip
     add("--link-mbit", type=_positive, help="of every node, instead of what the fleet says")
     add("--fault", action="append", default=[], metavar="FAULT",
         help="lose:NODE@S+S, drain:NODE@S+S or slow:NODE@S+SxF; may be repeated")  # fmt: skip

@@ -27,7 +27,7 @@ from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
 from router.placement.link_rates import best_by_kind
 from router.placement.load_ledger import Booking, Ledger
-from router.placement.profiles import Profiles, PromptProgress
+from router.placement.profiles import Profiles
 from router.placement.sketch_index import SketchIndex
 
 
@@ -146,8 +146,8 @@ class Fleet:
         """Correct a turn's load, and its node's speeds, by the tokens of its prompt in place."""
         now_s, node = self.clock.monotonic_s(), entry.node
         if entry.open:
-            self.profiles.note_progress(node, entry.progress, done_tokens, now_s)
-            entry.progress = PromptProgress(done_tokens, now_s)
+            progress = self.profiles.note_progress(node, entry.progress, done_tokens, now_s)
+            entry.progress = progress
         view, left_tokens = self._view(node), prompt_tokens - done_tokens
         reported = view.prefill_tokens_per_s if view is not None else 0.0
         position = prompt_tokens - left_tokens / 2
@@ -157,8 +157,8 @@ class Fleet:
     def note_answer(self, entry: Booking, tokens: int) -> None:
         """Learn a node's speed of answers from one that has ended, before its booking does."""
         if entry.open and entry.progress is not None:
-            seconds = self.clock.monotonic_s() - entry.progress.at_s
-            self.profiles.note_answer(entry.node, tokens, seconds, self.ledger.turns(entry.node))
+            now_s, batch = self.clock.monotonic_s(), self.ledger.turns(entry.node)
+            self.profiles.note_answer(entry.node, entry.progress, tokens, now_s, batch)
 
     def begin_term(self, term: int) -> None:
         """Become the active router: issue epochs of this term, and await current lists."""

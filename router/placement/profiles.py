@@ -81,6 +81,7 @@ class _NodeMeasures:
     prefill: dict[int, _Measure] = field(default_factory=dict)
     decode: dict[int, _Measure] = field(default_factory=dict)
     progress_s: float = -math.inf  # of the last report of progress, of any turn
+    busy_s: float = 0.0  # with prompts, since the start
     profile: NodeProfile = UNKNOWN
 
 
@@ -90,6 +91,7 @@ class PromptProgress:
 
     tokens: int
     at_s: float
+    busy_s: float = 0.0  # of the node with prompts, until then
 
 
 class Profiles:
@@ -107,14 +109,15 @@ class Profiles:
 
     def note_progress(
         self, node: NodeName, before: PromptProgress | None, tokens: int, now_s: float
-    ) -> None:
+    ) -> PromptProgress:
         """Note that a node has so many tokens of a prompt in place, and had fewer before."""
         measures, view = self._measures(node), self._view_of(node)
         if measures is None or view is None:
-            return
+            return PromptProgress(tokens, now_s)
         if before is not None:
             seconds = now_s - max(before.at_s, measures.progress_s)
             computed = tokens - before.tokens
+            measures.busy_s += max(0.0, seconds)
             if computed >= CHUNK_TOKENS_MIN and seconds > 0 and view.prefill_tokens_per_s > 0:
                 bucket = bisect_left(POSITIONS, tokens)
                 known = measures.profile.prefill_tokens_per_s(view.prefill_tokens_per_s, tokens)
@@ -122,13 +125,20 @@ class Profiles:
                 measure.add(computed, seconds, view.prefill_tokens_per_s)
                 self._publish(node, measures)
         measures.progress_s = now_s
+        return PromptProgress(tokens, now_s, measures.busy_s)
 
-    def note_answer(self, node: NodeName, tokens: int, seconds: float, batch: int) -> None:
-        """Note an answer of so many tokens beside `batch - 1` others."""
+    def note_answer(
+        self, node: NodeName, first: PromptProgress, tokens: int, now_s: float, batch: int
+    ) -> None:
+        """Note that an answer of so many tokens has ended beside `batch - 1` others.
+
+        The seconds that the node spent on prompts meanwhile are no part of its speed.
+        """
         measures, view = self._measures(node), self._view_of(node)
-        if measures is None or view is None or tokens < ANSWER_TOKENS_MIN or seconds <= 0:
+        if measures is None or view is None or view.decode_tokens_per_s <= 0:
             return
-        if view.decode_tokens_per_s <= 0:
+        seconds = now_s - first.at_s - (measures.busy_s - first.busy_s)
+        if tokens < ANSWER_TOKENS_MIN or seconds <= 0:
             return
         bucket, slowdown = bisect_left(BATCHES, batch), math.sqrt(max(1, batch))
         known = measures.profile.decode_tokens_per_s(view.decode_tokens_per_s, batch)

@@ -90,7 +90,9 @@ def _plans(request: SimulateRequest, fleet: FleetModel) -> Iterator[CellPlan]:
         return
     for name in request.workloads or tuple(WORKLOADS):
         for load in request.loads or (LOAD,):
-            yield plan_workload(workload_named(name), fleet, load, request.sessions)
+            workload = workload_named(name)
+            sessions = request.sessions or max(1, round(request.size * workload.sessions))
+            yield plan_workload(workload, fleet, load, sessions)
 
 
 def _list(request: SimulateRequest) -> None:
@@ -120,6 +122,9 @@ def _print_overall(cells: Sequence[Cell]) -> None:
     sys.stdout.write(f"\nover all cells, relative to {cells[0].reference} (below 1 is faster):\n")
     _print_table(("policy", "mean", "p95"), report.summary_rows(cells))
     for cell in cells:
+        if cell.plan.measured_ttft_s is not None:
+            text = f"{cell.plan.name}: the log's own mean is {cell.plan.measured_ttft_s:.2f} s"
+            sys.stdout.write(escape_line(text) + "\n")
         for each in cell.compared:
             if each.note:
                 sys.stdout.write(escape_line(f"{cell.plan.name}: {each.note}") + "\n")

@@ -17,6 +17,7 @@ class SimulateRequest:
     seeds: int = 3
     first_seed: int = 1
     sessions: int | None = None
+    size: float = 1.0  # of the sessions by workload
     link_mbit: float | None = None
     faults: tuple[str, ...] = ()
     wrong_speeds: str | None = None
@@ -50,7 +51,16 @@ class SimulateRequest:
             *(("--load", f"{each:g}") for each in self.loads),
             *(("--fault", each) for each in self.faults),
         )
-        single = ("trace", "speedup", "fleet", "seeds", "first_seed", "sessions", "link_mbit")
+        single = (
+            "trace",
+            "speedup",
+            "fleet",
+            "seeds",
+            "first_seed",
+            "sessions",
+            "size",
+            "link_mbit",
+        )
         for name in (*single, "wrong_speeds", "slow_links"):
             value = getattr(self, name)
             if value != getattr(default, name):

@@ -25,6 +25,7 @@ class CellPlan:
     sessions_per_s: float | None
     turns_expected: int
     arrivals: Callable[[int], Iterator[Arrival]]  # by seed
+    measured_ttft_s: float | None = None  # mean of a router's own log
 
 
 def plan_workload(
@@ -48,7 +49,9 @@ def plan_trace(name: str, rows: Sequence[TraceRow], speedup: float) -> CellPlan:
     def arrivals(_seed: int) -> Iterator[Arrival]:
         return arrivals_of(rows, speedup)
 
-    return CellPlan(name, "trace", None, None, len(rows), arrivals)
+    known = [row.ttft_s for row in rows if row.ttft_s is not None]
+    measured_s = sum(known) / len(known) if known and speedup == 1.0 else None
+    return CellPlan(name, "trace", None, None, len(rows), arrivals, measured_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Cell:
             "load": plan.load,
             "sessions_per_s": per_s,
             "reference": self.reference,
+            "measured_ttft_s": _rounded(plan.measured_ttft_s),
             "policies": {each.policy: each.as_json() for each in self.compared},
         }
 
@@ -156,6 +160,10 @@ class Study:
             "slow_links": conditions.slow_links,
             "cells": [cell.as_json() for cell in cells],
         }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def _mean_of(outcomes: Sequence[Outcome]) -> float:

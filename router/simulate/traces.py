@@ -2,7 +2,8 @@
 
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
 
-This is the format of Mooncake's published traces: milliseconds, and BLOCK_TOKENS tokens per id.
+This is the format of Mooncake's published traces: milliseconds, and BLOCK_TOKENS tokens per id, or
+as many as `block_length` says. A router's own log has `ttft_ms` and `node`, too: what happened.
 Without further fields each row is a turn of an agent of its own, at its time. With `session_id`,
 rows are turns of one agent: each starts `delay` and `tool_wait_ms` milliseconds after the rows that
 it waits for have ended (those that it names in `wait_for` by their `id`, else the one before it in
@@ -24,9 +25,14 @@ from router.simulate.sessions import Arrival, ClientTurn
 
 BLOCK_TOKENS: Final = 512
 _BLOCK: Final = 0x626C6F63  # kind of a segment
-_NUMBERS: Final = ("timestamp", "delay", "tool_wait_ms", "input_length", "output_length")
+_NUMBERS: Final = (
+    *("timestamp", "delay", "tool_wait_ms", "input_length", "output_length"),
+    *("block_length", "ttft_ms"),
+)
 _LISTS: Final = ("hash_ids", "wait_for")
-_FIELDS: Final = frozenset((*_NUMBERS, *_LISTS, "id", "session_id", "branch", "type", "turn"))
+_FIELDS: Final = frozenset(
+    (*_NUMBERS, *_LISTS, "id", "session_id", "branch", "type", "turn", "node")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class TraceRow:
     at_s: float | None
     delay_s: float
     waits_for: tuple[str, ...]
+    block_tokens: int = BLOCK_TOKENS
+    ttft_s: float | None = None  # as it was
 
 
 def read_trace(path: Path) -> list[TraceRow]:
@@ -88,8 +96,9 @@ def _row(line: bytes, number: int, last_of: Mapping[str, str]) -> TraceRow:
     agent = session if branch is None else f"{session}.{branch}"
     input_tokens, output_tokens = _count(item, "input_length"), _count(item, "output_length")
     blocks = tuple(_integer(each) for each in _list(item, "hash_ids"))
-    if len(blocks) != -(-input_tokens // BLOCK_TOKENS):
-        message = f"{input_tokens} tokens are {-(-input_tokens // BLOCK_TOKENS)} hash_ids"
+    block_tokens = _count(item, "block_length") if "block_length" in item else BLOCK_TOKENS
+    if len(blocks) != -(-input_tokens // block_tokens):
+        message = f"{input_tokens} tokens are {-(-input_tokens // block_tokens)} hash_ids"
         raise ValueError(message)
     at_s = _seconds(item, "timestamp") if "timestamp" in item else None
     waits = tuple(str(each) for each in _list(item, "wait_for"))
@@ -99,7 +108,17 @@ def _row(line: bytes, number: int, last_of: Mapping[str, str]) -> TraceRow:
         at_s = 0.0
     delay_s = _seconds(item, "delay") + _seconds(item, "tool_wait_ms")
     return TraceRow(
-        name, session, AgentId(agent), input_tokens, output_tokens, blocks, at_s, delay_s, waits
+        name=name,
+        session=session,
+        agent=AgentId(agent),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        blocks=blocks,
+        at_s=at_s,
+        delay_s=delay_s,
+        waits_for=waits,
+        block_tokens=block_tokens,
+        ttft_s=_seconds(item, "ttft_ms") if "ttft_ms" in item else None,
     )
 
 
@@ -196,8 +215,8 @@ class TraceSession:
 def _prompt(row: TraceRow) -> Extent:
     content, left = ContentChain(), row.input_tokens
     for block in row.blocks:
-        content.append(segment(_BLOCK, block), min(left, BLOCK_TOKENS))
-        left -= BLOCK_TOKENS
+        content.append(segment(_BLOCK, block), min(left, row.block_tokens))
+        left -= row.block_tokens
     return Extent.of(content)
 
 

@@ -18,7 +18,7 @@ from fabric.ids import AgentKey, NodeName
 from router.fleet import snapshots
 from router.fleet.directory import StartReservation
 from router.fleet.fleet import Fleet
-from router.placement.decision import Load, MoveAgent, Recompute, Stay
+from router.placement.decision import Decision, Load, MoveAgent, Recompute, Stay
 from router.placement.placement import Placement, recompute_s
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
@@ -37,6 +37,7 @@ class Target:
     cold: bool = False
     move: MoveAgent | None = None  # to be made first; then the target is chosen again
     reservation: StartReservation | None = None
+    decision: Decision | None = None  # from which it follows
 
 
 class Targets:
@@ -70,6 +71,9 @@ class Targets:
             may_move=may_move and self._moves_agents,
         )
         decision = self._placement.decide(facts, fleet)
+        return replace(self._target_of(turn, decision), decision=decision)
+
+    def _target_of(self, turn: TurnRequest, decision: Decision) -> Target:
         if isinstance(decision, MoveAgent):
             return Target(decision.node, 0, True, decision.prefill_s, move=decision)
         if turn.key is None:

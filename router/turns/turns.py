@@ -34,11 +34,12 @@ from router.limits import (
 )
 from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery
-from router.placement.decision import MoveAgent
+from router.placement.decision import Decision, MoveAgent
 from router.placement.load_ledger import Booking
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
+from router.turns.decision_log import DecidedTurn, DecisionLog
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
@@ -59,6 +60,7 @@ class AdmittedTurn:
     source: AsyncGenerator[Event, None]
     entry: Booking
     end: Callable[[], None]
+    decision: Decision | None = None  # that chose the node
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Attempt:
     goes_first: bool = False  # the client has read a part of the answer already
     lost_since_s: float | None = None
     has_moved: bool = False  # the decision to move its agent is not repeated
+    move: MoveAgent | None = None  # that decision
     has_refreshed: bool = False
     given_up: set[NodeName] = field(default_factory=set)
 
@@ -97,6 +100,7 @@ class Turns:
         self._resuming: Counter[AgentKey] = Counter()  # turns that continue after a move
         self._hint = hint
         self.running = RunningTurns()
+        self.decisions = DecisionLog(fleet.clock, telemetry)
         self._models = ModelCheck(fleet)
         self._targets = Targets(fleet, placement, telemetry, moves_agents=moves_agents)
         self._owner_wait = OwnerWait(fleet)
@@ -137,9 +141,17 @@ class Turns:
         publish(TurnBegan.of(turn.tenant, placed.first))
         self._rebook(placed, 0)
         self._fleet.activity.begin_turn(key)
+        decided = self._log(turn, placed, started_s)
+
+        def prefilled(tokens: int) -> None:
+            self._rebook(placed, tokens)
+            if decided is not None and tokens >= placed.first.prompt_tokens:
+                self.decisions.note_first_token(decided)
 
         def end(outcome: str, completion_tokens: int, seconds: float) -> None:
             self.running.discard(breaker)
+            if decided is not None:
+                self.decisions.end(decided, outcome, completion_tokens)
             self._fleet.activity.end_turn(key)
             if outcome == "ok":
                 self._fleet.note_answer(placed.entry, completion_tokens)
@@ -168,7 +180,7 @@ class Turns:
             started_s=started_s,
             clock=self._fleet.clock,
             telemetry=self._telemetry,
-            on_prefilled=lambda tokens: self._rebook(placed, tokens),
+            on_prefilled=prefilled,
             on_end=end,
             follow=follow,
             alias=self._fleet.alias(key),
@@ -176,6 +188,12 @@ class Turns:
             on_unsaved=lambda: self._fleet.membership.look_at(placed.first.node),
             breaker=breaker,
         )
+
+    def _log(self, turn: TurnRequest, placed: AdmittedTurn, started_s: float) -> DecidedTurn | None:
+        if placed.decision is None:
+            return None
+        alias = self._fleet.alias((turn.tenant, placed.first.agent))
+        return self.decisions.add(alias, placed.decision, placed.first, turn.prompt, started_s)
 
     def _rebook(self, placed: AdmittedTurn, done_tokens: int) -> None:
         """Correct a turn's load by what its node has reported of its prompt."""
@@ -194,7 +212,7 @@ class Turns:
             may_move = not (attempt.has_moved or goes_first or turn.resume)
             target = self._targets.choose(turn, frozenset(attempt.given_up), may_move=may_move)
             if target.move is not None:
-                attempt.has_moved = True
+                attempt.has_moved, attempt.move = True, target.move
                 await self._move_first(turn, target.move)
                 continue
             try:
@@ -213,7 +231,7 @@ class Turns:
                 await asyncio.sleep(RETRY_S)
             else:
                 if key is not None or self._is_current(turn, placed):
-                    return placed
+                    return replace(placed, decision=_decision_of(target, attempt))
                 turn = await self._cancel_and_name(turn, placed)
 
     def _is_current(self, turn: TurnRequest, placed: AdmittedTurn) -> bool:
@@ -390,6 +408,12 @@ class Turns:
 
     def _now_s(self) -> float:
         return self._fleet.clock.monotonic_s()
+
+
+def _decision_of(target: Target, attempt: Attempt) -> Decision | None:
+    """Return the decision that led to a target: the move before it, if that was made."""
+    move = attempt.move
+    return move if move is not None and move.node == target.node else target.decision
 
 
 def _give_up_unless(patience: asyncio.Timeout, handover: asyncio.Task[bool]) -> None:

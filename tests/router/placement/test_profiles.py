@@ -69,18 +69,28 @@ def test_long_pause_counts_as_a_quarter_of_the_speed():
 def test_decode_speed_is_learnt_by_batch():
     profiles, _ = profiles_of()
     for _ in range(60):
-        profiles.note_answer("a", 200, 10.0, 1)
-        profiles.note_answer("a", 200, 40.0, 4)
+        profiles.note_answer("a", PromptProgress(1, 0.0), 200, 10.0, 1)
+        profiles.note_answer("a", PromptProgress(1, 0.0), 200, 40.0, 4)
     profile = profiles.of("a")
 
     assert profile.decode_tokens_per_s(40.0, 1) == pytest.approx(20.0, rel=0.1)
     assert profile.decode_tokens_per_s(40.0, 4) == pytest.approx(10.0, rel=0.1), "of one alone"
 
 
+def test_prompts_beside_an_answer_are_no_part_of_its_speed():
+    profiles, _ = profiles_of()
+    for _ in range(40):
+        first = profiles.note_progress("a", None, 1, 100.0)
+        compute(profiles, 1_000.0, chunks=20)  # from then on
+        profiles.note_answer("a", first, 200, 100.0 + 20 * CHUNK / 1_000.0 + 5.0, 1)
+
+    assert profiles.of("a").decode_tokens_per_s(40.0, 1) == pytest.approx(40.0, rel=0.1)
+
+
 def test_unmeasured_node_gets_no_profile():
     profiles, _ = profiles_of(reported=0.0, decode=0.0)
     compute(profiles, 9_000.0)
-    profiles.note_answer("a", 200, 1.0, 1)
+    profiles.note_answer("a", PromptProgress(1, 0.0), 200, 1.0, 1)
 
     assert profiles.of("a").prefill_tokens_per_s(0.0) == 0.0
     assert profiles.of("a").decode_tokens_per_s(0.0) == 0.0

@@ -1,0 +1,160 @@
+"""Decisions of placement as operators see them, over fake nodes, and as traces."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from fabric.ids import AgentId, NodeName
+from fabric.turn.generation import Admitted, CacheTier, MatchKind
+from router import limits
+from router.placement.decision import Recompute
+from router.placement.terms import Terms
+from router.prompt import raw_prompt
+from router.simulate.traces import read_trace
+from router.telemetry import Telemetry
+from router.turns import decision_log
+from router.turns.decision_log import DecisionLog, trace_rows
+from tests.router.fake_memory import ManualClock
+from tests.router.rig import rig
+
+pytestmark = pytest.mark.anyio
+PATH = "/v1/placement/decisions"
+LONG = "A sentence of the beginning that all of them have. " * 60
+
+
+async def rows_of(made, query=""):
+    answer = await made.http().get(PATH + query)
+    assert answer.status_code == 200
+    return answer.json()["data"]
+
+
+async def test_entries_have_the_terms_and_the_outcome_newest_first():
+    async with rig("ab") as made:
+        made["node-a"].view_changes = {"prefill_tokens_per_s": 1_000.0}
+        made["node-b"].view_changes = {"prefill_tokens_per_s": 400.0}
+        await made.fleet.membership.refresh()
+        first = await made.chat(LONG, agent="alice")
+        await made.chat(LONG, "x", "and now?", agent="alice")
+        stay, begin = await rows_of(made)
+        newest = await rows_of(made, "?limit=1")
+
+    assert (begin["how"], stay["how"]) == ("recompute", "stay")
+    assert {begin["node"], stay["served_by"]} == {first.headers["x-macfabric-node"]}
+    assert newest == [stay]
+    assert begin["terms"].keys() == {field.name for field in fields(Terms)}
+    assert begin["terms"]["prefill_s"] > 0.5
+    assert begin["first_token_estimate_s"] == pytest.approx(begin["terms"]["prefill_s"], abs=0.1)
+    assert (begin["outcome"], begin["completion_tokens"] > 0) == ("ok", True)
+    assert 0 <= begin["admitted_s"] <= begin["first_token_s"] <= begin["ended_s"]
+    assert stay["cached_tokens"] > 0
+    assert "alice" not in json.dumps([begin, stay]), "logs do not name agents either"
+
+
+async def test_move_before_a_turn_is_its_decision():
+    async with rig("ab") as made:
+        home = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
+        await made.fleet.membership.refresh(relist=True)
+        entry = made.fleet.ledger.begin(NodeName(home), 20.0, cold=False)
+        await made.chat("hello", "x", "and now?", agent="alice")
+        made.fleet.ledger.end(entry)
+        moved = (await rows_of(made, "?limit=1"))[0]
+
+    assert (moved["how"], moved["from"]) == ("move", home)
+    assert moved["node"] == moved["served_by"] != home
+    assert moved["terms"]["price_s"] > 0
+
+
+async def test_failed_turn_keeps_its_outcome_and_is_no_trace():
+    async with rig("a") as made:
+        made["node-a"].does.break_after = 1
+        await made.chat("one two three four", agent="alice")
+        row = (await rows_of(made))[0]
+        trace = (await made.http().get(f"{PATH}?format=trace")).text
+
+    assert row["outcome"] != "ok"
+    assert trace == ""
+
+
+async def test_metrics_compare_estimates_with_what_happened():
+    async with rig("a") as made:
+        made["node-a"].view_changes = {"prefill_tokens_per_s": 100.0}
+        await made.fleet.membership.refresh()
+        await made.chat(LONG, agent="alice")
+        text = (await made.http().get("/metrics")).text
+
+    assert 'macfabric_estimated_seconds_total{term="prefill"}' in text
+    assert 'macfabric_first_token_seconds_total{part="admission"}' in text
+    assert "macfabric_ttft_estimate_ratio_count 1.0" in text
+
+
+@pytest.mark.parametrize(
+    "query", ["?limit=0", "?limit=-1", "?limit=x", "?limit=9999999", "?format=csv"]
+)
+async def test_wrong_query_is_refused(query):
+    async with rig("a") as made:
+        answer = await made.http().get(PATH + query)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in query
+
+
+async def test_trace_of_a_router_is_read_by_the_simulator(tmp_path):
+    async with rig("ab") as made:
+        await made.chat(LONG, agent="alice")
+        await made.chat(LONG, "x", "and now?", agent="alice")
+        await made.chat(LONG, "other", agent="bob")
+        answer = await made.http().get(f"{PATH}?format=trace")
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(answer.content)
+    one, two, other = read_trace(path)
+
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    assert one.agent == two.agent != other.agent
+    assert two.waits_for == (one.name,)
+    assert one.blocks[:4] == two.blocks[:4] == other.blocks[:4]
+    assert one.blocks[-1] != two.blocks[-1]
+    assert one.block_tokens == 128
+    assert one.ttft_s is not None
+
+
+def log():
+    return DecisionLog(ManualClock(), Telemetry())
+
+
+def add(made, text, agent="a"):
+    admitted = Admitted(
+        AgentId(agent),
+        NodeName("n"),
+        1,
+        CacheTier.COLD,
+        MatchKind.NONE,
+        prompt_tokens=len(text) // 4,
+        cached_tokens=0,
+        match_reason="",
+    )
+    entry = made.add(agent, Recompute(NodeName("n"), 1.0), admitted, raw_prompt(text), 0.0)
+    made.end(entry, "ok", 5)
+    return entry
+
+
+def test_oldest_entries_go(monkeypatch):
+    made = log()
+    monkeypatch.setattr(decision_log, "DECISIONS_KEPT_MAX", 3)
+    kept = [add(made, "hello") for _ in range(5)][2:]
+    assert list(made.entries) == kept
+    monkeypatch.setattr(decision_log, "DECISION_PIECES_MAX", 20)
+    latest = add(made, LONG * 10)
+
+    assert list(made.entries) == [latest], "long prompts take the place of many"
+    assert limits.DECISIONS_KEPT_MAX > 100
+
+
+def test_blocks_of_different_texts_have_different_numbers():
+    made = log()
+    add(made, LONG, "a")
+    add(made, "x" + LONG, "b")
+    one, other = trace_rows(made.entries)
+
+    assert not set(one["hash_ids"]) & set(other["hash_ids"])
+    assert len(one["hash_ids"]) == len(set(one["hash_ids"])) == -(-(len(LONG) // 4) // 128)
