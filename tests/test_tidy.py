@@ -63,6 +63,12 @@ TRANSLATED = re.compile(
     r"|for good|(?:go|goes|going|gone|went) on with|(?:is|are) not to be had)\b",
     re.IGNORECASE,
 )
+# Words that make riddles of tests' names, which have a noun of the field as subject.
+RIDDLE_WORDS = {
+    *("anew", "asked", "nobody", "said", "says", "somebody", "tells", "told"),
+    *("whatever", "who", "whoever", "whom"),
+}
+TEST_NAME_CHARS_MAX = 80
 SPOKEN_BY_MODELS = {"router/cli/demo/demo_script.py"}  # texts of agents, not of the product
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 KEPT_IN_BYTES = re.compile(r'on_wire\("\w+"\)')
@@ -244,6 +250,18 @@ def translated_phrase(source: Source) -> Iterator[str]:
             yield f"{source.path}:{number}: {phrase!r}: say which part does what"
 
 
+def riddle_in_test_name(source: Source) -> Iterator[str]:
+    """Report tests whose names a stranger must guess."""
+    for node, _ in functions(source):
+        words = node.name.split("_")
+        if words[0] != "test":
+            continue
+        if RIDDLE_WORDS.intersection(words):
+            yield source.at(node, f"{node.name}: name the tested noun, a verb and the condition")
+        if len(node.name) > TEST_NAME_CHARS_MAX:
+            yield source.at(node, f"{node.name}: over {TEST_NAME_CHARS_MAX} characters")
+
+
 def limit_elsewhere(source: Source) -> Iterator[str]:
     """Bounds of queues, bodies, headers and loops are named in a package's limits.py."""
     if source.path.count("/") == 1 and source.path.endswith("/limits.py"):
@@ -270,6 +288,7 @@ RULES = {
     riddle: PRODUCT,
     loose_end: EVERYTHING,
     retired_word: PRODUCT,
+    riddle_in_test_name: ("tests",),
     translated_phrase: PRODUCT,
     limit_elsewhere: ("node", "router"),
 }
@@ -303,6 +322,8 @@ BREAKS = [
     (retired_word, "node/x.py", "room.seats = 1"),
     (retired_word, "router/x.py", "x = 1  # where the agent's landing is awaited"),
     (retired_word, "router/x.py", "log.debug('no beat from %s', name)"),
+    (riddle_in_test_name, "tests/test_x.py", "def test_what_is_folded_is_told(): ..."),
+    (riddle_in_test_name, "tests/test_x.py", f"async def test_{'owner_wins_' * 8}(): ..."),
     (translated_phrase, "node/x.py", 'def f():\n    """Tell nobody of the move."""'),
     (translated_phrase, "router/x.py", 'message = f"the move came to nothing: {reason}"'),
     (translated_phrase, "fabric/x.py", "x = 1  # the turn goes on with its cache"),
@@ -327,6 +348,7 @@ KEEPS = [
     (riddle, "fabric/x.py", 'class X:\n    """Records of one node\'s agents. It, too."""'),
     (loose_end, "fabric/x.py", "x = 'methods to do'"),
     (retired_word, "fabric/x.py", "arrivals = HEARTBEAT_S  # of things that think, outstanding"),
+    (riddle_in_test_name, "tests/test_x.py", "def test_owner_wins(): ...\ndef who(): ..."),
     (translated_phrase, "fabric/x.py", "lateness = goes_on  # within a good body"),
     (limit_elsewhere, "node/x.py", "LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX\nWAIT_S = 3.0"),
     (retired_word, "fabric/x.py", 'sampled: int = field(metadata=on_wire("drawn"))'),

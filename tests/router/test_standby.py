@@ -106,7 +106,7 @@ async def say(router, *, headers=AUTH, **more):
     return await router.http.post("/v1/chat/completions", json=chat(**more), headers=headers)
 
 
-async def test_a_standby_forwards_what_it_is_asked():
+async def test_standby_forwards_requests_to_the_active_router():
     async with pair() as (made, one, two):
         answer = await say(two)
         assert answer.status_code == 200, answer.text
@@ -125,7 +125,7 @@ async def test_a_standby_forwards_what_it_is_asked():
         assert terms == {one.keeper.held()}, "no call of the standby changed anything"
 
 
-async def test_a_standby_lets_nobody_in_whom_it_does_not_know():
+async def test_standby_refuses_unknown_keys():
     async with pair(loopback_without_key=False) as (_, one, two):
         for headers in ({}, {"authorization": "Bearer a-key-that-nobody-has"}):
             assert (await say(two, headers=headers)).status_code == 401
@@ -137,7 +137,7 @@ async def test_a_standby_lets_nobody_in_whom_it_does_not_know():
         assert all("incarnation" in row for row in nodes.json()["data"]), "as an operator sees it"
 
 
-async def test_a_stopped_router_hands_over_at_once():
+async def test_stopped_router_hands_over_at_once():
     async with pair() as (_made, one, two):
         before = one.keeper.held()
         named = await say(one, headers={**AUTH, "x-agent-id": "anna"})
@@ -150,7 +150,7 @@ async def test_a_stopped_router_hands_over_at_once():
         assert int(after.headers["x-macfabric-epoch"]) >= int(named.headers["x-macfabric-epoch"])
 
 
-async def test_a_router_that_cannot_renew_stops_and_forwards_and_is_refused_by_every_node():
+async def test_router_without_renewal_stops_forwards_and_is_fenced():
     async with pair() as (made, one, two):
         await say(one)
         old = one.keeper.held()
@@ -174,7 +174,7 @@ async def test_a_router_that_cannot_renew_stops_and_forwards_and_is_refused_by_e
         assert max(lasts) == two.keeper.held()
 
 
-async def test_without_an_active_router_a_client_is_asked_to_come_again():
+async def test_client_gets_retry_after_without_an_active_router():
     async with pair() as (made, one, two):
         for node in made.nodes.values():
             node.does.fail["grant_term"] = RetryLaterError("cut off")
@@ -186,7 +186,7 @@ async def test_without_an_active_router_a_client_is_asked_to_come_again():
         assert (await two.http.get("/healthz")).status_code == 200
 
 
-async def test_two_voters_say_so_and_one_is_promoted_by_hand():
+async def test_two_voters_warn_and_promotion_by_hand_works():
     async with pair("ab") as (made, one, two):
         shown = (await two.http.get("/v1/router", headers=AUTH)).json()
         assert "macfabric voter" in shown["problem"]
