@@ -38,10 +38,14 @@ class NodeProfile:
 
     def prefill_tokens_per_s(self, reported: float, position: float = 0.0) -> float:
         """Return the speed at a position: the nearest known one, or what the node reported."""
+        if self is UNKNOWN:
+            return reported
         return _nearest(self.prefill, bisect_left(POSITIONS, position)) or reported
 
     def decode_tokens_per_s(self, reported: float, batch: int = 1) -> float:
         """Return the speed of one sequence alone, as it follows from answers in such a batch."""
+        if self is UNKNOWN:
+            return reported
         return _nearest(self.decode, bisect_left(BATCHES, batch)) or reported
 
 

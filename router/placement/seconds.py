@@ -57,7 +57,10 @@ def tie_limit_s(best_s: float) -> float:
 
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
 REUSE_CHANCE = 0.5  # of what leaves memory for a turn: the node evicts what it expects least
-SHARE_S = 2 * STICKINESS_S  # by which a node with its share of agents seems slower
+# By which a node with its share of agents seems slower while turns run: their load says the rest.
+# In a calm fleet it is the turn's work once more, as nothing else says how busy the node will be,
+# and agents with one prefix should not all follow the first.
+SHARE_S = 2 * STICKINESS_S
 SHARE_SLACK = 1.15  # a node with this multiple of its share of agents yields to others
 SPEED_CLASS = 3.0  # nodes within a factor of sqrt(this) of the median speed have equal shares
 
@@ -107,20 +110,24 @@ def terms_of(
 ) -> Terms:
     """Estimate what serving `job` on `node` costs, where the agent's memory travels first."""
     rate, load_s = node.prefill_tokens_per_s, node.load_s
-    rest_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
-    if anew_s <= load_s + rest_s:
+    own_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
+    rest_s = own_s
+    if anew_s <= load_s + own_s:
         load_s, rest_s = 0.0, anew_s
-    waits_s = wait_s(job, node)
     answers_s = answer_s(job, node)
+    share_s = 0.0
+    if node.over_share:
+        share_s = max(SHARE_S, anew_s + answers_s) if job.is_calm else SHARE_S
+    is_free = node.queue_s <= 0
     return Terms(
-        queue_s=waits_s,
+        queue_s=0.0 if is_free else _wait_s(job, node, own_s),
         bring_s=travel_s,
         load_s=load_s,
         prefill_s=rest_s,
         answer_s=answers_s,
-        delay_s=delay_s(job, node),
+        delay_s=0.0 if is_free else _delay_s(node, own_s),
         evict_s=node.evict_s,
-        share_s=_share_s(job, node),
+        share_s=share_s,
         risk_s=(node.slowness - 1.0) * (rest_s + answers_s),
         price_s=price_s,
     )
@@ -146,26 +153,24 @@ def answer_factor(active: int) -> float:
     return with_us + active * (with_us - without_us)
 
 
-def wait_s(job: Job, node: NodeCandidate) -> float:
+def _wait_s(job: Job, node: NodeCandidate, own_s: float) -> float:
     """Estimate the seconds in which a node computes other prompts before the end of this one.
 
     Long prompts take turns, so each delays another by no more than that one's own length. Short
     ones overtake them: they wait for a chunk, and for the short ones before them.
     """
-    own_s = _rest_s(job, node)
-    short_s = prefill_s(SHORT_PROMPT_TOKENS, node.prefill_tokens_per_s)
-    if own_s > short_s:
+    if job.prompt_tokens - node.cached_tokens > SHORT_PROMPT_TOKENS:
         unknown_s = max(0.0, node.queue_s - sum(node.prompts_s))
         return unknown_s + sum(min(left_s, own_s) for left_s in node.prompts_s)
+    short_s = prefill_s(SHORT_PROMPT_TOKENS, node.prefill_tokens_per_s)
     ahead_s = sum(left_s for left_s in node.prompts_s if left_s <= short_s)
     return min(node.queue_s, ahead_s + CHUNK_S)
 
 
-def delay_s(job: Job, node: NodeCandidate) -> float:
+def _delay_s(node: NodeCandidate, own_s: float) -> float:
     """Estimate the seconds by which other prompts end later, all together."""
-    own_s, known_s = _rest_s(job, node), sum(node.prompts_s)
-    ends_later_s = sum(min(left_s, own_s) for left_s in node.prompts_s)
-    return ends_later_s + min(max(0.0, node.queue_s - known_s), own_s)
+    unknown_s = max(0.0, node.queue_s - sum(node.prompts_s))
+    return sum(min(left_s, own_s) for left_s in node.prompts_s) + min(unknown_s, own_s)
 
 
 def cost_s(job: Job, node: NodeCandidate) -> float:
@@ -214,18 +219,6 @@ def class_weight(speed: float) -> float:
     # Measured speeds are rough: only classes of speed count.
     weight: float = SPEED_CLASS ** round(math.log(speed, SPEED_CLASS))
     return weight
-
-
-def _share_s(job: Job, node: NodeCandidate) -> float:
-    """Return the penalty of a node over its share of agents.
-
-    In a calm fleet it is the turn's work once more: nothing else says how busy the node will be,
-    and agents with one prefix should not all follow the first. While turns run, their load says it.
-    """
-    if not node.over_share:
-        return 0.0
-    work_s = prefill_s(job.prompt_tokens, node.prefill_tokens_per_s) + answer_s(job, node)
-    return max(SHARE_S, work_s) if job.is_calm else SHARE_S
 
 
 def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:

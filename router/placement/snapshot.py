@@ -97,8 +97,8 @@ class NodeSnapshot:
     def slowness(self) -> float:
         """Factor on all work there: a hot machine slows down, and one without memory swaps."""
         view = self.view
-        heat, pressure = view.thermal_state, view.memory_pressure
-        return HEAT_FACTORS.get(heat, 1.0) * PRESSURE_FACTORS.get(pressure, 1.0)
+        heat = HEAT_FACTORS.get(view.thermal_state, 1.0)
+        return heat * PRESSURE_FACTORS.get(view.memory_pressure, 1.0)
 
     def evicted_bytes(self, tokens: float) -> float:
         """Return the bytes of idle caches that leave memory for so many more tokens."""

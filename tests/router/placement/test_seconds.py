@@ -11,10 +11,8 @@ from router.placement.seconds import (
     Policy,
     assumed_rates,
     cost_s,
-    delay_s,
     place,
     terms_of,
-    wait_s,
     with_shares,
 )
 
@@ -193,19 +191,22 @@ def test_long_prompts_delay_each_other_by_the_shorter_one():
     job = Job(2_000, 16)
     queued = {"queue_s": 33.0, "prompts_s": (30.0, 1.0, 2.0)}
 
-    assert wait_s(job, node("a", **queued)) == pytest.approx(2.0 + 1.0 + 2.0)
-    assert delay_s(job, node("a", **queued)) == pytest.approx(2.0 + 1.0 + 2.0)
-    unknown = node("a", queue_s=43.0, prompts_s=(30.0, 1.0, 2.0))
-    assert wait_s(job, unknown) == pytest.approx(5.0 + 10.0), "what another router sent, whole"
-    assert delay_s(job, unknown) == pytest.approx(5.0 + 2.0)
+    known = terms_of(job, node("a", **queued))
+    assert known.queue_s == pytest.approx(2.0 + 1.0 + 2.0)
+    assert known.delay_s == pytest.approx(2.0 + 1.0 + 2.0)
+    unknown = terms_of(job, node("a", queue_s=43.0, prompts_s=(30.0, 1.0, 2.0)))
+    assert unknown.queue_s == pytest.approx(5.0 + 10.0), "what another router sent, whole"
+    assert unknown.delay_s == pytest.approx(5.0 + 2.0)
 
 
 def test_short_prompt_waits_for_a_chunk_and_for_short_ones():
     job = Job(10_000, 16)
     warm = {"cached_tokens": 9_800, "queue_s": 30.4}
 
-    assert wait_s(job, node("a", prompts_s=(30.0, 0.4), **warm)) == pytest.approx(0.9)
-    assert wait_s(job, node("a", cached_tokens=9_800, queue_s=0.1)) == pytest.approx(0.1)
+    queued = terms_of(job, node("a", prompts_s=(30.0, 0.4), **warm))
+    assert queued.queue_s == pytest.approx(0.9)
+    almost_free = terms_of(job, node("a", cached_tokens=9_800, queue_s=0.1))
+    assert almost_free.queue_s == pytest.approx(0.1)
 
 
 def test_terms_add_up_to_the_compared_cost():
