@@ -14,4 +14,4 @@ DISTRIBUTION = "macfabric"
 __version__ = "0.1.0"
 
 # Sent in every hello; peers with another number refuse each other.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4

@@ -56,10 +56,13 @@ from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.span_leases import SpanLeases
+from node.transfer.peer_calls import PeerCalls
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.claim import Claims
 from node.turn.edited_prefix import EditedPrefixes
+from node.turn.fetched_heads import FetchedHeads
 from node.turn.heads import TurnHeads
+from node.turn.lent_heads import HeadLenders
 from node.turn.prefix import Prefixes
 from node.turn.saver import Savers
 from node.turn.turn import TurnServer
@@ -77,7 +80,10 @@ def assemble(resources: NodeResources) -> Node:
     moves = _moves(resources, health, tiers, links, connections)
     erasing = _erasing(resources, health, tiers, moves.cleanup)
     terms = GrantedTerms(identity.config.data_dir, workers, clock)
-    turns = _turns(resources, health, tiers, moves.incoming, live_turns, terms)
+    heads, lenders, fetched = _heads(
+        resources, health, tiers, moves, links, connections, live_turns
+    )
+    turns = _turns(resources, health, tiers, moves.incoming, live_turns, terms, heads, fetched)
     questions = Questions(identity, resources.tokenizer, workers, turns)
     self_tests = SelfTests(clock, tiers.records, questions, live_turns, health)
     drain_flag = DrainFlag(identity.config.data_dir, workers, health)
@@ -107,6 +113,7 @@ def assemble(resources: NodeResources) -> Node:
             directive_store=_directive_store(resources, tiers, erasing),
         ),
         turns=turns,
+        lenders=lenders,
         background=Background(
             self_tests=self_tests,
             pressure=MemoryPressure(
@@ -219,6 +226,38 @@ def _moves(
     )
 
 
+def _heads(
+    resources: NodeResources,
+    health: Health,
+    tiers: Tiers,
+    moves: Moves,
+    links: LinkTable,
+    connections: Connections,
+    live_turns: LiveTurns,
+) -> tuple[TurnHeads, HeadLenders, FetchedHeads]:
+    identity, store, workers = resources.identity, resources.store, resources.workers
+    exact = identity.settings.exact_chunks
+    heads = TurnHeads(store, workers, health, exact_chunks=exact)
+    lenders = HeadLenders(
+        resources.clock,
+        resources.table,
+        store,
+        resources.erased,
+        workers,
+        resources.engine,
+        resources.transfers,
+        moves.prefix_source,
+        tiers.leases,
+        heads,
+        live_turns,
+        health,
+    )
+    ask = resources.ask or PeerCalls(identity, workers, links, connections).call
+    target, engine = moves.prefix_target, resources.engine
+    fetched = FetchedHeads(identity, store, engine, links, target, ask, health)
+    return heads, lenders, fetched
+
+
 def _erasing(
     resources: NodeResources, health: Health, tiers: Tiers, cleanup: IncomingCleanup
 ) -> Erasing:
@@ -271,6 +310,8 @@ def _turns(
     incoming: IncomingMoves,
     live_turns: LiveTurns,
     terms: GrantedTerms,
+    heads: TurnHeads,
+    fetched: FetchedHeads,
 ) -> TurnServer:
     identity, engine, tokenizer = resources.identity, resources.engine, resources.tokenizer
     table, store, hot = resources.table, resources.store, tiers.hot
@@ -292,8 +333,6 @@ def _turns(
     workers, clock = resources.workers, resources.clock
     edited = EditedPrefixes(store, workers, clock)
     borrowed = BorrowedSpans(identity, store, resources.erased, workers, clock, table, tokenizer)
-    exact = identity.settings.exact_chunks
-    heads = TurnHeads(store, workers, health, exact_chunks=exact)
     prefixes = Prefixes(
         identity,
         store,
@@ -313,7 +352,7 @@ def _turns(
         resources.clock, table, tiers.writers, tiers.unsaved, resources.service_time, health, heads
     )
     return TurnServer(
-        prompts, claims, prefixes, sequences, savers, heads, engine, live_turns, health
+        prompts, claims, prefixes, sequences, savers, heads, fetched, engine, live_turns, health
     )
 
 

@@ -10,6 +10,7 @@ from fabric.control.calls import CallRoute, decode_with_term, encode_reply, spec
 from fabric.control.change_calls import DescribeChanges, ListChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
+from fabric.control.head_calls import OfferHead
 from fabric.control.node_calls import (
     AbortMigration,
     CommitMigration,
@@ -30,8 +31,9 @@ from fabric.control.node_calls import (
 from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
 from fabric.control.span_calls import OfferSpans, ReturnSpans, TakeSpan
 from fabric.control.term_calls import GrantTerm
-from fabric.errors import FabricError, OverloadedError, RejectedError
+from fabric.errors import FabricError, OverloadedError, RejectedError, UnauthorizedError
 from fabric.fair_share import FairShare
+from fabric.ids import NodeName
 from fabric.limits import FLUSH_WAIT_S
 from fabric.net.links import PeerList
 from node.agents.agent_listing import list_agents, list_changes
@@ -41,7 +43,8 @@ from node.node import Node
 from node.runtime.workers import low_latency
 from node.view_history import ViewHistory
 
-_ELSEWHERE = RejectedError("this call is not accepted over HTTP", code="unknown_call")
+_ELSEWHERE = RejectedError("this call is not accepted on this way", code="unknown_call")
+_FOR_OTHERS = UnauthorizedError("a node asks for itself only", code="bad_key")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
 _log = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class ControlCalls:
             OfferSpans: node.moves.prefix_source.offer,
             TakeSpan: node.moves.prefix_target.take,
             ReturnSpans: node.moves.prefix_target.give_back,
+            OfferHead: node.lenders.offer,
             PrefetchAgent: node.tiers.prefetches.answer,
             DrainNode: node.background.drain_flag.drain,
             PeerList: self._set_peers,
@@ -92,15 +96,23 @@ class ControlCalls:
     def answered(self) -> frozenset[type]:
         return frozenset(self._answers)
 
-    async def answer(self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR) -> bytes:
-        """Decode, execute and answer one call; return errors as data, also for a wrong route."""
+    async def answer(
+        self, raw: bytes, came_by: CallRoute = CallRoute.ACTOR, peer: NodeName | None = None
+    ) -> bytes:
+        """Decode, execute and answer one call; return errors as data, also for a wrong route.
+
+        `peer` is the node that made it, as it has proven.
+        """
         try:
             call, term = decode_with_term(raw)
-            is_waited_for = spec_of(type(call)).route is CallRoute.HTTP
-            if came_by is CallRoute.HTTP and not is_waited_for:
+            spec = spec_of(type(call))
+            if not _may_come(spec.route, came_by):
                 return encode_reply(error_reply(_ELSEWHERE))
-            if not spec_of(type(call)).is_open:
+            if isinstance(call, OfferHead) and call.target != peer:
+                return encode_reply(error_reply(_FOR_OTHERS))
+            if not spec.is_open:
                 await self._terms.admit(term)
+            is_waited_for = spec.route is CallRoute.HTTP
             async with asyncio.timeout(_LIMIT_S):
                 with low_latency() if is_waited_for else nullcontext():
                     return encode_reply(await self._execute(call))
@@ -168,6 +180,13 @@ class ControlCalls:
         await self._node.live_turns.end(NODE_STOP_WAIT_S)
         await self._node.background.folders.look()
         return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
+
+
+def _may_come(route: CallRoute, came_by: CallRoute) -> bool:
+    """Return whether a call may come this way; Ray's actor carries all of the router's."""
+    if came_by is CallRoute.ACTOR:
+        return route is not CallRoute.PEER
+    return came_by is route
 
 
 def _saved_note(node: Node, left: int) -> str:

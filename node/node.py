@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fabric import PROTOCOL_VERSION
 from fabric.control.node_calls import THERMAL_STATES, NodeView, TierBytes
 from fabric.ids import NodeName
 from fabric.net.links import LinkView
@@ -58,7 +59,9 @@ from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.span_leases import SpanLeases
 from node.transfer.client import TransferReport, fetch_blocks
+from node.transfer.peer_calls import AskNode
 from node.transfer.server import TransferServer
+from node.turn.lent_heads import HeadLenders
 from node.turn.turn import TurnServer
 from node.upkeep import Retries, Upkeep
 
@@ -89,6 +92,7 @@ class NodeResources:
     endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
     folders: DataFolders | None = None  # None: they cannot vanish while it runs
     fetch: Callable[..., TransferReport] = fetch_blocks  # of a peer's blocks; blocks its thread
+    ask: AskNode | None = None  # of another node; None: over the data plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Node:
     moves: Moves
     commands: AgentCommands
     turns: TurnServer
+    lenders: HeadLenders
     background: Background
 
     @property
@@ -231,4 +236,5 @@ class Node:
             prompt_bytes_max=prompt_bytes_max(model.context_tokens_max, has.tokenizer.reach_bytes),
             template_warning=has.tokenizer.warning,
             router=self.terms.view,
+            protocol=PROTOCOL_VERSION,
         )

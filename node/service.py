@@ -21,6 +21,7 @@ from fabric.control.calls import CallRoute, encode_reply
 from fabric.errors import FatalError, RetryLaterError
 from fabric.hosting.clock import SystemClock
 from fabric.hosting.process import raise_open_files_limit
+from fabric.ids import NodeName
 from fabric.limits import CONTROL_TIMEOUT_S
 from fabric.memory_plan import MachineMemory, MemoryPlan, plan_memory
 from fabric.net.links import AddressScope, scope_of
@@ -129,6 +130,7 @@ class NodeService:
         self._node = node = self._build()
         node.terms.recall()
         self._calls = ControlCalls(node)
+        node.resources.transfers.answer_call = self._by_peer
         self._on_loop(node.background.upkeep.round()).result()
         self._on_loop(self._listen()).result()
         self.phase = "measuring prefill speed"  # and choosing forms, which the next one proves
@@ -174,6 +176,13 @@ class NodeService:
     async def _by_http(self, raw: bytes) -> bytes:
         calls = self._calls
         return _NOT_READY if calls is None else await calls.answer(raw, CallRoute.HTTP)
+
+    def _by_peer(self, raw: bytes, peer: NodeName) -> bytes:
+        """Answer another node's call, on the thread of its connection."""
+        calls = self._calls
+        if calls is None:
+            return _NOT_READY
+        return self._on_loop(calls.answer(raw, CallRoute.PEER, peer)).result(CONTROL_TIMEOUT_S)
 
     def stop(self) -> None:
         """Save everything and end all threads."""
@@ -365,6 +374,7 @@ class NodeService:
         if self._encryption is not None:
             await self._encryption.stop()
         await node.live_turns.end()
+        await node.turns.fetched.close()
         await node.tiers.prefetches.close()
         await node.background.retries.stop()
         await node.background.upkeep.stop()

@@ -13,6 +13,7 @@ from fabric.codec import left_out, pack, unpack
 from fabric.control.change_calls import AgentChanges, DescribeChanges, ListChanges, ViewChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
+from fabric.control.head_calls import HeadOffer, OfferHead
 from fabric.control.node_calls import (
     AbortMigration,
     AgentList,
@@ -43,6 +44,7 @@ from fabric.errors import RejectedError
 from fabric.limits import (
     CONTROL_TIMEOUT_S,
     COPY_TIMEOUT_S,
+    HEAD_POLL_S_MAX,
     HEARTBEAT_S,
     PREFETCH_TIMEOUT_S,
     PREFIX_SEEDING_TIMEOUT_S,
@@ -64,6 +66,9 @@ class CallRoute(Enum):
     # 1.8 ms (two shared cores, 35 kB), and a move makes two calls while its agent is paused. Such
     # a call may arrive twice, even while the first is being handled; both get the same reply.
     HTTP = "http"
+    # From node to node, over the data plane: what a turn on one asks of another. Such calls change
+    # nothing but tickets.
+    PEER = "peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,7 @@ _SPECS: Final = (
     CallSpec("offer_spans", OfferSpans, SpanOffers, _SAVE_TIMEOUT_S),
     CallSpec("take_span", TakeSpan, Copied, PREFIX_SEEDING_TIMEOUT_S),
     CallSpec("return_spans", ReturnSpans, Done),
+    CallSpec("offer_head", OfferHead, HeadOffer, HEAD_POLL_S_MAX, CallRoute.PEER, is_open=True),
     CallSpec("prefetch_agent", PrefetchAgent, AgentView, PREFETCH_TIMEOUT_S, waits=True),
     CallSpec("drain_node", DrainNode, Done),
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),

@@ -133,6 +133,8 @@ class NodeView:
     # Of requests that leave fields out; None: built in.
     sampling: tuple[SamplingDefault, ...] | None = field(default=None, metadata=left_out())
     router: TermView | None = field(default=None, metadata=left_out())  # None: it granted no term
+    # Of its data plane; None: before nodes asked each other for beginnings of prompts.
+    protocol: int | None = field(default=None, metadata=left_out())
 
 
 @dataclass(frozen=True, slots=True)

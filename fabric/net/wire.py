@@ -8,7 +8,7 @@
       Goodbye ->
 
 To measure a link, the client sends Ping (answered by Pong) or Probe (answered by ProbeChunks of
-meaningless bytes). Either end may send a Refusal and close.
+meaningless bytes). A PeerCall is answered by a PeerReply. Either end may send a Refusal and close.
 
 A frame is magic, protocol version, kind and length in 8 bytes, then strict msgpack. The version
 comes first, so any two versions can refuse each other. Payload bytes follow their head unframed.
@@ -79,6 +79,8 @@ MAC_BYTES: Final = 16
 REFUSAL_CHARS_MAX: Final = 300
 PINGS_MAX: Final = 16  # on one connection
 PROBE_CHUNK_BYTES: Final = 256 * KIB
+PEER_CALL_BYTES_MAX: Final = 96 * KIB  # the names of HEAD_TOKENS_MAX take 70
+PEER_REPLY_BYTES_MAX: Final = FRAME_BYTES_MAX - KIB
 
 _HEAD = Struct(">2sBBI")
 _CODE = re.compile(r"[a-z0-9_]{1,40}", re.ASCII)
@@ -248,8 +250,30 @@ class Goodbye:
     """The client has received everything."""
 
 
-Measuring = Ping | Pong | Probe | ProbeChunk
-Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye | Measuring
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """A control call of one node to another, as `fabric.control.calls` encodes it."""
+
+    body: bytes
+
+    def __post_init__(self) -> None:
+        """Raise RejectedError for an empty call."""
+        _require(0 < len(self.body) <= PEER_CALL_BYTES_MAX, "call: length out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReply:
+    """Answer to a PeerCall."""
+
+    body: bytes
+
+    def __post_init__(self) -> None:
+        """Raise RejectedError for an empty reply."""
+        _require(0 < len(self.body) <= PEER_REPLY_BYTES_MAX, "reply: length out of range")
+
+
+Further = Ping | Pong | Probe | ProbeChunk | PeerCall | PeerReply
+Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye | Further
 
 # Before the proof a stranger speaks: those frames are small enough to cost nothing.
 _KINDS: Final[dict[int, tuple[type[Message], int]]] = {
@@ -260,6 +284,8 @@ _KINDS: Final[dict[int, tuple[type[Message], int]]] = {
     5: (PayloadHead, 256),
     6: (Refusal, 2 * KIB),
     7: (Goodbye, 16),
+    8: (PeerCall, PEER_CALL_BYTES_MAX + KIB),
+    9: (PeerReply, FRAME_BYTES_MAX),
     16: (Ping, 64),
     17: (Pong, 64),
     18: (Probe, 64),
@@ -357,6 +383,7 @@ SENDING: Final = _REFUSED_COUNTS | {
     "connections",
     "parts",
     "bytes",
+    "calls",
     "slices_held_back",  # throttled by more urgent ones
     "broken",
     "refused_tampered",

@@ -10,8 +10,10 @@ from typing import Any
 
 from fabric.codec import dump_json, from_plain, left_out, on_wire, parse_json
 from fabric.edit_mode import EditMode
+from fabric.errors import TooLargeError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
-from fabric.limits import COMPLETION_TOKENS_MAX
+from fabric.limits import ADDRESSES_MAX, COMPLETION_TOKENS_MAX
+from fabric.net.links import Address
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice, OutputFormat
 from fabric.turn.messages import Message
 
@@ -108,6 +110,24 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLoan:
+    """Another node that has a beginning of the prompt, or computes it, for the turn's node to ask.
+
+    A hint: that node knows what it may lend, and the turn computes what does not come.
+    """
+
+    source: NodeName
+    addresses: tuple[Address, ...]  # of its data plane
+    is_coming: bool = False  # a turn that was just sent there is going to compute it
+
+    def __post_init__(self) -> None:
+        """Raise TooLargeError for more addresses than a node has."""
+        if len(self.addresses) > ADDRESSES_MAX:
+            message = f"a node has at most {ADDRESSES_MAX} addresses"
+            raise TooLargeError(message)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn: `messages` for chat, `prompt` or `prompt_ids` for raw completion.
 
@@ -145,6 +165,8 @@ class GenerateRequest:
     # Of a prompt that `extends`: the bytes at which control marks begin that are plain text.
     plain_marks: tuple[int, ...] | None = field(default=None, metadata=left_out())
     term: int | None = field(default=None, metadata=left_out())  # of the router that places it
+    # Only for nodes whose view has the same `protocol` as the lender's.
+    head: HeadLoan | None = field(default=None, metadata=left_out())
 
     @property
     def is_scored(self) -> bool:
@@ -167,6 +189,8 @@ class Admitted:
     template: tuple[str, ...] = ()  # changes of the messages for the model's template
     system: str = ""  # short fingerprint of the model and all that changes its bits
     amortized_tokens: int = 0  # cached tokens after an edit, computed before it
+    # Cached tokens that another node sent while the turn waited; None: none.
+    fetched_tokens: int | None = field(default=None, metadata=left_out())
     event: str = "admitted"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fabric.errors import NotFoundError, OverloadedError
-from fabric.ids import AgentId, AgentKey, Fingerprint, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, BlockHash, Fingerprint, NodeName, TenantId
 from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.answers import Answers, OmittedParts
@@ -343,6 +343,10 @@ class AgentTable:
             while count < most and pieces[count].block == shared[count]:
                 count += 1
         return _in_leases(shared, count, leased)
+
+    def beginning_with(self, tenant: TenantId, block_hash: BlockHash) -> Iterator[AgentKey]:
+        """Yield the agents whose records begin with a block, the one used last first."""
+        return self._first_blocks.newest(tenant, block_hash)
 
     def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""

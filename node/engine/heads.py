@@ -1,7 +1,8 @@
 """Heads: a prompt's beginning is computed once, by one sequence, while others wait for it.
 
     leads       sequences that had memory, until their turn is saved: they publish blocks
-    followers   waiting ones, without memory, for blocks that a lead computes and has not published
+    followers   waiting ones, without memory, for blocks that a lead computes and has not published,
+                or that another node sends; and turns on other nodes that such blocks are sent to
 
 No lead waits for memory, so followers cannot block each other. A lead that is paused or ends is
 not waited for beyond what it computed; the follower that starts then leads the others. Names of
@@ -26,6 +27,7 @@ class Heads:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of changes of the table
         self._leads: dict[bytes, tuple[Sequence, ...]] = {}  # by the name of their first block
+        self._away: dict[Head, bool] = {}  # of turns on other nodes, and whether a client waits
 
     def begin(self, sequence: Sequence) -> None:
         """Note that a sequence got its memory, and computes its prompt from now on."""
@@ -58,6 +60,15 @@ class Heads:
             else:
                 self._leads.pop(head.names[0], None)
 
+    def follow(self, head: Head, *, is_urgent: bool) -> None:
+        """Have leads publish what a turn on another node waits for, until `unfollow`."""
+        with self._lock:
+            self._away[head] = is_urgent
+
+    def unfollow(self, head: Head) -> None:
+        with self._lock:
+            self._away.pop(head, None)
+
     def without_held(
         self, waiting: Iterable[Sequence], now_s: float, tokens_per_s: float
     ) -> list[Sequence]:
@@ -68,22 +79,20 @@ class Heads:
         for leads in self._leads.copy().values():
             for lead in leads:
                 lead.is_awaited = False
+        for away, is_urgent in self._away.copy().items():
+            ready, end, best = self._best(away)
+            if best is not None and end > ready:
+                self._ask(best, end, is_urgent=is_urgent)
         return [s for s in waiting if not self._is_held(s, now_s, tokens_per_s)]
 
     def _is_held(self, sequence: Sequence, now_s: float, tokens_per_s: float) -> bool:
         head = sequence.head
         if head is None or not (head.waits and head.names):
             return False
-        ready, end, best = head.stored_tokens, 0, None
-        for lead in self._leads.get(head.names[0], _NONE):
-            other = lead.head
-            if other is None or not other.leads:
-                continue
-            common = head.common_tokens(other)
-            ready = max(ready, min(common, other.published_tokens))
-            reached = _reached(lead, other, common)
-            if reached > end:
-                end, best = reached, lead
+        if head.coming_tokens > head.stored_tokens:
+            head.expected_tokens = head.coming_tokens - head.stored_tokens
+            return not _is_too_late(head, head.coming_tokens, now_s, tokens_per_s)
+        ready, end, best = self._best(head)
         head.has_grown = head.has_grown or ready > head.stored_tokens
         head.expected_tokens = 0
         if best is None or end < ready + HEAD_TOKENS_MIN:
@@ -94,6 +103,20 @@ class Heads:
         head.has_grown = True
         self._ask(best, end, is_urgent=sequence.is_urgent)
         return True
+
+    def _best(self, head: Head) -> tuple[int, int, Sequence | None]:
+        """Return what is ready of a head, and the end and the lead of the most to be computed."""
+        ready, end, best = head.stored_tokens, 0, None
+        for lead in self._leads.get(head.names[0], _NONE):
+            other = lead.head
+            if other is None or not other.leads:
+                continue
+            common = head.common_tokens(other)
+            ready = max(ready, min(common, other.published_tokens))
+            reached = _reached(lead, other, common)
+            if reached > end:
+                end, best = reached, lead
+        return ready, end, best
 
     def _ask(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
         """Have a lead publish its first `end` tokens, as urgently as the one that waits is."""

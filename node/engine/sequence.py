@@ -143,6 +143,7 @@ class Head:
     expected_tokens: int = 0  # that its sequence waits for now
     waits_since_s: float | None = None  # for all that it waited for
     has_grown: bool = False  # more was published than was stored: the turn looks again
+    coming_tokens: int = 0  # the end of what another node is sending; 0: nothing
     _common: "dict[Head, int]" = field(default_factory=dict)
 
     def common_tokens(self, other: "Head") -> int:

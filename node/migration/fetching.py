@@ -5,6 +5,7 @@ A peer is not trusted: block names are recomputed from the tokens under this clu
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Event
 
 from fabric.control.node_calls import Copied, CopyBlocks
 from fabric.kvcache.block_chain import BlockRef
@@ -31,13 +32,25 @@ class Fetching:
     fetch: Callable[..., TransferReport]
 
     async def fetch_missing(
-        self, call: CopyBlocks, record: Manifest, on_block: Callable[[BlockRef], None]
+        self,
+        call: CopyBlocks,
+        record: Manifest,
+        on_block: Callable[[BlockRef], None],
+        cancel: Event | None = None,
     ) -> Copied:
-        """Fetch missing blocks; `on_block` is called on a fetch thread, once per pinned block."""
-        return await self.workers.fetch(lambda: self._fetch_missing(call, record, on_block))
+        """Fetch missing blocks; `on_block` is called on a fetch thread, once per pinned block.
+
+        With `cancel`, a turn waits for them, and ends the fetch by setting it.
+        """
+        run = self.workers.fetch if cancel is None else self.workers.fetch_head
+        return await run(lambda: self._fetch_missing(call, record, on_block, cancel))
 
     def _fetch_missing(
-        self, call: CopyBlocks, record: Manifest, on_block: Callable[[BlockRef], None]
+        self,
+        call: CopyBlocks,
+        record: Manifest,
+        on_block: Callable[[BlockRef], None],
+        cancel: Event | None,
     ) -> Copied:
         began_s, store = self.clock.monotonic_s(), self.store
         by_name = {ref.name: span for ref, span in store.named_refs(record)}
@@ -70,6 +83,7 @@ class Fetching:
             links=self.links,
             connections=self.connections,
             encrypt_links=self.identity.settings.encrypt_links,
+            cancel=cancel,
         )
         return Copied(
             blocks_sent=report.blocks,

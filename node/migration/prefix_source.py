@@ -20,7 +20,7 @@ from fabric.control.agent_at import OfferRequest
 from fabric.control.span_calls import OfferSpans, SpanOffer, SpanOffers
 from fabric.ids import SELF_TEST_TENANT, AgentKey, BlockHash
 from fabric.limits import BLOCK_TOKENS, SPAN_SHARERS_MIN
-from fabric.record.layout import unedited_layout, unedited_pieces
+from fabric.record.layout import Layout, unedited_layout, unedited_pieces
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.stored_part import trim_restore_points
 from fabric.u32s import U32s
@@ -47,7 +47,7 @@ def shared_prefixes(
     store: AgentStore, records: Sequence[Manifest], bytes_max: int
 ) -> list[SharedPrefix]:
     """Choose shared prefixes of these records, the most shared first; reads no disk."""
-    chains = [_chain(record) for record in records]
+    chains = [whole_blocks(record) for record in records]
     counts = Counter(name for chain in chains for name in chain)
     ends: dict[BlockHash, list[tuple[Manifest, int]]] = defaultdict(list)
     for lender, chain in zip(records, chains, strict=True):
@@ -62,7 +62,7 @@ def shared_prefixes(
             (record, min(count, _fitting(record, taken, room_bytes)))
             for record, count in ends[name][:SPAN_TRIES_MAX]
         )
-        cuts = (_cut(store, record, count) for record, count in fitting)
+        cuts = (cut_record(store, record, count) for record, count in fitting)
         record = next((cut for cut in cuts if cut is not None), None)
         if record is None:
             continue
@@ -78,7 +78,7 @@ def shared_prefixes(
     return prefixes
 
 
-def _chain(record: Manifest) -> list[BlockHash]:
+def whole_blocks(record: Manifest) -> list[BlockHash]:
     """Return the names of a record's first full blocks, up to its first edit."""
     blocks = unedited_pieces(record).blocks
     return [ref.block_hash for ref in blocks if ref.tokens_count == BLOCK_TOKENS]
@@ -101,9 +101,16 @@ def _fitting(record: Manifest, taken: AbstractSet[object], room_bytes: int) -> i
     return sum(1 for _ in takewhile(lambda end: end <= room_bytes, accumulate(sizes)))
 
 
-def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | None:
+def cut_record(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | None:
     """Cut a record at the last point within its first blocks from which a turn can continue."""
     layout = unedited_layout(record, blocks_count * BLOCK_TOKENS)
+    return prefix_record(store, record, record.token_ids, layout)
+
+
+def prefix_record(
+    store: AgentStore, lender: Manifest, ids: Sequence[int], layout: Layout
+) -> Manifest | None:
+    """Return the record of a layout's whole blocks, without text, as far as a turn can continue."""
     # Only full blocks are found by name, so only states at their ends are of use.
     states = tuple(state for state in layout.states if state.end % BLOCK_TOKENS == 0)
     layout = replace(layout, states=states)
@@ -114,15 +121,15 @@ def _cut(store: AgentStore, record: Manifest, blocks_count: int) -> Manifest | N
     if not count:
         return None
     cut = Manifest(
-        tenant=record.tenant,
-        agent=record.agent,
-        fingerprint=record.fingerprint,
-        owner=record.owner,
-        epoch=record.epoch,
-        revision=record.revision,
+        tenant=lender.tenant,
+        agent=lender.agent,
+        fingerprint=lender.fingerprint,
+        owner=lender.owner,
+        epoch=lender.epoch,
+        revision=lender.revision,
         state=OwnerState.REPLICA,
         text="",
-        token_ids=record.token_ids[:count],
+        token_ids=U32s(ids[:count]),
         token_ends=U32s([0] * count),
         prompt_tokens_count=0,
         pieces=layout.pieces,
@@ -154,7 +161,7 @@ class SharedPrefixSource:
         offers = []
         for prefix in prefixes:
             record = prefix.record
-            if not self._is_still_shared(record.key, record.epoch):
+            if not self.is_still_shared(record.key, record.epoch):
                 continue
             request = OfferRequest(*record.key, record.epoch, call.migration, call.target)
             offer = self.offers.add(request, record)
@@ -163,16 +170,18 @@ class SharedPrefixSource:
 
     def _shared_records(self) -> list[Manifest]:
         """Return the records of agents that may be shared, the most recently used first."""
-        agents = (agent for agent in self.table if self._may_share(agent))
+        agents = (agent for agent in self.table if self.may_share(agent))
         last = nlargest(SPAN_LENDERS_MAX, agents, key=lambda agent: agent.manifest.used_s)
         # The record on disk may be of an earlier epoch, until a turn has ended in this one.
-        return [
-            replace(agent.saved, epoch=agent.manifest.epoch, owner=self.identity.name)
-            for agent in last
-            if agent.saved is not None
-        ]
+        return [self.shared_record(agent) for agent in last]
 
-    def _may_share(self, agent: Agent) -> bool:
+    def shared_record(self, agent: Agent) -> Manifest:
+        """Return the record of an agent that may be shared, under its present epoch."""
+        assert agent.saved is not None, "an agent without a record shares nothing"
+        return replace(agent.saved, epoch=agent.manifest.epoch, owner=self.identity.name)
+
+    def may_share(self, agent: Agent) -> bool:
+        """Return whether other nodes may have the beginning of this agent's record."""
         word, saved = agent.effective_record, agent.saved
         return (
             saved is not None
@@ -182,6 +191,7 @@ class SharedPrefixSource:
             and word.epoch > self.erased.floor(*agent.key)
         )
 
-    def _is_still_shared(self, key: AgentKey, epoch: int) -> bool:
+    def is_still_shared(self, key: AgentKey, epoch: int) -> bool:
+        """Return whether an agent may still be shared, and is at the same epoch."""
         agent = self.table.get(key)
-        return agent is not None and self._may_share(agent) and agent.manifest.epoch == epoch
+        return agent is not None and self.may_share(agent) and agent.manifest.epoch == epoch

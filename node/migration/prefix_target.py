@@ -5,11 +5,18 @@ under this cluster's key and the tenant's salt. Nothing is evicted for them, on 
 """
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 
 from fabric.control.node_calls import Copied, CopyBlocks, Done
 from fabric.control.span_calls import ReturnSpans, TakeSpan
-from fabric.errors import ConflictError, RejectedError, RetryLaterError, UnauthorizedError
+from fabric.errors import (
+    ConflictError,
+    FabricError,
+    RejectedError,
+    RetryLaterError,
+    UnauthorizedError,
+)
 from fabric.ids import SELF_TEST_TENANT
 from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import FILE_ALIGN_BYTES
@@ -18,6 +25,7 @@ from fabric.record.manifest import Manifest
 from node.migration.fetching import Fetching
 from node.migration.incoming import IncomingMoves
 from node.migration.incoming_cleanup import IncomingCleanup
+from node.migration.prefix_source import cut_record
 from node.migration.target import IncomingCopies
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
@@ -46,17 +54,43 @@ class SharedPrefixTarget:
     async def take(self, call: TakeSpan) -> Copied:
         """Fetch an offered prefix's missing blocks and lease them; a repeated call renews it."""
         record = self.copies.decode_offer(call.offer.manifest)
-        self._refuse(record)
+        self._require_sharable(record)
         if self._one.locked():
             message = "this node is fetching another prefix"
             raise RetryLaterError(message, code="busy")
+        copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
         async with self._one:
             await self._make_room(record)
             try:
-                return await self._take(call, record)
+                copied = await self._fetch(copy, record)
+                self._lease(copy, record)
             finally:
                 # The lease holds its blocks now.
                 await self.cleanup.release_pins(call.migration, ())
+        return copied
+
+    async def take_head(self, copy: CopyBlocks, record: Manifest, cancel: threading.Event) -> int:
+        """Fetch and lease a prefix that a turn waits for, until `cancel` is set; return its tokens.
+
+        It has the room that its turn would need to store the same blocks. If the fetch fails, the
+        blocks that have arrived up to the first missing one are leased.
+        """
+        self._require_sharable(record)
+        missing = self.store.missing(record)
+        size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
+        await self.budget.make_room(record.tenant, size_bytes)
+        try:
+            try:
+                await self._fetch(copy, record, cancel)
+            except (FabricError, OSError):
+                arrived = await self.workers.run(lambda: _arrived(self.store, record))
+                if arrived is None:
+                    raise
+                record = arrived
+            self._lease(copy, record)
+        finally:
+            await self.cleanup.release_pins(copy.migration, ())
+        return record.tokens_count
 
     async def give_back(self, call: ReturnSpans) -> Done:
         """End the leases that came from an agent, since it has become private."""
@@ -64,28 +98,31 @@ class SharedPrefixTarget:
         await self.workers.run(self.store.sweep)
         return Done()
 
-    async def _take(self, call: TakeSpan, record: Manifest) -> Copied:
+    async def _fetch(
+        self, call: CopyBlocks, record: Manifest, cancel: threading.Event | None = None
+    ) -> Copied:
         loop, key = asyncio.get_running_loop(), record.key
 
         def on_block(ref: BlockRef) -> None:
             loop.call_soon_threadsafe(self.moves.add_block, call.migration, key, ref)
 
-        copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
         try:
             with self.moves.copying(record.tenant):
-                copied = await self.fetching.fetch_missing(copy, record, on_block)
+                return await self.fetching.fetch_missing(call, record, on_block, cancel)
         except UnauthorizedError as error:  # the router would take it for a refusal of its own key
             message = f"{call.source} no longer offers this prefix ({error.message})"
             raise ConflictError(message, code=error.code) from None
+
+    def _lease(self, call: CopyBlocks, record: Manifest) -> None:
+        """Lease a prefix whose blocks have arrived."""
         if self.moves.is_aborted(call.migration) or self.leases.is_erased(record):
             message = "this copy was aborted"
             raise ConflictError(message, code="aborted")
         if not self.leases.keep(record):
             message = "blocks of this prefix were removed during the fetch; offer it again"
             raise ConflictError(message, code="blocks_missing")
-        return copied
 
-    def _refuse(self, record: Manifest) -> None:
+    def _require_sharable(self, record: Manifest) -> None:
         self.health.refuse_new()
         if not self.health.reuses or self.health.degraded is not None:
             message = "this node does not store blocks now"
@@ -106,3 +143,11 @@ class SharedPrefixTarget:
         if is_over or not await self.budget.take_free(record.tenant, size_bytes):
             message = "this node has no room for more shared prefixes"
             raise ConflictError(message, code="no_room")
+
+
+def _arrived(store: AgentStore, record: Manifest) -> Manifest | None:
+    """Return the record of the blocks that are stored, up to the first missing one."""
+    missing = set(store.blocks.missing(record.refs))
+    blocks = record.pieces.blocks
+    count = next((at for at, ref in enumerate(blocks) if ref in missing), len(blocks))
+    return cut_record(store, record, count)

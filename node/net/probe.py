@@ -86,11 +86,11 @@ class Caller:
         rtt_s: float | None = None
         problem, moved_bytes, seconds, is_refused = None, 0, 0.0, False
         try:
-            with _cut_after(channel, HANDSHAKE_TIMEOUT_S):
+            with cut_after(channel, HANDSHAKE_TIMEOUT_S):
                 self._peer(peer).authenticate(channel)
                 rtt_s = _round_trip_s(channel)
             if probe_bytes:
-                with _cut_after(channel, PROBE_S):
+                with cut_after(channel, PROBE_S):
                     moved_bytes, seconds = _probe(channel, probe_bytes)
             else:
                 channel.send(Goodbye())
@@ -152,7 +152,8 @@ def _probe(channel: Channel, size_bytes: int) -> tuple[int, float]:
 
 
 @contextmanager
-def _cut_after(channel: Channel, seconds: float) -> Iterator[None]:
+def cut_after(channel: Channel, seconds: float) -> Iterator[None]:
+    """Cut the connection and raise TimeoutError if a block takes longer."""
     late = Event()
 
     def cut() -> None:

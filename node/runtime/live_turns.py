@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Protocol
 
+from fabric.ids import TenantId
 from node.runtime.health import Health
 from node.runtime.one_loop import on_its_loop
 
@@ -12,6 +13,16 @@ class RunningTurn(Protocol):
     """Operations that apply to every running turn."""
 
     task: asyncio.Task[None]
+
+    @property
+    def tenant(self) -> TenantId:
+        """Tenant that asked it."""
+        ...
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether its prompt's tokens are not known yet."""
+        ...
 
     def cancel(self) -> None:
         """End the turn as if its client had disconnected."""

@@ -12,7 +12,12 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from fabric.errors import OverloadedError
-from node.limits import FETCHES_MAX, FETCHES_WAITING_MAX, LOW_LATENCY_WORKERS
+from node.limits import (
+    FETCHES_MAX,
+    FETCHES_WAITING_MAX,
+    HEAD_FETCHES_MAX,
+    LOW_LATENCY_WORKERS,
+)
 
 _LOW_LATENCY = ContextVar("low_latency", default=False)
 
@@ -48,6 +53,7 @@ class Workers:
         self._low_latency_fetchers = ThreadPoolExecutor(
             LOW_LATENCY_WORKERS, thread_name_prefix="fetch_now"
         )
+        self._head_fetchers = ThreadPoolExecutor(HEAD_FETCHES_MAX, thread_name_prefix="head")
         self.fetching_count = 0
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -69,9 +75,18 @@ class Workers:
         finally:
             self.fetching_count -= 1
 
+    async def fetch_head(self, work: Callable[[], T]) -> T:
+        """Run what a turn asks of another node, or fetches, on threads that no copy occupies."""
+        self.fetching_count += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._head_fetchers, work)
+        finally:
+            self.fetching_count -= 1
+
     def close(self) -> None:
         """End the threads; waiting fetches are dropped."""
         self._workers.shutdown()
         self._low_latency_workers.shutdown()
         self._fetchers.shutdown(cancel_futures=True)
         self._low_latency_fetchers.shutdown(cancel_futures=True)
+        self._head_fetchers.shutdown(cancel_futures=True)

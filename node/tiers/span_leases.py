@@ -23,7 +23,7 @@ _Name = tuple[AgentKey, BlockRef]  # the lender, and the last of its blocks
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    epoch: int  # of the lender
+    record: Manifest  # of the prefix, under its lender's name and epoch
     refs: tuple[BlockRef, ...]
     until_s: float
 
@@ -46,6 +46,11 @@ class SpanLeases:
         """Return all blocks that are held."""
         return frozenset(ref for lease in self._leases.values() for ref in lease.refs)
 
+    @property
+    def records(self) -> list[Manifest]:
+        """Return the records of all held prefixes, the one leased last first."""
+        return [lease.record for lease in reversed(self._leases.values())]
+
     def is_erased(self, lender: Manifest) -> bool:
         """Return whether nothing of this agent may be kept."""
         return lender.epoch <= self._erased.floor(*lender.key)
@@ -59,9 +64,10 @@ class SpanLeases:
         if not refs or self._blocks.hold(refs):
             self._blocks.release(refs)
             return False
-        name = (lender.key, lender.pieces[-1].block)
-        self._end([name])
-        self._leases[name] = _Lease(lender.epoch, refs, until_s)
+        name, held = (lender.key, lender.pieces[-1].block), set(refs)
+        shorter = (n for n, lease in self._leases.items() if n[0] == lender.key)
+        self._end([n for n in shorter if held.issuperset(self._leases[n].refs)])
+        self._leases[name] = _Lease(lender, refs, until_s)
         return True
 
     @on_its_loop
@@ -82,7 +88,7 @@ class SpanLeases:
     def forget_erased(self) -> None:
         """End the leases of prefixes of erased agents."""
         floor = self._erased.floor
-        self._end([n for n, lease in self._leases.items() if lease.epoch <= floor(*n[0])])
+        self._end([n for n, lease in self._leases.items() if lease.record.epoch <= floor(*n[0])])
 
     @on_its_loop
     def expire(self) -> None:

@@ -10,7 +10,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from threading import Lock, Thread
@@ -38,6 +38,8 @@ from fabric.net.wire import (
     FetchRequest,
     Goodbye,
     Hello,
+    PeerCall,
+    PeerReply,
     Ping,
     Probe,
     Proof,
@@ -102,6 +104,8 @@ class TransferServer:
         self._handshake_s = handshake_s
         self._timeout_s = timeout_s
         self.offers = OfferBook(name, cluster_key, clock)
+        # Answers a call of another node, on the thread of its connection.
+        self.answer_call: Callable[[bytes, NodeName], bytes] = _refuse_call
         self._measured = LinkAnswers(self._gate.is_busy)
         self._lock = Lock()
         self._connections: dict[Channel, Thread] = {}  # oldest first
@@ -222,10 +226,14 @@ class TransferServer:
                 self._authenticated.add(channel)
             channel.clear_deadline()
             index, compressor = 0, Compressor()
-            asked = (FetchRequest, Ping, Probe, Goodbye)
+            asked = (FetchRequest, Ping, Probe, PeerCall, Goodbye)
             while not isinstance(request := channel.receive(*asked), Goodbye):
                 if isinstance(request, Ping | Probe):
                     self._measured.answer(channel, request)
+                    continue
+                if isinstance(request, PeerCall):
+                    self._count("calls")
+                    channel.send(PeerReply(self.answer_call(request.body, peer)))
                     continue
                 assert isinstance(request, FetchRequest), "one of the expected kinds"
                 index = self._answer(channel, peer, request, index, compressor)
@@ -328,6 +336,11 @@ class TransferServer:
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
+
+
+def _refuse_call(_raw: bytes, _peer: NodeName) -> bytes:
+    message = "the node is starting"
+    raise RetryLaterError(message)
 
 
 def _watch(

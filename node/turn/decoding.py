@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from fabric.errors import StaleEpochError
+from fabric.errors import FabricError, StaleEpochError
 from fabric.record.lenders import Lender
 from fabric.turn.generation import (
     CacheTier,
@@ -43,6 +43,7 @@ from node.prompt.pipeline import PlannedPrompt, PromptPipeline, SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 from node.turn.claim import Claims
+from node.turn.fetched_heads import FetchedHeads, HeadWait
 from node.turn.heads import TurnHeads
 from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
@@ -60,6 +61,7 @@ class TurnParts:
     sequences: Sequences
     savers: Savers
     heads: TurnHeads
+    fetched: FetchedHeads
     engine: EngineThread
     live: LiveTurns
     health: Health
@@ -92,6 +94,7 @@ class Decoding:
         self._saved = saved
         self._ends_count = 0  # of all turns, before this one looked for its prefix
         self.lenders: tuple[Lender, ...] = ()  # agents whose rows the cache borrowed
+        self._wait: HeadWait | None = None  # for blocks of other nodes
 
     async def run(self) -> Finished | HandedOver | None:
         """Run the turn; return its last event, or None if its client has disconnected."""
@@ -102,7 +105,8 @@ class Decoding:
         prepared = await parts.prefixes.prepare(agent, planned.plan, request)
         head = await parts.heads.of(agent, prepared, request)
         if head is not None:
-            prepared = parts.heads.prepared_to_wait(agent, prepared, head)
+            is_lent = request.head is not None
+            prepared = parts.heads.prepared_to_wait(agent, prepared, head, is_lent=is_lent)
         self.lenders = parts.claims.lenders(agent, prepared.layout)
         loop, put = asyncio.get_running_loop(), self._events.put_nowait
 
@@ -110,14 +114,25 @@ class Decoding:
             loop.call_soon_threadsafe(put, event)
 
         sequence = parts.sequences.make(request, prepared, self._prompt, emit, head)
-        self._submit(sequence, prepared)
+        self._wait = parts.fetched.begin(agent, request, head)
+        try:
+            self._submit(sequence, prepared)
+        except FabricError:
+            self._leave_wait()
+            raise
         try:
             return await self._decode(sequence, planned, prepared)
         finally:
+            self._leave_wait()
             # The callbacks hold the cache, and a slow reader of the events would hold them.
             sequence.granted = sequence.reached = None
             self.sequence = self.saver = None
             parts.sequences.release(sequence)
+
+    def _leave_wait(self) -> None:
+        if self._wait is not None:
+            self._parts.fetched.leave(self._wait)
+            self._wait = None
 
     def _submit(self, sequence: Sequence, prepared: Prepared) -> None:
         """Submit the sequence and the agent's cache to the engine."""
@@ -128,7 +143,7 @@ class Decoding:
             sequence.yielding.set()
         self._parts.sequences.submit(self._agent, sequence, prepared)
         if sequence.head is not None:
-            self._parts.heads.begin(sequence.head)
+            self._parts.heads.begin(sequence.head, self._agent)
 
     async def _decode(
         self, sequence: Sequence, planned: PlannedPrompt, prepared: Prepared
@@ -194,6 +209,9 @@ class Decoding:
         try:
             if head is not None and (head.has_grown or parts.heads.ends_count != self._ends_count):
                 prepared = await parts.prefixes.look_again(self._agent, prepared)
+            if self._wait is not None:
+                prepared = self._wait.noted(prepared)
+                self._leave_wait()
             prepared = await parts.prefixes.restore(
                 self._agent, prepared, sequence.cache, self._unwanted
             )

@@ -4,6 +4,7 @@ Once a block is awaited, the turn that computes it publishes it (`node/turn/save
 engine lets those continue that wait for it (`node/engine/heads.py`). No record refers to it yet.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -41,9 +42,10 @@ class TurnHeads:
         self.health = health
         self.ends_count = 0  # of turns; after any, more may be stored
         self._lent: dict[Head, tuple[NamedBlock, ...]] = {}
-        self._running: set[Head] = set()
+        self._running: dict[Head, Agent] = {}
         self._waiting: set[Head] = set()
         self._kept: dict[BlockHash, list[BlockRef]] = {}  # by the name of the first block
+        self.news = asyncio.Event()  # replaced once it is set: a turn began, published or ended
 
     async def of(self, agent: Agent, prepared: Prepared, request: GenerateRequest) -> Head | None:
         """Return the head of a turn's prompt; None if it shares nothing.
@@ -73,14 +75,17 @@ class TurnHeads:
 
     # --- turns that may wait ------------------------------------------------------------------
 
-    def prepared_to_wait(self, agent: Agent, prepared: Prepared, head: Head) -> Prepared:
+    def prepared_to_wait(
+        self, agent: Agent, prepared: Prepared, head: Head, *, is_lent: bool = False
+    ) -> Prepared:
         """Give up a resident cache if a turn that runs shares more of the prompt than it does.
 
+        With `is_lent`, another node may, as the router says.
         Its memory must not be held meanwhile. It is stored, and would be cut to what it shares.
         """
         least_tokens = prepared.cached + HEAD_TOKENS_MIN
-        is_less = prepared.cached < BLOCK_TOKENS and any(
-            other.leads and head.common_tokens(other) >= least_tokens for other in self._running
+        is_less = prepared.cached < BLOCK_TOKENS and (
+            is_lent or any(o.leads and head.common_tokens(o) >= least_tokens for o in self._running)
         )
         if prepared.tier is not CacheTier.HOT or not (is_less and agent.is_durable):
             return prepared
@@ -88,24 +93,40 @@ class TurnHeads:
         room = prepared.room_tokens
         return stored_prefix(prepared.plan, EMPTY_LAYOUT, CacheTier.COLD, room, is_kept=is_kept)
 
-    def begin(self, head: Head) -> None:
+    def begin(self, head: Head, agent: Agent) -> None:
         """Note a turn that computes a beginning, and may wait for blocks of another one."""
-        self._running.add(head)
+        self._running[head] = agent
         if head.waits:
             self._waiting.add(head)
+        self._tell()
+
+    def leads(self, tenant: TenantId, name: BlockHash) -> list[tuple[Head, Agent]]:
+        """Return the running turns of a tenant that lend what they compute after a first block."""
+        return [
+            (head, agent)
+            for head, agent in self._running.items()
+            if head.leads and head.names and head.names[0] == name
+            if agent.key[0] == tenant and not agent.is_private
+        ]
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
     def note_start(self, head: Head, prepared: Prepared) -> None:
         """Note what a turn begins with: no other one waits for blocks that are stored."""
         stored = min(prepared.cached, prepared.layout.tokens_count)
         head.published_tokens = stored // BLOCK_TOKENS * BLOCK_TOKENS
         self._stop_waiting(head)
+        self._tell()
 
     def end(self, head: Head) -> None:
         """Note the end of a turn."""
         self.ends_count += 1
-        self._running.discard(head)
+        self._running.pop(head, None)
         self.take_back(head)
         self._stop_waiting(head)
+        self._tell()
 
     def _stop_waiting(self, head: Head) -> None:
         self._waiting.discard(head)
@@ -121,6 +142,7 @@ class TurnHeads:
     def lend(self, head: Head, blocks: Iterable[NamedBlock]) -> None:
         """Lend all blocks that a turn has published so far to others of its tenant."""
         self._lent[head] = tuple(blocks)
+        self._tell()
 
     def take_back(self, head: Head) -> None:
         """Lend a turn's blocks no more: its record does, if any."""

@@ -240,6 +240,7 @@ class Prefixes:
             cached_tokens=cached,
             match_reason=reason,
             amortized_tokens=prepared.amortized_tokens,
+            fetched_tokens=min(prepared.fetched_tokens, cached) or None,
             system=f"fp_{self.identity.fingerprint.hex()[:SYSTEM_DIGITS]}",
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fabric.control.node_calls import SealAgent
 from fabric.errors import FabricError, HungUpError, RejectedError
-from fabric.ids import MigrationId
+from fabric.ids import MigrationId, TenantId
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
 from fabric.turn.generation import Event, Failed, Finished, GenerateRequest, HandedOver
@@ -49,6 +49,15 @@ class Turn:
         self.saved = asyncio.Event()  # its record is published, or it ended without one
         self.task = asyncio.create_task(self._run())
         parts.live.add(self)
+
+    @property
+    def tenant(self) -> TenantId:
+        return self._request.tenant
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether its prompt is still being encoded, or its agent is in use."""
+        return self._decoding is None or self._decoding.sequence is None
 
     @property
     def lenders(self) -> tuple[Lender, ...]:

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from fabric.control import erasure_calls, node_calls, replica_calls, span_calls
+from fabric.control import erasure_calls, head_calls, node_calls, replica_calls, span_calls
 from fabric.control.calls import (
     CALLS,
     CallRoute,
@@ -17,6 +17,7 @@ from fabric.control.calls import (
     is_call,
     spec_of,
 )
+from fabric.control.head_calls import OfferHead
 from fabric.control.node_calls import CommitMigration, Describe, Flush, SealAgent, Stop
 from fabric.control.term_calls import GrantTerm
 from fabric.errors import RejectedError
@@ -40,7 +41,7 @@ def test_call_table_lists_every_control_message_once():
     known = {
         part for spec in SPECS for kind in (spec.message, spec.reply) for part in nested_types(kind)
     }
-    for module in (erasure_calls, node_calls, replica_calls, span_calls):
+    for module in (erasure_calls, head_calls, node_calls, replica_calls, span_calls):
         defined = {kind for _, kind in getmembers(module, is_dataclass) if isinstance(kind, type)}
         unknown = {kind for kind in defined if kind.__module__ == module.__name__} - known
         assert not unknown, "neither a call, nor a reply, nor a part of one"
@@ -50,6 +51,10 @@ def test_only_calls_that_block_a_stream_go_by_http():
     by_http = {spec.message for spec in SPECS if spec.route is CallRoute.HTTP}
     expected = {SealAgent, CommitMigration, GrantTerm}
     assert by_http == expected, "each answers alike when it comes twice"
+
+
+def test_nodes_call_each_other_only_for_heads():
+    assert {spec.message for spec in SPECS if spec.route is CallRoute.PEER} == {OfferHead}
 
 
 def test_lost_nodes_get_only_the_calls_that_recover_them():
@@ -70,6 +75,7 @@ def test_only_calls_independent_of_terms_are_open_to_any_router():
         "grant_term",
         "list_agents",
         "list_changes",
+        "offer_head",
         "read_memory",
         "share_erasures",
         "stop",

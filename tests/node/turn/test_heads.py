@@ -11,40 +11,17 @@ from fabric.control.erasure_calls import EraseAgent
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId, OperationId, TenantId
 from fabric.limits import BLOCK_TOKENS
-from fabric.turn.generation import Admitted, GenerateRequest, Sampling
+from fabric.turn.generation import Admitted, Sampling
 from node.engine import heads
-from node.mlx.engine import Engine
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
-from tests.support.conversations import said
-from tests.support.services import TENANT, Reply, ask, call, identity_of, running
+from tests.support.services import TENANT, ask, call, running
+from tests.support.shared_heads import Counted, chat, request_of, serve_turn, together
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 AGENTS = 8
-HEAD = words(1, 700)
 EXACT = {"exact_chunks": True}
 OTHER = TenantId("other")
-
-
-class Counted:
-    """Tokens that a node's engine has prefilled; `at` runs when they reach a number."""
-
-    def __init__(self, monkeypatch):
-        self.tokens, self.at, self.then = 0, None, None
-        extend = Engine._extend
-
-        def counted(engine, cache, tokens):
-            if self.at is not None and self.tokens + len(tokens) > self.at:
-                then, self.then, self.at = self.then, None, None
-                then(cache)
-            result = extend(engine, cache, tokens)
-            self.tokens += len(tokens)
-            return result
-
-        monkeypatch.setattr(Engine, "_extend", counted)
-
-    def when(self, tokens, then):
-        self.at, self.then = tokens, then
 
 
 @pytest.fixture(autouse=True)
@@ -56,43 +33,6 @@ def _patience(monkeypatch):
 @pytest.fixture
 def counted(monkeypatch):
     return Counted(monkeypatch)
-
-
-def chat(number, head=HEAD, tail=20):
-    return [
-        {"role": "system", "content": head},
-        {"role": "user", "content": words(100 + number, tail)},
-    ]
-
-
-def request_of(number, *, tenant=TENANT, messages=None, **options):
-    sampling = Sampling(max_tokens=options.pop("max_tokens", 8))
-    return GenerateRequest(
-        operation=OperationId(f"heads-{tenant}-{number}"),
-        tenant=tenant,
-        identity=identity_of(options.pop("agent", f"agent-{number}")),
-        sampling=sampling,
-        messages=said(messages or chat(number)),
-        **options,
-    )
-
-
-async def serve_turn(service, request, on_event=lambda event: None):
-    reply = Reply()
-    async for event in service.node.turns.serve(request):
-        reply.events.append(event)
-        on_event(event)
-    return reply
-
-
-def together(service, requests):
-    """Serve requests that arrive at once; return replies, or what was raised."""
-
-    async def serve():
-        tasks = [asyncio.create_task(serve_turn(service, request)) for request in requests]
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    return asyncio.run_coroutine_threadsafe(serve(), service._loop).result(300)
 
 
 def alone(folder, model, requests, **settings):

@@ -1,0 +1,367 @@
+"""Beginnings of prompts that other nodes send while the turns that need them wait.
+
+    turn 1   names ─▶ ask the lender ─▶ fetch ─▶ ask again, while a turn there computes more
+    turn 2   the same beginning: waits for the fetch of turn 1
+    both     queue without memory meanwhile; then they look again for what is stored
+
+The blocks are verified and leased like those of shared prefixes. Whatever fails or takes too long
+ends the wait: the turn computes what has not come.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fabric.control.calls import ErrorReply, decode_reply, encode_call
+from fabric.control.head_calls import HeadOffer, LentHead, OfferHead
+from fabric.control.node_calls import CopyBlocks, Offer
+from fabric.errors import CorruptDataError, FabricError, RejectedError, RetryLaterError
+from fabric.ids import BlockHash, MigrationId, NodeName, TenantId
+from fabric.kvcache.block_file import payload_bytes
+from fabric.kvcache.cache_spec import CacheGroup
+from fabric.limits import BLOCK_TOKENS, FILE_ALIGN_BYTES, HEAD_POLL_S_MAX, HEAD_TOKENS_MAX
+from fabric.net.wire import Urgency
+from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.piece_table import PieceTable
+from fabric.turn.generation import CacheTier, GenerateRequest, HeadLoan, Priority
+from fabric.u32s import U32s
+from node.agents.agent import Agent
+from node.engine.engine_thread import EngineThread
+from node.engine.sequence import Head
+from node.limits import (
+    HEAD_FETCH_FACTOR,
+    HEAD_FETCH_S_MIN,
+    HEAD_FETCHES_MAX,
+    HEAD_START_S,
+)
+from node.migration.prefix_target import SharedPrefixTarget
+from node.net.link_table import LinkTable
+from node.runtime.health import Health
+from node.runtime.identity import NodeIdentity
+from node.store.agent_store import AgentStore
+from node.transfer.peer_calls import AskNode
+from node.turn.prepared import Prepared
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class HeadFetch:
+    """One beginning on its way, for all turns that wait for it."""
+
+    name: MigrationId
+    source: NodeName
+    names: tuple[BlockHash, ...]  # of the prompt for which it was begun
+    begun_tokens: int  # that were here before
+    end_tokens: int  # that are here now
+    waiting: set[Head] = field(default_factory=set)
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    def common_tokens(self, head: Head) -> int:
+        """Return how many whole blocks' tokens a prompt shares with the one it was begun for."""
+        pairs = zip(self.names, head.names, strict=False)
+        count = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        least = min(len(self.names), len(head.names))
+        return (least if count is None else count) * BLOCK_TOKENS
+
+    def note_progress(self, coming_tokens: int) -> None:
+        """Note the end of what is coming, for each turn that waits for it."""
+        for head in self.waiting:
+            common = self.common_tokens(head)
+            has_more = min(self.end_tokens, common) > head.stored_tokens
+            head.has_grown = head.has_grown or has_more
+            end = min(coming_tokens, common)
+            head.coming_tokens = end if end > self.end_tokens else 0
+
+
+@dataclass(slots=True, eq=False)
+class HeadWait:
+    """A turn's wait for blocks from other nodes."""
+
+    head: Head
+    task: asyncio.Task[None] | None = None
+    fetches: list[HeadFetch] = field(default_factory=list)
+
+    def noted(self, prepared: Prepared) -> Prepared:
+        """Return the prefix that the turn found, with the tokens that came from other nodes."""
+        ranges = [(fetch.begun_tokens, fetch.end_tokens) for fetch in self.fetches]
+        fetched = sum(max(0, min(end, prepared.cached) - start) for start, end in ranges)
+        if not fetched:
+            return prepared
+        return replace(prepared, tier=CacheTier.PEER, fetched_tokens=fetched)
+
+
+class FetchedHeads:
+    """All beginnings that are being fetched; used on the node's event loop."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        store: AgentStore,
+        engine: EngineThread,
+        links: LinkTable,
+        target: SharedPrefixTarget,
+        ask: AskNode,
+        health: Health,
+    ) -> None:
+        """Ask other nodes by `ask`."""
+        self._identity = identity
+        self._store = store
+        self._engine = engine
+        self._links = links
+        self._target = target
+        self._ask = ask
+        self._health = health
+        self._fetches: set[HeadFetch] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def begin(self, agent: Agent, request: GenerateRequest, head: Head | None) -> HeadWait | None:
+        """Begin to wait for what another node has of a turn's prompt; None if there is nothing.
+
+        The turn may be queued then: it gets no memory until the wait is over.
+        """
+        if head is None or not (head.waits and head.names):
+            return None
+        if not self._health.reuses or self._health.degraded is not None:
+            return None
+        loan = request.head
+        if loan is not None and loan.source == self._identity.name:
+            loan = None
+        if loan is None and self._joinable(head, head.stored_tokens) is None:
+            return None
+        wait = HeadWait(head)
+        head.coming_tokens = len(head.names) * BLOCK_TOKENS
+        is_urgent = request.priority is Priority.INTERACTIVE
+        wait.task = self._spawn(self._bring(wait, agent.key[0], loan, is_urgent=is_urgent))
+        return wait
+
+    def leave(self, wait: HeadWait) -> None:
+        """End a turn's wait; a fetch ends with the last turn that waits for it."""
+        wait.head.coming_tokens = 0
+        if wait.task is not None:
+            wait.task.cancel()
+        for fetch in wait.fetches:
+            fetch.waiting.discard(wait.head)
+            if not fetch.waiting:
+                fetch.cancel.set()
+
+    async def close(self) -> None:
+        """End all fetches, and wait for their ends."""
+        for fetch in self._fetches:
+            fetch.cancel.set()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- one turn ----------------------------------------------------------------------------
+
+    async def _bring(
+        self, wait: HeadWait, tenant: TenantId, loan: HeadLoan | None, *, is_urgent: bool
+    ) -> None:
+        """Wait for a fetch that another turn has begun, then for one of its own."""
+        head, had_tokens = wait.head, wait.head.stored_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        try:
+            joined = self._joinable(head, had_tokens)
+            if joined is not None:
+                had_tokens = await self._follow(wait, joined, had_tokens)
+            is_whole = had_tokens >= len(head.names) * BLOCK_TOKENS
+            was_asked = joined is not None and joined.common_tokens(head) > had_tokens
+            if loan is None or is_whole or was_asked or len(self._fetches) >= HEAD_FETCHES_MAX:
+                return
+            fetch = self._start(head, tenant, loan, had_tokens, is_urgent=is_urgent)
+            await self._follow(wait, fetch, had_tokens)
+        finally:
+            head.coming_tokens = 0
+            self._engine.wake()
+
+    def _joinable(self, head: Head, had_tokens: int) -> HeadFetch | None:
+        """Return the fetch under way that shares most with a prompt, and more than it has."""
+        best, most = None, had_tokens
+        for fetch in self._fetches:
+            common = fetch.common_tokens(head)
+            if common > most and not fetch.cancel.is_set():
+                best, most = fetch, common
+        return best
+
+    async def _follow(self, wait: HeadWait, fetch: HeadFetch, had_tokens: int) -> int:
+        """Wait for a fetch; return how many tokens of the prompt are here then."""
+        head = wait.head
+        fetch.waiting.add(head)
+        wait.fetches.append(fetch)
+        await fetch.is_over.wait()
+        found = max(had_tokens, min(fetch.end_tokens, fetch.common_tokens(head)))
+        head.has_grown = head.has_grown or found > had_tokens
+        return found
+
+    # --- one fetch ---------------------------------------------------------------------------
+
+    def _start(
+        self,
+        head: Head,
+        tenant: TenantId,
+        loan: HeadLoan,
+        had_tokens: int,
+        *,
+        is_urgent: bool,
+    ) -> HeadFetch:
+        names = head.names[: HEAD_TOKENS_MAX // BLOCK_TOKENS]
+        name = MigrationId(f"head-{secrets.token_hex(8)}")
+        fetch = HeadFetch(name, loan.source, names, had_tokens, had_tokens)
+        self._fetches.add(fetch)
+        self._spawn(self._run(fetch, head.ids, tenant, loan, is_urgent=is_urgent))
+        return fetch
+
+    async def _run(
+        self,
+        fetch: HeadFetch,
+        ids: list[int],
+        tenant: TenantId,
+        loan: HeadLoan,
+        *,
+        is_urgent: bool,
+    ) -> None:
+        try:
+            await self._fetch_all(fetch, ids, tenant, loan, is_urgent=is_urgent)
+        except (FabricError, OSError) as error:
+            reason = getattr(error, "code", type(error).__name__)
+            _log.info("a beginning does not come from %s: %s", fetch.source, reason)
+        except Exception:  # noqa: BLE001 - optional: the turn computes it
+            _log.exception("fetching a beginning failed")
+            self._health.note_failed_round()
+        finally:
+            self._fetches.discard(fetch)
+            fetch.is_over.set()
+
+    async def _fetch_all(
+        self,
+        fetch: HeadFetch,
+        ids: list[int],
+        tenant: TenantId,
+        loan: HeadLoan,
+        *,
+        is_urgent: bool,
+    ) -> None:
+        """Ask and fetch until nothing more is stored or computed there."""
+        wait_s = HEAD_POLL_S_MAX if loan.is_coming else 0.0
+        end = len(fetch.names) * BLOCK_TOKENS
+        while fetch.end_tokens < end and not fetch.cancel.is_set():
+            had, me = fetch.end_tokens, self._identity.name
+            call = OfferHead(fetch.name, me, tenant, fetch.names, had, wait_s, is_urgent)
+            offer = await self._offered(loan, call)
+            lent = offer.head
+            if fetch.cancel.is_set():
+                return
+            if lent is not None and lent.tokens > had:
+                self._require_sooner(fetch, lent, max(lent.tokens, offer.coming_tokens) - had)
+                await self._take(fetch, tenant, ids, loan, lent)
+            if offer.coming_tokens or lent is not None:
+                fetch.note_progress(offer.coming_tokens)
+            self._engine.wake()
+            is_awaited = loan.is_coming and offer.is_preparing and fetch.end_tokens == had
+            if max(offer.coming_tokens, had) <= fetch.end_tokens and not is_awaited:
+                return
+            wait_s = HEAD_POLL_S_MAX
+
+    async def _offered(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
+        raw = await self._ask(loan.source, loan.addresses, encode_call(call), call.wait_s)
+        reply = decode_reply(HeadOffer, raw)
+        if isinstance(reply, ErrorReply):
+            raise RetryLaterError(reply.message, code=reply.code)
+        return reply
+
+    async def _take(
+        self,
+        fetch: HeadFetch,
+        tenant: TenantId,
+        ids: Sequence[int],
+        loan: HeadLoan,
+        lent: LentHead,
+    ) -> None:
+        """Fetch what is offered, within the time that it should take; raise FabricError."""
+        record = self._record(tenant, ids[: lent.tokens], loan.source, lent)
+        missing = self._store.missing(record)
+        size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
+        expected_s = size_bytes / self._bytes_per_s(loan.source, lent)
+        offer = Offer(b"", lent.ticket, lent.addresses)
+        copy = CopyBlocks(fetch.name, loan.source, offer, Urgency.FETCH)
+        task = asyncio.create_task(self._target.take_head(copy, record, fetch.cancel))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        limit_s = HEAD_FETCH_S_MIN + HEAD_FETCH_FACTOR * expected_s
+        done, _ = await asyncio.wait({task}, timeout=limit_s)
+        if not done:  # it ends by itself, and releases what it holds
+            fetch.cancel.set()
+            task.add_done_callback(_read_error)
+            message = f"the blocks have not arrived within {limit_s:.1f} s"
+            raise RetryLaterError(message, code="slow")
+        fetch.end_tokens = max(fetch.end_tokens, task.result())
+        if fetch.end_tokens < record.tokens_count:
+            message = "the connection broke before the last block"
+            raise RetryLaterError(message, code="broken")
+
+    def _require_sooner(self, fetch: HeadFetch, lent: LentHead, tokens: int) -> None:
+        """Raise RetryLaterError if computing `tokens` here takes no longer than fetching them."""
+        tokens_per_s = self._engine.prefill_speed.per_s
+        size_bytes = tokens * self._store.spec.bytes_per_token
+        fetch_s = size_bytes / self._bytes_per_s(fetch.source, lent)
+        if fetch.end_tokens == fetch.begun_tokens:
+            fetch_s += HEAD_START_S
+        if tokens_per_s and fetch_s >= tokens / tokens_per_s:
+            message = "computing the beginning takes no longer"
+            raise RetryLaterError(message, code="slow_link")
+
+    def _bytes_per_s(self, source: NodeName, lent: LentHead) -> float:
+        ranked = self._links.rank(source, lent.addresses)
+        return max(1.0, ranked[0][1]) if ranked else 1.0
+
+    def _record(
+        self, tenant: TenantId, ids: Sequence[int], source: NodeName, lent: LentHead
+    ) -> Manifest:
+        """Return the record of what is lent, over this node's own tokens.
+
+        Raise RejectedError or CorruptDataError if its blocks are not those of the tokens.
+        """
+        count = len(ids)
+        whole = [(ref.tokens_count, ref.group) for ref in lent.blocks]
+        if lent.tokens != count or count % BLOCK_TOKENS or len(whole) * BLOCK_TOKENS != count:
+            message = "a head consists of whole blocks"
+            raise RejectedError(message, code="bad_offer")
+        if set(whole) != {(BLOCK_TOKENS, CacheGroup.FULL)}:
+            message = "a head consists of whole blocks of full layers"
+            raise RejectedError(message, code="bad_offer")
+        record = Manifest(
+            tenant=tenant,
+            agent=lent.agent,
+            fingerprint=self._identity.fingerprint,
+            owner=source,
+            epoch=lent.epoch,
+            revision=1,
+            state=OwnerState.REPLICA,
+            text="",
+            token_ids=U32s(ids),
+            token_ends=U32s([0] * count),
+            prompt_tokens_count=0,
+            pieces=PieceTable().append(lent.blocks),
+            windows=lent.windows,
+            states=lent.states,
+        )
+        for ref in record.refs:
+            if ref.payload_bytes != payload_bytes(self._store.spec, ref.tokens_count, ref.group):
+                message = f"a block of {ref.payload_bytes} bytes is not of this model"
+                raise CorruptDataError(message)
+        return record
+
+
+def _read_error(task: asyncio.Task[int]) -> None:
+    if not task.cancelled():
+        task.exception()
