@@ -106,6 +106,7 @@ MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves 
 MOVES_PER_TURN: Final = 0.08  # by placement, in the long run: each writes a disk and fills a link
 MOVE_PRICE_STEP: Final = 0.1  # by which a move raises the price of the next; turns lower it
 MOVE_PRICE_MAX: Final = 100.0  # times the usual price
+HEAD_LOAN_TOKENS_MIN: Final = 512  # of a prompt; fewer are computed sooner than asked for
 MOVE_TARGETS_MAX: Final = 16  # nodes weighed for one idle agent's turn
 DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
 DRAIN_ROUNDS_MAX: Final = 3  # without a move, before a drain rests

@@ -125,6 +125,10 @@ class Telemetry:
             ["kind", "outcome"],
         )
         self._copy_bytes = counter("macfabric_copy_bytes", "Bytes that copies sent.", ["kind"])
+        self._fetched = counter(
+            "macfabric_fetched_tokens",
+            "Prompt tokens that another node sent while their turn waited.",
+        )
 
     def _add_recovery(self) -> None:
         counter = partial(Counter, registry=self.registry)
@@ -180,6 +184,7 @@ class Telemetry:
         self._prompt.inc(event.prompt_tokens)
         if event.cache is not CacheTier.COLD:
             self._cached.labels(event.cache.value).inc(event.cached_tokens)
+        self._fetched.inc(event.fetched_tokens or 0)
 
     def first_token(self, event: Admitted, seconds: float) -> None:
         self._ttft.labels(event.cache.value).observe(seconds)

@@ -8,6 +8,7 @@ from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, OperationId, Te
 from fabric.sampling_defaults import SamplingDefault, filled_in
 from fabric.turn.generation import (
     GenerateRequest,
+    HeadLoan,
     Identity,
     IdentityKind,
     Priority,
@@ -58,11 +59,13 @@ class TurnRequest:
         *,
         is_private: bool = False,
         defaults: Iterable[SamplingDefault] = (),
+        head: HeadLoan | None = None,
     ) -> GenerateRequest:
         """Return the request for a node, at an epoch of the directory.
 
         `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
-        starts the agent or takes it over. `defaults` are the node's for what the client left out.
+        starts the agent or takes it over. `defaults` are the node's for what the client left out,
+        and `head` says from where it may take a part of the prompt.
         """
         prompt = self.prompt
         return GenerateRequest(
@@ -93,4 +96,5 @@ class TurnRequest:
             after=self.after,
             erased_epoch=floor(self.key) if self.key is not None else 0,
             is_private=is_private,
+            head=head,
         )

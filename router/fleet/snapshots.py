@@ -177,7 +177,7 @@ class _Narrowing:
             )
         )
         matches = {
-            name: Match(level.pieces_count, continued.get(name))
+            name: Match(level.pieces_count, continued.get(name), level.state(name))
             for name in names
             if (level := _deepest(levels, name)) is not None
         }
@@ -262,10 +262,10 @@ def _prefix_holders(
         share, agent = turn.prompt.share(match.pieces_count), match.continued
         held = fleet.directory.holding((turn.tenant, agent), node) if agent else None
         if held is None:
-            prefixes.append(PrefixHolder(node, share, agent))
+            prefixes.append(PrefixHolder(node, share, agent, state=match.state))
             continue
         is_replica = held.state is OwnerState.REPLICA
-        held_as = held.group, is_replica, held.is_resident
+        held_as = held.group, is_replica, held.is_resident, match.state
         prefixes.append(PrefixHolder(node, share, agent, *held_as))
     if turn.key is None and not any(prefix.agent and not prefix.is_replica for prefix in prefixes):
         prefixes = _with_formed(fleet, turn, prefixes)

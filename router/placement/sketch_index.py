@@ -10,6 +10,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
 from typing import Final
 
@@ -21,6 +22,14 @@ Holder = tuple[NodeName, AgentId]
 _NO_OPENING: Final = -1  # of a prompt that is not a conversation yet
 
 
+class HeadState(StrEnum):
+    """What a node has of a beginning of a prompt."""
+
+    STORED = "stored"
+    COMING = "coming"  # a turn was sent there that is going to compute it
+    BORROWED = "borrowed"  # such a turn takes it from another node
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Part of a prompt that a node has cached."""
@@ -28,6 +37,7 @@ class Match:
     pieces_count: int
     # Agent whose whole sketch is a prefix of the prompt: the conversation continues it.
     continued: AgentId | None = None
+    state: HeadState = HeadState.STORED
 
 
 @dataclass(slots=True)
@@ -37,6 +47,9 @@ class _Branch:
     children: dict[int, "_Branch"] = field(default_factory=dict)
     holders: dict[NodeName, dict[AgentId, None]] = field(default_factory=dict)
     below: Counter[NodeName] = field(default_factory=Counter)  # holders here and further down
+    # Of those, prompts on their way to nodes that compute them, and that take them from others.
+    coming: Counter[NodeName] | None = None
+    borrowed: Counter[NodeName] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,16 @@ class Level:
     nodes: Mapping[NodeName, int]  # with the number of agents that begin like this
     # Agents by node whose whole sketch this is, the latest last.
     agents: Mapping[NodeName, dict[AgentId, None]]
+    coming: Mapping[NodeName, int] | None = None  # of `nodes`, those that do not have it yet
+    borrowed: Mapping[NodeName, int] | None = None
+
+    def state(self, node: NodeName) -> HeadState:
+        """Return what one of the nodes has of this beginning."""
+        coming = self.coming.get(node, 0) if self.coming else 0
+        borrowed = self.borrowed.get(node, 0) if self.borrowed else 0
+        if self.nodes[node] > coming + borrowed:
+            return HeadState.STORED
+        return HeadState.COMING if coming else HeadState.BORROWED
 
 
 class SketchIndex:
@@ -59,6 +82,7 @@ class SketchIndex:
         self._pieces_count = 0
         self._openings: dict[tuple[TenantId, Holder], int] = {}  # of turns placed by this router
         self._coming_count = 0
+        self._unstored: dict[tuple[TenantId, Holder], HeadState] = {}  # of prompts on their way
         # By the forms of conversations, in which clocks and reminders do not count.
         self._formed: dict[tuple[TenantId, int], dict[Holder, None]] = {}
         self._forms: dict[tuple[TenantId, Holder], int] = {}
@@ -96,7 +120,7 @@ class SketchIndex:
         if form is not None:
             self._forms[key] = form
             self._formed.setdefault((tenant, form), {})[key[1]] = None
-        _count(leaf, node, 1)
+        _count(leaf, node, 1, self._unstored.get(key))
         while self._is_full() and len(self._places) > 1:
             oldest, (its_node, its_agent) = next(iter(self._places))
             self.remove(oldest, its_node, its_agent)
@@ -130,29 +154,36 @@ class SketchIndex:
         self.put(tenant, node, agent, sketch[:count] + array("Q", more), tag, form=form)
         return True
 
-    def put_coming(self, tenant: TenantId, node: NodeName, sketch: Sequence[int]) -> AgentId:
+    def put_coming(
+        self, tenant: TenantId, node: NodeName, sketch: Sequence[int], *, borrows: bool = False
+    ) -> AgentId:
         """Store a prompt that a node is about to compute; return the name under which to remove it.
 
-        Other prompts find their beginning there, and none continues it.
+        Other prompts find their beginning there, and none continues it. A node that `borrows`
+        takes the beginning from another node.
         """
         self._coming_count += 1
         name = AgentId(f"\0{self._coming_count}")  # no agent's
+        if sketch:
+            state = HeadState.BORROWED if borrows else HeadState.COMING
+            self._unstored[tenant, (node, name)] = state
         self.put(tenant, node, name, sketch, opening=_NO_OPENING)
         return name
 
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
         """Remove an agent on a node, if it is there."""
-        place = self._places.pop((tenant, (node, agent)), None)
+        key = (tenant, (node, agent))
+        place = self._places.pop(key, None)
         if place is None:
             return
-        self._openings.pop((tenant, (node, agent)), None)
+        self._openings.pop(key, None)
         self._forget_form(tenant, (node, agent))
         branch: _Branch | None = place[0]
         agents = place[0].holders[node]
         del agents[agent]
         if not agents:
             del place[0].holders[node]
-        _count(place[0], node, -1)
+        _count(place[0], node, -1, self._unstored.pop(key, None))
         while branch and branch.parent and not branch.holders and not branch.children:
             del branch.parent.children[branch.edge[0]]
             self._pieces_count -= len(branch.edge)
@@ -182,11 +213,12 @@ class SketchIndex:
         for level in self.levels(tenant, sketch):
             for node in level.nodes:
                 before = matches.get(node)
-                matches[node] = Match(level.pieces_count, before.continued if before else None)
+                continued = before.continued if before else None
+                matches[node] = Match(level.pieces_count, continued, level.state(node))
             for node in level.agents:
                 agent = self.continued(tenant, node, level, opening)
                 if agent is not None:
-                    matches[node] = Match(level.pieces_count, agent)
+                    matches[node] = Match(level.pieces_count, agent, level.state(node))
         return matches
 
     def continued(
@@ -213,7 +245,8 @@ class SketchIndex:
             common = common_pieces(child.edge, sketch[depth:])
             depth += common
             is_whole = common == len(child.edge)
-            levels.append(Level(depth, child.below, child.holders if is_whole else {}))
+            agents = child.holders if is_whole else {}
+            levels.append(Level(depth, child.below, agents, child.coming, child.borrowed))
             if not is_whole:
                 break
             branch = child
@@ -251,17 +284,32 @@ def _split(branch: _Branch, at: int) -> _Branch:
     """Split a branch's edge after `at` pieces; return the new parent of both parts."""
     parent = branch.parent
     assert parent is not None, "the root has no edge to split"
-    front = _Branch(branch.edge[:at], parent, below=Counter(branch.below))
+    front = _Branch(
+        branch.edge[:at],
+        parent,
+        below=Counter(branch.below),
+        coming=Counter(branch.coming) if branch.coming else None,
+        borrowed=Counter(branch.borrowed) if branch.borrowed else None,
+    )
     parent.children[front.edge[0]] = front
     branch.edge, branch.parent = branch.edge[at:], front
     front.children[branch.edge[0]] = branch
     return front
 
 
-def _count(leaf: _Branch, node: NodeName, change: int) -> None:
+def _count(leaf: _Branch, node: NodeName, change: int, state: HeadState | None) -> None:
     branch: _Branch | None = leaf
     while branch is not None:
-        branch.below[node] += change
-        if branch.below[node] <= 0:
-            del branch.below[node]
+        _add(branch.below, node, change)
+        if state is HeadState.COMING:
+            branch.coming = _add(branch.coming or Counter(), node, change)
+        elif state is HeadState.BORROWED:
+            branch.borrowed = _add(branch.borrowed or Counter(), node, change)
         branch = branch.parent
+
+
+def _add(counts: Counter[NodeName], node: NodeName, change: int) -> Counter[NodeName]:
+    counts[node] += change
+    if counts[node] <= 0:
+        del counts[node]
+    return counts

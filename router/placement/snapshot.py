@@ -19,6 +19,7 @@ from fabric.control.node_calls import (
 )
 from fabric.ids import AgentId, NodeName
 from router.placement.profiles import UNKNOWN, NodeProfile
+from router.placement.sketch_index import HeadState
 
 HEAT_FACTORS: Final = dict(zip(THERMAL_STATES, (1.0, 1.0, 1.5, 4.0), strict=True))
 PRESSURE_FACTORS: Final = dict(zip(PRESSURES, (1.0, 1.25, 3.0), strict=True))
@@ -53,6 +54,7 @@ class PrefixHolder:
     group: str | None = None  # of that agent
     is_replica: bool = False
     is_resident: bool = False  # the agent is in the node's memory, not only on disk
+    state: HeadState = HeadState.STORED
 
 
 @dataclass(frozen=True, slots=True)

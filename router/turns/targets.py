@@ -15,10 +15,12 @@ import logging
 from dataclasses import dataclass, replace
 
 from fabric.ids import AgentKey, NodeName
+from fabric.turn.generation import HeadLoan
 from router.fleet import snapshots
 from router.fleet.directory import StartReservation
 from router.fleet.fleet import Fleet
 from router.placement.decision import Decision, Load, MoveAgent, Recompute, Stay
+from router.placement.head_lenders import head_loan, with_loan
 from router.placement.placement import Placement, recompute_s
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
@@ -36,6 +38,7 @@ class Target:
     prefill_s: float = 0.0
     cold: bool = False
     move: MoveAgent | None = None  # to be made first; then the target is chosen again
+    head: HeadLoan | None = None  # that the node may take a part of the prompt from
     reservation: StartReservation | None = None
     decision: Decision | None = None  # from which it follows
 
@@ -71,7 +74,14 @@ class Targets:
             may_move=may_move and self._moves_agents,
         )
         decision = self._placement.decide(facts, fleet)
-        return replace(self._target_of(turn, decision), decision=decision)
+        if isinstance(decision, MoveAgent) or turn.resume is not None:
+            return replace(self._target_of(turn, decision), decision=decision)
+        chosen = head_loan(facts, fleet, decision.node)
+        if chosen is None:
+            return replace(self._target_of(turn, decision), decision=decision)
+        decision = with_loan(decision, chosen)
+        self._fleet.partners.note(chosen.loan.source, decision.node)
+        return replace(self._target_of(turn, decision), decision=decision, head=chosen.loan)
 
     def _target_of(self, turn: TurnRequest, decision: Decision) -> Target:
         if isinstance(decision, MoveAgent):

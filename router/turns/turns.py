@@ -313,13 +313,14 @@ class Turns:
             self._directory.floor,
             is_private=is_private,
             defaults=fleet.sampling_defaults(target.node),
+            head=target.head,
         )
         source = fleet.link(target.node).generate(request)
         if reservation:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
         try:
-            with self._coming(turn, target.node, is_private=is_private):
+            with self._coming(turn, target, is_private=is_private):
                 first = _admission(await anext(source), target.node)
         except BaseException:
             fleet.ledger.end(entry)
@@ -339,13 +340,14 @@ class Turns:
         return AdmittedTurn(first, source, entry, end)
 
     @contextmanager
-    def _coming(self, turn: TurnRequest, node: NodeName, *, is_private: bool) -> Iterator[None]:
+    def _coming(self, turn: TurnRequest, target: Target, *, is_private: bool) -> Iterator[None]:
         """Let other turns find a prompt's beginning on the node that is about to compute it."""
         if is_private or not turn.is_kept:
             yield
             return
-        fleet, tenant = self._fleet, turn.tenant
-        name = fleet.sketches.put_coming(tenant, node, turn.prompt.sketch)
+        fleet, tenant, node = self._fleet, turn.tenant, target.node
+        borrows = target.head is not None
+        name = fleet.sketches.put_coming(tenant, node, turn.prompt.sketch, borrows=borrows)
         limit_s = max(COMING_S_MIN, COMING_FACTOR * fleet.ledger.prefill_s(node))
         remove = partial(fleet.sketches.remove, tenant, node, name)
         expiry = asyncio.get_running_loop().call_later(limit_s, remove)

@@ -34,7 +34,7 @@ from tests.sim.engine_loop import EngineClock, EngineLoop
 from tests.sim.loop import Process
 from tests.sim.model import CONTEXT_TOKENS_MAX, MODEL
 from tests.sim.tokenizer import SimTokenizer
-from tests.sim.transfers import SimTransfers, fetch_from
+from tests.sim.transfers import SimTransfers, ask_from, fetch_from
 
 CLUSTER_KEY = bytes(range(32))
 TOMBSTONES = "erased/"  # their folder on a drive, beside the model's own files
@@ -206,6 +206,7 @@ class NodeHost:
                 gauge=self._gauge(),
                 endpoint=HttpEndpoint(f"http://{self.name}"),
                 fetch=fetch_from(world),
+                ask=ask_from(world, self.name),
             )
         )
         if records.erased_count:
@@ -237,21 +238,25 @@ class NodeHost:
 
     # --- what reaches it ---------------------------------------------------------------------
 
-    def receive(self, raw, reply, fail):
-        """Take a control call off the network; its caller hears `reply`, or `fail` if we die."""
+    def receive(self, raw, reply, fail, peer=None):
+        """Take a control call off the network; its caller hears `reply`, or `fail` if we die.
+
+        `peer` is the node that calls, if it is not the router.
+        """
         if self.process.is_dead:
             fail()
             return
         self._unanswered[reply] = fail
-        self._world.loop.spawn(self.process, self._answer(raw, reply))
+        self._world.loop.spawn(self.process, self._answer(raw, reply, peer))
 
-    async def _answer(self, raw, reply):
+    async def _answer(self, raw, reply, peer):
         calls = self._calls
         if calls is None:
             answer = _NOT_READY
         else:
             self._world.watch.on_call(self, decode_call(raw)[1])
-            answer = await calls.answer(raw)
+            route = CallRoute.ACTOR if peer is None else CallRoute.PEER
+            answer = await calls.answer(raw, route, peer)
         del self._unanswered[reply]
         reply(answer)
 

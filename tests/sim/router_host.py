@@ -16,6 +16,7 @@ from tests.sim.clock import SimClock
 from tests.sim.connection import SimSession
 from tests.sim.loop import Process
 from tests.sim.node_host import CLUSTER_KEY
+from tests.sim.transfers import once
 
 ROUTER = "router"
 
@@ -152,12 +153,7 @@ class _Transport:
             network.post(self._host.name, self._router, fail, fail)
 
         def arrive():  # once for each copy of the message
-            self._host.receive(raw, _once(reply_with), hear_of_death)
+            self._host.receive(raw, once(reply_with), hear_of_death)
 
         network.post(self._router, self._host.name, arrive, fail)
         return await answered
-
-
-def _once(reply):
-    """Make a function of its own of it: a node knows the calls it has not answered by that."""
-    return lambda data: reply(data)  # noqa: PLW0108

@@ -1,8 +1,10 @@
 """The data plane without sockets: the real offer book decides, the simulated network carries."""
 
+import asyncio
+
 from fabric.errors import RetryLaterError, UnauthorizedError
 from fabric.net.links import Address, LinkKind
-from node.limits import TRANSFER_TIMEOUT_S
+from node.limits import HEAD_REPLY_S, TRANSFER_TIMEOUT_S
 from node.transfer.client import TransferReport
 from node.transfer.offer_book import OfferBook
 from tests.sim.workers import Worker, atomic
@@ -63,6 +65,41 @@ def fetch_from(world):
         return TransferReport(len(refs), sent_bytes, spent_s, 1, 0, sent_bytes)
 
     return fetch
+
+
+def ask_from(world, name):
+    """Return what stands for calls from node to node: they go as far as the network carries them.
+
+    A doubled one is answered twice, which changes nothing.
+    """
+
+    async def ask(source, _addresses, raw, wait_s):
+        network, host = world.network, world.nodes[source]
+        answered = asyncio.get_running_loop().create_future()
+
+        def settle(reply):
+            if not answered.done():
+                answered.set_result(reply)
+
+        def fail():
+            if not answered.done():
+                answered.set_exception(_broken(source))
+
+        def reply_with(reply):
+            network.post(source, name, lambda: settle(reply), fail)
+
+        def arrive():
+            host.receive(raw, once(reply_with), fail, name)
+
+        network.post(name, source, arrive, fail)
+        return await asyncio.wait_for(answered, wait_s + HEAD_REPLY_S)
+
+    return ask
+
+
+def once(reply):
+    """Make a function of its own of it: a node knows the calls it has not answered by that."""
+    return lambda data: reply(data)  # noqa: PLW0108
 
 
 def spend(loop, seconds):

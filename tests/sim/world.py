@@ -18,6 +18,7 @@ from node.mlx.device import DeviceError
 from node.store import granted_terms
 from node.store.posix_disk import PosixDisk
 from router import prompt
+from router.placement import head_lenders
 from tests.sim import random_streams
 from tests.sim.chaos import Chaos
 from tests.sim.clients import Clients
@@ -75,6 +76,8 @@ class World:
     router_lives: int = 0
     has_standby: bool = False  # there are two routers, of which the nodes choose one
     graveyard: list = field(default_factory=list)  # kept, so that no destructor runs by chance
+
+    lends_heads = False  # however short, in some kinds of lives; prompts are short here
 
     def __post_init__(self):
         self.network = Network(self.loop, self.stream("network"))
@@ -187,7 +190,14 @@ class World:
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
             # A token is a character here: only then are the router's estimates of seconds right.
-            mock.patch.object(prompt, "BYTES_PER_TOKEN", 1.0 if self.is_dark else 4.0),
+            mock.patch.object(
+                prompt, "BYTES_PER_TOKEN", 1.0 if self.is_dark or self.lends_heads else 4.0
+            ),
+            mock.patch.object(
+                head_lenders,
+                "HEAD_LOAN_TOKENS_MIN",
+                1 if self.lends_heads else head_lenders.HEAD_LOAN_TOKENS_MIN,
+            ),
         ):
             yield
 

@@ -21,6 +21,8 @@ from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import RouterSettings
 from node.service import NodeService
 from router.fleet.node_client import ControlTransport, NodeLostError
+from router.placement.placement import Placement
+from router.placement.seconds import Policy
 from router.serve import serve_roster
 from tests.support.services import KEY, call, start_service
 
@@ -55,8 +57,10 @@ class LocalFabric:
         api_keys: dict[str, str] | None = None,
         tokens_max: int = COMPLETION_TOKENS_MAX,
         router: dict[str, Any] | None = None,
+        policy: Policy = Policy.SECONDS,
         **settings: Any,
     ) -> None:
+        self._policy = policy
         self._folder = folder
         self.runs_dir = folder / "runs"  # of the router
         self.router_settings = RouterSettings(
@@ -98,6 +102,7 @@ class LocalFabric:
             [listener],
             on_ready=lambda *_: self._ready.set(),
             runs_dir=self.runs_dir,
+            placement=Placement(self._policy),
         )
         self._serving = self._loop.create_task(work)
         try:

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.turn.sketch import common_pieces
-from router.placement.sketch_index import Match, SketchIndex
+from router.placement.sketch_index import HeadState, Match, SketchIndex
 
 
 def chain(*pieces):
@@ -132,3 +132,22 @@ def test_suffix_extends_only_a_known_sketch():
     assert not index.extend("t", "a", "x", (6, whole[4]), (7,)), "longer than what is known"
     assert not index.extend("t", "a", "y", (1, whole[0]), (7,))
     assert index.matches("t", whole) == {"a": Match(5, "x")}
+
+
+def test_index_distinguishes_coming_from_stored_prompts():
+    index, begun, whole = SketchIndex(), chain(1, 2), chain(1, 2, 3)
+
+    def states(sketch=whole):
+        return {node: match.state for node, match in index.matches("x", sketch).items()}
+
+    coming = index.put_coming("x", "a", whole)
+    borrowed = index.put_coming("x", "b", whole, borrows=True)
+    assert states() == {"a": HeadState.COMING, "b": HeadState.BORROWED}
+    index.put("x", "a", "mira", begun)  # splits the edge
+    assert states() == {"a": HeadState.COMING, "b": HeadState.BORROWED}
+    assert states(begun)["a"] is HeadState.STORED
+    index.put("x", "b", "otto", whole)
+    assert states()["b"] is HeadState.STORED
+    for node, name in (("a", coming), ("b", borrowed)):
+        index.remove("x", node, name)
+    assert states() == {"a": HeadState.STORED, "b": HeadState.STORED}

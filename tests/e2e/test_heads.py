@@ -1,0 +1,96 @@
+"""A beginning that agents share is computed once in a fabric, and crosses each link once."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from node.engine import heads
+from node.transfer import peer_calls
+from node.turn import fetched_heads
+from node.turn.fetched_heads import FetchedHeads
+from router.placement import head_lenders
+from router.placement.seconds import Policy
+from tests.support.agent_traffic import words
+from tests.support.local_fabric import local_fabric
+from tests.support.shared_heads import Counted, chat
+
+NAMES = ("left", "middle", "right")
+TAIL_MOST = 160
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Let this machine be as slow as it is: no wait ends, and nothing is computed, because of it.
+
+    Tests of `head_lenders` and of nodes show which choice its figures lead to.
+    """
+    monkeypatch.setattr(head_lenders, "ship_s", lambda *_: 0.0)
+    monkeypatch.setattr(head_lenders, "tie_limit_s", lambda _: math.inf)
+    monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
+    monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
+    monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
+    for name in ("HEAD_REPLY_S", "HEAD_CONNECT_S"):
+        monkeypatch.setattr(peer_calls, name, 60.0)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory):
+    options = {"policy": Policy.ROUND_ROBIN, "popular_bytes": 0}
+    with local_fabric(tmp_path_factory.mktemp("fabric"), "recall", *NAMES, **options) as made:
+        made.await_agents()
+        yield made
+
+
+@pytest.fixture
+def counted(monkeypatch, fabric):
+    return Counted(monkeypatch)
+
+
+def ask(fabric, name, number, head):
+    return fabric.chat(chat(number, head), f"{name}-{number}", max_tokens=4)
+
+
+def sent_bytes(fabric):
+    """Return the bytes of blocks that all nodes have sent."""
+    nodes = (fabric.services[name].node for name in NAMES)
+    return sum(node.resources.transfers.counts().get("bytes", 0) for node in nodes)
+
+
+def fetched(fabric):
+    """Return the blocks that each node has fetched."""
+    nodes = (fabric.services[name].node for name in NAMES)
+    return [node.connections.counts().get("blocks", 0) for node in nodes]
+
+
+def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
+    """The first sentence of the README: three agents with one system prompt, on three nodes."""
+    head = words(1, 2_800)
+    first, second, third = [ask(fabric, "one", number, head) for number in range(3)]
+    assert {first.node, second.node, third.node} == set(NAMES)
+    assert first.cached_tokens == 0
+    for later in (second, third):
+        computed = counted.of(fabric.services[later.node])
+        assert later.cached_tokens > first.prompt_tokens - TAIL_MOST - 256
+        assert later.cache == "peer"
+        assert computed <= later.prompt_tokens - later.cached_tokens
+    again = [ask(fabric, "one", number, head) for number in range(3)]
+    assert all(answer.cached_tokens > first.prompt_tokens - TAIL_MOST for answer in again)
+
+
+def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted):
+    """Their head is computed once, and crosses each link once."""
+    before, sent, head = fetched(fabric), sent_bytes(fabric), words(2, 2_800)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: ask(fabric, "eight", number, head), range(8)))
+    assert {answer.node for answer in answers} == set(NAMES)
+    assert min(answer.prompt_tokens for answer in answers) > 4_000
+    shared = max(answer.cached_tokens for answer in answers) // 256 * 256
+    tails = sum(answer.prompt_tokens - shared for answer in answers)
+    assert counted.tokens <= 1.1 * shared + tails, [answer.cached_tokens for answer in answers]
+    table = fabric.services[answers[0].node].node.resources.table
+    blocks = table.get(("default", "eight-0")).saved.pieces.blocks[: shared // 256]
+    crossed = sorted(now - then for now, then in zip(fetched(fabric), before, strict=True))
+    assert crossed == [0, len(blocks), len(blocks)]
+    most = 2 * sum(ref.payload_bytes for ref in blocks)  # fewer where compressed
+    assert 0 < sent_bytes(fabric) - sent <= most
