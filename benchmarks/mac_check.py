@@ -115,7 +115,7 @@ STEPS: Final = (
         "no wrong word after an error of the GPU",
         (*_PYTEST, "tests/node/engine/test_device_errors.py", "tests/e2e/test_failing_devices.py"),
         judge_tests,
-        ("-k", "other_kinds"),
+        ("-k", "raised_to_their_callers"),
     ),
     _bench("append", "no cache is copied for one more token"),
     _bench("decode", "tokens/s beside mlx-lm; graph nodes and host time of a step"),
