@@ -50,7 +50,7 @@ from router.openai.models import OpenAiModels
 from router.openai.responses import description as of_responses
 from router.openai.responses.adapter import ResponsesAdapter
 from router.openai.responses.input_tokens import INPUT_TOKENS_PATH, InputTokensApi
-from router.openai.responses.store import ResponseStore, StoredApi
+from router.openai.responses.store import ResponseStore, Settle, StoredApi
 from router.openai.shape import OpenAiErrors
 from router.policies.editing import Editing
 from router.runs import description as of_runs
@@ -60,6 +60,9 @@ from router.runs.routes import RunsApi
 from router.runs.run_folders import RunFolders
 from router.runs.runs import Runs
 from router.services import Services
+from router.shadow.change_log import ChangeLog
+from router.shadow.exchange import ChangesApi, Follower
+from router.shadow.run_files import RunFiles
 
 _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
 _OLLAMA: Final = "/api"  # path of its clients' requests, none of which are served
@@ -100,6 +103,7 @@ def routes_of(
     responses: ResponsesAdapter,
     stored: ResponseStore,
     runs: Runs,
+    settle: Settle,
 ) -> list[BaseRoute]:
     """Return the routes of all APIs."""
     fleet, names, edits = services.fleet, turn_services.names, turn_services.edits
@@ -128,7 +132,7 @@ def routes_of(
             turn_services.completion_tokens_max,
         ).routes(),
         *InputTokensApi(fleet, names, edits, responses).routes(),
-        *StoredApi(stored).routes(),
+        *StoredApi(stored, settle).routes(),
         *RunsApi(runs, OpenAiErrors()).routes(),
         *openapi.openapi_routes(described()),
         *waiting(named, fleet.discovery, services.lost_owners),
@@ -148,18 +152,31 @@ def build_app(
     The owner also resumes and closes `state.runs`; without `runs_dir`, there are no runs.
     With a `relay`, requests are forwarded while another router is the active one.
     """
-    stored = ResponseStore(services.fleet.directory.floor)
+    log = ChangeLog(services.fleet.clock.monotonic_s)
+    stored = ResponseStore(services.fleet.directory.floor, log.note, log.note_gone)
     services.erasures.subscribe(stored.forget)
-    responses = ResponsesAdapter(services.fleet.clock, stored)
+    responses = ResponsesAdapter(services.fleet.clock, stored, log.settle)
     adapters = adapters_of(services.fleet.clock, responses)
     turn_services = turn_services_of(settings, services)
     host = InProcessHost(settings, services, turn_services)
-    runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host)
+    files = None if runs_dir is None else RunFiles(runs_dir)
+
+    async def share_runs() -> None:
+        log.note()
+        await log.settle()
+
+    runs = Runs(None if runs_dir is None else RunFolders(runs_dir), host, share_runs)
+    shadowed: list[BaseRoute] = []
+    if relay is not None:
+        shadowed = [*ChangesApi(log, stored, files, relay.is_active).routes()]
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
     dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
     app = Starlette(
-        routes=routes_of(services, turn_services, adapters, responses, stored, runs),
+        routes=[
+            *shadowed,
+            *routes_of(services, turn_services, adapters, responses, stored, runs, log.settle),
+        ],
         middleware=[
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
@@ -177,4 +194,6 @@ def build_app(
     # A redirect would drop the body of a POST; a wrong path gets a 404 in the API's own shape.
     app.router.redirect_slashes = False
     app.state.runs = runs
+    app.state.log, app.state.stored = log, stored
+    app.state.follower = Follower(relay, stored, files) if relay is not None else None
     return app

@@ -42,6 +42,7 @@ from router.listener import EVERY_ADDRESS, own_address, urls_of
 from router.placement.placement import Placement
 from router.runs.runs import Runs
 from router.services import Services, assemble
+from router.shadow.exchange import Follower
 from router.stop import RouterStop
 from router.tls.contexts import RouterKeys
 
@@ -174,7 +175,7 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
         fleet.urls = urls_of(listeners, "http" if tls is None else "https")
         if keeper is not None:
             keeper.terms.url = _own_url(settings, fleet.urls[0])
-        resuming = asyncio.create_task(runs.resume_all())
+        resuming = asyncio.create_task(_host_runs(runs, keeper, app.state.follower))
         try:
             await _run(server, services, listeners, fleet.urls, on_ready)
         finally:
@@ -246,6 +247,27 @@ async def _relay(
             Forwarding(cluster_key),
             None if tls is None or own_certificate else MEMBER_NAME,
         )
+
+
+async def _host_runs(runs: Runs, keeper: TermKeeper | None, follower: Follower | None) -> None:
+    """Resume unfinished runs; with a standby, whenever this router is the active one."""
+    if keeper is None or follower is None:
+        await runs.resume_all()
+        return
+    following = asyncio.create_task(follower.run())
+    try:
+        while True:
+            await keeper.wait_for(active=True)
+            resuming = asyncio.create_task(runs.resume_all())
+            try:
+                await keeper.wait_for(active=False)
+            finally:
+                resuming.cancel()
+                await asyncio.gather(resuming, return_exceptions=True)
+            await runs.leave()
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 def _stop_beginning(runs: Runs, keeper: TermKeeper | None) -> Callable[[], None]:

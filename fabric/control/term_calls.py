@@ -119,7 +119,8 @@ class Ballot:
                 "a fabric with a standby takes changes from its active router only"
             )
             raise OldRouterError(message)
-        if granted and term == granted and now_s >= self.until_s:
+        is_named = bool(self.granted.router)  # else its router asks for no lease here, or cannot
+        if granted and term == granted and is_named and now_s >= self.until_s:
             message = f"the lease of term {granted} has ended here; its router must renew it"
             raise OldRouterError(message)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from fabric.codec import pack, unpack
 from fabric.control.term_calls import Ballot, GrantTerm, TermAnswer, TermView
-from fabric.errors import CorruptDataError, FatalError, RejectedError
+from fabric.errors import CorruptDataError, FabricError, FatalError, RejectedError
 from fabric.limits import TERM_LEASE_S
 from fabric.ports import Clock
 from node.limits import TERM_FILE_BYTES_MAX
@@ -75,7 +75,13 @@ class GrantedTerms:
         if self._ballot.is_later(term):
             async with self._changing:
                 if self._ballot.is_later(term) and term is not None:
-                    await self._adopt(self._ballot.proven(term, self._clock.monotonic_s()))
+                    proven = self._ballot.proven(term, self._clock.monotonic_s())
+                    try:
+                        await self._adopt(proven)
+                    except FabricError as error:
+                        # No vote: routers before it are refused, as long as this process lives.
+                        _log.warning("term %d is in memory only: %s", term, error.message)
+                        self._ballot = proven
         self.check(term)
 
     def check(self, term: int | None) -> None:

@@ -1,5 +1,6 @@
 """Adapters of the APIs: they turn requests into turns, and turns into answers."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -84,6 +85,10 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
 
     def whole(self, request: A, admitted: Admitted, answer: WholeAnswer) -> Any:
         """Return a finished answer as JSON."""
+
+    async def kept(self) -> None:
+        """Wait until what an answer stores survives this router; in most dialects it is nothing."""
+        await asyncio.sleep(0)
 
     def frames(
         self, request: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]

@@ -86,7 +86,9 @@ async def answer_turn(
         answer = await unless_disconnected(request.receive, gather(opened))
     finally:
         await opened.close()
-    return JSONResponse(adapter.whole(parsed, opened.admitted, answer), headers=headers)
+    whole = adapter.whole(parsed, opened.admitted, answer)
+    await adapter.kept()
+    return JSONResponse(whole, headers=headers)
 
 
 async def turn_of(services: TurnServices, tenant: TenantId, parsed: A) -> tuple[A, TurnRequest]:

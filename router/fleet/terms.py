@@ -75,6 +75,7 @@ class RouterTerms:
         self.is_forced = False  # its term was granted by fewer voters, as an operator wished
         self._term = 0  # that most voters granted to this router last
         self._until_s = -math.inf
+        self._is_disputed = False  # a voter granted its term to another router, which lost it
 
     @property
     def quorum(self) -> int:
@@ -99,10 +100,11 @@ class RouterTerms:
         """Begin to ask: for more time in the term that this router has, or for the next one.
 
         A forced round is won by any voter's grant: an operator vouches for the absent ones. A
-        voter that granted a later term to another router, which few others did, obeys this one
-        again once it has a term above that.
+        voter that granted this term, or a later one, to another router, which few others did,
+        obeys this one again once it has a term above that.
         """
-        is_current = self.held(now_s) is not None and self.highest.term <= self._term
+        is_latest = self.highest.term <= self._term and not self._is_disputed
+        is_current = self.held(now_s) is not None and is_latest
         term = self._term if is_current else min(self.highest.term + 1, TERM_MAX)
         call = GrantTerm(term, self.router, TERM_LEASE_S, self.url, is_trial=is_trial)
         is_forced |= self.is_forced and self.held(now_s) is not None
@@ -121,6 +123,8 @@ class RouterTerms:
         if views:  # of two names for one term, the one that more voters gave is its router's
             latest = max(views, key=lambda view: (view.term, views[view]))
             self.highest = latest if latest.term >= self.highest.term else self.highest
+        others = {each.router for each in answers if each.term == asked.call.term}
+        self._is_disputed = bool(others - {"", self.router})
         if asked.call.is_trial or not asked.is_won:
             return False
         self._term = asked.call.term

@@ -18,8 +18,12 @@ from router.http.auth import principal_of
 from router.http.forwarded import Forwarding, target_of
 
 # What every router answers for itself.
+CHANGES_PATH: Final = "/internal/changes"  # at which a standby copies what the active router keeps
 OWN_PATHS: Final = frozenset(
-    {"/health", "/healthz", "/metrics", "/openapi.json", "/v1/router", "/v1/router/promote"}
+    {
+        *("/health", "/healthz", "/metrics", "/openapi.json", CHANGES_PATH),
+        *("/v1/router", "/v1/router/promote"),
+    }
 )
 AGAIN_S: Final = 1.0
 _HOP_HEADER: Final = "x-macfabric-standby"

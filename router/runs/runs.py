@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
@@ -47,7 +48,14 @@ class RunRemoval:
 class Runs:
     """Runs by tenant and name; no tenant can see another's."""
 
-    def __init__(self, folders: RunFolders | None, host: RunHost) -> None:
+    def __init__(
+        self,
+        folders: RunFolders | None,
+        host: RunHost,
+        share: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Keep runs in `folders`; `share` waits until a standby router has them as they are."""
+        self._share = share
         self._folders = folders
         self._host = host
         self._runs: dict[_Key, HostedRun] = {}
@@ -119,7 +127,19 @@ class Runs:
             hosted = HostedRun(record, None, folders, self._host)
             self._runs[key] = hosted
             hosted.start(self._on_end)
+        if self._share is not None:
+            await self._share()
         return hosted
+
+    async def leave(self) -> None:
+        """Stop all runs and forget them: another router resumes them from its copies."""
+        for hosted in self._runs.values():
+            hosted.stop()
+        for hosted in list(self._runs.values()):
+            await hosted.wait_stopped()
+        async with self._changing:
+            self._runs.clear()
+            self._is_loaded = False
 
     async def all(self, tenant: TenantId) -> list[HostedRun]:
         """Return a tenant's runs, the oldest first."""
@@ -160,8 +180,12 @@ class Runs:
         """Cancel a running run; delete one that has ended, with its files."""
         hosted = await self.get(tenant, name)
         if hosted.is_running:
-            return RunRemoval(was_cancelled=await hosted.cancel(), is_deleted=False)
-        return RunRemoval(was_cancelled=False, is_deleted=await self._delete(hosted))
+            removal = RunRemoval(was_cancelled=await hosted.cancel(), is_deleted=False)
+        else:
+            removal = RunRemoval(was_cancelled=False, is_deleted=await self._delete(hosted))
+        if self._share is not None:
+            await self._share()
+        return removal
 
     # --- internals ---------------------------------------------------------------------------
 

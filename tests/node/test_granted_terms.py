@@ -143,3 +143,8 @@ def test_term_that_cannot_be_stored_is_not_granted(tmp_path, model, monkeypatch)
         with pytest.raises(FabricError, match="full"):
             grant(service, 4)
         assert call(service, Describe(), NodeView).router is None
+        ask(service, "the cat sat", agent=ANNA, max_tokens=1, term=6)
+        pin = PinAgent(TENANT, ANNA, pinned=True)
+        assert refusal(lambda: call(service, pin, AgentView, 4)) == (409, "old_router")
+        with pytest.raises(FabricError, match="full"):
+            grant(service, 6)

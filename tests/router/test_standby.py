@@ -1,101 +1,21 @@
 """Two routers of one fabric: one is active, the other forwards to it and takes over."""
 
 import asyncio
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from unittest import mock
 
-import httpx2
 import pytest
 
 from fabric.errors import FatalError, RetryLaterError
 from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from router import serve as serving_module
-from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.term_keeper import TermKeeper
 from router.http.forwarded import CALLER_HEADER, PROOF_HEADER
-from router.listener import listen, urls_of
-from router.serve import serve_roster
-from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+from tests.router.fake_node import MODEL
+from tests.router.pair import AUTH, pair
 from tests.router.rig import OPERATOR_KEY, rig, until
 
 pytestmark = pytest.mark.anyio
-TENANT_KEY = "key-of-one-tenant-here"
-AUTH = {"authorization": f"Bearer {TENANT_KEY}"}
-
-
-class Pair:
-    """Fake nodes and the routers over them."""
-
-    def __init__(self, nodes):
-        self.nodes = {node.name: node for node in nodes}
-        self.routers = []
-        self._made = []
-
-    async def start(self, **changes):
-        settings = RouterSettings(
-            **{
-                "standby": True,
-                "nodes_expected": len(self.nodes),
-                "takeover_after_s": 20.0,
-                "api_keys": {"one": TENANT_KEY},
-                "operator_keys": {"ops": OPERATOR_KEY},
-                "stop_wait_s": 0.0,
-                **changes,
-            }
-        )
-        listeners = listen("127.0.0.1", 0)
-
-        async def roster():
-            return self.nodes
-
-        made = []
-
-        def keeper(*arguments, **options):
-            made.append(TermKeeper(*arguments, **options))
-            return made[0]
-
-        with mock.patch.object(serving_module, "TermKeeper", keeper):
-            work = serve_roster(
-                settings,
-                CLUSTER_KEY,
-                roster,
-                listeners,
-                on_ready=lambda *_: None,
-                expected=ExpectedNodes(len(self.nodes)),
-            )
-            task = asyncio.create_task(work)
-            await until(lambda: made)
-        url = urls_of(listeners)[0]
-        http = httpx2.AsyncClient(base_url=url, verify=False, timeout=30)
-        router = SimpleNamespace(keeper=made[0], url=url, http=http, task=task)
-        self.routers.append(router)
-        return router
-
-    async def close(self):
-        for router in self.routers:
-            await router.http.aclose()
-            router.task.cancel()
-        await asyncio.gather(*(router.task for router in self.routers), return_exceptions=True)
-        for node in self.nodes.values():
-            await node.stop()
-
-
-@asynccontextmanager
-async def pair(names="abc", **settings):
-    """Start a router, wait until it is active, and start a second one."""
-    made = Pair([FakeNode(f"node-{letter}") for letter in names])
-    try:
-        for node in made.nodes.values():
-            await node.start()
-        one = await made.start(**settings)
-        await until(lambda: one.keeper.is_active)
-        two = await made.start(**settings)
-        await until(lambda: two.keeper.active_url == one.url)
-        yield made, one, two
-    finally:
-        await made.close()
 
 
 def chat(text="hello", **more):

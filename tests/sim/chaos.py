@@ -25,6 +25,7 @@ class Chaos:
         self.actions = OperatorActions(world)
         self.has_faults = False
         self.was_network_bad = False
+        self._boots_at_once = False
         self._is_cut = False  # the power cut itself restarts processes that die meanwhile
 
     async def run(self):
@@ -40,8 +41,9 @@ class Chaos:
         if self._world.is_dark:
             faults = [*faults[:2], self._power_cut, self._power_cut]
         if self._world.has_standby:
-            kinds = [self._router_crash, self._router_hang, self._router_cut, self._crash]
-            faults = [*faults[:3], *(random.choice(kinds) for _ in range(3))]
+            kinds = [self._router_crash, self._router_hang, self._router_cut]
+            faults = [*faults[:2], *(random.choice(kinds) for _ in range(2))]
+            faults += [self._restart_a_voter] * 2
         if self._world.is_far:
             faults += [self._router_stop, self._router_stop]
         actions = self.actions.draw()
@@ -54,6 +56,8 @@ class Chaos:
                 loss_odds=random.choice([0.0, 0.01, 0.05]),
                 double_odds=random.choice([0.0, 0.05, 0.2]),
             )
+        elif self._world.has_standby:  # calls of routers whose term is over by then
+            self._world.network.weather = Weather(late_odds=0.1, late_s=15.0, double_odds=0.05)
         self.was_network_bad = self._world.network.is_bad
         self.has_faults = bool(faults) or self.was_network_bad
         await asyncio.gather(*(self._at_some_time(each) for each in (*faults, *actions)))
@@ -102,6 +106,8 @@ class Chaos:
         if self._is_cut:
             return
         delay_s = self._random.choice([0.2, 2.0, 9.0]) * self._random.random()
+        if self._boots_at_once:
+            delay_s = 0.01
         self._world.network.later(delay_s, host.boot)
 
     async def _power_cut(self):
@@ -165,6 +171,25 @@ class Chaos:
         for way in ways:
             self._world.network.cut(*way, change=-1)
         self._trouble(ROUTER, *cut, change=-1)
+
+    async def _restart_a_voter(self):
+        """Restart a node within its lease, while another one does not hear the active router."""
+        router, nodes = self._world.router.host, list(self._world.nodes.values())
+        deaf, voter = self._random.sample(nodes, 2)
+        ways = [(router.name, deaf.name), (deaf.name, router.name)]
+        self._world.note(f"cut {router.name} off from {deaf.name}, and restart {voter.name}")
+        self._trouble(ROUTER, deaf.name, change=1)
+        for way in ways:
+            self._world.network.cut(*way)
+        await asyncio.sleep(3.5)  # longer than the lease of the one that is cut off
+        if self._is_well(voter):
+            self._boots_at_once = True
+            voter.kill()
+            self._boots_at_once = False
+        await asyncio.sleep(3.0)
+        for way in ways:
+            self._world.network.cut(*way, change=-1)
+        self._trouble(ROUTER, deaf.name, change=-1)
 
     async def _freeze(self, host):
         if self._is_well(host):

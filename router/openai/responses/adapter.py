@@ -14,6 +14,7 @@ from fabric.ports import Clock
 from fabric.turn.generation import (
     Admitted,
     Delta,
+    Finished,
     FinishReason,
     Identity,
     IdentityKind,
@@ -32,7 +33,7 @@ from router.openai.responses.request import (
     with_prompt,
 )
 from router.openai.responses.shape import ResponseShape
-from router.openai.responses.store import ResponseStore, StoredResponse
+from router.openai.responses.store import ResponseStore, Settle, StoredResponse, settled
 from router.openai.responses.stream import ItemStream
 from router.openai.shape import OpenAiErrors
 from router.turns.answer import WholeAnswer
@@ -47,9 +48,10 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
     idle = COMMENT
     parse = staticmethod(parse_responses)
 
-    def __init__(self, clock: Clock, store: ResponseStore) -> None:
+    def __init__(self, clock: Clock, store: ResponseStore, settle: Settle = settled) -> None:
         self._clock = clock
         self._store = store
+        self._settle = settle
 
     async def with_history(self, tenant: TenantId, request: ResponsesRequest) -> ResponsesRequest:
         request = replace(request, tenant=tenant)
@@ -110,6 +112,9 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         self._keep(shape, response)
         return response
 
+    async def kept(self) -> None:
+        await self._settle()
+
     async def frames(
         self,
         request: ResponsesRequest,
@@ -123,7 +128,10 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
             yield items.event("response.in_progress", response=shape.begun())
             try:
                 async for event in events:
-                    for piece in self._framed(shape, items, event):
+                    pieces = self._framed(shape, items, event)
+                    if isinstance(event, Finished):
+                        await self._settle()
+                    for piece in pieces:
                         yield piece
             except FabricError as error:
                 failed = shape.failed(items.output, error)
@@ -167,5 +175,5 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         if request.previous is not None and request.tenant is not None:
             stored = self._store.get(request.tenant, request.previous)
             if stored is not None:
-                stored.is_continued = True
+                self._store.note_continued(request.tenant, stored)
         return ResponseShape(request, admitted, int(self._clock.wall_s()))

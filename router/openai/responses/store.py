@@ -1,10 +1,11 @@
 """Stored responses, which clients may fetch, delete or continue, in the router's RAM.
 
 Conversations are stored in clear text. When room runs out, the oldest response of the tenant with
-the most bytes is dropped. Erasing an agent drops its responses; a router restart drops all.
+the most bytes is dropped. Erasing an agent drops its responses. A restart
+drops all, unless a standby router has copies.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fabric.codec import pack, unpack
 from fabric.errors import NotFoundError
 from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.turn.messages import Message
@@ -19,6 +21,13 @@ from router.http.auth import tenant_of
 from router.http.refusals import unsupported
 from router.large_work import weigh
 from router.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
+
+# Waits until a standby router has what was stored or deleted before.
+Settle = Callable[[], Awaitable[None]]
+
+
+async def settled() -> None:
+    """Wait for nothing: this router has no standby."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +48,36 @@ class StoredResponse:
         return str(self.body["id"])
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseCopy:
+    """Stored response on its way to a standby router."""
+
+    tenant: str
+    body: dict[str, Any]
+    given: list[Any]
+    messages: tuple[Message, ...]
+    items: dict[str, Message]
+    agent: AgentId
+    epoch: int
+    continued: bool
+
+
 class ResponseStore:
     """Stored responses by tenant."""
 
-    def __init__(self, erased_epoch: Callable[[AgentKey], int]) -> None:
-        """Use `erased_epoch` for the epoch up to which an agent was erased."""
+    def __init__(
+        self,
+        erased_epoch: Callable[[AgentKey], int],
+        on_put: Callable[[str], None] = lambda _: None,
+        on_delete: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Use `erased_epoch` for the epoch up to which an agent was erased.
+
+        `on_put` and `on_delete` are called with the name of each response that changes.
+        """
         self._erased_epoch = erased_epoch
+        self._on_put = on_put
+        self._on_delete = on_delete
         self._by_tenant: dict[TenantId, dict[str, StoredResponse]] = {}
         self._items: dict[tuple[TenantId, str], Message] = {}
         self._sizes: dict[TenantId, int] = {}
@@ -60,6 +93,7 @@ class ResponseStore:
         self._items |= {(tenant, name): message for name, message in stored.items.items()}
         self._sizes[tenant] = self._sizes.get(tenant, 0) + stored.size_bytes
         self._count += 1
+        self._on_put(f"{tenant}/{stored.name}")
         while self._count > RESPONSES_STORED_MAX or sum(self._sizes.values()) > RESPONSES_BYTES_MAX:
             largest = max(self._sizes, key=lambda tenant: self._sizes[tenant])
             self.delete(largest, next(iter(self._by_tenant[largest])))
@@ -83,7 +117,43 @@ class ResponseStore:
         self._sizes[tenant] -= stored.size_bytes
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant], self._sizes[tenant]
+        self._on_delete(f"{tenant}/{name}")
         return True
+
+    def note_continued(self, tenant: TenantId, stored: StoredResponse) -> None:
+        """Note that its agent has continued a response: another one must start anew."""
+        if not stored.is_continued:
+            stored.is_continued = True
+            self._on_put(f"{tenant}/{stored.name}")
+
+    # --- copies, which a standby router keeps -------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the names of all responses, each after its tenant's."""
+        return [f"{tenant}/{name}" for tenant, own in self._by_tenant.items() for name in own]
+
+    def encoded(self, name: str) -> bytes | None:
+        """Return a response in bytes; None if it is not stored."""
+        tenant, _, response = name.partition("/")
+        stored = self.get(TenantId(tenant), response)
+        if stored is None:
+            return None
+        parts = (stored.body, stored.given, stored.messages, stored.items)
+        return pack(ResponseCopy(tenant, *parts, stored.agent, stored.epoch, stored.is_continued))
+
+    def take(self, raw: bytes) -> None:
+        """Store a copy of another router's response; raise RejectedError for other bytes."""
+        copy = unpack(ResponseCopy, raw)
+        stored = StoredResponse(
+            copy.body, copy.given, copy.messages, copy.items, copy.agent, copy.epoch, copy.continued
+        )
+        self.delete(TenantId(copy.tenant), stored.name)
+        self.put(TenantId(copy.tenant), stored)
+
+    def drop(self, name: str) -> None:
+        """Remove a response by its name after its tenant's."""
+        tenant, _, response = name.partition("/")
+        self.delete(TenantId(tenant), response)
 
     def forget(self, key: AgentKey) -> None:
         """Delete all responses of an agent."""
@@ -96,8 +166,9 @@ class ResponseStore:
 class StoredApi:
     """Stored responses and their inputs, as long as they are kept."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, settle: Settle = settled) -> None:
         self._store = store
+        self._settle = settle
 
     def routes(self) -> list[Route]:
         return [
@@ -114,6 +185,7 @@ class StoredApi:
     async def delete(self, request: Request) -> Response:
         name = self._stored(request).name
         self._store.delete(tenant_of(request), name)
+        await self._settle()
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def given(self, request: Request) -> Response:

@@ -201,6 +201,17 @@ def test_a_term_of_another_router_is_exchanged_for_a_later_one():
     assert terms.begin(1.0, is_trial=False).call.term == 10
 
 
+def test_a_term_that_a_voter_granted_to_another_router_is_exchanged():
+    terms = RouterTerms("one", 3)
+    asked = terms.begin(0.0, is_trial=False)
+    answered(asked, a=True, b=True)
+    asked.note("c", TermAnswer(False, 1, "two", "", 0.0))
+    assert terms.end(asked)
+    assert terms.begin(1.0, is_trial=False).call.term == 2
+    assert terms.end(answered(terms.begin(1.0, is_trial=False), a=True, b=True, c=True))
+    assert terms.begin(2.0, is_trial=False).call.term == 2
+
+
 def test_a_promotion_by_hand_needs_one_vote_and_is_kept_by_it():
     terms = RouterTerms("one", 2)
     assert not terms.end(answered(terms.begin(0.0, is_trial=False), a=True))

@@ -1,0 +1,195 @@
+"""Stored responses and runs that the active router acknowledged are there after a takeover."""
+
+import asyncio
+import json
+from unittest import mock
+
+import pytest
+
+from fabric.codec import dump_json
+from fabric.errors import RejectedError
+from fabric.keys import OPERATOR_HEADER
+from router.shadow.change_log import ChangeLog
+from router.shadow.run_files import FilePiece, FileState, RunFiles
+from tests.router.fake_node import MODEL
+from tests.router.pair import AUTH, pair
+from tests.router.rig import OPERATOR_KEY, until
+
+pytestmark = pytest.mark.anyio
+SCENARIO = """
+scenario: one-room
+title: One room
+defaults: {max_tokens: 1, temperature: 0}
+agents: {anna: {}, bert: {}}
+phases:
+  - {id: talk, agents: [anna, bert], rounds: 3, ask: {anna: Go on, bert: And then}}
+"""
+
+
+async def respond(router, text, **more):
+    body = {"model": MODEL, "input": text, **more}
+    answer = await router.http.post("/v1/responses", json=body, headers=AUTH)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def streamed(router, text):
+    body = {"model": MODEL, "input": text, "stream": True}
+    async with router.http.stream("POST", "/v1/responses", json=body, headers=AUTH) as stream:
+        lines = [line async for line in stream.aiter_lines() if line.startswith("data: ")]
+    return json.loads(lines[-1].removeprefix("data: "))["response"]
+
+
+async def follows(made):
+    """Wait until the standby has asked the active router once."""
+    one = made.routers[0]
+    await until(lambda: one.app.state.log.is_followed)
+
+
+async def test_responses_survive_their_router(tmp_path):
+    async with pair(folder=tmp_path) as (made, one, two):
+        await follows(made)
+        first = await respond(one, "the cat sat")
+        assert two.app.state.stored.names() == [f"one/{first['id']}"], "before the client heard"
+        second = await streamed(two, "by way of the standby")
+        assert len(two.app.state.stored.names()) == 2
+        gone = await respond(one, "nobody keeps this")
+        deleted = await one.http.delete(f"/v1/responses/{gone['id']}", headers=AUTH)
+        assert deleted.status_code == 200
+        assert one.app.state.log.unshared_count == 0
+        await made.stop(one)
+        await until(lambda: two.keeper.is_active)
+        for response in (first, second):
+            kept = await two.http.get(f"/v1/responses/{response['id']}", headers=AUTH)
+            assert kept.json() == response
+        lost = await two.http.get(f"/v1/responses/{gone['id']}", headers=AUTH)
+        assert lost.status_code == 404
+        after = await respond(two, "on the mat", previous_response_id=first["id"])
+        assert after["previous_response_id"] == first["id"]
+        served = [node.requests[-1] for node in made.nodes.values() if node.requests]
+        sent = b"".join(map(dump_json, served))
+        assert b"the cat sat" in sent, "the conversation goes on"
+
+
+async def test_a_standby_that_starts_later_gets_all_and_forgets_what_goes(tmp_path):
+    async with pair(folder=tmp_path) as (made, one, two):
+        await follows(made)
+        kept = await respond(one, "the cat sat", metadata={"a": "b"})
+        three = await made.start()
+        await until(lambda: f"one/{kept['id']}" in three.app.state.stored.names())
+        await one.http.delete(f"/v1/responses/{kept['id']}", headers=AUTH)
+        for router in (two, three):
+            await until(lambda r=router: not r.app.state.stored.names())
+
+
+async def test_a_run_goes_on_after_a_takeover(tmp_path):
+    async with pair(folder=tmp_path) as (made, one, two):
+        await follows(made)
+        for node in made.nodes.values():
+            node.does.first_delay_s = 0.3
+        begun = await one.http.post(
+            "/v1/scenarios", json={"yaml": SCENARIO, "run": "first"}, headers=AUTH
+        )
+        assert begun.status_code == 202, begun.text
+        copied = {path.name for path in (tmp_path / "runs-1").glob("*/*")}
+        assert {"run.json", "script.json"} <= copied, "before the client heard"
+        await made.stop(one)
+        await until(lambda: two.keeper.is_active)
+        for node in made.nodes.values():
+            node.does.first_delay_s = 0.0
+
+        async def shown():
+            return (await two.http.get("/v1/scenarios/first", headers=AUTH)).json()
+
+        while (row := await shown())["state"] == "running":  # noqa: ASYNC110 - asked by HTTP
+            await asyncio.sleep(0.05)
+        assert (row["state"], row["turns"]) == ("ended", {"done": 6, "total": 6}), row
+        removed = await two.http.delete("/v1/scenarios/first", headers=AUTH)
+        assert removed.status_code == 200
+
+
+async def test_an_answer_waits_for_no_standby_that_hangs(tmp_path):
+    async with pair(folder=tmp_path) as (made, one, two):
+        await follows(made)
+
+        async def hang():
+            await asyncio.sleep(3600)
+
+        with mock.patch.object(two.app.state.follower, "round", hang):
+            one.app.state.log._heard_s += 1e9  # it counts as there for as long as it is asked
+            await respond(one, "the cat sat")
+        assert one.app.state.log.unshared_count == 1
+
+
+async def test_nobody_but_a_router_copies_what_is_kept(tmp_path):
+    async with pair(folder=tmp_path) as (_, one, __):
+        for headers in (AUTH, {OPERATOR_HEADER: OPERATOR_KEY}):
+            answer = await one.http.post("/internal/changes", content=b"", headers=headers)
+            assert answer.status_code == 403
+
+
+def test_a_log_that_forgot_a_removal_shows_everything():
+    log = ChangeLog(lambda: 0.0)
+    log.note("a")
+    version = log.version
+    log.note_gone("b")
+    assert log.since(log.life, version).gone == ("b",)
+    assert log.since("another life", version).is_whole
+    with mock.patch("router.shadow.change_log.SHADOW_GONE_MAX", 1):
+        log.note_gone("c")
+        log.note_gone("d")
+    changes = log.since(log.life, version)
+    assert (changes.is_whole, changes.names) == (True, ("a",))
+
+
+def test_run_files_are_copied_by_what_was_appended(tmp_path):
+    source, copy = RunFiles(tmp_path / "one"), RunFiles(tmp_path / "two")
+    folder = tmp_path / "one" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "1.jsonl").write_text("head\n")
+    known = {}
+
+    def follow():
+        pieces, gone, has_more = source.news(known)
+        for piece in pieces:
+            copy.take(piece)
+            known[piece.path] = piece.state
+        for path in gone:
+            copy.drop(path)
+            del known[path]
+        return pieces, has_more
+
+    assert len(follow()[0]) == 2
+    with (folder / "1.jsonl").open("a") as journal:
+        journal.write("event\n")
+    pieces, _ = follow()
+    assert [(piece.offset, piece.data) for piece in pieces] == [(5, b"event\n")]
+    assert (tmp_path / "two" / "abc" / "1.jsonl").read_text() == "head\nevent\n"
+    (folder / "run.json").unlink()
+    follow()
+    assert not (tmp_path / "two" / "abc" / "run.json").exists()
+    assert follow() == ([], False)
+
+
+def test_a_long_journal_is_copied_in_parts(tmp_path):
+    source, copy, known = RunFiles(tmp_path / "one"), RunFiles(tmp_path / "two"), {}
+    folder = tmp_path / "one" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "1.jsonl").write_text("0123456789")
+    with mock.patch("router.shadow.run_files.SHADOW_BYTES_MAX", 4):
+        for _ in range(3):
+            pieces, _, __ = source.news(known)
+            for piece in pieces:
+                copy.take(piece)
+                known[piece.path] = piece.state
+    assert (tmp_path / "two" / "abc" / "1.jsonl").read_text() == "0123456789"
+
+
+@pytest.mark.parametrize("path", ["../x/y", "a/../../b", "a", "/etc/passwd", "a/.b", "a/b/c", ""])
+def test_no_piece_leaves_the_folder(tmp_path, path):
+    files = RunFiles(tmp_path)
+    with pytest.raises(RejectedError):
+        files.take(FilePiece(path, 0, FileState(1, 1), b"x"))
+    with pytest.raises(RejectedError):
+        files.drop(path)
