@@ -218,7 +218,7 @@ class World:
         await self._moves_end()
         if any(pinned_blocks(host.node) for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
-            self.reigns.is_over = True  # no clock of a Mac jumps beside those of all others
+            self.term_judge.is_over = True  # no clock of a Mac jumps beside those of all others
             for host in self.nodes.values():
                 host.clock.offset_s += STALE_S
             await asyncio.sleep(RECLAIM_EVERY_S + 1.0)

@@ -121,7 +121,7 @@ async def test_an_answer_waits_for_no_standby_that_hangs(tmp_path):
         assert one.app.state.log.unshared_count == 1
 
 
-async def test_nobody_but_a_router_copies_what_is_kept(tmp_path):
+async def test_changes_are_refused_to_all_but_a_standby(tmp_path):
     async with pair(folder=tmp_path) as (_, one, __):
         for headers in (AUTH, {OPERATOR_HEADER: OPERATOR_KEY}):
             answer = await one.http.post("/internal/changes", content=b"", headers=headers)
