@@ -183,7 +183,7 @@ VIEWS_KEPT_MAX: Final = 8  # as sent to routers, which get the changes since the
 LINK_AGAIN_S: Final = 60.0  # before an unchanged link is sent again, with its age
 LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate must change to be sent again
 LINK_RTT_NEWS: Final = 0.5  # likewise, of its round trip, which varies more
-LINKS_TOLD_MAX: Final = 256  # in one heartbeat, those used last
+LINKS_REPORTED_MAX: Final = 256  # in one heartbeat, those used last
 LISTENERS_MAX: Final = 32  # addresses at which a node listens for others
 DEVICES_TRIED_MAX: Final = 3  # each takes its time
 

@@ -14,7 +14,7 @@ from fabric.net import link_estimate
 from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
 from fabric.net.links import Address, LinkKind, LinkView, PeerNode, nominal_bytes_per_s, slower_kind
 from fabric.ports import Clock
-from node.limits import LINK_AGAIN_S, LINK_RATE_NEWS, LINK_RTT_NEWS, LINKS_TOLD_MAX
+from node.limits import LINK_AGAIN_S, LINK_RATE_NEWS, LINK_RTT_NEWS, LINKS_REPORTED_MAX
 
 LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
 Key = tuple[NodeName, str, int]
@@ -28,9 +28,9 @@ class _Link:
     device: str = ""
     kind: LinkKind = LinkKind.OTHER
     problem: str | None = None
-    is_met: bool = False  # named by the router, not only by an offer
-    shown: LinkView | None = None  # as it was when its last change was counted
-    shown_s: float = 0.0  # when that was
+    is_met: bool = False  # the router listed it; else only an offer named it
+    shown: LinkView | None = None  # view at the last counted change
+    shown_s: float = 0.0  # time of that change
     changed: int = 0  # number of that change
 
 
@@ -73,11 +73,11 @@ class LinkTable:
         with self._lock:
             self._moved_s = now_s
             link = self._link(peer, address)
-            link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
+            link.estimate = link_estimate.with_transfer(link.estimate, moved_bytes, seconds, now_s)
             link.problem = None
 
     def failed(self, peer: NodeName, address: Address) -> None:
-        self.unanswered(peer, address, "broken")
+        self.record_failure(peer, address, "broken")
 
     # --- the prober --------------------------------------------------------------------------
 
@@ -94,20 +94,20 @@ class LinkTable:
                 for address in peer.addresses:
                     link = self._link(peer.name, address)
                     if address.speed_mbit != link.address.speed_mbit:
-                        link.estimate = link_estimate.renegotiated(
+                        link.estimate = link_estimate.with_nominal_rate(
                             link.estimate,
                             nominal_bytes_per_s(address),
-                            is_told=address.speed_mbit > 0,
+                            is_reported=address.speed_mbit > 0,
                         )
                     link.address, link.is_met = address, True
                     if old != peer:
-                        link.estimate = link_estimate.doubted(link.estimate)
+                        link.estimate = link_estimate.with_checks_due(link.estimate)
 
-    def doubt(self) -> None:
-        """Try every link again: this machine woke up, or its addresses changed."""
+    def expire_all(self) -> None:
+        """Make a ping of every link due: this machine woke up, or its addresses changed."""
         with self._lock:
             for link in self._links.values():
-                link.estimate = link_estimate.doubted(link.estimate)
+                link.estimate = link_estimate.with_checks_due(link.estimate)
 
     def due(self) -> list[tuple[NodeName, Address]]:
         """Return the links to ping now; each is returned once."""
@@ -119,7 +119,7 @@ class LinkTable:
                 if link.is_met and link_estimate.ping_due(link.estimate, now_s)
             ]
             for link in links:
-                link.estimate = link_estimate.asked(link.estimate, now_s)
+                link.estimate = link_estimate.with_ping_sent(link.estimate, now_s)
         return [(link.peer, link.address) for link in links]
 
     def due_probe(self, busy: Container[Key] = ()) -> tuple[NodeName, Address, int] | None:
@@ -134,40 +134,42 @@ class LinkTable:
                     and link.is_met
                     and link_estimate.probe_due(link.estimate, now_s)
                 ):
-                    link.estimate = link_estimate.probed(link.estimate, now_s)
+                    link.estimate = link_estimate.with_probe_sent(link.estimate, now_s)
                     return link.peer, link.address, link_estimate.probe_bytes(link.estimate)
         return None
 
-    def answered(
+    def record_answer(
         self, peer: NodeName, address: Address, rtt_s: float, device: str, kind: LinkKind | None
     ) -> None:
         """Record a ping answered through `device` of this machine, a link of `kind`."""
         with self._lock:
             link = self._link(peer, address)
             now_s = self._clock.monotonic_s()
-            link.estimate = link_estimate.answered(link.estimate, rtt_s, now_s)
+            link.estimate = link_estimate.with_round_trip(link.estimate, rtt_s, now_s)
             link.device, link.problem = device, None
             link.kind = address.kind if kind is None else slower_kind(address.kind, kind)
 
-    def rated(self, peer: NodeName, address: Address, moved_bytes: int, seconds: float) -> None:
+    def record_rate(
+        self, peer: NodeName, address: Address, moved_bytes: int, seconds: float
+    ) -> None:
         now_s = self._clock.monotonic_s()
         with self._lock:
             link = self._link(peer, address)
-            link.estimate = link_estimate.moved(link.estimate, moved_bytes, seconds, now_s)
+            link.estimate = link_estimate.with_transfer(link.estimate, moved_bytes, seconds, now_s)
 
-    def probe_refused(self, peer: NodeName, address: Address) -> None:
+    def record_probe_refusal(self, peer: NodeName, address: Address) -> None:
         """Record that the peer refused a probe for lack of time: it is retried soon."""
         with self._lock:
             link = self._link(peer, address)
-            link.estimate = link_estimate.probe_refused(link.estimate)
+            link.estimate = link_estimate.with_probe_refusal(link.estimate)
 
-    def unanswered(
+    def record_failure(
         self, peer: NodeName, address: Address, problem: str, device: str | None = None
     ) -> None:
         now_s = self._clock.monotonic_s()
         with self._lock:
             link = self._link(peer, address)
-            link.estimate = link_estimate.failed(link.estimate, now_s)
+            link.estimate = link_estimate.with_failure(link.estimate, now_s)
             link.problem = problem
             if device is not None:
                 link.device = device
@@ -179,7 +181,7 @@ class LinkTable:
         now_s = self._clock.monotonic_s()
         with self._lock:
             met = [link for link in self._links.values() if link.is_met]
-            views = [_view(link, now_s) for link in met[-LINKS_TOLD_MAX:]]
+            views = [_view(link, now_s) for link in met[-LINKS_REPORTED_MAX:]]
         return tuple(sorted(views, key=lambda view: (view.peer, view.host)))
 
     def changes_after(self, change: int) -> LinkChanges:
@@ -189,7 +191,7 @@ class LinkTable:
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            met = [link for link in self._links.values() if link.is_met][-LINKS_TOLD_MAX:]
+            met = [link for link in self._links.values() if link.is_met][-LINKS_REPORTED_MAX:]
             stalest = min(met, key=lambda link: link.shown_s, default=None)
             for link in met:
                 view = _view(link, now_s)
@@ -208,7 +210,7 @@ class LinkTable:
         link = self._links.pop(key, None)
         nominal = float(nominal_bytes_per_s(address))
         if link is None:
-            estimate = LinkEstimate(nominal, nominal_is_told=address.speed_mbit > 0)
+            estimate = LinkEstimate(nominal, is_nominal_reported=address.speed_mbit > 0)
             link = _Link(peer, address, estimate, kind=address.kind)
             if len(self._links) >= LINKS_MAX:
                 self._forget_one()
@@ -251,6 +253,6 @@ def _view(link: _Link, now_s: float) -> LinkView:
         problem=link.problem if estimate.failures else None,
         rtt_s=estimate.rtt_s,
         bytes_per_s=estimate.bytes_per_s,
-        age_s=None if estimate.heard_s is None else now_s - estimate.heard_s,
-        rate_age_s=None if estimate.rated_s is None else now_s - estimate.rated_s,
+        age_s=None if estimate.answered_s is None else now_s - estimate.answered_s,
+        rate_age_s=None if estimate.measured_s is None else now_s - estimate.measured_s,
     )

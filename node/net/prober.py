@@ -100,8 +100,8 @@ class LinkProber:
         if self._is_stopping:
             return
         if was_asleep:
-            _LOG.info("this machine was asleep: its links are measured again")
-            self._table.doubt()
+            _LOG.info("this machine was asleep; measuring its links again")
+            self._table.expire_all()
         now_s = self._clock.monotonic_s()
         if was_asleep or now_s >= self._list_at_s:
             self._list_at_s = now_s + LISTED_S
@@ -118,10 +118,10 @@ class LinkProber:
     def _relist(self) -> None:
         interfaces = self._listing.refresh()
         if interfaces != self._interfaces:
-            _LOG.info("this machine's addresses changed: its links are measured again")
+            _LOG.info("this machine's addresses changed; measuring its links again")
             self._interfaces = interfaces
             self._follow(interfaces)
-            self._table.doubt()
+            self._table.expire_all()
 
     def _begin(self, peer: NodeName, address: Address, probe_bytes: int = 0) -> None:
         key = (peer, address.host, address.port)
@@ -150,11 +150,11 @@ class LinkProber:
         interface = measured.interface
         device = interface.device if interface else ""
         if measured.rtt_s is None:
-            self._table.unanswered(peer, address, measured.problem or "broken", device)
+            self._table.record_failure(peer, address, measured.problem or "broken", device)
             return
         kind = interface.kind if interface else None
-        self._table.answered(peer, address, measured.rtt_s, device, kind)
+        self._table.record_answer(peer, address, measured.rtt_s, device, kind)
         if measured.moved_bytes:
-            self._table.rated(peer, address, measured.moved_bytes, measured.seconds)
+            self._table.record_rate(peer, address, measured.moved_bytes, measured.seconds)
         elif measured.is_probe_refused:
-            self._table.probe_refused(peer, address)
+            self._table.record_probe_refusal(peer, address)

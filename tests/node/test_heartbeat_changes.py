@@ -64,7 +64,9 @@ class Node:
         for peer in self.peers.values():
             for address in peer.addresses:
                 if draw.random() < 0.3:
-                    self.links.answered(peer.name, address, draw.uniform(0.1, 1.0), "en0", None)
+                    self.links.record_answer(
+                        peer.name, address, draw.uniform(0.1, 1.0), "en0", None
+                    )
                 elif draw.random() < 0.1:
                     self.links.failed(peer.name, address)
         if draw.random() < 0.5:
@@ -135,11 +137,11 @@ def test_unchanged_node_sends_at_most_300_bytes_with_any_peers():
         node.clock.now_s += 1.0
         node.view = replace(node.view, scrubbed_bytes=10**12 + 10**9)
         for peer in node.peers.values():
-            node.links.answered(peer.name, peer.addresses[0], 0.000_3, "en0", None)
+            node.links.record_answer(peer.name, peer.addresses[0], 0.000_3, "en0", None)
         router.take(node.answer(router.call()), router.view)
         node.clock.now_s += 100.0  # one link is sent again for its age
         for peer in node.peers.values():
-            node.links.answered(peer.name, peer.addresses[0], 0.000_35, "en0", None)
+            node.links.record_answer(peer.name, peer.addresses[0], 0.000_35, "en0", None)
         raw = encode_reply(node.answer(router.call()))
         assert len(raw) + len(encode_call(router.call())) <= 300
 

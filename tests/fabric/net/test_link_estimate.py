@@ -10,15 +10,15 @@ from fabric.limits import MIB, PROBE_BYTES_MAX
 from fabric.net import link_estimate as le
 
 GIGABIT = 125e6
-FRESH = le.LinkEstimate(GIGABIT, nominal_is_told=True)
+FRESH = le.LinkEstimate(GIGABIT, is_nominal_reported=True)
 
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("moved"), st.integers(0, 1 << 36), st.floats(0, 1e4)),
-        st.tuples(st.just("answered"), st.floats(0, 100), st.just(0.0)),
-        st.tuples(st.just("failed"), st.just(0), st.just(0.0)),
-        st.tuples(st.just("doubted"), st.just(0), st.just(0.0)),
-        st.tuples(st.just("asked"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("with_transfer"), st.integers(0, 1 << 36), st.floats(0, 1e4)),
+        st.tuples(st.just("with_round_trip"), st.floats(0, 100), st.just(0.0)),
+        st.tuples(st.just("with_failure"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("with_checks_due"), st.just(0), st.just(0.0)),
+        st.tuples(st.just("with_ping_sent"), st.just(0), st.just(0.0)),
         st.tuples(st.just("wait"), st.floats(0, 1e4), st.just(0.0)),
     ),
     max_size=30,
@@ -29,12 +29,12 @@ def play(link, events, now_s=0.0):
     for name, first, second in events:
         if name == "wait":
             now_s += first
-        elif name == "moved":
-            link = le.moved(link, first, second, now_s)
-        elif name == "answered":
-            link = le.answered(link, first, now_s)
-        elif name == "doubted":
-            link = le.doubted(link)
+        elif name == "with_transfer":
+            link = le.with_transfer(link, first, second, now_s)
+        elif name == "with_round_trip":
+            link = le.with_round_trip(link, first, now_s)
+        elif name == "with_checks_due":
+            link = le.with_checks_due(link)
         else:
             link = getattr(le, name)(link, now_s)
     return link, now_s
@@ -42,7 +42,7 @@ def play(link, events, now_s=0.0):
 
 @given(EVENTS, st.booleans())
 def test_link_rate_stays_bounded_and_pings_continue_after_any_events(events, is_nominal):
-    link, now_s = play(le.LinkEstimate(GIGABIT, nominal_is_told=is_nominal), events)
+    link, now_s = play(le.LinkEstimate(GIGABIT, is_nominal_reported=is_nominal), events)
 
     assert 0 < link.expected_bytes_per_s < math.inf
     if is_nominal:
@@ -56,7 +56,7 @@ def test_link_rate_stays_bounded_and_pings_continue_after_any_events(events, is_
 def test_rate_estimate_converges_to_steady_transfer_rate(rate, seconds):
     link, now_s = FRESH, 0.0
     for _ in range(60):
-        link = le.moved(link, max(le.SAMPLE_BYTES_MIN, int(rate * seconds)), seconds, now_s)
+        link = le.with_transfer(link, max(le.SAMPLE_BYTES_MIN, int(rate * seconds)), seconds, now_s)
         now_s += 1.0
     sample = max(le.SAMPLE_BYTES_MIN, int(rate * seconds)) / seconds
 
@@ -64,51 +64,51 @@ def test_rate_estimate_converges_to_steady_transfer_rate(rate, seconds):
 
 
 def test_sample_weight_grows_with_transfer_duration():
-    link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
-    odd = le.moved(link, MIB, 0.1, 1.0)
-    long = le.moved(link, 20 * MIB, 2.0, 1.0)
+    link = le.with_transfer(FRESH, 100 * MIB, 1.0, 0.0)
+    odd = le.with_transfer(link, MIB, 0.1, 1.0)
+    long = le.with_transfer(link, 20 * MIB, 2.0, 1.0)
 
     assert odd.bytes_per_s == pytest.approx(0.8 * 100 * MIB + 0.2 * 10 * MIB)
     assert long.bytes_per_s == pytest.approx(10 * MIB, rel=0.3)
 
 
 def test_stale_rate_is_replaced_and_small_transfers_are_ignored():
-    link = le.moved(FRESH, 100 * MIB, 1.0, 0.0)
+    link = le.with_transfer(FRESH, 100 * MIB, 1.0, 0.0)
 
-    assert le.moved(link, 1000, 0.5, 1.0).bytes_per_s == link.bytes_per_s
-    assert le.moved(FRESH, 1000, 0.5, 1.0).is_reachable
-    late = le.moved(link, 10 * MIB, 1.0, le.RATE_FRESH_S)
+    assert le.with_transfer(link, 1000, 0.5, 1.0).bytes_per_s == link.bytes_per_s
+    assert le.with_transfer(FRESH, 1000, 0.5, 1.0).is_reachable
+    late = le.with_transfer(link, 10 * MIB, 1.0, le.RATE_FRESH_S)
     assert late.bytes_per_s == pytest.approx(10 * MIB)
 
 
 def test_failed_link_backs_off_exponentially_and_recovers_at_once():
     link, now_s, rests = FRESH, 0.0, []
     for _ in range(8):
-        link = le.failed(le.asked(link, now_s), now_s)
+        link = le.with_failure(le.with_ping_sent(link, now_s), now_s)
         rests.append(le.rest_s(link))
         assert not le.ping_due(link, now_s + rests[-1] - 0.1)
         now_s += rests[-1]
         assert le.ping_due(link, now_s)
 
     assert rests == [2, 4, 8, 16, 32, 60, 60, 60]
-    assert le.answered(link, 0.001, now_s).is_reachable
+    assert le.with_round_trip(link, 0.001, now_s).is_reachable
 
 
 def test_streams_that_break_together_count_as_one_failure():
-    link = le.failed(le.failed(le.failed(FRESH, 5.0), 5.1), 5.9)
+    link = le.with_failure(le.with_failure(le.with_failure(FRESH, 5.0), 5.1), 5.9)
 
     assert link.failures == 1
 
 
 def test_refused_probes_are_retried_with_growing_delays():
-    link, now_s, rests_s = le.answered(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
+    link, now_s, rests_s = le.with_round_trip(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
     for _ in range(8):
-        link = le.probe_refused(le.probed(link, now_s))
+        link = le.with_probe_refusal(le.with_probe_sent(link, now_s))
         probed_s = now_s
         while not le.probe_due(link, now_s):
             now_s += 1.0
         rests_s.append(now_s - probed_s)
-    measured = le.moved(link, MIB, 0.01, now_s)
+    measured = le.with_transfer(link, MIB, 0.01, now_s)
 
     assert rests_s[0] == le.PROBE_REST_MIN_S
     assert rests_s == sorted(rests_s)
@@ -118,15 +118,15 @@ def test_refused_probes_are_retried_with_growing_delays():
 
 
 def test_traffic_replaces_pings_and_probes_but_doubt_forces_a_ping():
-    link = le.answered(le.asked(FRESH, 0.0), 0.001, 0.0)
+    link = le.with_round_trip(le.with_ping_sent(FRESH, 0.0), 0.001, 0.0)
     assert le.probe_due(link, 1.0)
-    busy = le.moved(link, 100 * MIB, 1.0, 20.0)
+    busy = le.with_transfer(link, 100 * MIB, 1.0, 20.0)
 
     assert not le.ping_due(busy, 20.0 + le.PING_EVERY_S - 1)
     assert not le.probe_due(busy, 20.0 + le.RATE_FRESH_S - 1)
     assert le.probe_due(busy, 20.0 + le.RATE_FRESH_S)
-    assert le.ping_due(le.doubted(busy), 20.0)
-    assert not le.probe_due(le.failed(link, 1.0), 1e6)
+    assert le.ping_due(le.with_checks_due(busy), 20.0)
+    assert not le.probe_due(le.with_failure(link, 1.0), 1e6)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1000.0)), max_size=50))

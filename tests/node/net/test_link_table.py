@@ -9,7 +9,7 @@ from fabric.ids import NodeName
 from fabric.limits import ADDRESSES_MAX, MIB, PEERS_MAX
 from fabric.net.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYTES_PER_S
 from fabric.net.links import Address, LinkKind, PeerList, PeerNode
-from node.limits import LINKS_TOLD_MAX
+from node.limits import LINKS_REPORTED_MAX
 from node.net.link_table import LINKS_MAX, LinkTable
 from tests.support.transfers import StoppedClock
 
@@ -52,7 +52,7 @@ def test_failed_link_ranks_last_until_it_answers(table, clock):
     assert order(table) == [LAN, WIFI, CABLE]
     assert dict(table.rank(PEER, ALL))[CABLE] == RESTING_BYTES_PER_S
 
-    table.answered(PEER, CABLE, 0.0003, "bridge0", LinkKind.THUNDERBOLT)
+    table.record_answer(PEER, CABLE, 0.0003, "bridge0", LinkKind.THUNDERBOLT)
     assert order(table)[0] == CABLE
 
 
@@ -71,11 +71,11 @@ def test_addresses_are_pinged_once_then_periodically_or_on_doubt(table, clock):
     assert {address for _, address in table.due()} == set(ALL)
     assert table.due() == []
     for address in ALL:
-        table.answered(PEER, address, 0.001, "en0", None)
+        table.record_answer(PEER, address, 0.001, "en0", None)
     clock.now_s += PING_EVERY_S
     table.observe(PEER, LAN, MIB, 0.1)  # heard: no need to ask
     assert {address for _, address in table.due()} == {CABLE, WIFI}
-    table.doubt()
+    table.expire_all()
     assert len(table.due()) == 3
 
 
@@ -92,13 +92,13 @@ def test_only_reachable_idle_links_are_probed_in_turn(table, clock):
     meet(table)
     assert table.due_probe() is None
     for address in ALL:
-        table.answered(PEER, address, 0.001, "", None)
+        table.record_answer(PEER, address, 0.001, "", None)
     table.failed(PEER, WIFI)
     probed = {table.due_probe()[1], table.due_probe()[1]}
     assert probed == {CABLE, LAN}
     assert table.due_probe() is None
 
-    table.doubt()
+    table.expire_all()
     table.observe(PEER, LAN, MIB, 0.1)
     assert table.due_probe() is None  # a transfer is under way
     clock.now_s += 6
@@ -107,9 +107,9 @@ def test_only_reachable_idle_links_are_probed_in_turn(table, clock):
 
 def test_refused_probe_is_repeated_after_a_rest(table, clock):
     meet(table, CABLE)
-    table.answered(PEER, CABLE, 0.001, "", None)
+    table.record_answer(PEER, CABLE, 0.001, "", None)
     assert table.due_probe()[1] == CABLE
-    table.probe_refused(PEER, CABLE)
+    table.record_probe_refusal(PEER, CABLE)
     assert table.due_probe() is None
     clock.now_s += PROBE_REST_MIN_S
     assert table.due_probe()[1] == CABLE
@@ -117,9 +117,9 @@ def test_refused_probe_is_repeated_after_a_rest(table, clock):
 
 def test_views_report_measurements_and_problems(table, clock):
     meet(table)
-    table.answered(PEER, WIFI, 0.004, "en0", LinkKind.ETHERNET)
-    table.rated(PEER, WIFI, 30 * MIB, 1.0)
-    table.unanswered(PEER, CABLE, "host_unreachable", "bridge0")
+    table.record_answer(PEER, WIFI, 0.004, "en0", LinkKind.ETHERNET)
+    table.record_rate(PEER, WIFI, 30 * MIB, 1.0)
+    table.record_failure(PEER, CABLE, "host_unreachable", "bridge0")
     clock.now_s += 3
     views = {view.host: view for view in table.views()}
 
@@ -166,7 +166,7 @@ def test_peer_lists_and_reported_links_are_bounded(table):
             for i in range(PEERS_MAX)
         ]
     )
-    assert len(table.views()) == LINKS_TOLD_MAX
+    assert len(table.views()) == LINKS_REPORTED_MAX
 
 
 def test_concurrent_updates_lose_no_link(table):

@@ -257,9 +257,9 @@ def test_refused_probe_is_reported_to_the_table(prober):
     class Table(LinkTable):
         refused = 0
 
-        def probe_refused(self, peer, address):
+        def record_probe_refusal(self, peer, address):
             self.refused += 1
-            super().probe_refused(peer, address)
+            super().record_probe_refusal(peer, address)
 
     table = Table(SystemClock())
     prober(table, busy)
@@ -273,7 +273,7 @@ def test_transfer_updates_the_table_and_uses_its_ranking(port, server, shelf):
     dead, live = loopback(closed_port(), LinkKind.THUNDERBOLT), loopback(port, LinkKind.WIFI)
     table.set_peers([PeerNode(SOURCE, 1, (dead, live))])
     assert table.rank(SOURCE, (live, dead))[0][0] == dead  # by its kind
-    table.unanswered(SOURCE, dead, "refused")
+    table.record_failure(SOURCE, dead, "refused")
     report, catch = fetch([dead, live], offer(server, [ref]), [ref], links=table)
     found = views(table)
 
