@@ -109,7 +109,7 @@ class Launch:
         own = ray.get_runtime_context().get_node_id()
         if _is_gone(own, rows):
             # The supervisor restarts this process; the actors are not affected.
-            message = "our own Ray node is gone, and with it all reports of other nodes"
+            message = "this machine's Ray node is gone: nothing is known about the other nodes"
             raise FatalError(message)
         for row in rows:
             labels = row.get("Labels", {})
@@ -189,7 +189,7 @@ class Launch:
         if origin == node.origin:
             node.is_ours, node.ask_at_s = True, 0.0
             return
-        _log.info("%s runs with other settings: replacing it", node.name)
+        _log.info("%s runs with other settings; replacing it", node.name)
         stopped = node.actor.control.remote(encode_call(Stop()))
         if not ray.wait([stopped], timeout=EXIT_TIMEOUT_S)[0]:
             _log.warning("%s did not stop in time", node.name)
@@ -216,7 +216,7 @@ class Launch:
         deaths.count = 1 if has_lasted else deaths.count + 1
         pause_s = DEAD_PAUSES_S[min(deaths.count, len(DEAD_PAUSES_S)) - 1]
         deaths.again_at_s = now_s + pause_s
-        _log.warning("%s: its actor is gone, a new one in %g s", node.name, pause_s)
+        _log.warning("%s: its actor is gone; starting another in %g s", node.name, pause_s)
         if pause_s:
             yield failed_event(node, f"its actor is dead: {_last_line(error)}", pause_s)
 

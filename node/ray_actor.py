@@ -123,7 +123,7 @@ class NodeActor:
                     _log.warning("node %s starts again in %g s: %s", name, wait_s, why)
                     self._refusal = again
                 else:
-                    _log.exception("node %s did not start, again in %g s", name, wait_s)
+                    _log.exception("node %s did not start; retrying in %g s", name, wait_s)
                     self._again_at_s = time.monotonic() + wait_s
                     self._refusal = _failed(f"{type(error).__name__}: {why}")
             else:

@@ -67,7 +67,7 @@ from node.transfer.server import TransferServer
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _NOT_READY = encode_reply(
-    error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
+    error_reply(RetryLaterError("the node is starting or stopping; retry later", code="loading"))
 )
 
 __all__ = ["NodeConfig", "NodeService"]

@@ -206,7 +206,7 @@ def _voter_link(url: str, link: LinkFactory) -> NodeLink:
     """Return the link to a voter that is no node."""
 
     async def unreachable(raw: bytes) -> bytes:  # noqa: ARG001 - the protocol's name
-        message = f"the voter at {url} is asked by HTTP alone"
+        message = f"the voter at {url} is only asked over HTTP"
         raise NodeLostError(message, NodeName(url))
 
     made = link(NodeName(url), unreachable, lambda: False)

@@ -62,8 +62,8 @@ class TermFile:
             return None
         except (OSError, RejectedError) as error:
             message = (
-                f"cannot read {self._path} ({error}): which router this voter promised itself to "
-                "is unknown; stop all routers but one and remove the file"
+                f"cannot read {self._path} ({error}): which router has this voter's promise is "
+                "unknown; stop all routers but one and remove the file"
             )
             raise FatalError(message) from None
         return granted
@@ -113,7 +113,7 @@ class Voter:
     async def _answer(self, raw: bytes) -> TermAnswer:
         call, _ = decode_with_term(raw)
         if not isinstance(call, GrantTerm):
-            message = "a voter grants terms and does nothing else"
+            message = "a voter only grants terms: send this request to a router"
             raise RejectedError(message, code=UNKNOWN_CALL)
         async with self._changing:
             now_s = elapsed_s()

@@ -35,13 +35,16 @@ class GrantTerm:
     def __post_init__(self) -> None:
         """Raise RejectedError for values that no router sends."""
         if not 0 < self.term <= TERM_MAX:
-            message = f"a term must be 1-{TERM_MAX}"
+            message = f"a term must be a number from 1 to {TERM_MAX}"
             raise RejectedError(message, code="invalid_term")
         if not 0 <= self.lease_s <= TERM_LEASE_S_MAX:
-            message = f"a lease must be 0-{TERM_LEASE_S_MAX:g} seconds"
+            message = f"a lease must be from 0 to {TERM_LEASE_S_MAX:g} seconds"
             raise RejectedError(message, code="invalid_term")
         if not 0 < len(self.router) <= ROUTER_NAME_CHARS_MAX or len(self.url) > URL_CHARS_MAX:
-            message = "a router has a name and a URL of bounded lengths"
+            message = (
+                f"a router's name must have 1 to {ROUTER_NAME_CHARS_MAX} characters, and its URL "
+                f"at most {URL_CHARS_MAX}"
+            )
             raise RejectedError(message, code="invalid_term")
 
 
@@ -131,5 +134,5 @@ def parse_term(text: str | None) -> int | None:
         return None
     if text.isascii() and text.isdecimal() and len(text) <= len(str(TERM_MAX)):
         return int(text)
-    message = f"{TERM_HEADER} must be a number"
+    message = f"{TERM_HEADER} must be a whole number of at most {len(str(TERM_MAX))} digits"
     raise RejectedError(message, code="invalid_term")

@@ -3,8 +3,8 @@
     tokens   0 ....... exact ............ head ........ n
              [ block )[ parts of blocks, moved )[ 256 )[ tail )
 
-After the head blocks start again, 256 tokens each. Tokens before `exact_tokens` are as if nothing
-had been edited.
+After the head, blocks of 256 tokens start again. Tokens before `exact_tokens` were computed as if
+nothing had been edited.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _DIGEST_CHARS: Final = 2 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Inputs of a block's name; a cache may have a part of its tokens only."""
+    """Inputs of a block's name; a cache may hold only a part of the block."""
 
     parent: BlockHash
     tokens: U32s = field(repr=False)
@@ -38,12 +38,14 @@ class EditNote:
     """Description of one edit: sizes and a digest, but no removed text."""
 
     made_s: float
-    start: int  # in tokens, at that time
+    start: int  # token position at that time
     dropped_tokens: int
     inserted_tokens: int
-    moved_tokens: int  # after it, whose cache was kept
-    dropped_digest: str  # keyed, of the tokens that were taken out
-    is_borrowed: bool | None = field(default=None, metadata=left_out())  # of another context
+    moved_tokens: int  # tokens after the edit whose cache was kept
+    dropped_digest: str  # keyed digest of the removed tokens
+    is_borrowed: bool | None = field(
+        default=None, metadata=left_out()
+    )  # whether the inserted tokens come from another context
 
     @property
     def is_sound(self) -> bool:
@@ -67,47 +69,47 @@ class EditedHead:
 
     @property
     def known_lenders(self) -> tuple[Lender, ...]:
-        """Return the lenders of its rows; any agent where an earlier version did not note them."""
+        """Return the lenders of its rows; ANY_LENDER if an earlier version did not note them."""
         if self.lenders is not None:
             return self.lenders
-        may_borrow = len(self.notes) == EDITS_NOTED_MAX  # an older note may be gone
+        may_borrow = len(self.notes) == EDITS_NOTED_MAX  # an older note may have been dropped
         has_borrowed = may_borrow or any(note.is_borrowed for note in self.notes)
         return (ANY_LENDER,) if has_borrowed else ()
 
     def problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
         """Return why this is not a valid head of `pieces` with `tokens`; None if it is."""
         if not max(1, self.exact_tokens) <= self.tokens_count <= pieces.tokens_count:
-            return "its head is longer than the whole"
+            return "the length of its edited head is out of range"
         if self.exact_tokens < 0:
-            return "its head begins nowhere"
+            return "its edited head has a negative number of exact tokens"
         if len(self.origins) > len(pieces) or len(self.notes) > EDITS_NOTED_MAX:
-            return "its head has too many parts"
+            return "its edited head has too many pieces or edit notes"
         if not all(note.is_sound for note in self.notes):
-            return "an edit's note is out of range"
+            return "a number in an edit note is out of range"
         lenders = self.lenders or ()
         if are_too_many(lenders) or not all(lender.is_sound for lender in lenders):
-            return "its lenders are out of range"
+            return "it has too many lenders, or an invalid one"
         return self._pieces_problem(pieces, tokens)
 
     def _pieces_problem(self, pieces: PieceTable, tokens: U32s) -> str | None:
         head = pieces.items[: len(self.origins)]
         ends = list(accumulate(piece.tokens_count for piece in head))
         if not ends or ends[-1] != self.tokens_count:
-            return "its head's pieces do not make it up"
+            return "the pieces of its edited head do not add up to its length"
         for piece, end, origin in zip(head, ends, self.origins, strict=True):
             start = end - piece.tokens_count
             if len(origin.parent) != BLOCK_HASH_BYTES or len(origin.tokens) > BLOCK_TOKENS:
-                return "a block's origin is none"
+                return "a block's origin is malformed"
             if len(origin.tokens) != piece.block.tokens_count:
-                return "a block's origin has another length"
+                return "a block's origin differs from it in length"
             if piece.delta and start < self.exact_tokens:
-                return "what lies before its edits was moved"
+                return "a piece before the first edit has moved"
             if origin.tokens[piece.start : piece.end] != tokens[start:end]:
-                return "a piece holds other tokens"
+                return "a piece's tokens differ from the record's"
         return None
 
     def within(self, pieces: PieceTable) -> "EditedHead | None":
-        """Return the head of a record that was cut to `pieces`."""
+        """Return the head of a record truncated to `pieces`."""
         count = pieces.tokens_count
         if count >= self.tokens_count:
             return self

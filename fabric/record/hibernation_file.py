@@ -239,12 +239,14 @@ class FrameReader:
             del self._pending[:frame_bytes]
             yield self._verified(kind, raw)
         is_over = self._last_kind is FrameKind.END
-        require_sound(not (is_over and self._pending), "something follows its end")
+        require_sound(not (is_over and self._pending), "bytes follow its end")
 
     def finish(self) -> None:
         """Raise RejectedError unless the file is complete."""
         if not self.is_complete:
-            message = "the hibernation file was cut short"
+            message = (
+                "the hibernation file was cut short: send all of it, or hibernate the agent again"
+            )
             raise RejectedError(message, code="truncated_file")
 
     def _next_head(self, head: bytes) -> tuple[FrameKind, int]:
@@ -286,15 +288,18 @@ def _check_magic(lead: bytes | bytearray) -> None:
     if MAGIC.startswith(known):
         return
     if known.startswith(FAMILY):
-        message = "the hibernation file is of another format version than this macfabric reads"
+        message = (
+            "this macfabric cannot read the hibernation file's format version: resume it with the "
+            "version that wrote it"
+        )
         raise RejectedError(message, code="unknown_version")
-    message = "not a hibernation file"
+    message = "this is not a hibernation file: send one that `macfabric hibernate` wrote"
     raise RejectedError(message, code="not_a_hibernation_file")
 
 
 def _parse_head(head: bytes) -> tuple[FrameKind, int]:
     length = int.from_bytes(head[4:], "little")
-    require_sound(head[0] in _KINDS and not any(head[1:4]), "a part is of no known kind")
+    require_sound(head[0] in _KINDS and not any(head[1:4]), "a part has an unknown kind")
     kind = FrameKind(head[0])
     least = END_BYTES if kind is FrameKind.END else 1
     require_sound(least <= length <= _LENGTH_MAX[kind], "a part's length is out of range")

@@ -71,7 +71,7 @@ class AgentSettings:
         """Return why the settings are invalid; None if they are valid."""
         after_s = self.decays_after_s
         if after_s is not None and not 0 <= after_s <= DECAY_S_MAX:
-            return "it decays after no time"
+            return "its decay time is out of range"
         return None
 
     def after_turn(self) -> "AgentSettings | None":
@@ -265,14 +265,14 @@ def _refs_problem(manifest: Manifest) -> str | None:
     if len(branches) > BRANCHES_MAX or any(len(b.refs) > 3 * PIECES_MAX for b in branches):
         return "it has too many branches"
     if any(not 0 < branch.tokens_count <= AGENT_TOKENS_MAX for branch in branches):
-        return "a branch has no or too many tokens"
+        return "a branch's number of tokens is out of range"
     for ref in manifest.kept_refs:
         if (len(ref.block_hash), len(ref.checksum)) != (BLOCK_HASH_BYTES, CHECKSUM_BYTES):
             return "a block is not named by digests"
         if not 0 < ref.tokens_count <= BLOCK_TOKENS:
-            return "a block has no or too many tokens"
+            return "a block's number of tokens is out of range"
         if not 0 <= ref.payload_bytes <= BLOCK_BYTES_MAX:
-            return "a block is over the limit"
+            return f"a block must have 0 to {BLOCK_BYTES_MAX} bytes"
     return None
 
 
@@ -317,7 +317,7 @@ def _wished_problem(manifest: Manifest) -> str | None:
         if problem := directive.problem():
             return problem
     if manifest.series is not None and not is_sound_series(manifest.series):
-        return "the series of its rows has no name"
+        return "the name of its row series is invalid"
     if problem := _parts_problem(manifest.parts or ()):
         return problem
     return manifest.settings.problem() if manifest.settings is not None else None
@@ -325,9 +325,9 @@ def _wished_problem(manifest: Manifest) -> str | None:
 
 def _parts_problem(parts: tuple[OtherParts, ...]) -> str | None:
     if sum(len(each.ids) for each in parts) > 2 * CALL_IDS_KNOWN_MAX:
-        return "it knows too many calls"
+        return "it lists too many call ids"
     if not all(each.is_valid for each in parts):
-        return "a message has impossible parts"
+        return "a message's parts are invalid"
     return (
         None if all(a.number < b.number for a, b in pairwise(parts)) else "parts are not in order"
     )
@@ -344,14 +344,14 @@ def _pieces_problem(manifest: Manifest) -> str | None:
 
 def _placing_problem(manifest: Manifest) -> str | None:
     if manifest.edited is not None and manifest.states:
-        return "what cannot be edited was"
+        return "a cache with recurrent state was edited"
     kinds = ((manifest.windows, CacheGroup.WINDOW), (manifest.states, CacheGroup.STATE))
     for places, group in kinds:
         if any(place.block.group is not group for place in places):
             return f"a block is not of the group {group}"
         is_edited = manifest.edited is not None and group is CacheGroup.WINDOW
         if not (_are_of_pieces(manifest) if is_edited else _are_on_grid(places)):
-            return "a block starts where none does"
+            return "a block does not start at a block boundary"
         if any(place.end > manifest.tokens_count for place in places):
             return "a block ends after the last token"
         if any(a.end >= b.end for a, b in pairwise(places)):

@@ -73,11 +73,11 @@ def _problem(record: SpecRecord) -> str | None:
         return error.message
     layers = record.spec.layers
     if not 0 < len(layers) <= LAYERS_MAX or len(record.spec.nesting) > LAYERS_MAX:
-        return "too few or too many layers"
+        return f"it must have 1 to {LAYERS_MAX} layers"
     if not all(_is_slot(slot) for layer in layers for slot in layer.slots):
-        return "a slot is none that blocks can hold"
+        return "blocks cannot hold one of its slots"
     if not all(_is_state(state) for layer in layers for state in layer.states):
-        return "a state is none that blocks can hold"
+        return "blocks cannot hold one of its states"
     return _group_problem(record.spec)
 
 
@@ -103,7 +103,7 @@ def _group_problem(spec: ModelCacheSpec) -> str | None:
         if len(tensors) > BLOCK_TENSORS_MAX:
             return f"a {group} block has too many tensors"
         if len({tensor.name for tensor in tensors}) != len(tensors):
-            return "two tensors have one name"
+            return "two tensors have the same name"
         kv_bytes = sum(tensor.size_bytes for tensor in tensors)
         if kv_bytes + BLOCK_TOKENS * _TOKEN_BYTES > BLOCK_BYTES_MAX:
             return f"a {group} block is over the limit"

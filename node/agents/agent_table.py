@@ -87,7 +87,7 @@ class AgentTable:
         """Return an agent in any state; raise NotFoundError if this node does not hold it."""
         found = self._agents.get(key)
         if found is None:
-            message = f"{self._node} holds no such agent"
+            message = f"{self._node} does not hold this agent"
             raise NotFoundError(message, code="agent_not_found")
         return found
 

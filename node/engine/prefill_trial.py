@@ -30,11 +30,11 @@ def trial_tokens(encode: Callable[[str], Sequence[int]], context_tokens_max: int
 
 
 async def measure_prefill(engine: EngineThread, clock: Clock, tokens: list[int]) -> None:
-    """Compute a short prompt, note its best speed, and choose the form of values on a GPU."""
+    """Measure the prefill speed of a short prompt; on a GPU, choose the form of values."""
     try:
         await asyncio.wrap_future(engine.call(lambda: _measure(engine, clock, tokens)))
     except FabricError as error:
-        _log.warning("the speed of prompts was not measured: %s", error.message)
+        _log.warning("cannot measure the prefill speed: %s", error.message)
 
 
 def _measure(thread: EngineThread, clock: Clock, tokens: list[int]) -> None:

@@ -34,28 +34,36 @@ class BlockCheck:
         """
         named = parse_leaf(leaf)
         if named is None:
-            message = "not the name of a block"
+            message = "the file name is not a block's"
             raise CorruptDataError(message)
         name, checksum, group = named
         path = f"{DIRECTORY}/{leaf}"
         file_bytes = self.disk.size_bytes(path)
-        require(file_bytes <= FILE_BYTES_MAX, "no block is that long")
+        require(file_bytes <= FILE_BYTES_MAX, "the file is longer than any block")
         room = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
         prefix = bytes(room[: self.disk.read_into(path, 0, [room])])
         header = read_block_header(prefix, file_bytes)
-        require((header.block_hash, header.group) == (name, group), "block is another one's")
-        require(header.fingerprint.hex().startswith(self.folder), "block is of another model")
+        require(
+            (header.block_hash, header.group) == (name, group),
+            "the header belongs to another block",
+        )
+        require(
+            header.fingerprint.hex().startswith(self.folder), "the block belongs to another model"
+        )
         if self.spec is not None:
             known, raw_header = self.spec, prefix[: header.data_start]
             parse_parent(
                 raw_header, known.spec, known.fingerprint, name, header.tokens_count, group
             )
         payload = _Pieces(self.disk, path, header.data_start, file_bytes, header.tokens_count)
-        require(payload_checksum(payload) == checksum, "block checksum differs")
+        require(payload_checksum(payload) == checksum, "the block's checksum does not match")
         if salt is not None:
             tokens = memoryview(payload.end).cast("I").tolist()
             chain = block_hash(salt, header.fingerprint, header.parent, tokens)
-            require(group_hash(salt, chain, group) == name, "block's name does not follow from it")
+            require(
+                group_hash(salt, chain, group) == name,
+                "the block's name does not match its contents",
+            )
         return BlockRef(name, checksum, header.tokens_count, file_bytes - header.data_start, group)
 
 

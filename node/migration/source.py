@@ -75,7 +75,7 @@ class MoveSource:
             if self.health.degraded is not None:
                 message = f"the agent is in memory only: {self.health.degraded}"
                 raise DiskError(message)
-            message = "nothing of the agent is on disk yet"
+            message = "no turn of the agent is on disk yet; retry later"
             raise RetryLaterError(message, code="nothing_saved")
         return replace(self.offers.add(call, running or agent.manifest), live=True)
 
@@ -94,7 +94,7 @@ class MoveSource:
                         return offer
                 await agent.turn_lock.acquire()
         except TimeoutError:
-            message = "a turn of this agent is still running"
+            message = "a turn of this agent is still running; retry later"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
             if (offer := self._sealed(call, agent)) is not None:  # by a repeat of this call

@@ -215,7 +215,10 @@ class ChatTokenizer:
         """
         grammar = self.format.grammar
         if grammar is None:
-            message = "the format of this model's tool calls is unknown: they cannot be enforced"
+            message = (
+                "this model's tool-call format is unknown, so calls cannot be enforced: set "
+                "tool_choice to 'auto', without strict tools"
+            )
             raise RejectedError(message, code="unsupported_parameter", param="tool_choice")
         texts = self.special_texts
         ends = frozenset(texts[index] for index in self.eos_ids if index in texts)

@@ -30,9 +30,7 @@ _LIKE_A_MARK: Final = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _PRIVATE: Final = 0xE100  # the first of the private characters that names are made of
 _NAME_BYTES: Final = 12
 BEFORE, BEHIND = "x\n", "x"  # around a tried mark
-PROBLEM: Final = (
-    "control marks in messages cannot be told from the template's own: they stay tokens"
-)
+PROBLEM: Final = "control marks in messages look like the template's own, and stay tokens"
 
 
 def control_ids(

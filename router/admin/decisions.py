@@ -44,6 +44,6 @@ class DecisionsApi:
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "100")
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text)):
-        message = "limit must be a whole number from 1"
+        message = "limit must be a whole number from 1 to 999999"
         raise RejectedError(message, param="limit", code="invalid_value")
     return int(text)

@@ -36,7 +36,9 @@ class RouterApi:
         """Become the active router with the votes of those that answer."""
         require_operator(request)
         if self._terms is None:
-            message = "this fabric has one router: set router.standby for all of its routers"
+            message = (
+                "this fabric has one router: set router.standby to true for all of its routers"
+            )
             raise ConflictError(message, code="no_standby")
         await self._terms.promote()
         return JSONResponse(router_row(self._fleet, self._terms))

@@ -113,7 +113,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             supervisor.run()
         has_served = "ready" in supervisor.phases
     if not has_served:
-        message = "stopped before it served"
+        message = "stopped before the router was ready"
         raise CommandError(message)
     steps.say("stopped; the nodes keep running")
     return 0
@@ -124,8 +124,8 @@ def _require_same_key(folder: DataFolder, keys: Path) -> None:
     earlier, shipped = folder.path / CLUSTER_KEY, keys / CLUSTER_KEY
     if earlier.exists() and shipped.exists() and earlier.read_text() != shipped.read_text():
         message = (
-            f"{earlier}, which stored caches were written under, is not {shipped}. To keep those "
-            "caches, put the former in the latter's place where `ray up` is typed, and run "
-            f"`ray up` again; to give it up, remove {earlier}."
+            f"The stored caches were written under the key {earlier}, which is not {shipped}. "
+            "To keep them, replace the shipped key with that one on the machine where you run "
+            f"`ray up`, and run it again; to give them up, remove {earlier}."
         )
         raise CommandError(message)

@@ -58,7 +58,7 @@ class Fabric(HttpApi):
         answer = self.get(path)
         rows = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(rows, list):
-            message = f"{self.url} answered no list of this API; is that URL a macfabric?"
+            message = f"{self.url} did not answer with a list; is it a fabric?"
             raise ClientError(message)
         return [row for row in rows if isinstance(row, dict)]
 
@@ -71,7 +71,7 @@ class Fabric(HttpApi):
         """Return the JSON object that a request is answered with."""
         answer = self.call(method, path, body, timeout_s)
         if not isinstance(answer, dict):
-            message = f"{self.url} answered no object of this API; is that URL a macfabric?"
+            message = f"{self.url} did not answer with a JSON object; is it a fabric?"
             raise ClientError(message)
         return answer
 

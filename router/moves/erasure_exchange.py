@@ -101,7 +101,7 @@ class ErasureExchange:
         deadline_s = self._clock.monotonic_s() + HEARD_WAIT_S
         while not self._are_all_heard(others()):
             if self._clock.monotonic_s() >= deadline_s:
-                message = "other nodes have not reported their erasures yet"
+                message = "other nodes have not reported their erasures yet; retry later"
                 raise RetryLaterError(message, code="not_heard")
             await asyncio.sleep(HEARD_POLL_S)
 

@@ -244,7 +244,7 @@ class Migration:
         try:
             committed = await self._target.call(call, Committed)
         except FabricError as error:
-            _LOG.warning("migration %s: commit answered %s", self._name, error.code)
+            _LOG.warning("migration %s: the commit failed: %s", self._name, error.code)
             if not await self._was_committed():
                 raise
             return NOTHING_COPIED

@@ -77,7 +77,7 @@ class MoveRegistry:
             async with asyncio.timeout(SETTLE_WAIT_S):
                 await migration.gate.wait()
         except TimeoutError:
-            message = "the agent is being moved to another node"
+            message = "the agent is being moved to another node; retry later"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving") from None
 
     async def migrate(
@@ -155,6 +155,6 @@ class MoveRegistry:
     def _owner(self, key: AgentKey) -> Holding:
         holding = self._fleet.require_owner(key)
         if holding.state is OwnerState.SEALED:
-            message = "an earlier move of this agent is still undecided"
+            message = "an earlier move of this agent is still undecided; retry later"
             raise RetryLaterError(message, retry_after_s=2.0, code="agent_moving")
         return holding

@@ -56,7 +56,11 @@ class Recovery:
             if owner and owner.state is OwnerState.SEALED:
                 await self._resume(key, owner)
         except FabricError as error:
-            _LOG.info("agent %s stays in doubt: %s", self._fleet.alias(key), error.code)
+            _LOG.info(
+                "agent %s: cannot decide an interrupted move yet: %s",
+                self._fleet.alias(key),
+                error.code,
+            )
 
     async def _release_others(self, key: AgentKey) -> None:
         owner = self._fleet.directory.owner(key)
@@ -66,7 +70,9 @@ class Recovery:
             claims = other.state is not OwnerState.REPLICA
             if claims and other.node != owner.node and self._fleet.is_up(other.node):
                 alias = self._fleet.alias(key)
-                _LOG.info("agent %s: %s gives way to %s", alias, other.node, owner.node)
+                _LOG.info(
+                    "agent %s: %s gives its ownership up to %s", alias, other.node, owner.node
+                )
                 # A node releases an agent to a higher epoch only: if theirs is equal, it gets the
                 # next epoch, which is then never given out.
                 epoch = max(owner.epoch, other.epoch + 1)

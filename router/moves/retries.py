@@ -47,6 +47,6 @@ async def best_effort_call(link: NodeLink, message: object) -> bool:
     except RetryElsewhereError:
         return False
     except FabricError as error:
-        _LOG.warning("node %s: %s", link.name, error.code)
+        _LOG.warning("node %s failed a call: %s", link.name, error.code)
         return False
     return True

@@ -51,7 +51,7 @@ class ForeignCalls(Generic[T]):
         ended.add_done_callback(lambda _: self._places.release())
 
         def call() -> None:
-            finish = partial(ended.set_exception, RuntimeError("no work"))
+            finish = partial(ended.set_exception, RuntimeError("the policy ended without a result"))
             try:
                 finish = partial(ended.set_result, work())
             finally:

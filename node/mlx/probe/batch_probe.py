@@ -112,10 +112,13 @@ def _agrees(
     try:
         for make in (short, long) if far else (short,):
             if not _agrees_behind(engine, make, prompts, tolerance):
-                _log.info("%s batches differ from sequences alone", engine.batching)
+                _log.info(
+                    "%s batches compute other logits than single sequences: not used",
+                    engine.batching,
+                )
                 return False
     except Exception as error:  # noqa: BLE001 - decoding alone avoids any error
-        _log.info("no %s batches (%s)", engine.batching, type(error).__name__)
+        _log.info("%s batches do not run (%s): not used", engine.batching, type(error).__name__)
         return False
     return True
 

@@ -57,10 +57,10 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
         with attention.observing() as calls:
             ours = alone(Engine(model, exact, limits=limits), prompts)
     except Exception as error:
-        message = f"the model does not run on our caches ({type(error).__name__}: {error})"
+        message = f"the model does not run on macfabric's caches ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
     if not agree(ours, reference, tolerance):
-        message = "the model computes different logits on our caches than on mlx-lm's"
+        message = "the model computes different logits on macfabric's caches than on mlx-lm's"
         raise FatalError(message, code="unsupported_model")
     spec = with_rotations(read_spec(model, bits), read_rotations(model))
     engine = _quantized(model, limits, spec, bits, prompts)

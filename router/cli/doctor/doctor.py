@@ -199,7 +199,11 @@ def _links(node: dict[str, Any]) -> str:
 def _python() -> Check:
     version = platform.python_version()
     if sys.flags.optimize:
-        return Check("python", "error", f"{version} under -O: assertions guard stored caches")
+        return Check(
+            "python",
+            "error",
+            f"{version} runs with -O: start it without, as assertions guard caches",
+        )
     fits = (3, 11) <= sys.version_info[:2] < (3, 14)
     return Check("python", "ok" if fits else "error", f"{version}; 3.11 to 3.13 are supported")
 
@@ -253,7 +257,7 @@ def _memory(settings: FabricSettings) -> Check:
         plan = plan_memory(machine, weights or 0, settings.node.hot_bytes)
     except FatalError as error:
         return Check("memory", "error", error.message)
-    unknown = "" if weights else f" (weights of {settings.model} not found here: none counted)"
+    unknown = "" if weights else f" (the weights of {settings.model} are not here, and not counted)"
     return Check("memory", "ok", f"{human_bytes(machine.ram_bytes)}; {plan.explanation}{unknown}")
 
 
@@ -290,7 +294,7 @@ def _disk(folder: Path, disk_bytes: int) -> Check:
         f"{human_bytes(drive.free - disk_capacity_bytes(drive.total, drive.free, 0))} stay free)"
     )
     if not os.access(there, os.W_OK):
-        return Check("disk", "error", f"{there} may not be written")
+        return Check("disk", "error", f"cannot write to {there}")
     return Check("disk", "ok" if fits else "warning", detail)
 
 

@@ -209,7 +209,7 @@ def test_forced_call_without_a_call_format_is_refused(tmp_path):
     model = write_shape(tmp_path / "model", shape, "full", ["the sky"] * 9)
     with running(tmp_path, str(model)) as node:
         with pytest.raises(
-            RejectedError, match="the format of this model's tool calls is unknown"
+            RejectedError, match="this model's tool-call format is unknown"
         ) as caught:
             ask(node, QUESTION, tools=TOOLS, calls=MUST)
         assert (int(caught.value.status), caught.value.param) == (400, "tool_choice")

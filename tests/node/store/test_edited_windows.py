@@ -175,5 +175,5 @@ def test_windows_not_ending_at_a_piece_are_refused(store):
     record = save(store, memory, layout, record)
     first, *others = record.windows
     wrong = (Placed(first.block, first.end - 1), *others)
-    with pytest.raises(CorruptDataError, match="a block starts where none does"):
+    with pytest.raises(CorruptDataError, match="a block does not start at a block boundary"):
         replace(record, windows=wrong).check()
