@@ -1,4 +1,4 @@
-"""Modes for a KV cache whose text was edited in the middle, as chosen by the client."""
+"""Ways to treat a KV cache whose text a client has edited in the middle."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -9,9 +9,11 @@ from typing import Final
 class EditMode(StrEnum):
     """Treatment of the memory after an edit."""
 
-    FORGET = "forget"  # not at all: it is computed again, as if the text had always been this one
-    AMORTIZE = "amortize"  # kept at its new position: it still reflects the replaced text
-    ANYWHERE = "anywhere"  # likewise, and caches of the tenant's other agents are used, too
+    FORGET = "forget"  # recompute it from the edit on: exact
+    AMORTIZE = (
+        "amortize"  # keep it at its new position: approximate, computed with the replaced text
+    )
+    ANYWHERE = "anywhere"  # likewise, and use caches of the tenant's other agents
 
     @property
     def keeps(self) -> bool:
@@ -19,16 +21,16 @@ class EditMode(StrEnum):
         return self is not EditMode.FORGET
 
 
-# As clients and operators call them.
+# Names in requests and settings.
 EDIT_MODES: Final[Mapping[str, EditMode]] = MappingProxyType(
     {"exact": EditMode.FORGET, "amortize": EditMode.AMORTIZE, "anywhere": EditMode.ANYWHERE}
 )
 EXACT: Final = "exact"
-# Of a prompt over the context: the oldest of it is dropped, or it is refused.
+# What to do with a prompt over the context: drop its oldest part, or refuse it.
 TRUNCATES: Final = "auto"
 DISABLED: Final = "disabled"
 TRUNCATIONS: Final = (TRUNCATES, DISABLED)
-# Of one message that is edited: whose memory else serves is no question of it.
+# Modes of one directive, which edits one agent's messages: no other agent is concerned.
 DIRECTIVE_MODES: Final[Mapping[str, EditMode]] = MappingProxyType(
     {name: mode for name, mode in EDIT_MODES.items() if mode is not EditMode.ANYWHERE}
 )

@@ -1,8 +1,7 @@
-"""How many values a JSON text holds at most, counted before anything of it is built.
+"""Upper bound of the number of values in a JSON text, counted before it is parsed.
 
-Objects in memory are up to a hundred times as large as `[],` in a body, and are all made and
-freed in one go. The count looks at brackets and commas outside of strings only, so a long text
-full of them is a single value.
+An object in memory takes up to a hundred times the bytes of `[],` in a body. Only brackets and
+commas outside of strings count, so a long string full of them is a single value.
 """
 
 from fabric.errors import TooLargeError
@@ -23,7 +22,7 @@ class ItemCount:
     def feed(self, part: bytes | bytearray) -> None:
         """Count one more part; raise TooLargeError when there are too many.
 
-        What is no JSON may be counted wrongly from its first error on, where parsing ends, too.
+        Invalid JSON may be miscounted from its first error on, where parsing fails anyway.
         """
         data = self._held + part
         backslashes = len(data) - len(data.rstrip(b"\\"))
@@ -35,13 +34,13 @@ class ItemCount:
         self._is_in_string ^= len(pieces) % 2 == 0
         self._strings += len(pieces) // 2
         self._items += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-        # Every second string may be a key; more of them than values are no JSON.
+        # Half of the strings may be keys: with more, the text is not JSON.
         if self._items > self._limit or self._strings > 2 * self._limit + 2:
             message = f"the body holds more than {self._limit} values"
             raise TooLargeError(message, code="too_many_values")
 
     def feed_whole(self, text: str) -> None:
-        """Count another text, which starts afresh even after an invalid one."""
+        """Count a complete text, independently of earlier ones."""
         self._is_in_string, self._held = False, b""
         for start in range(0, len(text), _SLICE_CHARS):
             self.feed(text[start : start + _SLICE_CHARS].encode("utf-8", "surrogatepass"))

@@ -78,7 +78,7 @@ def pressure_of_stalls(text: str) -> Pressure:
 
 
 def thermal_state(platform: str = sys.platform) -> str:
-    """Return the thermal state by macOS, one of THERMAL_STATES; a hot machine is slowed down."""
+    """Return the thermal state that macOS reports, one of THERMAL_STATES."""
     if platform != "darwin":
         return THERMAL_STATES[0]
     state = _read_thermal_state()

@@ -28,7 +28,7 @@ class DirectAgent(AgentName):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSettings(AgentName):
-    """Request to change those settings of an agent that are not None."""
+    """Request to change settings of an agent; None leaves a setting unchanged."""
 
     rebuilds: bool | None = None
     closes: bool | None = None  # drops its cache from memory, and its pin

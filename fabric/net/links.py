@@ -97,7 +97,7 @@ class PeerList:
     peers: tuple[PeerNode, ...]
 
     def __post_init__(self) -> None:
-        """Raise TooLargeError for a list over a node's limits."""
+        """Raise TooLargeError if the list has too many peers or addresses."""
         most = max((len(peer.addresses) for peer in self.peers), default=0)
         if len(self.peers) > PEERS_MAX or most > ADDRESSES_MAX:
             message = f"a list may have at most {PEERS_MAX} peers of {ADDRESSES_MAX} addresses each"
@@ -121,5 +121,5 @@ def nominal_bytes_per_s(address: Address) -> int:
 
 
 def slower_kind(one: LinkKind, other: LinkKind) -> LinkKind:
-    """Name the path between two interfaces after the slower of them."""
+    """Return the slower of two interfaces' kinds, which is the kind of the path between them."""
     return max(one, other, key=LIKELY_ORDER.index)

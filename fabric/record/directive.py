@@ -1,9 +1,8 @@
-"""Directives: lasting edits of an agent's messages, applied whenever these are sent again.
+"""Directives: lasting edits of an agent's messages, applied each time a client sends them again.
 
-A client keeps sending its whole history; what a directive matches is replaced in it before the
-model's template sees it. Where nothing is sent again (`generate`), it is replaced once in the text
-that the agent remembers. So an operator, a policy or the agent itself edits a memory once, and the
-client need not know.
+A client sends its whole history with each request; the node replaces the parts that directives
+match before it renders the template. An agent of `generate` sends no history: there the stored text
+is edited once. So an operator, a policy or the agent itself can edit a memory without the client.
 """
 
 from collections.abc import Iterable, Sequence

@@ -94,7 +94,7 @@ class FormChain:
         pairs = zip(form.results, self.whole.results, strict=False)
         return all(known.is_like(sent) for known, sent in pairs)
 
-    def answered(self, answer: Message) -> ConversationForm:
+    def form_with(self, answer: Message) -> ConversationForm:
         """Return the form of the request with its answer."""
         chain = self._chain.copy()
         chain.update(_spelled(answer))

@@ -34,7 +34,7 @@ class CallReader:
 
     def __init__(self, tools: list[Any] | None) -> None:
         self.tools = tools
-        self.is_enforced = False  # a grammar was enforced, so JSON in it is valid
+        self.is_enforced = False  # a grammar was enforced, so its JSON is valid
         self.names: frozenset[str] | None = None  # of the tools that may be called; None: any
         self.has_failed = False
         self.calls_count = 0
@@ -51,7 +51,7 @@ class CallReader:
 
     @property
     def unread(self) -> str:
-        """Text that it was fed and has not parsed."""
+        """Text that was fed and is not parsed yet."""
         return self._unread
 
     @property

@@ -15,7 +15,7 @@ _TIME: Final = (
 )
 _LABEL: Final = "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-# Each matches only valid texts of its format, though not all: enough for what a model writes.
+# Each matches only valid texts, though not all: enough for what models write.
 _FORMATS: Final = {
     "date": _DATE,
     "time": _TIME,
@@ -94,7 +94,7 @@ def _patterns(tool: ToolSpec, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _length(tool: ToolSpec, schema: Mapping[str, Any], name: str) -> int | None:
-    """Return a length limit, or None for one too large to count, meant for whole files."""
+    """Return a length limit, or None if it is too large to count, as for whole files."""
     length = schema.get(name)
     if not isinstance(length, int):
         return None

@@ -11,11 +11,11 @@ from node.limits import FSCK_FINDINGS_MAX
 
 
 class Severity(StrEnum):
-    """Action that a finding calls for."""
+    """Severity of a finding."""
 
     PROBLEM = "problem"  # something is lost or wrong
     LEFTOVER = "leftover"  # ordinary after a crash: the node's next start clears it away
-    NOTE = "note"  # nothing
+    NOTE = "note"  # needs no action
 
 
 class Kind(StrEnum):
@@ -54,13 +54,13 @@ class Finding:
     """One thing found: where, what, and whether a repair has dealt with it."""
 
     kind: Kind
-    file: str  # from the folder's root; names of ours are digests
+    file: str  # path from the folder's root; names are digests
     detail: str
     repaired: bool = False
 
     @property
     def severity(self) -> Severity:
-        """Action that this finding calls for."""
+        """Severity that its kind implies."""
         return _SEVERITIES.get(self.kind, Severity.PROBLEM)
 
 

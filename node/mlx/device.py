@@ -115,7 +115,7 @@ def watch_nan(leaves: Iterable[Any]) -> Iterator[list[mx.array]]:
 
 
 def refuse_nan(found: Iterable[mx.array], what: str) -> None:
-    """Raise DeviceError if any of these flags is true."""
+    """Raise DeviceError if any flag in `found`, one per array with a NaN, is true."""
     if any(each.item() for each in found):
         message = f"{what} computed NaN"
         raise DeviceError(message)

@@ -103,7 +103,7 @@ class DecodeSlot:
             self.budget.take(token)
 
     def mask(self) -> Mask:
-        """Wait for and return the mask of the next token."""
+        """Wait for the mask of the next token and return it."""
         assert self.matcher is not None, "only formats have masks"
         with _format_errors():
             return self.matcher.mask()

@@ -143,7 +143,7 @@ class NamedMarks:
 
 
 def _rename(model: dict[str, Any], renamed: Mapping[str, str]) -> None:
-    """Rename pieces of a tokenizer's model; merges that need one of them are left out."""
+    """Rename pieces of a tokenizer's model; drop the merges that need one of them."""
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         model["vocab"] = {renamed.get(text, text): index for text, index in vocabulary.items()}

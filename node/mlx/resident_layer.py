@@ -30,7 +30,7 @@ class ResidentLayer:
         self.spec = spec
         self.offset = 0
         self.base = 0  # position of the first token held; window layers move it
-        self.shifts: tuple[Shift, ...] = ()  # moved rows, stored as they were computed
+        self.shifts: tuple[Shift, ...] = ()  # moved rows, stored unrotated
         self.appended_nan: list[mx.array] | None = None  # whether appended values contain a NaN
         self._packed = packed
         self._fetched = (0, 0)  # positions of the last step's values
@@ -148,8 +148,8 @@ class ResidentLayer:
             return None
         return create_causal_mask(n, self.offset) if return_array else "causal"
 
-    # mlx-lm's models that keep an index assign to these, to keep its lazy graph small; ours is
-    # evaluated with every step (`ResidentCache.step_outputs`).
+    # Models of mlx-lm with an index assign to these, to keep its lazy graph small. Here the graph
+    # is evaluated with every step (`ResidentCache.step_outputs`), so the assignment is ignored.
 
     @property
     def keys(self) -> mx.array:

@@ -73,7 +73,7 @@ def _kernel(
     )
 
 
-ROWWISE_RUNS_MIN = 48  # from here on, rotating every row by its own distance is cheaper, on CPU
+ROWWISE_RUNS_MIN = 48  # with more runs, rotating each row by its own distance is cheaper on CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class MovedRows:
         """Rotate `[..., width]` back by each distance, `[..., distances, width]`."""
         if len(deltas) == 1:
             return rotate(queries, self.rotation, -deltas[0])[..., None, :]
-        # All at once: on CPU 64 distances took half the time of one by one.
+        # All at once: on CPU, 64 distances take half the time that they take one by one.
         lead, width = queries.shape[:-1], queries.shape[-1]
         apart = mx.broadcast_to(queries[..., None, :], (*lead, len(deltas), width))
         return rotate(apart, self.rotation, [-delta for delta in deltas])

@@ -1,8 +1,8 @@
 """Budget of an answer's thoughts: once it is spent, the answer is steered out of its thought.
 
-What ends a thought is written as the model's template writes it, token by token, and is fed to the
-model like sampled tokens. The tokens so far decide alone: a node that replays an answer which was
-begun elsewhere steers it in the same way, also in the middle of a thought's end.
+The end of a thought is forced token by token, as the model's template writes it, and fed to the
+model like sampled tokens. Only the tokens so far decide: a node that continues another node's
+answer steers it in the same way, even in the middle of a thought's end.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ _QUESTION: Final = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """Tokens of which the next one is, or with `bars` is not."""
+    """Tokens that the next one must be among, or with `bars` must not."""
 
     ids: frozenset[int]
     bars: bool = False
@@ -39,7 +39,7 @@ class ThoughtEndings:
     tokenizer: ChatTokenizer
 
     def close(self, thought: str) -> tuple[int, ...]:
-        """Return what ends a thought that has the text `thought` so far."""
+        """Return the tokens that end a thought whose text so far is `thought`."""
         format_ = self.tokenizer.format
         if format_.messages is not None:
             return self._encoded(format_.messages.thought_end)
@@ -65,14 +65,14 @@ class ThoughtEndings:
 
     @cached_property
     def other_parts(self) -> tuple[tuple[int, ...], ...]:
-        """What may follow in place of a thought: first a text, then calls."""
+        """Tokens that begin other parts than a thought: first a text, then calls."""
         messages = self.tokenizer.format.messages
         texts = messages.other_parts if messages is not None else ()
         return tuple(self._encoded(text) for text in texts)
 
     @cached_property
     def spacing(self) -> tuple[str, str, str]:
-        """White space behind a thought's start, before its end and behind that."""
+        """White space after a thought's start, before its end and after its end."""
         thought = self.tokenizer.format.thought
         assert thought is not None, "only models with marks think"
         return self._template_spacing(thought) or thought.spacing
@@ -93,7 +93,7 @@ class ThoughtEndings:
         return opening, before, rest[: len(rest) - len(rest.lstrip())]
 
     def _encoded(self, text: str, before: str = "") -> tuple[int, ...]:
-        """Encode text; within another one, where it has fewer tokens than at the start of one."""
+        """Encode text as it is after `before`, where it may have fewer tokens than at a start."""
         ids = self.tokenizer.encode(text).ids
         if before:
             outer, inner = self.tokenizer.encode(before).ids, self.tokenizer.encode(before + text)
@@ -120,7 +120,7 @@ class ThoughtBudget:
         *,
         may_call: bool = False,
     ) -> None:
-        """Read the tokens with an `answer` of its own; `begun` is its part in the prompt."""
+        """Track the answer in `answer`; `begun` is the part of it that the prompt contains."""
         self._answer = answer
         self._begun = begun
         self._endings = endings
@@ -128,16 +128,16 @@ class ThoughtBudget:
         self._may_call = may_call
         self._has_thought = answer.stage in _THINKING
         self._recent: deque[int] = deque(maxlen=CUT_CHARACTER_TOKENS_MAX)
-        self._waited_count = 0  # for the end of a character
-        self._ways: tuple[tuple[int, ...], ...] = ()  # tokens that come next, one of these rows
+        self._waited_count = 0  # tokens waited for the end of a character
+        self._ways: tuple[tuple[int, ...], ...] = ()  # alternative sequences of the next tokens
         self._choose_ways()
 
     @property
     def steering(self) -> Steering | None:
-        """What the next token must or must not be; None: it is free."""
+        """Constraint on the next token; None if it is free."""
         if self._ways:
             return Steering(frozenset(way[0] for way in self._ways))
-        # A model that could think again would do so for ever.
+        # A model that may think again would never answer.
         is_over = self._left <= 0 and self._has_thought
         if is_over and self._answer.stage is ThoughtStage.OPEN and self._endings.start_ids:
             return Steering(self._endings.start_ids, bars=True)
@@ -166,7 +166,7 @@ class ThoughtBudget:
             self._ways = (self._endings.close(self._thought),)
 
     def _waits_for_character(self) -> bool:
-        """Return whether the last character is cut; it may take a few tokens more."""
+        """Return whether the last character is incomplete; its bytes may span a few tokens."""
         text = self._endings.tokenizer.decode(list(self._recent))
         is_cut = text.endswith("\ufffd") and self._waited_count < CUT_CHARACTER_TOKENS_MAX - 1
         self._waited_count = self._waited_count + 1 if is_cut else 0
@@ -204,7 +204,7 @@ class ThoughtBudgets:
 
     @cached_property
     def _reads_effort(self) -> bool:
-        """Whether the template passes efforts on: the model then keeps to them itself."""
+        """Whether the template passes efforts on, so that the model itself obeys them."""
         return EFFORT_OPTION in self.tokenizer.template.source
 
     def applies(self, request: GenerateRequest) -> bool:
@@ -216,7 +216,7 @@ class ThoughtBudgets:
         return is_chat and (format_.thought is not None or format_.messages is not None)
 
     def begin(self, request: GenerateRequest, begun: str, answer: Answer) -> ThoughtBudget:
-        """Return the budget of an answer that its prompt has `begun`, with other nodes' tokens."""
+        """Return the budget of an answer, after its part in the prompt and other nodes' tokens."""
         tokens = self.tokens_max(request.sampling.thoughts)
         assert tokens is not None, "only some answers have a budget"
         may_call = bool(request.tools) and request.reads_calls

@@ -20,7 +20,7 @@ DTYPES = {
     "BF16": mx.bfloat16,
     "U32": mx.uint32,
     "I32": mx.int32,
-    "I64": mx.int64,  # of n-gram models, whose states are the last token ids
+    "I64": mx.int64,  # states of n-gram models: the last token ids
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     bits: int
     group_size: int
     width: int  # without the zeros that fill the last group
-    moved_rows: MovedRows | None = None  # of moved rows, whose codes are as they were computed
+    moved_rows: MovedRows | None = None  # rotation of moved rows, whose codes are unrotated
 
     def dense(self) -> mx.array:
         """Return the dequantized numbers, rotated to their positions."""
@@ -90,7 +90,7 @@ class TokenStore:
         self.arrays = self._joined([self.cut(start, end)], end - start, capacity_tokens)
 
     def copy_from(self, other: "TokenStore", ranges: Sequence[Range]) -> None:
-        """Hold these tokens of another store, without room for more."""
+        """Copy these ranges of another store's tokens, without spare capacity."""
         self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
 
     def append_store(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
@@ -99,7 +99,7 @@ class TokenStore:
         self.arrays = self._joined(parts, end - start + other.capacity_tokens, capacity_tokens)
 
     def cut(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Return its arrays of tokens `start:end`."""
+        """Return the arrays of tokens `start:end`."""
         return tuple(array[:, :, start:end] for array in self.arrays)
 
     def _joined(

@@ -1,8 +1,8 @@
 """Addresses at which peers reach this machine, and sockets bound to the right interface.
 
-A peer's address says which cable it is on, but the system's routes do not: macOS sends
-all of 169.254 to its primary interface, and of two cables in one network only one is used. So
-a dial is bound to the interface whose network holds the peer's address.
+A peer's address tells which cable leads to it; the system's routes do not. macOS sends all of
+169.254 through its primary interface, and uses only one of two cables in the same network. So a
+dialled socket is bound to the interface whose network contains the peer's address.
 """
 
 import socket

@@ -175,7 +175,7 @@ class BlockFiles:
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
 
     def exists(self, ref: BlockRef) -> bool:
-        """Return whether there is a file of that name, whatever is in it."""
+        """Return whether the block's file exists, even if it is damaged."""
         try:
             self._disk.size_bytes(file_name(ref))
         except FileNotFoundError:
@@ -243,7 +243,7 @@ def file_name(ref: BlockRef) -> str:
 
 
 def parse_leaf(leaf: str) -> tuple[BlockHash, Checksum, CacheGroup] | None:
-    """Read hash, checksum and group off a block file's name, or None if it is no such name."""
+    """Parse hash, checksum and group from a block file's name; return None for any other name."""
     match = _LEAF.fullmatch(leaf)
     if match is None:
         return None
@@ -261,8 +261,8 @@ def require_finite(
 ) -> None:
     """Raise CorruptDataError if a block's payload holds an infinity or NaN.
 
-    A block that a node computed, or fetched from an authenticated peer, is what a model made. One
-    in a hibernation file under the caller's own key may be anything, and one infinite scale makes
+    A block that a node computed, or fetched from an authenticated peer, comes from a model. One in
+    a hibernation file signed with a client's key may hold anything, and one infinite scale makes
     every logit of its agent NaN.
     """
     at = 0
@@ -276,7 +276,7 @@ def require_finite(
 
 
 def _has_all_bits(raw: NDArray[np.uint8], bits: int) -> bool:
-    """Return whether in any of the numbers all of these bits are set."""
+    """Return whether any number has all of these bits set."""
     if bits > np.iinfo(np.uint16).max:
         return bool(((raw.view(np.uint32) & np.uint32(bits)) == bits).any())
     return bool(((raw.view(np.uint16) & np.uint16(bits)) == bits).any())

@@ -62,7 +62,7 @@ class DiskSurvey:
         """Measure the disk; `others_bytes`: other models' folders; `pending_bytes`: unrecorded."""
         offered, blocks = self.offers.agents(), self.store.blocks
         met = [
-            (agent.saved, self._valued(agent, is_active(agent, offered))) for agent in self.table
+            (agent.saved, self._candidate(agent, is_active(agent, offered))) for agent in self.table
         ]
 
         def look() -> DiskTier:
@@ -81,7 +81,7 @@ class DiskSurvey:
 
         return await self.workers.run(look)
 
-    def _valued(self, agent: Agent, active: bool) -> Candidate:  # noqa: FBT001
+    def _candidate(self, agent: Agent, active: bool) -> Candidate:  # noqa: FBT001
         """Describe an agent as a candidate, without its bytes."""
         record, use = agent.manifest, self.table.use
         speed = self.engine.prefill_speed.per_s or PREFILL_TOKENS_PER_S
@@ -105,8 +105,13 @@ class DiskSurvey:
 def record_bytes(record: Manifest) -> int:
     """Estimate the size of a record's file."""
     tokens_bytes = _TOKEN_RECORD_BYTES * record.tokens_count
-    told_bytes = len(record.provenance.answers) + texts_bytes(record.directives or ())
-    return len(record.text) + told_bytes + tokens_bytes + _REF_RECORD_BYTES * len(record.kept_refs)
+    texts_and_answers_bytes = len(record.provenance.answers) + texts_bytes(record.directives or ())
+    return (
+        len(record.text)
+        + texts_and_answers_bytes
+        + tokens_bytes
+        + _REF_RECORD_BYTES * len(record.kept_refs)
+    )
 
 
 def _branches(

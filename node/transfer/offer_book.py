@@ -30,7 +30,7 @@ class _Offer:
     refs: Mapping[str, BlockRef]
     valid_s: float
     expires_s: float
-    ends_s: float  # also if it is still in use
+    ends_s: float  # even if it is in use
 
 
 class OfferBook:
@@ -45,7 +45,7 @@ class OfferBook:
 
     def add(
         self,
-        asked: OfferRequest,
+        request: OfferRequest,
         refs: Sequence[BlockRef],
         valid_s: float,
     ) -> bytes:
@@ -66,7 +66,13 @@ class OfferBook:
         digest = blocks_digest([ref.name for ref in refs])
         nonce = secrets.token_bytes(_NONCE_BYTES)
         ticket = Ticket(
-            asked.migration, *asked.key, self._name, asked.target, asked.epoch, digest, nonce
+            request.migration,
+            *request.key,
+            self._name,
+            request.target,
+            request.epoch,
+            digest,
+            nonce,
         )
         now_s = self._clock.monotonic_s()
         offer = _Offer(

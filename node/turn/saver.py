@@ -329,7 +329,7 @@ class Saver:
         if self._request.continues:
             begun = (self._request.messages or ())[-1]
             answer = replace(answer, texts=begun.texts + answer.texts)
-        return forms.answered(answer)
+        return forms.form_with(answer)
 
     def _settings_after(self, ended: Ended) -> AgentSettings | None:
         settings = self._agent.manifest.settings

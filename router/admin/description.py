@@ -261,11 +261,11 @@ _NODES: Final = (
         "GET",
         DECISIONS_PATH,
         "nodes",
-        "The last decisions of placement with their terms, and what then happened.",
+        "The last placement decisions, with their terms and outcomes.",
         {JSON: listing(_DECISION), TRACE_TYPE: text()},
         _OPERATORS,
         parameters=(
-            Parameter("limit", "query", integer(1), "Of a list; 100 by default."),
+            Parameter("limit", "query", integer(1), "Entries of a list; 100 by default."),
             Parameter("format", "query", one_of("list", TRACE), "A trace is for the simulator."),
         ),
         key="operator",

@@ -152,7 +152,7 @@ class GenerateBody:
         return (*hosted_types(self.tools), *(name for c in contents for name in c.ignored))
 
     def sampling(self) -> Sampling:
-        """Return how to sample."""
+        """Return the sampling parameters."""
         return Sampling(
             max_tokens=self.max_tokens,
             **chosen_or_built_in(self),
@@ -177,7 +177,7 @@ class GenerateApi:
         return [Route(PATH, self.generate, methods=["POST"])]
 
     async def generate(self, request: Request) -> Response:
-        """Answer at once, or as a stream of named events."""
+        """Answer with one JSON object, or with a stream of named events."""
         adapter = _Generate(agent_key(request)[1], self._fleet, self._dialect)
         return await answer_turn(adapter, self._services, request)
 

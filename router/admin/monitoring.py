@@ -15,7 +15,7 @@ from router.turns.running_turns import RunningTurns
 
 
 class HealthApi:
-    """Whether the router serves turns, and the state of its nodes."""
+    """Health of the router and its nodes."""
 
     def __init__(self, fleet: Fleet, turns: RunningTurns) -> None:
         self._fleet = fleet
@@ -24,7 +24,7 @@ class HealthApi:
     def routes(self) -> list[Route]:
         return [
             Route("/healthz", self.check, methods=["GET"]),
-            Route("/health", self.check, methods=["GET"]),  # as other model servers have it
+            Route("/health", self.check, methods=["GET"]),  # the path of other model servers
         ]
 
     async def check(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ class RouterApi:
         ]
 
     async def show(self, request: Request) -> Response:
-        """Show this router's role, also where another one is active."""
+        """Return this router's role, even if another router is active."""
         if caller_of(request).operator is None:
             tenant_of(request)  # raises for callers with neither key
         return JSONResponse(router_row(self._fleet, self._terms))
@@ -45,7 +45,7 @@ class RouterApi:
 
 
 def router_row(fleet: Fleet, terms: TermKeeper | None) -> Row:
-    """Show a router's role, its term and its voters."""
+    """Return a router's role, its term and its voters as a JSON row."""
     url = fleet.urls[0] if fleet.urls else ""
     row: Row = {"object": "router", "role": SOLE, "url": url, "active_url": url, "term": None}
     row |= {"voters": 0, "voters_answering": 0, "promoted": False, "problem": None}

@@ -124,7 +124,7 @@ def counted_edits(edits: Sequence[AnyEdit], notes: Notes) -> tuple[CountedEdit, 
 
 
 def report(outcomes: Sequence[EditOutcome]) -> dict[str, Any]:
-    """Return what was cleared, by each edit that cleared something, and what was truncated."""
+    """Return what each edit cleared, and what was truncated; omit edits without effect."""
     applied = [
         {
             "type": outcome.name,

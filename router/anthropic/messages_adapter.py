@@ -64,13 +64,13 @@ class MessagesAdapter(AnthropicErrors, ApiAdapter[AnthropicRequest]):
             yield self.idle
             async for event in events:
                 if isinstance(event, Delta):
-                    for piece in blocks.say(event):
+                    for piece in blocks.add_delta(event):
                         yield piece
                 elif isinstance(event, ToolCallPart):
-                    for piece in blocks.part(event):
+                    for piece in blocks.add_call_part(event):
                         yield piece
                 elif isinstance(event, ToolCalls):
-                    for piece in chain.from_iterable(map(blocks.call, event.calls)):
+                    for piece in chain.from_iterable(map(blocks.add_call, event.calls)):
                         yield piece
                 else:
                     for piece in blocks.end():

@@ -1,4 +1,4 @@
-"""StreamParts answers in Anthropic's dialect: blocks are opened, filled and closed in turn."""
+"""Streamed answers in Anthropic's dialect: blocks are opened, filled and closed in turn."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class BlockStream:
         self._blank = ""  # leading blanks, until text follows
         self._thoughts: list[str] = []  # of the open block
 
-    def say(self, delta: Delta) -> Iterator[bytes]:
+    def add_delta(self, delta: Delta) -> Iterator[bytes]:
         """Frame a piece of text or reasoning."""
         if delta.reasoning:
             if self._shows_thoughts:
@@ -45,7 +45,7 @@ class BlockStream:
         self._thoughts.append(text)
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
-    def part(self, part: ToolCallPart) -> Iterator[bytes]:
+    def add_call_part(self, part: ToolCallPart) -> Iterator[bytes]:
         """Frame a piece of a call."""
         if part.name:
             self._streamed_ids.add(part.id)
@@ -55,7 +55,7 @@ class BlockStream:
         if part.arguments and self._open == "tool_use" and self._open_call == part.id:
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
-    def call(self, call: ToolCall) -> Iterator[bytes]:
+    def add_call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame a whole call, unless it came in parts."""
         if call.id in self._streamed_ids:
             if self._open == "tool_use" and self._open_call == call.id:

@@ -49,7 +49,7 @@ TOOLS: Final = ArrayOf(_TOOL, TOOLS_MAX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Which tools an answer calls."""
+    """Choice of the tools that an answer calls."""
 
     type: str = required(words("auto", "any", "tool", "none"))
     disable_parallel_tool_use: bool = optional(Flag(), False)

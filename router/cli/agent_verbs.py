@@ -47,7 +47,7 @@ def _moved(answer: Json, arguments: argparse.Namespace) -> Pairs:
         ("agent", arguments.id),
         *((name, answer.get(name)) for name in ("from", "to", "epoch")),
         *_transfer(answer)[:2],
-        ("time", f"{human_seconds(answer.get('seconds'))}, of which paused {paused}"),
+        ("time", f"{human_seconds(answer.get('seconds'))} in all, {paused} of it paused"),
     ]
 
 
@@ -86,7 +86,7 @@ def _prefetched(answer: Json, arguments: argparse.Namespace) -> Pairs:
 def _pinned(answer: Json, arguments: argparse.Namespace) -> Pairs:
     state = "not pinned"
     if answer.get("pinned"):
-        over = "pinned, without effect: the pins of this tenant are over their part of the disk"
+        over = "pinned without effect: this tenant's pins exceed their share of the disk"
         state = "pinned" if answer.get("pin_held") else over
     return [("agent", arguments.id), ("node", answer.get("node")), ("pin", state)]
 
@@ -131,7 +131,7 @@ VERBS = (
         "move an agent to another node",
         lambda agent, a: agent.migrate(a.to),
         _moved,
-        (_option("--to", required=True, metavar="NODE", help="where it should live"),),
+        (_option("--to", required=True, metavar="NODE", help="its new node"),),
     ),
     Verb(
         "fork",
@@ -140,9 +140,7 @@ VERBS = (
         _forked,
         (
             _option("--as", dest="name", required=True, metavar="ID", help="its name"),
-            _option(
-                "--to", metavar="NODE", help="where it lives (default: on the other agent's node)"
-            ),
+            _option("--to", metavar="NODE", help="its node (default: the other agent's)"),
         ),
     ),
     Verb(
@@ -250,7 +248,7 @@ def add_agent_verbs(commands: Any) -> None:
     erase.add_argument(
         "--runs",
         action="store_true",
-        help="also remove ended scenario runs that it took part in: they quote it",
+        help="also remove ended scenario runs that quote it",
     )
     add_fabric_options(erase)
     erase.set_defaults(run=run_erase)
@@ -263,7 +261,7 @@ def run_verb(verb: Verb, arguments: argparse.Namespace) -> int:
 
 
 def run_erase(arguments: argparse.Namespace) -> int:
-    """Erase an agent and print the receipt; exit status 1 while a node still owes its part."""
+    """Erase an agent and print the receipt; return 1 while a node has not erased its part."""
     receipt = agent_of(arguments).erase(runs=arguments.runs)
     if arguments.json:
         print_json(receipt)
@@ -298,9 +296,9 @@ def _print_receipt(receipt: Json) -> None:
     for name in receipt.get("quoting_runs", ()):
         print_line(f"warning: run {name} still quotes it; DELETE /v1/scenarios/{name} removes that")
     for node in receipt.get("unreachable", ()):
-        print_line(f"warning: {node} is away; it erases its part when it is back")
+        print_line(f"warning: {node} is unreachable; it erases its part when it returns")
     if receipt.get("remembered") == []:
-        print_line("warning: no node could store that this was erased; repeat it later")
+        print_line("warning: no node could record the erasure; repeat it later")
 
 
 def _has_removed_record(part: Json) -> bool:

@@ -30,8 +30,8 @@ def add_certs(commands: Any) -> None:
         "create",
         help="make the keys that `ray up` needs; again after addresses were added",
         description="Make the cluster's key, Ray's password, an authority and a certificate for "
-        "the Macs of a cluster file, in the folder that it ships to them. Valid ones stay as "
-        "they are.",
+        "the Macs of a cluster file, in the folder that it ships to them. Valid ones are "
+        "kept.",
     )
     create.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     create.add_argument("--json", action="store_true", help="print JSON")

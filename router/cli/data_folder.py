@@ -242,7 +242,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a small record; a missing or damaged one is empty."""
+    """Read a small JSON file; return an empty record if it is missing or damaged."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):

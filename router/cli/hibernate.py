@@ -29,7 +29,7 @@ def add_hibernation(commands: Any) -> None:
     """Declare the commands."""
     hibernate = commands.add_parser("hibernate", help="write an agent into one signed file")
     add_agent_id(hibernate)
-    hibernate.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+    hibernate.add_argument("file", metavar="FILE", type=Path, help="file to write")
     hibernate.add_argument(
         "--keep",
         action=argparse.BooleanOptionalAction,
@@ -39,7 +39,7 @@ def add_hibernation(commands: Any) -> None:
     hibernate.add_argument("--force", action="store_true", help="replace an existing FILE")
     hibernate.set_defaults(run=run_hibernate)
     resume = commands.add_parser("resume", help="bring an agent back from its file")
-    resume.add_argument("file", metavar="FILE", type=Path, help="what `hibernate` wrote")
+    resume.add_argument("file", metavar="FILE", type=Path, help="file that `hibernate` wrote")
     resume.add_argument(
         "--as", dest="name", metavar="ID", help="name of the agent (default: the one in the file)"
     )

@@ -15,10 +15,10 @@ def add_ray_start(commands: Any) -> None:
     ray = commands.add_parser("ray", help="start Ray on this Mac, as cluster.yaml does")
     start = ray.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "start",
-        help="start Ray from ~/macfabric, on the head with the router",
+        help="start Ray from ~/macfabric, and on the head the router",
         description="Start Ray from ~/macfabric as `ray up` does on each Mac of cluster.yaml. On "
-        "the head, start the router as well, and leave both alone while they run with the present "
-        "code, cluster file and keys. Everything else stops every Ray on this Mac first.",
+        "the head, start the router as well, and leave both running if their code, cluster file "
+        "and keys are unchanged. In all other cases, stop every Ray on this Mac first.",
     )
     role = start.add_mutually_exclusive_group(required=True)
     role.add_argument("--head", action="store_true", help="start the head and the router")

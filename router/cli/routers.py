@@ -35,7 +35,7 @@ def add_routers(commands: Any) -> None:
     router.add_argument(
         "--standby",
         action="store_true",
-        help="let another router become the active one first, if both start now",
+        help="let another router become active first, if both start together",
     )
     router.add_argument("--address", default="auto", help="Ray's head as HOST:PORT, or auto")
     router.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
@@ -56,7 +56,9 @@ def add_routers(commands: Any) -> None:
     voter.add_argument("--port", type=int, default=VOTER_PORT, help=f"default: {VOTER_PORT}")
     voter.set_defaults(run=run_voter)
     for parser in (router, voter):
-        parser.add_argument("--json", action="store_true", help="no effect: what it prints is JSON")
+        parser.add_argument(
+            "--json", action="store_true", help="accepted; the output is always JSON"
+        )
     promote = commands.add_parser(
         "promote",
         help="make a standby the active router, where too few voters are left to elect it",

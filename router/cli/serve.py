@@ -33,7 +33,7 @@ def add_serve(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve on an existing Ray cluster (what cluster.yaml does on its head)",
+        help="serve on an existing Ray cluster, as cluster.yaml does on its head",
         description="Start a node on every Mac that is in the Ray cluster or joins it, and run the "
         "router. Ray is neither started nor stopped; SIGTERM makes the nodes save everything and "
         "leaves them running.",
@@ -47,7 +47,7 @@ def add_serve(commands: Any) -> None:
         "--expect",
         type=int,
         metavar="N",
-        help="number of nodes once all have joined: until then the router calls no agent "
+        help="number of nodes to expect: until all have joined, the router reports no agent as "
         "unknown (default: router.nodes_expected of FILE, else its head and workers)",
     )
     parser.add_argument("--json", action="store_true", help="print the `ready` line as JSON")

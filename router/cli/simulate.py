@@ -20,7 +20,7 @@ def add_simulate(commands: Any) -> None:
         "simulate",
         help="compare policies of placement on a modelled fleet, without any model or Mac",
         description="Drive the shipped placement over seeded workloads or a trace, in simulated "
-        "time, and compare it with the rules of other systems. `--list` names all there is.",
+        "time, and compare it with the rules of other systems. `--list` names what can be chosen.",
     )
     add = parser.add_argument
     add("workloads", nargs="*", metavar="WORKLOAD", help="W1 to W9 (default: all)")
@@ -30,18 +30,22 @@ def add_simulate(commands: Any) -> None:
     add("--policy", action="append", default=[], metavar="NAME", help="may be repeated")
     add("--load", action="append", type=_positive, default=[], metavar="SHARE",
         help="of the fleet's capacity; may be repeated (default: 0.75)")  # fmt: skip
-    add("--seeds", type=_count, default=_DEFAULT.seeds, help="how many (default: 3)")
+    add("--seeds", type=_count, default=_DEFAULT.seeds, help="number of seeds (default: 3)")
     add("--first-seed", type=int, default=_DEFAULT.first_seed, metavar="N",
-        help="the seeds begin at N (default: 1)")  # fmt: skip
+        help="first seed (default: 1)")  # fmt: skip
     add("--sessions", type=_count, help="per run (default: by workload)")
     add("--size", type=_positive, default=_DEFAULT.size, metavar="SHARE",
         help="of the sessions by workload, if --sessions is not given (default: 1)")  # fmt: skip
     add("--link-mbit", type=_positive, help="of every node, instead of what the fleet says")
     add("--fault", action="append", default=[], metavar="FAULT",
         help="lose:NODE@S+S, drain:NODE@S+S or slow:NODE@S+SxF; may be repeated")  # fmt: skip
-    add("--wrong-speeds", metavar="LOW-HIGH", help="nodes report speeds wrong by such factors")
+    add(
+        "--wrong-speeds",
+        metavar="LOW-HIGH",
+        help="nodes report speeds that are wrong by these factors",
+    )
     add("--slow-links", type=_positive, default=1.0, metavar="FACTOR", help="slow all transfers")
-    add("--html", metavar="FILE", help="write a report that needs no other file")
+    add("--html", metavar="FILE", help="write a self-contained report")
     add("--png", metavar="FILE", help="write the chart")
     add("--json", action="store_true", help="print JSON; equal studies print equal bytes")
     add("--list", action="store_true", dest="listing", help="list workloads, fleets and policies")

@@ -174,7 +174,7 @@ class Supervisor:
             self._step()
 
     def stop(self, *, hurry: Callable[[], bool]) -> None:
-        """Stop in order; `hurry` skips what takes time."""
+        """Stop the router, the nodes and Ray, in this order; `hurry` ends the waits."""
         self._note_stop("stopping")
         if ROUTER in self.keeper.children:
             self._stop_router(hurry)

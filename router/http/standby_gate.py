@@ -38,7 +38,7 @@ _OWN_HEADERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The way from a standby to the active router."""
+    """Forwarding of requests from a standby to the active router."""
 
     is_active: Callable[[], bool]
     active_url: Callable[[], str]

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("macfabric.router.prefetches")
 
 
 class PrefetchRequests:
-    """Loads of agents at their owners, and copies of agents for other nodes."""
+    """Requests to load agents into their owners' RAM, or to copy them to other nodes."""
 
     def __init__(
         self, fleet: Fleet, moves: MoveRegistry, replicas: Replicas, telemetry: Telemetry

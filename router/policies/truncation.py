@@ -1,7 +1,7 @@
-"""Drops the oldest of a prompt that is longer than the model's context, until it fits.
+"""Truncation of prompts longer than the model's context, from their oldest part on.
 
-That is whole turns of a conversation, and the beginning of a text or of token ids. What is dropped
-grows in steps of an eighth of the context, so that the turns between two of them begin alike.
+Whole turns of a conversation are dropped, or the beginning of a text or of token ids. The dropped
+part grows in steps of an eighth of the context, so that successive turns share a cached prefix.
 """
 
 from abc import ABC, abstractmethod
@@ -49,9 +49,9 @@ def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple
 
 
 TRUNCATION: Final = "truncation"  # its name in reports
-_ANSWER_SHARE: Final = 4  # a quarter of the context is left for the answer, if it wants so much
+_ANSWER_SHARE: Final = 4  # up to a quarter of the context is left for the answer
 _STRIDE_SHARE: Final = 8
-_LINE_SHARE: Final = 4  # of a stride, in which the start of a line is looked for
+_LINE_SHARE: Final = 4  # of a stride: the range searched for the start of a line
 _TOO_LONG: Final = "context_length_exceeded"
 
 
@@ -59,14 +59,14 @@ _TOO_LONG: Final = "context_length_exceeded"
 class Truncation(CountedEdit):
     """Edit that drops whole turns, and answers with their results after the last user message.
 
-    Of a raw prompt it drops the beginning; its outcome then counts characters, or token ids.
+    It drops the beginning of a raw prompt; the outcome then counts characters or token ids.
     """
 
     answer_tokens: int  # the client's maximum
     name: str = TRUNCATION
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
-        """Return a prompt that fits; the same one if it fits, or if none would."""
+        """Return a prompt that fits; unchanged if it fits already, or if no cut suffices."""
         nothing = prompt, EditOutcome(self.name)
         context = desk.context_tokens_max
         if context is None or not may_have(prompt, context):
@@ -118,13 +118,13 @@ class _Cuts(ABC):
     dropped: list[tuple[int, int]]  # by cut: number of units and their bytes
 
     def after(self, dropped_bytes: int, over_tokens: int, prompt: Prompt, tokens: int) -> int:
-        """Estimate the first cut that drops so many more tokens."""
+        """Estimate the first cut that drops `over_tokens` more tokens."""
         more = over_tokens * prompt.bytes_count // tokens
         return bisect_left(self.dropped, dropped_bytes + more, key=lambda each: each[1])
 
     @abstractmethod
     def prompt_after(self, at: int) -> Prompt:
-        """Return the prompt without what a cut drops."""
+        """Return the prompt after cut number `at`."""
 
 
 def _cuts_of(prompt: Prompt, context_tokens: int) -> _Cuts:
@@ -185,7 +185,7 @@ def _bytes_of(messages: Sequence[Message], unit: range) -> int:
 
 
 async def _count(prompt: Prompt, desk: PromptDesk) -> int:
-    """Return a prompt's tokens; one too long to be counted has at most one per byte."""
+    """Count a prompt's tokens; if it is too long to count, return its bytes, an upper bound."""
     try:
         return await desk.count(prompt)
     except RejectedError as error:

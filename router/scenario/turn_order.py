@@ -20,7 +20,7 @@ _HasEnded = Callable[[TurnKey], bool]
 
 
 class TurnTable:
-    """All turns of a scenario and the progress of one run, whose ended turns only grow."""
+    """All turns of a scenario, and the progress of one run; no turn ends twice."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._phases = scenario.phases

@@ -149,7 +149,7 @@ class FakeControl(FakeCopies):
     def _find(self, call):
         memory = self.memory.get(call.key)
         if memory is None:
-            message = f"{self.name} holds no such agent"
+            message = f"{self.name} does not hold this agent"
             raise NotFoundError(message, code="agent_not_found")
         return memory
 

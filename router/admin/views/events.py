@@ -22,7 +22,7 @@ _NAMES = {"source": "from", "target": "to"}
 
 
 def event_row(published: Published, caller: Principal) -> Row:
-    """Show one event and its time."""
+    """Return an event and its time as a JSON row."""
     return {"at_s": round(published.at_s, 3)} | _plain(published.event, caller)
 
 

@@ -141,11 +141,11 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         self, shape: ResponseShape, items: ItemStream, event: AnswerEvent | ToolCallPart
     ) -> Sequence[bytes]:
         if isinstance(event, Delta):
-            return list(items.say(event))
+            return list(items.add_delta(event))
         if isinstance(event, ToolCallPart):
-            return list(items.part(event))
+            return list(items.add_call_part(event))
         if isinstance(event, ToolCalls):
-            return [piece for call in event.calls for piece in items.call(call)]
+            return [piece for call in event.calls for piece in items.add_call(call)]
         is_cut = event.reason is FinishReason.LENGTH
         frames = list(items.end(is_cut=is_cut))
         response = shape.ended(items.output, event, items.reasoning_tokens)
@@ -171,7 +171,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
         self._store.put(request.tenant, stored)
 
     def _shape(self, request: ResponsesRequest, admitted: Admitted) -> ResponseShape:
-        """Start an answer; the response that it continues is now marked so."""
+        """Return the shape of an answer; mark the response that it continues as continued."""
         if request.previous is not None and request.tenant is not None:
             stored = self._store.get(request.tenant, request.previous)
             if stored is not None:

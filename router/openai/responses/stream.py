@@ -69,7 +69,7 @@ class ItemStream:
         self._count += 1
         return frame(event, kind)
 
-    def say(self, delta: Delta) -> Iterator[bytes]:
+    def add_delta(self, delta: Delta) -> Iterator[bytes]:
         """Frame a piece of text or reasoning."""
         if delta.reasoning:
             self.reasoning_tokens = delta.index + 1
@@ -83,7 +83,7 @@ class ItemStream:
             return
         yield from self._fill("message", text, delta.logprobs)
 
-    def part(self, part: ToolCallPart) -> Iterator[bytes]:
+    def add_call_part(self, part: ToolCallPart) -> Iterator[bytes]:
         """Frame a piece of a call; a custom tool's call is sent whole."""
         if part.name:
             call = ToolCall(part.name, "", part.id)
@@ -94,7 +94,7 @@ class ItemStream:
         if self._call is not None and self._call.id == part.id and part.arguments:
             yield self._argue(self._call, part.arguments)
 
-    def call(self, call: ToolCall) -> Iterator[bytes]:
+    def add_call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame the rest of a call, or a whole one."""
         if self._call is None or self._call.id != call.id:
             if call.id and call.id in self._streamed_ids:

@@ -116,7 +116,7 @@ def test_model_weights_that_exceed_memory_are_an_error(monkeypatch, tmp_path):
     exceeds = doctor._memory(settings)
 
     assert unknown.verdict == fits.verdict == "ok"
-    assert "none counted" in unknown.detail
+    assert "not counted" in unknown.detail
     assert "weights 5.0 GiB" in fits.detail
     assert exceeds.verdict == "error"
     assert "weights take 13.0 GiB" in exceeds.detail

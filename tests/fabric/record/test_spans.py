@@ -203,5 +203,5 @@ def test_record_with_directives_and_settings_round_trips():
 @pytest.mark.parametrize("after_s", [-1.0, float("nan"), float("inf")])
 def test_invalid_decay_time_is_rejected(after_s):
     wrong = replace(without_tokens(record()), settings=AgentSettings(decays_after_s=after_s))
-    with pytest.raises(CorruptDataError, match="decays"):
+    with pytest.raises(CorruptDataError, match="decay time"):
         wrong.check()

@@ -34,7 +34,7 @@ BEFORE = [
     CALL,
     result(LONG),
 ]
-FORM = form_chain(BEFORE, TOOLS).answered(ANSWER)
+FORM = form_chain(BEFORE, TOOLS).form_with(ANSWER)
 
 
 def after(*changes):
@@ -104,7 +104,7 @@ def test_reasoning_call_ids_and_argument_spelling_are_ignored():
 @pytest.mark.parametrize("text", ["[elided]", "", "[Old tool result content cleared]", "x" * 200])
 def test_placeholder_matches_a_result_in_both_directions(text):
     assert continues_form(after((3, result(text))))
-    elided = form_chain([*BEFORE[:3], result(text)], TOOLS).answered(ANSWER)
+    elided = form_chain([*BEFORE[:3], result(text)], TOOLS).form_with(ANSWER)
     assert form_chain(after(), TOOLS).continues(elided)
 
 
@@ -135,7 +135,7 @@ def test_any_other_change_starts_another_conversation(place, message):
 
 
 def test_short_results_are_not_placeholders():
-    short = form_chain([*BEFORE[:3], result("42")], TOOLS).answered(ANSWER)
+    short = form_chain([*BEFORE[:3], result("42")], TOOLS).form_with(ANSWER)
     assert not form_chain(after((3, result("43"))), TOOLS).continues(short)
 
 

@@ -51,7 +51,7 @@ def test_memory_of_the_check_does_not_grow_with_the_block(disk, kv_bytes):
         tracemalloc.stop()
     assert (found.block_hash, found.payload_bytes, found.tokens_count) == (HASH, payload_bytes, 256)
     assert peak_bytes < 16 * MIB
-    with pytest.raises(CorruptDataError, match="name does not follow"):
+    with pytest.raises(CorruptDataError, match="name does not match its contents"):
         check.check(leaf, SALT)
 
 
