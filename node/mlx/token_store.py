@@ -90,7 +90,7 @@ class TokenStore:
         self.arrays = self._joined([self.cut(start, end)], end - start, capacity_tokens)
 
     def copy_from(self, other: "TokenStore", ranges: Sequence[Range]) -> None:
-        """Copy these ranges of another store's tokens, without spare capacity."""
+        """Copy these ranges of another store's tokens, without free capacity."""
         self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
 
     def append_store(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
