@@ -13,7 +13,7 @@ from fabric.turn.messages import Message, MessageRole
 from tests.clients.shapes import FAMILIES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.obedient_model import Answers, ObedientModel, english, obedient
-from tests.support.template_shapes import Said, write_shape
+from tests.support.template_shapes import ScriptedAnswer, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = "Count without an end."
@@ -65,7 +65,7 @@ def obeying(
         yield Obeying(fabric, model)
 
 
-def answer(request: GenerateRequest) -> Said:
+def answer(request: GenerateRequest) -> ScriptedAnswer:
     """Do what was asked: call the tool, fill in the format, tell what the tool said."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
@@ -75,18 +75,20 @@ def answer(request: GenerateRequest) -> Said:
         results = [OBSERVED]
     reply = f"It says: {results[-1]}" if results else GREETING
     if request.continues:
-        return Said(GREETING.removeprefix(_text(messages[-1])))
+        return ScriptedAnswer(GREETING.removeprefix(_text(messages[-1])))
     call = _call(request, question, reply, has_results=bool(results))
     if call is not None:
-        return Said("", "A tool knows.", call)
+        return ScriptedAnswer("", "A tool knows.", call)
     output = request.sampling.output
     if output is not None and output.kind is OutputKind.JSON_SCHEMA:
-        return Said(json.dumps(instance(json.loads(output.source))), "The format is clear.")
+        return ScriptedAnswer(
+            json.dumps(instance(json.loads(output.source))), "The format is clear."
+        )
     if "Answer in the format." in question or output is not None:  # told in words, or any object
-        return Said(json.dumps(CITY), "They want JSON.")
+        return ScriptedAnswer(json.dumps(CITY), "They want JSON.")
     if ENDLESS in question:
-        return Said(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
-    return Said(reply, "Somebody is here.")
+        return ScriptedAnswer(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
+    return ScriptedAnswer(reply, "Somebody is here.")
 
 
 def _call(

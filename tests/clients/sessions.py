@@ -18,8 +18,8 @@ from fabric.turn.messages import MessageRole
 from router.http import json_body
 from router.policies.truncation import Truncation
 from tests.clients.obedience import ENDLESS, GREETING, Obeying, answer, obeying
-from tests.support.obedient_model import Obeyed
-from tests.support.template_shapes import Said
+from tests.support.obedient_model import ScriptedTurn
+from tests.support.template_shapes import ScriptedAnswer
 
 CONTEXT_TOKENS = 81_920
 FIRST = "Say hello, please."
@@ -32,13 +32,13 @@ WARM_MIN = 0.9
 PARTIAL_TOKENS = 512  # of a prefix shared with another agent: it has whole blocks only
 
 
-def session_answer(request: GenerateRequest) -> Said:
+def session_answer(request: GenerateRequest) -> ScriptedAnswer:
     """Read the picture, search, or do what the other clients' questions ask for."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = "".join(messages[last_user].texts) if messages else ""
     if FIRST in question and ENDLESS in question:
-        return Said(GREETING, "It quotes the conversation.")  # to have it summarized
+        return ScriptedAnswer(GREETING, "It quotes the conversation.")  # to have it summarized
     if not any(message.role is MessageRole.TOOL for message in messages[last_user:]):
         tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
         picture = re.search(rf"{LOOK} (/\S+\.png)", question)
@@ -46,9 +46,9 @@ def session_answer(request: GenerateRequest) -> Said:
         searcher = next((name for name in SEARCHERS if name in tools), None)
         if picture is not None and reader is not None:
             needed = tools[reader]["parameters"].get("required", ())
-            return Said("", "A look.", (reader, dict.fromkeys(needed, picture[1])))
+            return ScriptedAnswer("", "A look.", (reader, dict.fromkeys(needed, picture[1])))
         if SEARCH in question and searcher is not None:
-            return Said("", "A search.", (searcher, {"query": "lamps"}))
+            return ScriptedAnswer("", "A search.", (searcher, {"query": "lamps"}))
     return answer(request)
 
 
@@ -120,9 +120,9 @@ class Session:
     _contexts: list[np.ndarray] = field(default_factory=list)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[list[Obeyed]]:
+    def phase(self, name: str) -> Iterator[list[ScriptedTurn]]:
         """Note the requests of a block of code; the list has them afterwards."""
-        seen: list[Obeyed] = []
+        seen: list[ScriptedTurn] = []
         since = len(self.on.model.turns)
         yield seen
         seen += self.on.model.turns[since:]
@@ -147,7 +147,7 @@ class Session:
         return any(PICTURE.search(json.dumps(body)) for body in self.seen.bodies)
 
 
-def _tools_of(turn: Obeyed) -> tuple[str, ...]:
+def _tools_of(turn: ScriptedTurn) -> tuple[str, ...]:
     return tuple(tool["function"]["name"] for tool in turn.request.tools or ())
 
 

@@ -3,10 +3,10 @@
 import json
 
 from tests.support.chat_models import HARMONY, HARMONY_SPECIALS
-from tests.support.template_shapes import SHAPES, Said, Shape
+from tests.support.template_shapes import SHAPES, ScriptedAnswer, Shape
 
 
-def _channels(reply: Said) -> str:
+def _channels(reply: ScriptedAnswer) -> str:
     thought = f"<|channel|>analysis<|message|>{reply.thought}<|end|><|start|>assistant"
     if reply.call is None:
         return f"{thought}<|channel|>final<|message|>{reply.text}"

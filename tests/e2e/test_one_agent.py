@@ -12,7 +12,7 @@ from fabric.turn.messages import MessageRole
 from tests.support.agent_traffic import corpus, words
 from tests.support.local_fabric import local_fabric
 from tests.support.obedient_model import obedient
-from tests.support.template_shapes import SHAPES, Said, write_shape
+from tests.support.template_shapes import SHAPES, ScriptedAnswer, write_shape
 
 SHAPE = SHAPES["thoughts_kept"]
 KEYS = {"one": "key-of-tenant-number-one", "two": "key-of-tenant-number-two"}
@@ -25,11 +25,11 @@ _names = itertools.count()
 def scripted_answer(request):
     """Call the tool where a user asked for it, and say something new otherwise."""
     if not request.messages:  # a node tests itself
-        return Said(text="")
+        return ScriptedAnswer(text="")
     last, count = request.messages[-1], len(request.messages)
     if last.role is MessageRole.USER and "look" in "".join(last.texts) and request.tools:
-        return Said(text="", call=("look", {"path": f"shelf {count}"}))
-    return Said(text=words(500 + count, 20))
+        return ScriptedAnswer(text="", call=("look", {"path": f"shelf {count}"}))
+    return ScriptedAnswer(text=words(500 + count, 20))
 
 
 @pytest.fixture(scope="module")

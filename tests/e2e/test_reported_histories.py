@@ -17,7 +17,7 @@ from tests.support.chat_models import (
     QWEN_SPECIALS,
     chat_tokenizer,
 )
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 from tests.support.template_shapes import SHAPES
 
 TEMPLATES = {
@@ -86,7 +86,7 @@ HISTORIES = {
 
 
 def chat(messages):
-    return as_templates_get_it(parse_chat({}, {"model": "m", "messages": messages}).prompt)
+    return template_messages(parse_chat({}, {"model": "m", "messages": messages}).prompt)
 
 
 def responses(messages):
@@ -102,7 +102,7 @@ def responses(messages):
             {"type": "function_call", "call_id": use["id"], **use["function"]}
             for use in each.get("tool_calls", ())
         ]
-    return as_templates_get_it(parse_responses({}, {"model": "m", "input": items}).prompt)
+    return template_messages(parse_responses({}, {"model": "m", "input": items}).prompt)
 
 
 def messages(conversation):
@@ -119,7 +119,7 @@ def messages(conversation):
             blocks.append({"type": "tool_use", "id": use["id"], **block})
         turns.append({"role": each["role"], "content": blocks})
     read = parse_request({}, {"model": "m", "max_tokens": 9, "messages": turns})
-    return as_templates_get_it(read.prompt)
+    return template_messages(read.prompt)
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)

@@ -17,7 +17,7 @@ from router.scenario.series import SeriesPlan
 from tests.support.http_fabric_client import HttpFabricClient
 from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
-from tests.support.told_words import Told, leaks, on_disks
+from tests.support.stored_texts import StoredText, leaks, on_disks
 
 NODES = ("mac-a", "mac-b", "mac-c")
 # Who may have what. Ada and Bert begin as forks of Marco.
@@ -96,13 +96,13 @@ SCENARIO = read_scenario(WHOLE.encode(), "whispers.yaml")
 class MovingClient(HttpFabricClient):
     """Notes what agents are asked, and what forks begin with; moves all behind each answer."""
 
-    on_disks: Callable[[], list[Told]]
-    prompts: list[Told] = field(default_factory=list)
-    forked: list[Told] = field(default_factory=list)
+    on_disks: Callable[[], list[StoredText]]
+    prompts: list[StoredText] = field(default_factory=list)
+    forked: list[StoredText] = field(default_factory=list)
 
     async def ask(self, question):
         texts = [text for message in question.messages for text in message.texts]
-        self.prompts.extend(Told(question.agent, "prompt", text) for text in texts)
+        self.prompts.extend(StoredText(question.agent, "prompt", text) for text in texts)
         answer = await super().ask(question)
         to = NODES[(NODES.index(answer.figures.node) + 1) % len(NODES)]
         await self.move(question.agent, to)
@@ -121,7 +121,7 @@ def rendered(monkeypatch):
 
     def noting(self, request, limit):
         encoded = render(self, request, limit)
-        noted.append(Told(request.identity.agent, "rendered prompt", encoded.text))
+        noted.append(StoredText(request.identity.agent, "rendered prompt", encoded.text))
         return encoded
 
     monkeypatch.setattr(PromptEncoder, "render", noting)

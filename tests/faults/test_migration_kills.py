@@ -116,16 +116,16 @@ class Move:
         for mac in world.macs.values():
             if mac.service is None:
                 await mac.start()
-        await world.known_as_it_is()
+        await world.await_current_lives()
         if self.acknowledged_tokens:
-            owner = await world.one_owner(self.agent)
+            owner = await world.await_one_owner(self.agent)
             assert owner.tokens >= self.acknowledged_tokens, "an acknowledged turn is lost"
         await self.answers()
-        owner = await world.one_owner(self.agent)
+        owner = await world.await_one_owner(self.agent)
         for mac in world.macs.values():
             work = mac.node.moves.cleanup.abort_stale(0.0)  # an hour has passed
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
-        await world.nothing_loose()
+        await world.await_no_loose_blocks()
         return owner
 
     async def answers(self):
@@ -236,15 +236,15 @@ async def test_checks_detect_missing_recovery(tmp_path, monkeypatch):
         sealed.at(4, "before", _lose_message)
         assert await sealed.run() == 2
         with pytest.raises(TimeoutError):
-            await world.one_owner("sealed", 1.0)
-        await world.nothing_loose(5.0)
+            await world.await_one_owner("sealed", 1.0)
+        await world.await_no_loose_blocks(5.0)
         loose = Move(world, "loose")
         await loose.begin()
         loose.at(1, "after", lambda: loose.kill("router"))
         await loose.run()
-        assert await world.one_owner("loose", 5.0)
+        assert await world.await_one_owner("loose", 5.0)
         with pytest.raises(TimeoutError):
-            await world.nothing_loose(1.0)
+            await world.await_no_loose_blocks(1.0)
 
 
 @pytest.mark.parametrize("seed", sample(range(2), 0))

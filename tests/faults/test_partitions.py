@@ -60,10 +60,10 @@ async def test_turn_on_a_node_that_lost_ownership_is_not_acknowledged(tmp_path, 
         with pytest.raises(RetryLaterError):
             await slow
         await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.ALIVE)
-        owner = await world.one_owner("alice")
+        owner = await world.await_one_owner("alice")
         views = await world.views("alice")
         after, last = await world.ask("alice", STORY, first, QUESTION, answer, QUESTION)
-        await world.nothing_loose()
+        await world.await_no_loose_blocks()
 
     assert SECRET in answer
     assert SECRET in after
@@ -81,7 +81,7 @@ async def test_turns_are_rejected_by_a_node_whose_agent_was_taken_over(tmp_path)
         await world.ask("alice", STORY, first, QUESTION)
         late_link = world.router.fleet.link(old)
         world.deaf.clear()
-        await world.one_owner("alice")
+        await world.await_one_owner("alice")
         codes = []
         for epoch in (0, 1):
             turn = world.turn("alice", STORY, first, QUESTION)

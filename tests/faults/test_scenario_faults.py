@@ -73,7 +73,7 @@ def run_disturbed(
         fabric.await_agents()
         nemesis = Nemesis(fabric, scenario, first_stays_away)
         disturbed_run = perform(fabric, scenario, folder, "storm", nemesis)
-    print(*nemesis.deeds, sep="\n")
+    print(*nemesis.actions, sep="\n")
     assert transcript(disturbed_run) == transcript(undisturbed_run)
     assert missed_expectations(undisturbed_run) == []
     # What a killed node had cached is computed again elsewhere.
@@ -82,7 +82,7 @@ def run_disturbed(
     ]
     assert missed_expectations(disturbed_run) == cached
     check_journal(folder / "storm.jsonl", disturbed_run)
-    assert nemesis.asked_again == nemesis.strayed == []
+    assert nemesis.repeated_answers == nemesis.misplaced_turns == []
     check_report(disturbed_run, nemesis)
     return nemesis
 
@@ -109,12 +109,12 @@ def check_report(performed: ArmRun, nemesis: Nemesis) -> None:
     assert shown == set(nemesis.answers)
 
 
-def check_deeds(nemesis: Nemesis, *actions: str) -> None:
+def check_actions(nemesis: Nemesis, *actions: str) -> None:
     """In each phase a node was killed, and one of the wanted things was done, too.
 
     But not where one agent answers once: with one word, that is over before it could be moved.
     """
-    done = {(deed.phase, deed.what) for deed in nemesis.deeds}
+    done = {(action.phase, action.what) for action in nemesis.actions}
     for phase in nemesis.scenario.phases:
         assert (phase.id, KILL) in done
         if len(list(phase.turns)) > 1:
@@ -125,8 +125,8 @@ def check_deeds(nemesis: Nemesis, *actions: str) -> None:
 def test_short_scenario_survives_kills_and_moves(tmp_path):
     scenario = read_scenario(NIGHT.encode(), "night.yaml")
     nemesis = run_disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)
-    check_deeds(nemesis, MOVE)
-    done = {(deed.phase, deed.what) for deed in nemesis.deeds}
+    check_actions(nemesis, MOVE)
+    done = {(action.phase, action.what) for action in nemesis.actions}
     assert done >= {("copy", BETWEEN), ("yard", BETWEEN)}
 
 
@@ -137,7 +137,7 @@ def test_shipped_scenarios_survive_kills_and_moves(name, first_stays_away, tmp_p
     scenario = shipped_scenario(name)
     nemesis = run_disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
     # Where all answers of a phase are one word, none lasts as long as a move.
-    check_deeds(nemesis, MOVE, BETWEEN)
+    check_actions(nemesis, MOVE, BETWEEN)
 
 
 LOST = """

@@ -19,8 +19,8 @@ from node.store.model_folders import ModelFolders
 from node.store.posix_disk import PosixDisk
 from tests.support.failing_disk import WRITES, FailingCalls
 from tests.support.keys import make_keys
-from tests.support.little_room import SMALL
 from tests.support.services import KEY, running
+from tests.support.small_node import SMALL
 from tests.support.tiny_models import write_model
 
 SETTINGS = NodeSettings(durability="none")

@@ -11,7 +11,7 @@ from fabric.errors import CorruptDataError
 from fabric.turn.generation import HandedOver
 from router.events import TurnEnded
 from tests.router.rig import rig, shorten, until
-from tests.support.moves import LONG, begun, migrate, owners
+from tests.support.moves import LONG, begin_turn, migrate, owners
 
 pytestmark = pytest.mark.anyio
 WORDS = " ".join(f"w{number}" for number in range(60))
@@ -19,7 +19,7 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 
 async def streaming_move(fabric, during=None):
     """Move alice while her answer streams; return the nodes, what was streamed, and the move."""
-    source, target = await begun(fabric)
+    source, target = await begin_turn(fabric)
     source.does.hands_over, source.does.delay_s = True, 0.01
     running = asyncio.create_task(
         fabric.chat(LONG, "x", WORDS, agent="alice", stream=True, max_tokens=40)
@@ -141,7 +141,7 @@ async def test_move_calls_and_turn_use_connections_opened_ahead():
 
 async def test_move_without_stream_opens_no_connections_ahead():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         assert (await migrate(fabric, target.name)).status_code == 200
 
     assert source.opened == target.opened == []

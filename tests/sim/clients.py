@@ -25,7 +25,7 @@ from tests.sim.epochs import reported_epochs
 from tests.sim.model import END, MODEL
 from tests.sim.reuse_judge import ANSWER_TOKENS_MAX, Attempt
 from tests.sim.talk import WORDS, Talk
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 
 TENANTS = (TenantId("red"), TenantId("blue"))
 ROUNDS = 4
@@ -318,7 +318,7 @@ class Clients:
             model=MODEL,
             identity=talk.identity,
             sampling=sampling,
-            prompt=chat_prompt(said(talk.messages)),
+            prompt=chat_prompt(read_messages(talk.messages)),
             edits=talk.edits,
         )
         work = _handle(router.services, turn, call.outbox)

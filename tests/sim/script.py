@@ -21,7 +21,7 @@ from tests.sim.loop import SimLoop
 from tests.sim.model import FULL, MODEL
 from tests.sim.tokenizer import render
 from tests.sim.world import World, _bury
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 
 TENANT = TenantId("red")
 UP_S = 4.0  # until all have met
@@ -100,7 +100,7 @@ class Talk:
             model=MODEL,
             identity=Identity(IdentityKind.AGENT, self.key[1]),
             sampling=sampling,
-            prompt=chat_prompt(said(self._sent(sent))),
+            prompt=chat_prompt(read_messages(self._sent(sent))),
         )
         answer, finished = "", None
         opened = await patient(lambda: self._world.router.services.turns.open(turn))

@@ -10,7 +10,7 @@ from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
 from tests.sim.model import KINDS, MODEL
 from tests.sim.world import MIB, World, run
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 
 TENANT = TenantId("red")
 SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
@@ -62,7 +62,7 @@ class Script(World):
             model=MODEL,
             identity=Identity(IdentityKind.AGENT, AgentId(agent)),
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
-            prompt=chat_prompt(said(messages)),
+            prompt=chat_prompt(read_messages(messages)),
         )
 
     async def ask(self, agent, messages, max_tokens=8):

@@ -12,7 +12,7 @@ from router.turn_request import TurnRequest
 from tests.sim import oracle
 from tests.sim.model import KINDS, MODEL
 from tests.sim.scripted import FILLER, TENANT, play
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 
 ALICE = (TENANT, AgentId("alice"))
 
@@ -50,7 +50,7 @@ async def unnamed(world, messages):
             model=MODEL,
             identity=Identity(IdentityKind.CONTENT),
             sampling=Sampling(max_tokens=4),
-            prompt=chat_prompt(said(messages)),
+            prompt=chat_prompt(read_messages(messages)),
         )
         opened = await world.router.services.turns.open(turn)
         async for _ in opened.events():

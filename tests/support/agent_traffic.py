@@ -1,7 +1,7 @@
 """Conversations of agent programs with a node, and what each turn reused.
 
-A client sends back what it was given. For each prompt: its tokens, those that came from a cache,
-and those that an exact match with anything computed before could have spared.
+A client sends back the answers it got. For each prompt: its tokens, those that came from a cache,
+and those that an exact match with anything computed before could have saved.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import Admitted, Delta, GenerateRequest, Sampling, ToolCalls
 from node.service import NodeService
 from router.prompt import chat_prompt
-from tests.support.conversations import said as read_messages
+from tests.support.conversations import read_messages
 from tests.support.scripted_answers import Script
 from tests.support.services import TENANT, identity_of
-from tests.support.template_shapes import Said, Shape
+from tests.support.template_shapes import ScriptedAnswer, Shape
 
 _operations = itertools.count()
 _TEXT = (
@@ -50,7 +50,7 @@ TOOLS = [
 
 
 def words(seed: int, count: int) -> str:
-    """Some text; of two seeds it soon differs."""
+    """Some text; it soon differs between seeds."""
     state, out = seed * 2_654_435_761 % 2**32, []
     for _ in range(count):
         state = (state * 1_664_525 + 1_013_904_223) % 2**32
@@ -79,7 +79,7 @@ class Reuse:
 
 @dataclass
 class Driver:
-    """Asks one node, and keeps the books."""
+    """Sends turns to one node, and records their reuse."""
 
     service: NodeService
     shape: Shape
@@ -94,7 +94,11 @@ class Driver:
     spelled: list[bytes] = field(default_factory=list)  # answers, as the model gave them
 
     def ask(
-        self, name: str, messages: list[dict[str, Any]], answer: Said, tools: list[Any] | None
+        self,
+        name: str,
+        messages: list[dict[str, Any]],
+        answer: ScriptedAnswer,
+        tools: list[Any] | None,
     ) -> dict[str, Any]:
         """Run one turn; return the message that the client gets."""
         tokenizer = self.service.node.resources.tokenizer
@@ -104,8 +108,8 @@ class Driver:
         self.script.tokens.extend(tokenizer.encode(self.shape.say(answer)).ids)
         self.spelled.append(self.shape.say(answer).encode())
         options = {**self.shape.options, **self.options}
-        said = read_messages(messages)
-        prompt = chat_prompt(said, tools, options, continues=self.continues)
+        conversation = read_messages(messages)
+        prompt = chat_prompt(conversation, tools, options, continues=self.continues)
         request = GenerateRequest(
             operation=OperationId(f"traffic-{next(_operations):06d}"),
             tenant=self.tenant,
@@ -160,7 +164,9 @@ class Driver:
         ours = {*zip([0, *ends], ends, fed, strict=False)}
         theirs = {*zip([0, *fresh.ends], fresh.ends, fresh.ids, strict=False)}
         kept = [
-            found.span() for said in self.spelled for found in re.finditer(re.escape(said), text)
+            found.span()
+            for answer in self.spelled
+            for found in re.finditer(re.escape(answer), text)
         ]
         for start, end, _ in ours ^ theirs:
             around = text[max(0, start - 40) : end + 40]
@@ -208,24 +214,24 @@ class Talk:
     def __post_init__(self) -> None:
         self.messages = self.messages or [{"role": "system", "content": self.system}]
 
-    def ask(self, question: str | None = None, **said: Any) -> dict[str, Any]:
+    def ask(self, question: str | None = None, **answer_fields: Any) -> dict[str, Any]:
         self.step += 1
         question = question or words(100 + self.step, 40)
         self.messages.append({"role": "user", "content": question})
-        return self.answer(**said)
+        return self.answer(**answer_fields)
 
-    def answer(self, **said: Any) -> dict[str, Any]:
+    def answer(self, **answer_fields: Any) -> dict[str, Any]:
         """Let the model answer what there is, and keep the answer."""
-        answer = Said(
+        answer = ScriptedAnswer(
             **{
-                "text": "" if said.get("call") else words(200 + self.step, 30),
+                "text": "" if answer_fields.get("call") else words(200 + self.step, 30),
                 "thought": words(300 + self.step, 40),
-                **said,
+                **answer_fields,
             }
         )
-        got = self.driver.ask(self.name, self.messages, answer, self.tools)
-        self.messages.append(self.echo(got))
-        return got
+        message = self.driver.ask(self.name, self.messages, answer, self.tools)
+        self.messages.append(self.echo(message))
+        return message
 
     def work(self, steps: int, result_words: int = 40) -> None:
         """Call a tool, again and again, and then answer."""

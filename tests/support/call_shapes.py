@@ -55,33 +55,33 @@ def _spelled(value: Any) -> str:
 
 
 def _coder_call(name: str, arguments: Arguments) -> str:
-    given = "".join(
+    parameters = "".join(
         f"<parameter={key}>\n{_spelled(value)}\n</parameter>\n" for key, value in arguments.items()
     )
-    return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
 def _seed_call(name: str, arguments: Arguments) -> str:
-    given = "".join(
+    parameters = "".join(
         f"<parameter={key}>{_spelled(value)}</parameter>\n" for key, value in arguments.items()
     )
-    return f"<seed:tool_call>\n<function={name}>\n{given}</function>\n</seed:tool_call>"
+    return f"<seed:tool_call>\n<function={name}>\n{parameters}</function>\n</seed:tool_call>"
 
 
 def _glm_call(name: str, arguments: Arguments) -> str:
-    given = "".join(
+    parameters = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{_spelled(value)}</arg_value>\n"
         for key, value in arguments.items()
     )
-    return f"<tool_call>{name}\n{given}</tool_call>"
+    return f"<tool_call>{name}\n{parameters}</tool_call>"
 
 
 def _m2_call(name: str, arguments: Arguments) -> str:
-    given = "".join(
+    parameters = "".join(
         f'<parameter name="{key}">{_spelled(value)}</parameter>\n'
         for key, value in arguments.items()
     )
-    return f'<invoke name="{name}">\n{given}</invoke>\n'
+    return f'<invoke name="{name}">\n{parameters}</invoke>\n'
 
 
 def _m3_value(value: Any) -> str:
@@ -97,8 +97,8 @@ def _m3_element(key: str, value: Any) -> str:
 
 
 def _m3_call(name: str, arguments: Arguments) -> str:
-    given = _m3_value(arguments)
-    return f'{_SEPARATOR}<invoke name="{name}">{given}{_SEPARATOR}</invoke>\n'
+    parameters = _m3_value(arguments)
+    return f'{_SEPARATOR}<invoke name="{name}">{parameters}{_SEPARATOR}</invoke>\n'
 
 
 def _deepseek_call(name: str, arguments: Arguments) -> str:

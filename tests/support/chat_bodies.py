@@ -58,8 +58,8 @@ _PROPERTY_NAMES: Final = st.sampled_from(["path", "query", "count", "line end", 
 def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     properties = st.dictionaries(_PROPERTY_NAMES, inner, max_size=3)
 
-    def schema(made: tuple[dict[str, Any], bool, bool]) -> dict[str, Any]:
-        known, all_required, is_closed = made
+    def schema(drawn: tuple[dict[str, Any], bool, bool]) -> dict[str, Any]:
+        known, all_required, is_closed = drawn
         more: dict[str, Any] = {"required": sorted(known)} if all_required else {}
         return {"type": "object", "properties": known, **more} | (
             {"additionalProperties": False} if is_closed else {}
@@ -86,7 +86,7 @@ def _some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[s
     """Give up to four of these fields; with more, one of them is nearly always refused."""
     chosen = st.lists(st.sampled_from(sorted(fields)), max_size=4, unique=True)
     return chosen.flatmap(
-        lambda given: st.fixed_dictionaries({name: fields[name] for name in given})
+        lambda chosen_names: st.fixed_dictionaries({name: fields[name] for name in chosen_names})
     )
 
 
@@ -136,13 +136,13 @@ def _formats() -> st.SearchStrategy[Any]:
     )
     return st.one_of(
         st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
-        named.map(lambda made: {"type": "json_schema", "json_schema": made}),
+        named.map(lambda named_schema: {"type": "json_schema", "json_schema": named_schema}),
     )
 
 
-def _flat_format(made: dict[str, Any]) -> dict[str, Any]:
+def _flat_format(chat_format: dict[str, Any]) -> dict[str, Any]:
     """Spell a chat's format as Responses do."""
-    return {"type": made["type"], **made.get("json_schema", {})}
+    return {"type": chat_format["type"], **chat_format.get("json_schema", {})}
 
 
 def _functions() -> st.SearchStrategy[list[dict[str, Any]]]:
@@ -269,7 +269,7 @@ def messages(draw: st.DrawFn, model: str) -> dict[str, Any]:
         chosen = {"type": "tool", "name": functions[0]["name"]}
         kinds = [{"type": kind} for kind in ("auto", "auto", "none", "any")]
         body |= draw(_some({"tool_choice": st.sampled_from([*kinds, chosen])}))
-    formats = object_schemas.map(lambda made: {"type": "json_schema", "schema": made})
+    formats = object_schemas.map(lambda drawn: {"type": "json_schema", "schema": drawn})
     more = {
         "temperature": _numbers(0, 1),
         "top_p": _numbers(0.01, 1),
@@ -284,7 +284,7 @@ def messages(draw: st.DrawFn, model: str) -> dict[str, Any]:
             ]
         ),
         "output_config": st.one_of(
-            st.just({"effort": "low"}), formats.map(lambda made: {"format": made})
+            st.just({"effort": "low"}), formats.map(lambda drawn: {"format": drawn})
         ),
         "metadata": st.sampled_from([{"user_id": "mira"}, {"user_id": '{"session_id": "s"}'}]),
         "cache_control": st.just({"type": "ephemeral", "ttl": "1h"}),
@@ -348,7 +348,7 @@ def responses(draw: st.DrawFn, model: str) -> dict[str, Any]:
         "reasoning": st.sampled_from(
             [{"effort": "low"}, {"effort": "none"}, {"summary": "auto"}, {"max_tokens": 3}]
         ),
-        "text": _formats().map(lambda made: {"format": _flat_format(made)}),
+        "text": _formats().map(lambda chat_format: {"format": _flat_format(chat_format)}),
         "top_logprobs": st.integers(0, 20),
     }
     return body | draw(_some({**SAMPLING, **more}))

@@ -9,17 +9,17 @@ from fabric.turn.messages import template_form
 from router.openai.chat_messages import MESSAGES
 
 
-def said(messages):
+def read_messages(messages):
     """Read messages as the API does."""
     argument_items = ItemCount(JSON_ITEMS_MAX)
     return tuple(m.message(argument_items) for m in MESSAGES.read(messages, "messages"))
 
 
-def as_templates_get_it(prompt):
-    """Send a prompt to a node, and return what its template is given."""
+def template_messages(prompt):
+    """Send a prompt to a node, and return the messages that its template gets."""
     identity = Identity(IdentityKind.CONTENT)
-    sent = GenerateRequest(
+    request = GenerateRequest(
         OperationId("operation-1"), TenantId("t"), identity, Sampling(), prompt.messages
     )
-    come = from_plain(GenerateRequest, parse_json(dump_json(sent), TURN_ITEMS_MAX))
-    return [template_form(message) for message in come.messages]
+    received = from_plain(GenerateRequest, parse_json(dump_json(request), TURN_ITEMS_MAX))
+    return [template_form(message) for message in received.messages]

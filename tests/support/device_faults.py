@@ -100,7 +100,7 @@ class DeviceFaults:
 
 
 class _Called:
-    """A model of which only the call is another."""
+    """A model with another call."""
 
     def __init__(self, model: Any, call: Callable[..., mx.array]) -> None:
         self._model, self._call = model, call

@@ -26,8 +26,8 @@ MOVED_S = 60.0
 
 
 @dataclass(frozen=True)
-class Deed:
-    """What was done to an agent in a phase, and to which node: the killed one, or the new one."""
+class NemesisAction:
+    """An action on an agent in a phase, and its node: the killed one, or the new one."""
 
     phase: str
     what: str
@@ -42,13 +42,13 @@ class Nemesis:
     fabric: ProcessFabric
     scenario: Scenario
     first_stays_away: bool = False
-    deeds: list[Deed] = field(default_factory=list)
-    asked_again: list[str] = field(default_factory=list)  # though they had answered
-    strayed: list[Deed] = field(default_factory=list)  # moved, and asked elsewhere
+    actions: list[NemesisAction] = field(default_factory=list)
+    repeated_answers: list[str] = field(default_factory=list)  # though they had answered
+    misplaced_turns: list[NemesisAction] = field(default_factory=list)  # moved, and asked elsewhere
     answers: list[tuple[str, str, str]] = field(default_factory=list)  # phase, agent, node
     _turns: dict[str, TurnKey] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
-    _fallen: dict[str, str] = field(default_factory=dict)  # node, and the phase it fell in
+    _killed_nodes: dict[str, str] = field(default_factory=dict)  # node, and the phase it fell in
     _answered: set[tuple[str, int]] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
 
@@ -56,18 +56,18 @@ class Nemesis:
         """Learn which agent answers in which turn."""
         self._names = {agent_id: agent for agent, agent_id in ids.items()}
 
-        def tell(event: RunEvent) -> None:
+        def on_event(event: RunEvent) -> None:
             if isinstance(event, AgentAsked):
                 self._turns[event.turn.speaker] = event.turn
 
-        return tell
+        return on_event
 
-    def before(self, agent_id: str) -> None:
-        """Bring back who fell in another phase, and take an agent elsewhere between its turns."""
+    def before_turn(self, agent_id: str) -> None:
+        """Revive nodes killed in another phase, and move an agent between its turns."""
         agent = self._names[agent_id]
         phase = self._turns[agent].phase
         with self._lock:
-            for node in [n for n, fell_in in self._fallen.items() if fell_in != phase]:
+            for node in [n for n, killed_in in self._killed_nodes.items() if killed_in != phase]:
                 self._revive(node)
             is_known = any(name == agent for _, name, _ in self.answers)
             if is_known and self._is_due(phase, BETWEEN):
@@ -90,57 +90,57 @@ class Nemesis:
 
     def _look_for(self, agent: str, node: str) -> None:
         """Note whether an agent that was moved, to a node that lives, answers elsewhere."""
-        for deed in reversed(self.deeds):
-            if deed.agent == agent or deed.what == KILL:
-                if deed.agent == agent and deed.what == BETWEEN and deed.node != node:
-                    self.strayed.append(deed)
+        for action in reversed(self.actions):
+            if action.agent == agent or action.what == KILL:
+                if action.agent == agent and action.what == BETWEEN and action.node != node:
+                    self.misplaced_turns.append(action)
                 return
 
-    def behind(self, agent_id: str, messages_count: int, node: str) -> None:
+    def after_turn(self, agent_id: str, messages_count: int, node: str) -> None:
         """Note an answer."""
         with self._lock:
             agent = self._names[agent_id]
             self.answers.append((self._turns[agent].phase, agent, node))
             if (agent_id, messages_count) in self._answered:
-                self.asked_again.append(f"{agent_id}, {messages_count} messages")
+                self.repeated_answers.append(f"{agent_id}, {messages_count} messages")
             self._answered.add((agent_id, messages_count))
 
-    def forget(self, deed: Deed) -> None:
-        """Let something be due again that came too late."""
+    def forget(self, action: NemesisAction) -> None:
+        """Let an action be due again that came too late."""
         with self._lock:
-            self.deeds.remove(deed)
+            self.actions.remove(action)
 
-    def last(self, agent_id: str, what: str) -> Deed | None:
+    def last(self, agent_id: str, what: str) -> NemesisAction | None:
         agent = self._names[agent_id]
-        mine = (d for d in self.deeds if (d.agent, d.what) == (agent, what))
-        return next((d for d in mine if d.phase == self._turns[agent].phase), None)
+        own = (d for d in self.actions if (d.agent, d.what) == (agent, what))
+        return next((d for d in own if d.phase == self._turns[agent].phase), None)
 
     def _is_due(self, phase: str, what: str) -> bool:
-        return not any((d.phase, d.what) == (phase, what) for d in self.deeds)
+        return not any((d.phase, d.what) == (phase, what) for d in self.actions)
 
     def _kill(self, phase: str, agent_id: str, node: str) -> None:
-        if node in self._fallen or len(self._fallen) + 2 > len(self.fabric.services):
+        if node in self._killed_nodes or len(self._killed_nodes) + 2 > len(self.fabric.services):
             return
         self.fabric.kill(node)
-        self._fallen[node] = phase
-        self.deeds.append(Deed(phase, KILL, self._names[agent_id], node))
+        self._killed_nodes[node] = phase
+        self.actions.append(NemesisAction(phase, KILL, self._names[agent_id], node))
         number = [each.id for each in self.scenario.phases].index(phase)
         if bool(number % 2) is self.first_stays_away:
             threading.Thread(target=self._revive, args=(node,)).start()
 
     def _revive(self, node: str) -> None:
         with self._lock:
-            if node in self._fallen:
+            if node in self._killed_nodes:
                 self.fabric.revive(node)
-                del self._fallen[node]
+                del self._killed_nodes[node]
 
     def _move(self, phase: str, what: str, agent_id: str, node: str | None) -> None:
-        others = [n for n in self.fabric.services if n not in {node, *self._fallen}]
+        others = [n for n in self.fabric.services if n not in {node, *self._killed_nodes}]
         for to in others:
             path = f"/v1/agents/{agent_id}/migrate"
-            got = self.fabric.http.post(path, json={"to": to}, timeout=MOVED_S)
-            if got.status_code == 200 and got.json()["to"] == to:
-                self.deeds.append(Deed(phase, what, self._names[agent_id], to))
+            receipt = self.fabric.http.post(path, json={"to": to}, timeout=MOVED_S)
+            if receipt.status_code == 200 and receipt.json()["to"] == to:
+                self.actions.append(NemesisAction(phase, what, self._names[agent_id], to))
                 return
 
 
@@ -151,9 +151,9 @@ class DisturbedClient(HttpFabricClient):
     nemesis: Nemesis
 
     async def ask(self, question: Question) -> AgentAnswer:
-        await asyncio.to_thread(self.nemesis.before, question.agent)
+        await asyncio.to_thread(self.nemesis.before_turn, question.agent)
         answer = await super().ask(question)
-        self.nemesis.behind(question.agent, len(question.messages), answer.figures.node)
+        self.nemesis.after_turn(question.agent, len(question.messages), answer.figures.node)
         return answer
 
     def _chunks(self, question: Question, response: Any) -> Iterator[dict[str, Any]]:
@@ -167,9 +167,9 @@ class DisturbedClient(HttpFabricClient):
             yield chunk
         if moving is not None:
             moving.join(MOVED_S)
-            deed = self.nemesis.last(question.agent, MOVE)
-            if deed is not None and is_late:
-                self.nemesis.forget(deed)
+            action = self.nemesis.last(question.agent, MOVE)
+            if action is not None and is_late:
+                self.nemesis.forget(action)
 
 
 def perform(
@@ -183,6 +183,6 @@ def perform(
     plan = SeriesPlan(scenario, name, "digest", namespace=name)
     if nemesis is None:
         return performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder)
-    tell = nemesis.watch(plan.ids(plan.arms[0]))
+    on_event = nemesis.watch(plan.ids(plan.arms[0]))
     speaker = DisturbedClient(fabric.http, fabric.model_name, nemesis)
-    return performed(plan, speaker, folder, tell)
+    return performed(plan, speaker, folder, on_event)

@@ -17,15 +17,15 @@ def template(route):
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
 
 
-def wrong_with(method, path, status, media, body=None):
-    """Say what is not as the document has it, or nothing."""
+def document_mismatch(method, path, status, media, body=None):
+    """Return how an answer differs from the document, or nothing."""
     operation = DOCUMENT["paths"].get(path, {}).get(method.lower())
     if operation is None:
         return f"{method} {path} is no operation"
-    told = operation["responses"].get(str(status))
-    if told is None:
+    documented = operation["responses"].get(str(status))
+    if documented is None:
         return f"{method} {path} answers {status}"
-    content = told.get("content", {})
+    content = documented.get("content", {})
     if bool(content) != bool(media) or (media and media not in content):
         return f"{method} {path} answers {status} as {media}"
     if media != "application/json" or body is None:
@@ -74,7 +74,7 @@ class Documented:
     def _judge(self, method, path, head, body, *, is_head):
         headers = dict(head["headers"])
         media = headers.get(b"content-type", b"").decode().partition(";")[0]
-        told = None if is_head or not body else body
-        found = wrong_with(method, path, head["status"], media, told)
+        json_body = None if is_head or not body else body
+        found = document_mismatch(method, path, head["status"], media, json_body)
         if found:
             self.wrong.append(found)

@@ -18,7 +18,7 @@ from tests.support.services import TENANT, call
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
 ERASED_S = 1_700_000_000.0
-TRIES = 2
+ATTEMPTS = 2
 WAIT_POLLS = 6_000
 _operations = itertools.count()
 
@@ -40,7 +40,7 @@ def blocks(folder):
 
 
 class Refusal:
-    """One call of the store that the disk refuses until it is mended."""
+    """A call of the store that the disk refuses until `is_mended`."""
 
     def __init__(self, monkeypatch, name):
         self.count, self.is_mended = 0, False

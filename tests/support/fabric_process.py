@@ -1,7 +1,7 @@
 """A real fabric in its own process with its own CPU time and memory, and attackers of it.
 
 Bounds on time are on the processor's: neighbours on the machine make clocks useless, and whoever
-stands still for everybody else uses it. A hang is caught by the clock, generously.
+stalls others uses it. A hang is caught by the clock, generously.
 """
 
 import http.client
@@ -51,15 +51,15 @@ def used(pid: int) -> tuple[float, int]:
             raise ProcessLookupError(pid) from None
         ticks = int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-    told = subprocess.run(
+    columns = subprocess.run(
         ["ps", "-o", "rss=,time=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.split()
-    if len(told) != 2:
+    if len(columns) != 2:
         raise ProcessLookupError(pid)
     seconds = 0.0
-    for part in told[1].split(":"):
+    for part in columns[1].split(":"):
         seconds = 60 * seconds + float(part)
-    return seconds, int(told[0]) * 1024
+    return seconds, int(columns[0]) * 1024
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Attacked:
             self.start_bytes = self.peak_bytes = used(self.pid)[1]
 
     def judge(self) -> None:
-        """Fail where somebody else noticed, or memory rose."""
+        """Fail where other clients were affected, or memory rose."""
         end_s = time.monotonic() + HANG_S
         while not (self.turns > 1 and self.pulses > 1) and time.monotonic() < end_s:
             time.sleep(0.02)
@@ -127,27 +127,27 @@ class Attacked:
         assert not self.failures, found
         logged = self.log.read_text(errors="replace").splitlines() if self.log else []
         assert [line for line in logged if "unexpected" in line] == []
-        assert min(self.turns, self.pulses) > 1, "nobody else was served"
+        assert min(self.turns, self.pulses) > 1, "no other client was served"
         assert self.silent_cpu_s <= SILENT_CPU_S_MAX, found
         assert self.growth_bytes <= GROWTH_BYTES_MAX, found
 
 
 def first_of(sock: socket.socket) -> bytes:
     """Return what came until the other side closed, or the first answer was whole, or streams."""
-    got = b""
+    answer = b""
     try:
         while part := sock.recv(65536):
-            got += part
-            head, ended, body = got.partition(b"\r\n\r\n")
+            answer += part
+            head, ended, body = answer.partition(b"\r\n\r\n")
             size = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
             if ended and len(body) >= int(size or 0):
                 break
     except ConnectionError:
         pass
     except TimeoutError:
-        if not got:
+        if not answer:
             raise
-    return got
+    return answer
 
 
 def status_of(answer: bytes) -> int | None:
@@ -230,13 +230,13 @@ def _repeat(fabric: Attacked, done: threading.Event, work, rest_s: float) -> Non
 
 def turn(fabric: Attacked) -> None:
     """Take one turn of alice on a connection of its own."""
-    asked = {
+    request = {
         "model": "recall",
         "max_tokens": 2,
         "messages": [{"role": "user", "content": "The vault code of Mira is otter."}],
     }
     headers = {"authorization": f"Bearer {ALICE}", "content-type": "application/json"}
-    status, text = _ask(fabric, "POST", "/v1/chat/completions", headers, json.dumps(asked))
+    status, text = _ask(fabric, "POST", "/v1/chat/completions", headers, json.dumps(request))
     fabric.turns += 1
     if status != http.client.OK:
         fabric.failures.append(f"alice's turn: {status} {text}")
@@ -264,7 +264,7 @@ def _ask(fabric: Attacked, method: str, path: str, headers: dict[str, str], body
 
 
 def main() -> None:
-    """Run the fabric until nobody holds our input any more."""
+    """Run the fabric until standard input is closed."""
     from tests.support.claimed_context import claiming
     from tests.support.local_fabric import local_fabric
 

@@ -51,8 +51,8 @@ def forged(
     packed = sealed_unchecked(record(manifest))
     if swap:
         payloads[0] = memoryview(bytes(payloads[0])[::-1])
-    made = header(replace(old, record_bytes=len(packed), key_id=key_id(LEAVES)))
-    return b"".join(encode_file(made, packed, payloads, LEAVES))
+    forged_header = header(replace(old, record_bytes=len(packed), key_id=key_id(LEAVES)))
+    return b"".join(encode_file(forged_header, packed, payloads, LEAVES))
 
 
 def _first_ref(record, **change):

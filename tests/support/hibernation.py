@@ -45,9 +45,9 @@ def hibernate(
 ) -> bytes:
     """Return an agent's file."""
     call = Hibernate(tenant, AgentId(agent), epoch, key, b"salt" if key else b"")
-    got = post(service, HIBERNATE_PATH, call, b"")
-    assert got.status_code == 200, got.text
-    return got.content
+    response = post(service, HIBERNATE_PATH, call, b"")
+    assert response.status_code == 200, response.text
+    return response.content
 
 
 def resume(
@@ -62,13 +62,13 @@ def resume(
 ) -> dict[str, Any]:
     """Bring a file to a node; return its answer, or the code of its refusal as `refused`."""
     call = Resume(tenant, AgentId(agent), epoch, replace, key)
-    got = post(service, RESUME_PATH, call, raw)
-    answer = got.json()
-    if got.status_code == 200:
+    response = post(service, RESUME_PATH, call, raw)
+    answer = response.json()
+    if response.status_code == 200:
         return dict(answer)
     return {
         "refused": answer["error"]["code"],
-        "status": got.status_code,
+        "status": response.status_code,
         "message": answer["error"]["message"],
     }
 

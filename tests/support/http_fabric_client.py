@@ -101,15 +101,15 @@ class HttpFabricClient:
         started_s = time.monotonic()
         with (
             _broken_connections(),
-            self.http.stream("POST", CHAT, json=body, headers=headers) as got,
+            self.http.stream("POST", CHAT, json=body, headers=headers) as response,
         ):
-            if got.status_code != 200:
-                got.read()
-                _require_ok(got)
+            if response.status_code != 200:
+                response.read()
+                _require_ok(response)
             answer = _Answer(started_s)
-            for chunk in self._chunks(question, got):
+            for chunk in self._chunks(question, response):
                 answer.add(chunk)
-            return answer.finished(got.headers)
+            return answer.finished(response.headers)
 
     def _chunks(self, _: Question, response: httpx2.Response) -> Iterator[dict[str, Any]]:
         for line in response.iter_lines():
@@ -167,8 +167,8 @@ class _Answer:
             self.texts.append(delta.get("content") or "")
             for call in delta.get("tool_calls") or ():
                 function = call.get("function") or {}
-                begun = [call.get("id") or "", function.get("name") or ""]
-                self.calls.setdefault(int(call["index"]), begun).append(
+                call_parts = [call.get("id") or "", function.get("name") or ""]
+                self.calls.setdefault(int(call["index"]), call_parts).append(
                     function.get("arguments") or ""
                 )
             self.is_whole |= choice.get("finish_reason") is not None
@@ -209,8 +209,10 @@ def _require_ok(response: httpx2.Response) -> None:
         message, code = f"the fabric answered {response.status_code}", None
     if response.status_code not in RETRYABLE_STATUSES or code in FINAL_CODES:
         raise FabricError(message)
-    asked = response.headers.get("retry-after") or ""
-    raise temporary_error(message, float(asked) if asked.isdecimal() else RETRY_WAIT_S, code)
+    retry_after = response.headers.get("retry-after") or ""
+    raise temporary_error(
+        message, float(retry_after) if retry_after.isdecimal() else RETRY_WAIT_S, code
+    )
 
 
 @contextmanager

@@ -14,19 +14,19 @@ _tokens_per_s: dict[tuple[bytes, str], float] = {}
 
 
 class KnownService(NodeService):
-    """A node that believes what one like it found."""
+    """A node that reuses the start-up results of an equal one."""
 
     def _build(self) -> Node:
         node = super()._build()
         tests, found = node.background.self_tests, _passed.get(_kind(node.resources.identity))
         if found is not None:
 
-            async def believe() -> SelfTest:
+            async def use_known_result() -> SelfTest:
                 del tests.run
                 tests.found, tests.is_sure = found, True
                 return found
 
-            tests.run = believe
+            tests.run = use_known_result
         return node
 
     async def _measure_prefill(self) -> None:

@@ -32,7 +32,7 @@ OPERATOR_KEY = "key-of-the-operator-of-tests"
 
 @dataclass
 class Answer:
-    """A chat answer with what the headers and the usage said."""
+    """A chat answer with its headers and usage."""
 
     text: str
     agent: str
@@ -174,25 +174,25 @@ class LocalFabric:
         create = self.openai.chat.completions.with_raw_response.create
         if stream:
             return self._stream(create, request, headers)
-        got = create(**request, extra_headers=headers)
-        body = json.loads(got.text)
+        response = create(**request, extra_headers=headers)
+        body = json.loads(response.text)
         choice = body["choices"][0]
         return self._answer(
-            got.headers, choice["message"]["content"] or "", choice["finish_reason"], body
+            response.headers, choice["message"]["content"] or "", choice["finish_reason"], body
         )
 
     def _stream(self, create: Any, request: dict[str, Any], headers: dict[str, str]) -> Answer:
-        got = create(
+        response = create(
             **request, extra_headers=headers, stream=True, stream_options={"include_usage": True}
         )
         text, reason, usage = "", "", None
-        for chunk in got.parse():
+        for chunk in response.parse():
             if chunk.choices:
                 text += chunk.choices[0].delta.content or ""
                 reason = chunk.choices[0].finish_reason or reason
             usage = chunk.usage or usage
         assert usage is not None
-        return self._answer(got.headers, text, reason, {"usage": usage.model_dump()})
+        return self._answer(response.headers, text, reason, {"usage": usage.model_dump()})
 
     def _answer(self, headers: Any, text: str, reason: str, body: dict[str, Any]) -> Answer:
         cached = int(headers["x-macfabric-cached-tokens"])
@@ -217,9 +217,9 @@ class LocalFabric:
 
     def migrate(self, agent: str, to: str) -> dict[str, Any]:
         """Move an agent through the API."""
-        got = self.http.post(f"/v1/agents/{agent}/migrate", json={"to": to})
-        assert got.status_code == 200, got.text
-        return dict(got.json())
+        response = self.http.post(f"/v1/agents/{agent}/migrate", json={"to": to})
+        assert response.status_code == 200, response.text
+        return dict(response.json())
 
     def restart_router(self) -> None:
         """Stop the router and start another one, at another port, over the same nodes."""
@@ -252,12 +252,12 @@ class LocalFabric:
 @contextmanager
 def local_fabric(folder: Path, model: str, *names: str, **settings: Any) -> Iterator[LocalFabric]:
     """Run a fabric for a block of code: a real `up` where the environment asks for it."""
-    made: type[LocalFabric] = LocalFabric
+    fabric_class: type[LocalFabric] = LocalFabric
     if os.environ.get(REAL_UP):
         from tests.support.real_fabric import RealFabric
 
-        made = RealFabric
-    fabric = made(folder, model, list(names), **settings)
+        fabric_class = RealFabric
+    fabric = fabric_class(folder, model, list(names), **settings)
     try:
         yield fabric
     finally:

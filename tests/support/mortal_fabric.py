@@ -29,12 +29,12 @@ from router.fresh_ids import fresh_operation
 from router.prompt import chat_prompt
 from router.services import Services, assemble
 from router.turn_request import TurnRequest
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.incoming import pinned_blocks
 from tests.support.services import KEY, TENANT, call, start_service
 
 SCALE = 6.0  # leases of a second
-# Said all the time: no step of anything.
+# Sent periodically: no step of a move.
 WATCHING = ("describe", "describe_changes", "list_agents", "list_changes")
 SETTLE_S = 30.0
 
@@ -114,7 +114,7 @@ Meddle = Callable[[Message, Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
 
 @dataclass
 class World:
-    """The Macs, the router of the moment, and who meddles with messages."""
+    """The Macs, the present router, and the hook that interferes with messages."""
 
     macs: dict[str, Mac]
     services: Services | None = None
@@ -208,7 +208,7 @@ class World:
             model=model,
             identity=Identity(IdentityKind.AGENT, AgentId(agent)),
             sampling=Sampling(**{"max_tokens": 12, **sampling}),
-            prompt=chat_prompt(said(messages)),
+            prompt=chat_prompt(read_messages(messages)),
         )
 
     # --- truth -------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class World:
                     found[mac.name] = mine[0]
         return found
 
-    async def one_owner(self, agent: str, timeout_s: float = SETTLE_S) -> AgentView:
+    async def await_one_owner(self, agent: str, timeout_s: float = SETTLE_S) -> AgentView:
         """Wait until one node owns the agent at the highest epoch and nothing is undecided."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -236,10 +236,10 @@ class World:
                     return owned[0]
                 await asyncio.sleep(0.02)
 
-    async def nothing_loose(self, timeout_s: float = SETTLE_S) -> None:
+    async def await_no_loose_blocks(self, timeout_s: float = SETTLE_S) -> None:
         """Wait until every block of every node is in some record, and every record has its own."""
         async with asyncio.timeout(timeout_s):
-            while not all(map(_is_tidy, self.macs.values())):  # noqa: ASYNC110 - disks tell nobody
+            while not all(map(_is_tidy, self.macs.values())):  # noqa: ASYNC110 - disks send no event
                 await asyncio.sleep(0.05)
 
     async def alive(self) -> None:
@@ -249,20 +249,20 @@ class World:
             while len(fleet.ready()) < len(self.macs) or not fleet.membership.settled():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def known_as_it_is(self) -> None:
-        """Wait until the router has heard of each node's present life."""
+    async def await_current_lives(self) -> None:
+        """Wait until the router knows each node's present life."""
         await self.alive()
         lives = {
             name: mac.node.resources.identity.config.incarnation for name, mac in self.macs.items()
         }
 
-        def heard() -> dict[str, int]:
+        def known_lives() -> dict[str, int]:
             members = self.router.fleet.membership.members
             views: list[NodeView | None] = [member.view for member in members]
             return {view.name: view.incarnation for view in views if view is not None}
 
         async with asyncio.timeout(SETTLE_S):
-            while heard() != lives:  # noqa: ASYNC110 - beats tell it
+            while known_lives() != lives:  # noqa: ASYNC110 - beats tell it
                 await asyncio.sleep(0.02)
 
 

@@ -90,8 +90,8 @@ def commands_in_text(driver: Driver) -> None:
     """Agents without tools: each step is the model's text and the user's observation."""
     talk = Talk(driver, echo=drop_thought)
     for step in range(6):
-        said = f"{words(960 + step, 15)}\n```\ngrep -rn '{step}' . | head\n```\n"
-        talk.ask(f"Observation:\n{words(970 + step, 60)}\n(Open file: none)\n$ ", text=said)
+        answer = f"{words(960 + step, 15)}\n```\ngrep -rn '{step}' . | head\n```\n"
+        talk.ask(f"Observation:\n{words(970 + step, 60)}\n(Open file: none)\n$ ", text=answer)
 
 
 def _give(talk: Talk, result: str) -> None:

@@ -38,7 +38,7 @@ class NodeProcess:
         theirs.close()
         assert self._pipe.recv_bytes() == READY
         self._numbers = itertools.count()
-        self._asked: dict[int, Future[bytes]] = {}
+        self._pending: dict[int, Future[bytes]] = {}
         self._sending = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -48,11 +48,11 @@ class NodeProcess:
         answer: Future[bytes] = Future()
         with self._sending:
             number = next(self._numbers)
-            self._asked[number] = answer
+            self._pending[number] = answer
             try:
                 self._pipe.send_bytes(number.to_bytes(NUMBER_BYTES) + raw)
             except OSError:
-                self._give_up()
+                self._fail_pending()
         return answer
 
     def kill(self) -> None:
@@ -73,18 +73,18 @@ class NodeProcess:
         try:
             while True:
                 raw = self._pipe.recv_bytes()
-                asked = self._asked.pop(int.from_bytes(raw[:NUMBER_BYTES]))
-                if asked.set_running_or_notify_cancel():
-                    asked.set_result(raw[NUMBER_BYTES:])
+                future = self._pending.pop(int.from_bytes(raw[:NUMBER_BYTES]))
+                if future.set_running_or_notify_cancel():
+                    future.set_result(raw[NUMBER_BYTES:])
         except (EOFError, OSError):
             with self._sending:
-                self._give_up()
+                self._fail_pending()
 
-    def _give_up(self) -> None:
-        while self._asked:
-            _, asked = self._asked.popitem()
-            if asked.set_running_or_notify_cancel():
-                asked.set_exception(NodeLostError("its process is dead", self._name))
+    def _fail_pending(self) -> None:
+        while self._pending:
+            _, future = self._pending.popitem()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(NodeLostError("its process is dead", self._name))
 
 
 def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:
@@ -99,7 +99,7 @@ def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:
         with sending:
             pipe.send_bytes(number + reply.result())
 
-    with suppress(EOFError):  # whoever started it is gone
+    with suppress(EOFError):  # its parent process is gone
         while (raw := pipe.recv_bytes()) != STOP:
             number, call = raw[:NUMBER_BYTES], raw[NUMBER_BYTES:]
             service.control(call).add_done_callback(partial(answer, number))

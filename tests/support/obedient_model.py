@@ -1,7 +1,7 @@
 """A real fabric whose model answers each request with a function of the test.
 
 Router, node, templates, caches, grammars and samplers are the product's, and all is computed; only
-the likeliest token is told. A sampler that may not take that one takes what the format allows.
+the likeliest token is scripted. A sampler that may not take that one takes what the format allows.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,16 +18,16 @@ from node.mlx import engine
 from node.mlx.sampling import Sampler
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
-from tests.support.template_shapes import Said, Shape
+from tests.support.template_shapes import ScriptedAnswer, Shape
 
-Answers = Callable[[GenerateRequest], Said]
+Answers = Callable[[GenerateRequest], ScriptedAnswer]
 _BEGUN_TOKENS = 50
 _SURE = 1e4  # a logit beside which all others are nothing
 
 
 @dataclass(slots=True)
-class Obeyed:
-    """One turn that was taken: what was asked, and how much of it was computed before."""
+class ScriptedTurn:
+    """A turn: its request, its prompt, and the cached part of it."""
 
     request: GenerateRequest
     sequence: Sequence
@@ -41,32 +41,32 @@ class Obeyed:
 
 @dataclass
 class ObedientModel:
-    """Which tokens each sequence says, and who asked."""
+    """The scripted tokens of each sequence, and the turns taken."""
 
     shape: Shape
     answers: Answers
-    turns: list[Obeyed] = field(default_factory=list)
-    disobeyed: list[str] = field(default_factory=list)  # what a format did not let be said
-    _said: dict[int, tuple[object, list[int]]] = field(default_factory=dict)
+    turns: list[ScriptedTurn] = field(default_factory=list)
+    disobeyed: list[str] = field(default_factory=list)  # scripted tokens that a format refused
+    _tokens: dict[int, tuple[object, list[int]]] = field(default_factory=dict)
 
     def hear(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
         """Choose the answer; the sampling of a sequence is its own object."""
         tokenizer = parts.tokenizer
         answer = self.answers(request)
-        said = (answer.text if request.continues else self.shape.say(answer)) + self.shape.end
-        tokens = list(tokenizer.encode(said).ids)
-        self._said[id(sequence.input.sampling)] = (sequence.input.sampling, tokens)
+        text = (answer.text if request.continues else self.shape.say(answer)) + self.shape.end
+        tokens = list(tokenizer.encode(text).ids)
+        self._tokens[id(sequence.input.sampling)] = (sequence.input.sampling, tokens)
 
     def is_answering(self, since: int) -> bool:
         """Say whether a turn since then is in the middle of its answer."""
         return any(len(turn.sequence.answer_ids) > _BEGUN_TOKENS for turn in self.turns[since:])
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """Return one that knows what to take; others, of a node that tests itself, stay."""
-        _, tokens = self._said.pop(id(sampler.sampling), (None, None))
+        """Return a sampler with scripted tokens; samplers of self-tests are unchanged."""
+        _, tokens = self._tokens.pop(id(sampler.sampling), (None, None))
         if tokens is None:
             return sampler
-        return _ToldSampler(
+        return _ScriptedSampler(
             sampler.sampling,
             sampler.seed,
             sampler.processors,
@@ -77,21 +77,21 @@ class ObedientModel:
 
 
 @dataclass(slots=True)
-class _ToldSampler(Sampler):
+class _ScriptedSampler(Sampler):
     model: ObedientModel | None = None
     tokens: list[int] = field(default_factory=list)
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Let nobody choose past this sampler."""
+        """Prevent sampling that bypasses this sampler."""
         return False
 
     def sample(self, logits, allowed=None, openings=()):
         at = min(self.sampled_count, len(self.tokens) - 1)
-        wanted = mx.arange(logits.shape[-1]) == self.tokens[at]
-        told = mx.where(wanted, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
+        is_next = mx.arange(logits.shape[-1]) == self.tokens[at]
+        biased_logits = mx.where(is_next, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
         # Zero-argument super() does not find the class that slots made.
-        token, logprobs = Sampler.sample(self, told, allowed, openings)
+        token, logprobs = Sampler.sample(self, biased_logits, allowed, openings)
         if allowed is not None and token.item() != self.tokens[at]:
             self.model.disobeyed.append(f"token {at}: {self.tokens[at]} was not allowed")
         return token, logprobs
@@ -103,10 +103,10 @@ def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
     model, make, choose = ObedientModel(shape, answers), Sequences.make, engine.make_sampler
     admit = Prefixes.admitted
 
-    def made(parts, request, prepared, *more):
+    def make_sequence(parts, request, prepared, *more):
         sequence = make(parts, request, prepared, *more)
         model.hear(parts, request, sequence)
-        model.turns.append(Obeyed(request, sequence, tuple(prepared.plan.ids)))
+        model.turns.append(ScriptedTurn(request, sequence, tuple(prepared.plan.ids)))
         return sequence
 
     def admitted(parts, agent, prepared):
@@ -119,7 +119,7 @@ def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
         return model.sampler(choose(*arguments))
 
     with (
-        mock.patch.object(Sequences, "make", made),
+        mock.patch.object(Sequences, "make", make_sequence),
         mock.patch.object(Prefixes, "admitted", admitted),
         mock.patch.object(engine, "make_sampler", chosen),
     ):

@@ -39,9 +39,9 @@ TURNS = {
     "/v1/messages": chat_bodies.messages,
     "/v1/responses": chat_bodies.responses,
 }
-BUSY, TRIES = (503, 529), 20
+BUSY, ATTEMPTS = (503, 529), 20
 OWN_FAULT = re.compile(r'"type": ?"(server_error|api_error|overloaded_error)"')  # in a stream
-KEPT = ("/v1/nodes/{node}/drain",)  # what would leave nobody to ask
+EXCLUDED = ("/v1/nodes/{node}/drain",)  # it would leave no node
 TIMEOUT_S = 60
 MESSAGES = [{"role": "user", "content": "The vault code of Mira is otter lantern quartz."}]
 RUN = {"run": "cases", "yaml": "{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a]}]}"}
@@ -159,7 +159,7 @@ class _Sender:
     session: requests.Session
     judged: Judged
     sent: int = 0
-    made: set[str] = field(default_factory=set)  # agents that are there
+    agents: set[str] = field(default_factory=set)  # agents that are there
     waiting: Event = field(default_factory=Event)  # never set
 
     def send(self, case):
@@ -184,7 +184,7 @@ class _Sender:
         agent = random.Random(self.sent).choice([*AGENTS, None, None])
         if agent is not None:
             headers["X-Agent-ID"] = agent
-        answer = self._judge(case, headers, TRIES)
+        answer = self._judge(case, headers, ATTEMPTS)
         if answer is not None and OWN_FAULT.search(answer.text):
             self._note(f"{_name(case)} ends in an error of ours", case, answer)
 
@@ -193,13 +193,13 @@ class _Sender:
         path, places = case.operation.path, case.path_parameters or {}
         if "agent" in places and choose.random() < 0.8:
             places["agent"] = choose.choice(AGENTS)
-        if "node" in places and path not in KEPT and choose.random() < 0.6:
+        if "node" in places and path not in EXCLUDED and choose.random() < 0.6:
             places["node"] = choose.choice(NODES)
         if "model" in places and choose.random() < 0.6:
             places["model"] = self.model
         if "response" in places and choose.random() < 0.6:
-            asked = {"model": self.model, "input": "hello", "max_output_tokens": 1}
-            places["response"] = self._post("/v1/responses", json=asked).json()["id"]
+            body = {"model": self.model, "input": "hello", "max_output_tokens": 1}
+            places["response"] = self._post("/v1/responses", json=body).json()["id"]
         if "run" in places and choose.random() < 0.8:
             places["run"] = self._post("/v1/scenarios", json=RUN).json()["id"]
         if path.startswith("/v1/agents/"):
@@ -212,14 +212,14 @@ class _Sender:
 
     def _make(self, agent):
         """Let an agent be there, unless it is; what erases it asks for it by name, too."""
-        if agent in AGENTS and agent not in self.made:
-            asked = {"model": self.model, "messages": MESSAGES, "max_tokens": 1}
-            self._post("/v1/chat/completions", json=asked, headers={"X-Agent-ID": agent})
-            self.made.add(agent)
+        if agent in AGENTS and agent not in self.agents:
+            body = {"model": self.model, "messages": MESSAGES, "max_tokens": 1}
+            self._post("/v1/chat/completions", json=body, headers={"X-Agent-ID": agent})
+            self.agents.add(agent)
 
-    def _post(self, path, headers=None, **asked):
+    def _post(self, path, headers=None, **content):
         headers = {"Authorization": f"Bearer {self.key}"} | (headers or {})
-        answer = self.session.post(self.url + path, headers=headers, timeout=TIMEOUT_S, **asked)
+        answer = self.session.post(self.url + path, headers=headers, timeout=TIMEOUT_S, **content)
         assert answer.ok, answer.text
         return answer
 
@@ -243,17 +243,17 @@ class _Sender:
         if answer is not None and answer.status_code != 401:
             self._note(f"{_name(case)} takes a wrong key: {answer.status_code}", case, answer)
 
-    def _judge(self, case, headers, tries=1):
+    def _judge(self, case, headers, attempts=1):
         answer = self._call(case, headers)
-        while answer is not None and answer.status_code in BUSY and tries > 1:
+        while answer is not None and answer.status_code in BUSY and attempts > 1:
             self.judged.retried += 1
             self.waiting.wait(float(answer.headers["retry-after"][0]))
-            answer, tries = self._call(case, headers), tries - 1
+            answer, attempts = self._call(case, headers), attempts - 1
         if answer is None:
             return None
         self.judged.statuses[case.method, case.operation.path, answer.status_code] += 1
         if case.method == "DELETE" and answer.status_code == 200:
-            self.made.discard(case.path_parameters.get("agent"))
+            self.agents.discard(case.path_parameters.get("agent"))
         try:
             case.validate_response(answer, checks=JUDGES)
         except (Failure, FailureGroup) as failure:
@@ -277,8 +277,8 @@ class _Sender:
 
     def _note(self, what, case, answer, why=""):
         if what not in self.judged.wrong:
-            told = answer.text[:400] if answer is not None else ""
-            self.judged.wrong[what] = f"{why}\n{told}\n{case.as_curl_command()[:1500]}"
+            excerpt = answer.text[:400] if answer is not None else ""
+            self.judged.wrong[what] = f"{why}\n{excerpt}\n{case.as_curl_command()[:1500]}"
 
 
 def _name(case):

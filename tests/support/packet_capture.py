@@ -20,7 +20,7 @@ NAMESPACES = Path("/run/netns")
 
 
 def why_not() -> str | None:
-    """Say why nothing can be captured here, or nothing."""
+    """Return why nothing can be captured here, or None."""
     if not sys.platform.startswith("linux"):
         return "packets are captured on Linux only"
     return None if os.geteuid() == 0 else "only root sees packets"
@@ -98,7 +98,7 @@ class Capture:
 
 def _opened(namespace: str | None) -> socket.socket:
     """Open a socket where it is to listen: a thread enters that namespace and ends in it."""
-    made = []
+    sockets = []
 
     def work() -> None:
         if namespace is not None:
@@ -106,13 +106,13 @@ def _opened(namespace: str | None) -> socket.socket:
                 if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
                     return
         kind = socket.htons(ETH_P_ALL)
-        made.append(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, kind))
+        sockets.append(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, kind))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert made, f"{namespace} cannot be entered"
-    return made[0]
+    assert sockets, f"{namespace} cannot be entered"
+    return sockets[0]
 
 
 def _joined(segments: list[tuple[int, bytes]]) -> bytes:

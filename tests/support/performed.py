@@ -9,17 +9,17 @@ from router.scenario.fabric_client import FabricClient
 from router.scenario.run_events import RunEvent
 from router.scenario.series import ArmRun, Series, SeriesPlan
 
-Told = Callable[[RunEvent], object]
+EventHandler = Callable[[RunEvent], object]
 
 
 def performed(
-    plan: SeriesPlan, speaker: FabricClient, folder: Path, tell: Told = lambda _: None
+    plan: SeriesPlan, speaker: FabricClient, folder: Path, on_event: EventHandler = lambda _: None
 ) -> ArmRun:
     """Perform a plan of one arm, with its journal in `folder`; `tell` hears its events."""
 
     @contextmanager
-    def watch(*_: object) -> Iterator[Told]:
-        yield tell
+    def watch(*_: object) -> Iterator[EventHandler]:
+        yield on_event
 
     series = Series(plan, speaker, folder, watch)
     asyncio.run(series.run())

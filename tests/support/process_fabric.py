@@ -40,11 +40,11 @@ class ProcessFabric(LocalFabric):
         return {node.incarnation for node in self.services.values()}
 
     def kill(self, name: str) -> None:
-        """Kill a node; nobody tells the router."""
+        """Kill a node; the router is not notified."""
         self.services[name].kill()
 
     def revive(self, name: str) -> None:
-        """Start a node that was killed; return when it serves, whoever knows of it yet."""
+        """Start a node that was killed; return when it serves."""
         self.services[name] = self._start(name)
 
 

@@ -38,7 +38,7 @@ class Walker:
     def walk(
         self, grammar: Any, rng: random.Random, hostile: tuple[str, ...] = (), tokens_max: int = 400
     ) -> str | None:
-        """Return what random tokens say; None if they come to no end.
+        """Return the text of random tokens; None if they reach no end.
 
         Where it can, it says what is `hostile`, byte by byte.
         """
@@ -57,7 +57,7 @@ class Walker:
         return None
 
     def accepts(self, grammar: Any, text: str) -> bool:
-        """Say whether this may be all that is said."""
+        """Return whether the grammar accepts exactly this text."""
         matcher = grammar.begin()
         tokens = [self._bytes[byte] for byte in text.encode()]
         return all(map(matcher.consume_token, tokens)) and self._end in self._allowed(matcher)
@@ -76,7 +76,7 @@ class Walker:
 
 @cache
 def walker(*specials: str) -> Walker:
-    """Make each once."""
+    """Return a cached walker."""
     return Walker(specials)
 
 

@@ -30,13 +30,13 @@ class RealFabric(LocalFabric):
         router: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        asked = {"api_keys": api_keys or {}, "operator_keys": {"ops": OPERATOR_KEY}}
+        settings_of_router = {"api_keys": api_keys or {}, "operator_keys": {"ops": OPERATOR_KEY}}
         if tokens_max is not None:
-            asked["completion_tokens_max"] = tokens_max
+            settings_of_router["completion_tokens_max"] = tokens_max
         if os.environ[REAL_UP] == "https":
-            asked["tls"] = {"mode": "always"}
+            settings_of_router["tls"] = {"mode": "always"}
         with ExitStack() as running:  # what fails below ends the fabric
-            up = running_up(folder, model, settings, asked | (router or {}), names)
+            up = running_up(folder, model, settings, settings_of_router | (router or {}), names)
             self.up = running.enter_context(up)
             self.url = self.up.url
             if self.url.startswith("https"):  # every HTTP client here trusts this authority

@@ -32,36 +32,36 @@ class Player:
         self._memories, self._figures, self._directives = {}, {}, {}
 
     def play(self):
-        begun, ended = set(), set()
+        begun_phases, ended = set(), set()
         while due := TurnTable(self.scenario).next({u.turn for u in self.transcript}):
-            for phase in {turn.phase: None for turn in due if turn.phase not in begun}:
+            for phase in {turn.phase: None for turn in due if turn.phase not in begun_phases}:
                 self._begin(self.scenario.phase(phase))
-                begun.add(phase)
+                begun_phases.add(phase)
             for turn in due:
                 self._speak(turn)
             turns = {u.turn for u in self.transcript}
             for phase in self.scenario.phases:
                 if phase.id not in ended and TurnTable(self.scenario).has_ended(phase.id, turns):
                     ended.add(phase.id)
-                    said = ordered_transcript(self.scenario, self.transcript)
-                    self.verdicts += judge_phase(self.scenario, phase.id, said, self._figures)
+                    transcript = ordered_transcript(self.scenario, self.transcript)
+                    self.verdicts += judge_phase(self.scenario, phase.id, transcript, self._figures)
         return self
 
     def _begin(self, phase):
         for copy in phase.fork.copies if phase.fork else ():
             memory = self._memories[copy] = Memory(recall.DEFAULT_OUT, Q4, self.loaded)
             memory.feed(self._memories[phase.fork.source].ids)
-        said = ordered_transcript(self.scenario, self.transcript)
+        transcript = ordered_transcript(self.scenario, self.transcript)
         for number, edit in enumerate(phase.directives):
-            for item in directive_items(self.scenario, said, phase, edit):
+            for item in directive_items(self.scenario, transcript, phase, edit):
                 self._directives.setdefault(edit.agent, []).append(_directive(item, number))
                 self._memories.pop(edit.agent, None)
 
     def _speak(self, turn):
-        said = ordered_transcript(self.scenario, self.transcript)
+        transcript = ordered_transcript(self.scenario, self.transcript)
         steps = ()
         while True:
-            messages = prompt(self.scenario, said, turn, steps)
+            messages = prompt(self.scenario, transcript, turn, steps)
             text = self._answer(turn, messages)
             calls = CALL.findall(text)
             if not calls:
@@ -97,11 +97,11 @@ class Player:
 
 
 def _directive(item, number):
-    said = None
+    digest = None
     if "message" in item:
         message = item["message"]
-        said = message_digest(
+        digest = message_digest(
             Message(from_plain(MessageRole, message["role"]), (message["content"],))
         )
     mode = EditMode(item["mode"])
-    return Directive(f"edit-{number}", mode, item["replacement"], item.get("tool_call_id"), said)
+    return Directive(f"edit-{number}", mode, item["replacement"], item.get("tool_call_id"), digest)

@@ -1,4 +1,4 @@
-"""A real model with scripted answers: everything is computed, only the choice is given."""
+"""A real model with scripted answers: all is computed, only the sampled tokens are scripted."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -38,7 +38,7 @@ from fabric.turn.generation import (
 )
 from node import service as node_service
 from node.service import NodeConfig, NodeService
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.known_models import load_known
 from tests.support.known_starts import KnownService
 
@@ -53,7 +53,7 @@ node_service.load_model = load_known
 
 @dataclass
 class Reply:
-    """What a turn's events said."""
+    """The events of a turn."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -116,7 +116,7 @@ def running(
 
 
 def call(service: NodeService, message: object, kind: type[T], term: int | None = None) -> T:
-    """Make one control call; raise what the node answered."""
+    """Make one control call; raise the node's error."""
     reply = decode_reply(kind, service.control(encode_call(message, term)).result(CALL_S))
     if isinstance(reply, ErrorReply):
         error = FabricError(reply.message, code=reply.code)
@@ -156,7 +156,7 @@ def ask(
         tenant=tenant,
         identity=identity_of(agent, group),
         sampling=Sampling(**{"max_tokens": 24, **sampling}),
-        messages=None if isinstance(messages, str) else said(messages),
+        messages=None if isinstance(messages, str) else read_messages(messages),
         prompt=messages if isinstance(messages, str) else None,
         tools=tools,
         calls=calls,
@@ -175,11 +175,11 @@ def ask(
 
 def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) -> Copied:
     """Move an agent as the router does."""
-    migration, who = MigrationId(f"migration-{epoch}"), AgentId(agent)
+    migration, agent_id = MigrationId(f"migration-{epoch}"), AgentId(agent)
     to, frm = NodeName(target.node.name), NodeName(source.node.name)
-    offer = call(source, OfferMigration(TENANT, who, epoch, migration, to), Offer)
+    offer = call(source, OfferMigration(TENANT, agent_id, epoch, migration, to), Offer)
     copied = call(target, CopyBlocks(migration, frm, offer), Copied)
-    sealed = call(source, SealAgent(TENANT, who, epoch, migration, to), Offer)
+    sealed = call(source, SealAgent(TENANT, agent_id, epoch, migration, to), Offer)
     call(target, CommitMigration(migration, frm, sealed, epoch + 1), Committed)
-    call(source, ReleaseAgent(TENANT, who, epoch + 1, migration, to), Done)
+    call(source, ReleaseAgent(TENANT, agent_id, epoch + 1, migration, to), Done)
     return copied

@@ -7,7 +7,7 @@ from fabric.ids import OperationId
 from fabric.turn.generation import GenerateRequest, Sampling
 from node.mlx.engine import Engine
 from tests.support.agent_traffic import words
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.services import TENANT, Reply, identity_of
 
 HEAD = words(1, 700)
@@ -59,7 +59,7 @@ def request_of(number, *, tenant=TENANT, messages=None, **options):
         tenant=tenant,
         identity=identity_of(options.pop("agent", f"agent-{number}")),
         sampling=sampling,
-        messages=said(messages or chat(number)),
+        messages=read_messages(messages or chat(number)),
         **options,
     )
 

@@ -50,7 +50,7 @@ def engine_of(name: str, bits: KvBits = USUAL, layers_count: int = 4) -> Engine:
 
 def with_layers(config: dict[str, Any], layers_count: int) -> dict[str, Any]:
     """Return a model's configuration with so many layers."""
-    made = {**config, "num_hidden_layers": layers_count}
-    if "no_rope_layers" in made:
-        made["no_rope_layers"] = made["no_rope_layers"][:layers_count]
-    return made
+    changed = {**config, "num_hidden_layers": layers_count}
+    if "no_rope_layers" in changed:
+        changed["no_rope_layers"] = changed["no_rope_layers"][:layers_count]
+    return changed

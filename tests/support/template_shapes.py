@@ -37,7 +37,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Said:
+class ScriptedAnswer:
     """An answer before it is spelled."""
 
     text: str = ""
@@ -53,30 +53,30 @@ class Shape:
     template: str
     specials: tuple[str, ...]
     end: str
-    say: Callable[[Said], str]
+    say: Callable[[ScriptedAnswer], str]
     end_of_call: str = ""  # where another token ends an answer that calls
     eats_space_behind: bool = False  # special tokens take the white space that follows them
     options: dict[str, Any] = field(default_factory=dict)
     has_tools: bool = True
 
 
-def _json_call(said: Said) -> str:
-    if said.call is None:
+def _json_call(answer: ScriptedAnswer) -> str:
+    if answer.call is None:
         return ""
-    name, arguments = said.call
+    name, arguments = answer.call
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
 
 
-def _plain(said: Said) -> str:
-    return "\n".join(part for part in (said.text, _json_call(said)) if part)
+def _plain(answer: ScriptedAnswer) -> str:
+    return "\n".join(part for part in (answer.text, _json_call(answer)) if part)
 
 
-def _thinks(said: Said) -> str:
-    return f"<think>\n{said.thought}\n</think>\n\n{_plain(said)}"
+def _thinks(answer: ScriptedAnswer) -> str:
+    return f"<think>\n{answer.thought}\n</think>\n\n{_plain(answer)}"
 
 
-def _goes_on_thinking(said: Said) -> str:
-    return f"{said.thought}\n</think>\n\n{_plain(said)}"
+def _continues_thinking(answer: ScriptedAnswer) -> str:
+    return f"{answer.thought}\n</think>\n\n{_plain(answer)}"
 
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -244,7 +244,7 @@ SHAPES = {
             _chatml(_SINCE_QUESTION, "<think>\n"),
             _CHATML + _TAGS,
             "<|im_end|>",
-            _goes_on_thinking,
+            _continues_thinking,
         ),
         Shape(
             "thought_closed",
@@ -259,7 +259,7 @@ SHAPES = {
             _chatml(_KEEPS, "<think>\n"),
             _CHATML + _TAGS,
             "<|im_end|>",
-            _goes_on_thinking,
+            _continues_thinking,
             options={"preserve_thinking": True},
         ),
         Shape(
@@ -267,7 +267,7 @@ SHAPES = {
             _GLM,
             (*_ROLES, *_TAGS),
             "<|user|>",
-            lambda said: f"{said.thought}</think>{_plain(said)}",
+            lambda answer: f"{answer.thought}</think>{_plain(answer)}",
             end_of_call="<|observation|>",
         ),
         Shape(
@@ -275,7 +275,7 @@ SHAPES = {
             _R1,
             ("<bos>", "<|User|>", "<|Assistant|>", "<|call|>", "<|result|>", "<|end|>", *_TAGS[:2]),
             "<|end|>",
-            lambda said: f"{said.thought}\n</think>\n\n{_plain(said)}",
+            lambda answer: f"{answer.thought}\n</think>\n\n{_plain(answer)}",
         ),
         Shape(
             "headers", _LLAMA, ("<|begin|>", "<|head|>", "<|/head|>", "<|eot|>"), "<|eot|>", _plain
@@ -292,16 +292,16 @@ SHAPES = {
             _INST,
             ("<s>", "</s>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "[CALL]", "[RESULT]"),
             "</s>",
-            lambda said: " " + _plain(said),
+            lambda answer: " " + _plain(answer),
         ),
         Shape(
             "channels",
             _HARMONY,
             ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"),
             "<|return|>",
-            lambda said: (
-                f"<|channel|>analysis<|message|>{said.thought}<|end|>"
-                f"<|start|>assistant<|channel|>final<|message|>{_plain(said)}"
+            lambda answer: (
+                f"<|channel|>analysis<|message|>{answer.thought}<|end|>"
+                f"<|start|>assistant<|channel|>final<|message|>{_plain(answer)}"
             ),
         ),
         Shape(
@@ -309,7 +309,7 @@ SHAPES = {
             _VICUNA,
             ("</s>",),
             "</s>",
-            lambda said: " " + _plain(said),
+            lambda answer: " " + _plain(answer),
             has_tools=False,
         ),
         Shape(
@@ -362,7 +362,7 @@ def write_shape(
     tokenizer = write_tokenizer(folder, shape, corpus, config["vocab_size"])
     ends = [tokenizer.token_to_id(text) for text in (shape.end, shape.end_of_call) if text]
     config["eos_token_id"] = ends
-    made = dict(tree_flatten(build_model(config).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), made, {"format": "mlx"})
+    weights_by_name = dict(tree_flatten(build_model(config).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights_by_name, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder

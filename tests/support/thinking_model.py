@@ -1,6 +1,6 @@
 """A real fabric whose model thinks until something ends its thought, and then gives its answer.
 
-All is the product's, and all is computed; only the likeliest token is told, from what was said so
+All is the product's, and all is computed; only the likeliest token is chosen, by the text so
 far. So a thought that is ended from outside is followed by the answer, on whichever node.
 """
 
@@ -39,25 +39,25 @@ class ThinkingModel:
     _known: dict[int, tuple[object, Mind, list[int], ChatTokenizer]] = field(default_factory=dict)
 
     def hear(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
-        """Note what to say, and what other nodes have said."""
+        """Note the mind of a sequence, and the tokens of other nodes."""
         resume, sampling = request.resume, sequence.input.sampling
-        said = [*resume.answer_ids, resume.sampled] if resume is not None else []
+        said_ids = [*resume.answer_ids, resume.sampled] if resume is not None else []
         self.sequences.append(sequence)
-        self._known[id(sampling)] = (sampling, self.mind(request), said, parts.tokenizer)
+        self._known[id(sampling)] = (sampling, self.mind(request), said_ids, parts.tokenizer)
 
-    def sampler(self, made: Sampler) -> Sampler:
-        """Return one that knows what to take; others, of a node that tests itself, stay."""
-        known = self._known.pop(id(made.sampling), None)
+    def sampler(self, original: Sampler) -> Sampler:
+        """Return a sampler with a mind; samplers of self-tests are unchanged."""
+        known = self._known.pop(id(original.sampling), None)
         if known is None:
-            return made
-        _, mind, said, tokenizer = known
+            return original
+        _, mind, said_ids, tokenizer = known
         return _Thinker(
-            made.sampling,
-            made.seed,
-            made.processors,
-            made.history,
+            original.sampling,
+            original.seed,
+            original.processors,
+            original.history,
             mind=mind,
-            said=said,
+            said_ids=said_ids,
             tokenizer=tokenizer,
         )
 
@@ -65,36 +65,36 @@ class ThinkingModel:
 @dataclass(slots=True)
 class _Thinker(Sampler):
     mind: Mind | None = None
-    said: list[int] = field(default_factory=list)
+    said_ids: list[int] = field(default_factory=list)
     tokenizer: ChatTokenizer | None = None
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Let nobody choose past this sampler."""
+        """Prevent sampling that bypasses this sampler."""
         return False
 
     def next(self) -> int:
         """Return the token that the model would say next."""
-        text = self.tokenizer.decode(self.said)
+        text = self.tokenizer.decode(self.said_ids)
         _, mark, answered = text.partition(self.mind.mark)
         if not mark:
             thought = self.tokenizer.encode(self.mind.thought).ids
-            return thought[min(len(self.said), len(thought) - 1)]
+            return thought[min(len(self.said_ids), len(thought) - 1)]
         answer = self.tokenizer.encode(self.mind.answer).ids
         texts = [self.tokenizer.decode(answer[:count]) for count in range(len(answer))]
         answered = answered.lstrip("\n")
         return answer[texts.index(answered) if answered in texts else -1]
 
     def sample(self, logits, allowed=None, openings=()):
-        wanted = mx.arange(logits.shape[-1]) == self.next()
-        told = mx.where(wanted, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
+        is_next = mx.arange(logits.shape[-1]) == self.next()
+        biased_logits = mx.where(is_next, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
         # Zero-argument super() does not find the class that slots made.
-        token, logprobs = Sampler.sample(self, told, allowed, openings)
-        self.said.append(token.item())
+        token, logprobs = Sampler.sample(self, biased_logits, allowed, openings)
+        self.said_ids.append(token.item())
         return token, logprobs
 
     def force(self, logits, token):
-        self.said.append(token)
+        self.said_ids.append(token)
         return Sampler.force(self, logits, token)
 
 
@@ -103,13 +103,15 @@ def thinking(mind: Callable[[GenerateRequest], Mind]) -> Iterator[ThinkingModel]
     """Let all nodes of this process think so, for a block of code."""
     model, make, choose = ThinkingModel(mind), Sequences.make, engine.make_sampler
 
-    def made(parts, request, prepared, prompt, emit, head):
+    def make_sequence(parts, request, prepared, prompt, emit, head):
         sequence = make(parts, request, prepared, prompt, emit, head)
         model.hear(parts, request, sequence)
         return sequence
 
     with (
-        mock.patch.object(Sequences, "make", made),
-        mock.patch.object(engine, "make_sampler", lambda *given: model.sampler(choose(*given))),
+        mock.patch.object(Sequences, "make", make_sequence),
+        mock.patch.object(
+            engine, "make_sampler", lambda *arguments: model.sampler(choose(*arguments))
+        ),
     ):
         yield model

@@ -30,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Transcript:
-    """A conversation told turn by turn; the model's own answers go in between."""
+    """A conversation, turn by turn; the model's own answers go in between."""
 
     name: str
     opening: tuple[dict[str, Any], ...]
@@ -63,14 +63,14 @@ def asking(facts: dict[str, str], count: int, seed: int = 0) -> tuple[Turn, ...]
 
 
 def short_notes() -> Transcript:
-    """Facts told one by one, asked for later."""
-    told = [
+    """Facts stated one by one, and asked for later."""
+    facts = [
         ("The vault code of Mira is", "otter lantern quartz."),
         ("The harbor color of Jonas is", "deep green 42."),
         ("The tower motto of Aiko is", "falcon before ember."),
     ]
-    turns = [Turn((message("user", f"{q} {a}"),), "") for q, a in told]
-    turns += [Turn((message("user", q),), a) for q, a in reversed(told)]
+    turns = [Turn((message("user", f"{q} {a}"),), "") for q, a in facts]
+    turns += [Turn((message("user", q),), a) for q, a in reversed(facts)]
     system = message("system", "You keep notes and repeat them word for word.")
     return Transcript("short notes", (system,), tuple(turns))
 
@@ -98,13 +98,13 @@ def tool_use() -> Transcript:
 
 def many_tongues() -> Transcript:
     """Text outside ASCII, characters of several bytes, emoji."""
-    told = [
+    facts = [
         ("Le code de Zoé est", "château-déjà-vu 東京 42."),
         ("Björns Garten heißt", "größer 🦊🌙 naïve."),
         ("東京の合言葉は", "さくら 七七."),
     ]
-    turns = [Turn((message("user", f"{q} {a}"),), "") for q, a in told]
-    turns += [Turn((message("user", q),), a) for q, a in told]
+    turns = [Turn((message("user", f"{q} {a}"),), "") for q, a in facts]
+    turns += [Turn((message("user", q),), a) for q, a in facts]
     return Transcript("many tongues", (), tuple(turns))
 
 

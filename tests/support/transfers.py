@@ -31,7 +31,7 @@ BRIEF = FetchTimeouts(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
 
 
 class StoppedClock:
-    """A clock that moves when told to."""
+    """A clock that moves only when it is set."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -79,7 +79,7 @@ class Shelf:
 
 
 class Catch:
-    """Buffers for a fetch, and a record of what was asked and done."""
+    """Buffers for a fetch, and a record of its requests and results."""
 
     def __init__(self):
         self.lock = threading.Lock()

@@ -209,7 +209,7 @@ NOT_RUN = {
 
 
 def build_family(config: dict[str, Any]) -> Any:
-    """Build a tiny model in which nothing is zero that training would have made something.
+    """Build a tiny model in which nothing is zero that training would have changed.
 
     Gates, convolutions and heads that begin at zero would let a cache be wrong without effect.
     """

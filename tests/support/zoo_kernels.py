@@ -22,12 +22,12 @@ def qk_norm(
     """Split queries and keys off a joint projection, and normalize each head."""
     ends = [n_heads * head_dim, (n_heads + n_kv_heads) * head_dim]
     queries, keys, _ = mx.split(qkvg, ends, axis=-1)
-    made = []
+    normed_parts = []
     for part, heads, scale in ((queries, n_heads, query_scale), (keys, n_kv_heads, 1.0)):
         by_head = part.reshape(*part.shape[:-1], heads, head_dim)
         rounded = _normed(by_head, eps).astype(qkvg.dtype)
-        made.append((rounded.astype(mx.float32) * scale).astype(qkvg.dtype))
-    return made
+        normed_parts.append((rounded.astype(mx.float32) * scale).astype(qkvg.dtype))
+    return normed_parts
 
 
 def qk_norm_rope(

@@ -23,8 +23,8 @@ from fabric.control.replica_calls import OfferCopy
 from fabric.errors import FabricError
 from fabric.ids import AgentId, MigrationId, NodeName
 from tests.support.erasures import Refusal, erase
-from tests.support.little_room import SMALL
 from tests.support.services import TENANT, ask, call, running
+from tests.support.small_node import SMALL
 from tests.support.tiny_models import write_model
 
 EPOCH = 3

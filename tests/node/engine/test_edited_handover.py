@@ -14,7 +14,7 @@ from tests.node.engine.test_live_handover import (
     move_of,
 )
 from tests.node.turn.test_edited_turns import start
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.services import call, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
@@ -30,7 +30,7 @@ def nodes(tmp_path_factory):
 def test_edited_agents_answer_continues_hot_on_another_node(nodes):
     a, b = nodes
     calm, name = "calm", "moving"
-    prompt_options = {"messages": said(start(a, calm)), "edits": EditMode.AMORTIZE}
+    prompt_options = {"messages": read_messages(start(a, calm)), "edits": EditMode.AMORTIZE}
     stayed = Stream(a, calm, prompt_options=prompt_options)
     assert stayed.end()[0].amortized_tokens
 

@@ -20,9 +20,9 @@ from node.limits import SPAN_LEASE_S
 from node.migration.prefix_source import shared_prefixes
 from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.incoming import pinned_blocks
-from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import KEY, TENANT, ask, call, running
+from tests.support.small_node import on_loop
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 _names = itertools.count()

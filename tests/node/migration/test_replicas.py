@@ -15,12 +15,12 @@ from fabric.record.manifest import OwnerState
 from fabric.turn.generation import CacheTier, Delta, GenerateRequest, Sampling
 from node.migration.incoming import IncomingMoves
 from tests.support.architectures import ARCHITECTURES
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.copies import copied_offer, fork, replicate, withdraw
 from tests.support.incoming import pinned_blocks
-from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running, start_service
+from tests.support.small_node import on_loop
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 _operations = itertools.count()
@@ -200,7 +200,7 @@ def test_fork_during_a_turn_copies_the_last_saved_record(pair):
             TENANT,
             identity_of("alice"),
             Sampling(max_tokens=400, ignore_eos=True),
-            messages=said(second),
+            messages=read_messages(second),
             epoch=1,
         )
         async for event in here.node.turns.serve(request):

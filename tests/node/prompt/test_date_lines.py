@@ -5,7 +5,7 @@ import pytest
 from node.prompt.prompt_boundaries import move_date_lines
 from tests.node.prompt.test_restored_answers import asking, restored
 from tests.support.agent_traffic import Driver, Talk, corpus, words
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.scripted_answers import scripted
 from tests.support.services import running
 from tests.support.template_shapes import SHAPES, write_shape
@@ -13,7 +13,7 @@ from tests.support.template_shapes import SHAPES, write_shape
 
 def move_lines(system, question="Why?"):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    result = move_date_lines(said(messages))
+    result = move_date_lines(read_messages(messages))
     return ["".join(message.texts) for message in result]
 
 
@@ -56,7 +56,7 @@ def test_date_lines_move_only_on_request_and_are_noted():
     ):
         request = asking(**options)
         user = request.messages[-1]
-        result = restored(request, defaults=defaults, messages=(*said([system]), user))
+        result = restored(request, defaults=defaults, messages=(*read_messages([system]), user))
         assert result.note == ("; moved dates" if is_moved else "")
         assert ("Monday" in result.request.messages[-1].texts[0]) is is_moved
         assert result.request.template_options == {}

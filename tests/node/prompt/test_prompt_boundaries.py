@@ -11,7 +11,7 @@ from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.prompt.prompt_boundaries import PromptBoundaries
 from tests.support.agent_traffic import TOOLS, corpus, words
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.template_shapes import SHAPES, write_tokenizer
 
 SYSTEM = {"role": "system", "content": words(1, 300)}
@@ -32,7 +32,7 @@ def find_parts(tmp_path, name, messages, tools=None, landmarks=None):
     if landmarks is None:
         write_tokenizer(tmp_path, SHAPES[name], corpus())
         landmarks = PromptBoundaries(ChatTokenizer(load(tmp_path)))
-    tokenizer, spoken = landmarks.tokenizer, said(messages)
+    tokenizer, spoken = landmarks.tokenizer, read_messages(messages)
     request = GenerateRequest(
         OperationId("operation-1"),
         TenantId("t"),
@@ -98,7 +98,7 @@ def test_branch_points_are_at_dates_and_the_last_question(tmp_path, name):
     _, marks, landmarks = find_parts(tmp_path, name, [dated, USER, answer, again])
     tokenizer = landmarks.tokenizer
     text = tokenizer.render(
-        [template_form(m) for m in said([dated, USER, answer, again])], None, {}
+        [template_form(m) for m in read_messages([dated, USER, answer, again])], None, {}
     )
     ids = tokenizer.encode(text).ids
     ends = [tokenizer._tokenizer.decode(ids[:count])[-20:] for count in marks.branches]
@@ -112,7 +112,7 @@ def test_moving_head_is_excluded_from_branch_points(tmp_path):
     answer = {"role": "assistant", "content": "Yes."}
     messages = [SYSTEM, USER, answer, {"role": "user", "content": "And a mark?"}]
     _, marks, landmarks = find_parts(tmp_path, "head_at_last_question", messages)
-    spoken = [template_form(message) for message in said(messages)]
+    spoken = [template_form(message) for message in read_messages(messages)]
     ids = landmarks.tokenizer.encode(landmarks.tokenizer.render(spoken, None, {})).ids
     stays = landmarks.tokenizer._tokenizer.decode(ids[: min(marks.branches)])
     assert "Yes." in stays

@@ -24,13 +24,15 @@ from node.prompt.restored_answers import (
     restore_answers,
 )
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.samples import sample
 from tests.support.scripted_answers import scripted
 from tests.support.services import running
 from tests.support.template_shapes import SHAPES, write_shape
 
-QUESTION = said([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}])
+QUESTION = read_messages(
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+)
 WRITTEN = '{"what":"y",  "path": "x"}'
 
 

@@ -24,8 +24,8 @@ from node.store.encrypted_file import (
 )
 from node.store.posix_disk import PosixDisk
 from tests.support.blocks import FINGERPRINT, make_block, make_spec
-from tests.support.little_room import SMALL
 from tests.support.services import KEY, ask, call, migrate, running
+from tests.support.small_node import SMALL
 from tests.support.tiny_models import LLAMA, write_model
 
 CANARY = "otter lantern quartz"

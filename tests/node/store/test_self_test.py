@@ -10,8 +10,8 @@ from node.store.block_store import BlockMissingError, BlockStore
 from node.store.posix_disk import DiskError
 from node.turn.decoding import Decoding
 from tests.support.failing_disk import WRITES, FailingCalls
-from tests.support.little_room import BRIEF, SMALL, WORDS
 from tests.support.services import ask, running
+from tests.support.small_node import BRIEF, SMALL, WORDS
 from tests.support.tiny_models import write_model
 
 

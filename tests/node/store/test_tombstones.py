@@ -19,8 +19,8 @@ from fabric.record.tombstone import tombstone
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.tombstones import TombstoneStore
 from tests.support.erasures import (
+    ATTEMPTS,
     PROMPT,
-    TRIES,
     Refusal,
     agents,
     blocks,
@@ -182,7 +182,7 @@ def test_refused_erasure_is_finished_in_the_background(tmp_path, model, monkeypa
         refusal = Refusal(monkeypatch, "erase_record")
         with pytest.raises(FabricError, match="the drive refused"):
             erase(service, "alice")
-        wait_until(lambda: refusal.count > TRIES)  # and refused again
+        wait_until(lambda: refusal.count > ATTEMPTS)  # and refused again
         with pytest.raises(RetryLaterError, match="being erased"):
             ask(service, PROMPT, agent="alice")
         refusal.is_mended = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.little_room import SMALL, agent_bytes_in
+from tests.support.small_node import SMALL, agent_bytes_in
 from tests.support.tiny_models import write_model
 
 

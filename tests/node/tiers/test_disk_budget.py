@@ -15,7 +15,8 @@ from fabric.retention import TenantShare
 from fabric.turn.generation import CacheTier
 from node.tiers.disk_budget import NoRoomError
 from node.tiers.disk_tier import record_bytes
-from tests.support.little_room import (
+from tests.support.services import TENANT, ask, call, migrate, running
+from tests.support.small_node import (
     BRIEF,
     WORDS,
     age,
@@ -24,7 +25,6 @@ from tests.support.little_room import (
     stored,
     talk,
 )
-from tests.support.services import TENANT, ask, call, migrate, running
 
 
 def test_full_disk_evicts_for_every_turn_and_after_restart(model, agent_bytes, tmp_path):

@@ -31,8 +31,8 @@ from tests.support.erasures import (
     wait_until,
 )
 from tests.support.failing_disk import FailingCalls
-from tests.support.little_room import on_loop
 from tests.support.services import KEY, TENANT, ask, call, running
+from tests.support.small_node import on_loop
 from tests.support.tiny_models import LLAMA, write_model
 
 

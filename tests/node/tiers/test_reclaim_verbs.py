@@ -20,7 +20,9 @@ from node.store.posix_disk import DiskError, PosixDisk
 from node.store.service_time import Served
 from node.tiers.disk_tier import record_bytes
 from tests.support.architectures import ARCHITECTURES
-from tests.support.little_room import (
+from tests.support.samples import sample
+from tests.support.services import TENANT, ask, call, running
+from tests.support.small_node import (
     BRIEF,
     DAY_S,
     WORDS,
@@ -30,8 +32,6 @@ from tests.support.little_room import (
     stored,
     talk,
 )
-from tests.support.samples import sample
-from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import write_model
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.agent_traffic import SYSTEM, Driver, corpus, words
 from tests.support.scripted_answers import scripted
 from tests.support.services import running
-from tests.support.template_shapes import SHAPES, Said, write_shape
+from tests.support.template_shapes import SHAPES, ScriptedAnswer, write_shape
 
 QUESTIONS = [{"role": "user", "content": words(seed, 40)} for seed in (1, 2)]
 PARTIAL, REST = "It begins " + words(3, 20), " and ends."
@@ -28,10 +28,10 @@ def test_turn_after_a_continued_answer_is_warm(tmp_path, weights, shape):
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, answers, script, continues=True)
         partial = {"role": "assistant", "content": PARTIAL}
-        rest = driver.ask("one", [*messages, partial], Said(REST), None)
+        rest = driver.ask("one", [*messages, partial], ScriptedAnswer(REST), None)
         driver.continues = False
         whole = {"role": "assistant", "content": PARTIAL + rest["content"]}
-        driver.ask("one", [*messages, whole, QUESTIONS[1]], Said("Yes."), None)
+        driver.ask("one", [*messages, whole, QUESTIONS[1]], ScriptedAnswer("Yes."), None)
 
     assert rest == {"role": "assistant", "content": REST}
     first, second = driver.turns

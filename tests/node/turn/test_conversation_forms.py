@@ -12,9 +12,9 @@ from fabric.ids import AgentId, OperationId, TenantId
 from node.fsck import run as fsck
 from node.tiers.disk_tier import record_bytes
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought, words
-from tests.support.little_room import SMALL, check, on_loop, stored
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, call, running
+from tests.support.small_node import SMALL, check, on_loop, stored
 from tests.support.template_shapes import SHAPES, write_shape
 from tests.support.tiny_models import write_model
 

@@ -11,10 +11,10 @@ from node.store.block_files import file_name
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES, CHUNKED
 from tests.support.failing_disk import FailingCalls
-from tests.support.little_room import on_loop
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, migrate, running
 from tests.support.shiftable import SHIFTABLE, with_layers
+from tests.support.small_node import on_loop
 from tests.support.tiny_models import LLAMA, ONE_LAYER, write_model
 
 AMORTIZE = EditMode.AMORTIZE

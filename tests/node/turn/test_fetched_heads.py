@@ -28,9 +28,9 @@ from node.turn.fetched_heads import FetchedHeads
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
 from tests.support.incoming import pinned_blocks
-from tests.support.little_room import on_loop
 from tests.support.services import TENANT, ask, call, running
 from tests.support.shared_heads import HEAD, Counted, chat, request_of, serve_turn, together
+from tests.support.small_node import on_loop
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 OTHER = TenantId("other")

@@ -5,10 +5,10 @@ from fabric.record.answers import decode_answers
 from fabric.turn.generation import Finished, HandedOver
 from tests.node.engine.test_live_handover import Stream, agent_at, copied_stream, move_call, move_of
 from tests.support.agent_traffic import TOOLS, corpus, words
-from tests.support.conversations import said
+from tests.support.conversations import read_messages
 from tests.support.scripted_answers import scripted
 from tests.support.services import call, running
-from tests.support.template_shapes import SHAPES, Said, write_shape
+from tests.support.template_shapes import SHAPES, ScriptedAnswer, write_shape
 
 THOUGHT, ARGUMENTS = words(5, 120), {"path": "x", "what": words(6, 120)}
 
@@ -21,12 +21,12 @@ def test_migrated_answer_keeps_its_whole_thought_and_call(tmp_path):
         running(tmp_path, model, "node-a") as a,
         running(tmp_path, model, "node-b") as b,
     ):
-        answer = shape.say(Said(thought=THOUGHT, call=("read", ARGUMENTS)))
+        answer = shape.say(ScriptedAnswer(thought=THOUGHT, call=("read", ARGUMENTS)))
         tokens = a.node.resources.tokenizer.encode(answer).ids
         (script.end,) = a.node.resources.tokenizer.encode(shape.end).ids
         script.tokens.extend(tokens)
         prompt_options = {
-            "messages": said([{"role": "user", "content": words(1, 600)}]),
+            "messages": read_messages([{"role": "user", "content": words(1, 600)}]),
             "tools": TOOLS,
         }
 

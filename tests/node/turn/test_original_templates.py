@@ -15,7 +15,7 @@ from tests.clients.installed import wheel_folder
 from tests.node.mlx.test_chat_tokenizer import answer
 from tests.node.turn.test_reuse import converse, judge
 from tests.support.agent_traffic import SCENARIOS, TOOLS, corpus
-from tests.support.template_shapes import Said, Shape, write_tokenizer
+from tests.support.template_shapes import ScriptedAnswer, Shape, write_tokenizer
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow]
 # What ends an answer; another token may end one that calls.
@@ -97,7 +97,7 @@ def original(name):
         partial(say, template, ends, options),
         end_of_call=ends[-1],
         options=options,
-        has_tools="read" in say(template, ends, options, Said(call=("read", {}))),
+        has_tools="read" in say(template, ends, options, ScriptedAnswer(call=("read", {}))),
     )
 
 
@@ -128,7 +128,7 @@ def test_answer_spelled_by_the_template_is_read_back(tmp_path, name):
     tokenizer = ChatTokenizer(load(tmp_path))
     call = ("read", {"path": "the sky"}) if shape.has_tools else None
     text_in = "" if name == "gptoss" else "I look."  # which has a thought or a text beside calls
-    says = shape.say(Said(text_in, "Where?", call))
+    says = shape.say(ScriptedAnswer(text_in, "Where?", call))
     text, thought, calls = answer(tokenizer, [QUESTION], says + shape.end, TOOLS, **shape.options)
 
     assert text == (text_in if text_in in says else "")

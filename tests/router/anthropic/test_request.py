@@ -10,7 +10,7 @@ from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind
 from fabric.turn.generation import Identity, IdentityKind, ThoughtLimit
 from router.anthropic.request import parse_request
 from tests.support.any_json import ANY_JSON
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 SMALLEST = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"name": "look", "description": "see", "input_schema": {"type": "object"}}
@@ -21,7 +21,7 @@ def parse(headers=None, **fields):
 
 
 def messages(*conversation, **fields):
-    return as_templates_get_it(parse(messages=list(conversation), **fields).prompt)
+    return template_messages(parse(messages=list(conversation), **fields).prompt)
 
 
 def user(*blocks):
@@ -168,11 +168,11 @@ def test_billing_header_line_is_dropped_and_listed_as_ignored():
     alone = parse(system=billing)
     in_message = parse(system="", messages=[{"role": "user", "content": f"{billing}\nwhat is it?"}])
 
-    assert as_templates_get_it(beginning.prompt)[0]["content"] == "You help.\nReally."
-    assert as_templates_get_it(beside.prompt)[0]["content"] == "You help."
-    assert [m["role"] for m in as_templates_get_it(alone.prompt)] == ["user"]
+    assert template_messages(beginning.prompt)[0]["content"] == "You help.\nReally."
+    assert template_messages(beside.prompt)[0]["content"] == "You help."
+    assert [m["role"] for m in template_messages(alone.prompt)] == ["user"]
     assert beginning.ignored == alone.ignored == ("x-anthropic-billing-header",)
-    assert as_templates_get_it(in_message.prompt)[0]["content"].startswith(
+    assert template_messages(in_message.prompt)[0]["content"].startswith(
         "x-anthropic-billing-header"
     )
     assert in_message.ignored == ()

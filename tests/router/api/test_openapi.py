@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.router.rig import rig
-from tests.support.documented import DOCUMENT, template, wrong_with
+from tests.support.documented import DOCUMENT, document_mismatch, template
 
 
 def schemas(value) -> Iterator[dict]:
@@ -90,5 +90,5 @@ def test_undocumented_response_is_detected():
         (("POST", chats, 200, "text/event-stream", b"data: x"), None),
     ]
     for case, expected in cases:
-        found = wrong_with(*case)
+        found = document_mismatch(*case)
         assert (expected is None and found is None) or expected in found, (case, found)

@@ -22,7 +22,7 @@ from router.openai.responses.request import parse_responses
 from tests.router.counting_node import CountingNode
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 PIXELS = base64.b64encode(bytes(range(256)) * 40).decode()
 PNG = f"data:image/png;base64,{PIXELS}"
@@ -139,14 +139,14 @@ def chat(part, place):
                      {"role": "tool", "tool_call_id": "c1", "content": beside}]),
     }[place]  # fmt: skip
     read = parse_chat({}, {"model": "m", "messages": messages})
-    return as_templates_get_it(read.prompt)[at]["content"], read.ignored
+    return template_messages(read.prompt)[at]["content"], read.ignored
 
 
 def generate(part, place):
     role = "user" if place == "only" else place
     content = [part] if place == "only" else [{"type": "text", "text": "See:"}, part]
     body = GENERATE_BODY.read({"messages": [{"role": role, "content": content}]})
-    return as_templates_get_it(body.prompt())[0]["content"], body.ignored()
+    return template_messages(body.prompt())[0]["content"], body.ignored()
 
 
 def responses(part, place):
@@ -163,7 +163,7 @@ def responses(part, place):
         "tool": (2, [user, call, output]),
     }[place]  # fmt: skip
     read = parse_responses({}, {"model": "m", "input": items})
-    return as_templates_get_it(read.prompt)[at]["content"], read.ignored
+    return template_messages(read.prompt)[at]["content"], read.ignored
 
 
 def anthropic_body(part, place):
@@ -186,14 +186,14 @@ def anthropic_body(part, place):
 def messages(part, place):
     at, body = anthropic_body(part, place)
     read = parse_request({}, body)
-    return as_templates_get_it(read.prompt)[at]["content"], read.ignored
+    return template_messages(read.prompt)[at]["content"], read.ignored
 
 
 def count_tokens(part, place):
     at, body = anthropic_body(part, place)
     notes = Notes()
     requested = requested_prompt(PROMPT_BODY.read(body), notes)
-    return as_templates_get_it(requested.prompt)[at]["content"], tuple(notes.ignored)
+    return template_messages(requested.prompt)[at]["content"], tuple(notes.ignored)
 
 
 DIALECTS = (chat, generate, responses, messages, count_tokens)
@@ -218,10 +218,10 @@ def test_text_after_placeholder_starts_on_new_line():
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": answer},
         {"role": "user", "content": "ok"}]})  # fmt: skip
     wanted = f"I look.\n{PARTS[20][1]}\n{IMAGE}\nIt costs 9."
-    assert as_templates_get_it(read.prompt)[1]["content"] == wanted
+    assert template_messages(read.prompt)[1]["content"] == wanted
     parts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}]
     read = parse_chat({}, {"model": "m", "messages": [{"role": "user", "content": parts}]})
-    assert as_templates_get_it(read.prompt)[0]["content"] == f"a\n{IMAGE}\nb"
+    assert template_messages(read.prompt)[0]["content"] == f"a\n{IMAGE}\nb"
 
 
 @pytest.mark.parametrize(("item", "text"), ITEMS, ids=lambda x: str(x)[:40])
@@ -237,7 +237,7 @@ def test_hosted_tool_items_become_text(item, text):
         user,
     ]
     read = parse_responses({}, {"model": "m", "input": items})
-    found = [(m["role"], m["content"]) for m in as_templates_get_it(read.prompt)]
+    found = [(m["role"], m["content"]) for m in template_messages(read.prompt)]
 
     if item["type"].endswith("_call"):
         assert found == [
@@ -254,7 +254,7 @@ def test_hosted_tool_items_become_text(item, text):
 def test_single_hosted_tool_item_is_a_valid_conversation():
     for item, text in ITEMS:
         read = parse_responses({}, {"model": "m", "input": [item]})
-        [message] = as_templates_get_it(read.prompt)
+        [message] = template_messages(read.prompt)
         assert message["content"].strip() == text.strip()
 
 

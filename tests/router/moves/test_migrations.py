@@ -13,14 +13,14 @@ from fabric.errors import (
 from fabric.record.manifest import OwnerState
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, shorten, until
-from tests.support.moves import KEY, LONG, begun, migrate, owners
+from tests.support.moves import KEY, LONG, begin_turn, migrate, owners
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_migration_moves_agent_with_its_cache():
     async with rig() as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
         shown = (await fabric.http().get("/v1/agents/alice")).json()
@@ -42,7 +42,7 @@ async def test_migration_moves_agent_with_its_cache():
 
 async def test_migration_back_sends_only_new_blocks():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         await migrate(fabric, target.name)
         await fabric.chat(LONG, "x", "z" * 640, agent="alice")
         back = (await migrate(fabric, source.name)).json()
@@ -54,7 +54,7 @@ async def test_migration_back_sends_only_new_blocks():
 
 async def test_migration_to_owner_is_a_no_op():
     async with rig() as fabric:
-        source, _ = await begun(fabric)
+        source, _ = await begin_turn(fabric)
         moved = (await migrate(fabric, source.name)).json()
         metrics = (await fabric.http().get("/metrics")).text
 
@@ -75,7 +75,7 @@ async def test_migration_to_owner_is_a_no_op():
 
 async def test_migration_rejects_unknown_node_or_agent():
     async with rig("ab") as fabric:
-        await begun(fabric)
+        await begin_turn(fabric)
         node = await migrate(fabric, "node-z")
         agent = await migrate(fabric, "node-a", agent="bob")
         malformed = await fabric.http().post("/v1/agents/alice/migrate", json={"to": 3})
@@ -91,7 +91,7 @@ async def test_migration_rejects_unknown_node_or_agent():
 async def test_concurrent_migrations_of_one_agent_conflict():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.2) for letter in "abc"]
     async with rig(nodes=nodes) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         third = next(n for n in fabric.nodes.values() if n not in (source, target))
         answers = await asyncio.gather(migrate(fabric, target.name), migrate(fabric, third.name))
 
@@ -104,7 +104,7 @@ async def test_concurrent_migrations_of_one_agent_conflict():
 async def test_agent_serves_during_copy_and_waits_during_seal():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.3) for letter in "ab"]
     async with rig(nodes=nodes) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         moving = asyncio.create_task(migrate(fabric, target.name))
         await until(lambda: target.calls["copy_blocks"] == 1)
         during = await fabric.chat(LONG, "x", "y", agent="alice")
@@ -121,7 +121,7 @@ async def test_agent_serves_during_copy_and_waits_during_seal():
 
 async def test_source_without_handover_finishes_its_turn_first():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         source.does.delay_s = 0.01
         running = asyncio.create_task(
             fabric.chat(LONG, "x", "y", agent="alice", stream=True, max_tokens=40)
@@ -139,7 +139,7 @@ async def test_source_without_handover_finishes_its_turn_first():
 
 async def test_seal_waits_for_turn_of_another_router():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         source.memory[KEY].busy += 1
         moving = asyncio.create_task(migrate(fabric, target.name))
         await until(lambda: source.calls["seal_agent"] > 1)
@@ -160,7 +160,7 @@ STEPS = ["offer_migration", "copy_blocks", "seal_agent", "commit_migration"]
 async def test_failed_step_leaves_source_serving(step, error, monkeypatch):
     monkeypatch.setattr("router.moves.migration.SEAL_WAIT_S", 0.0)
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         (source if step in ("offer_migration", "seal_agent") else target).does.fail[step] = error
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
@@ -176,7 +176,7 @@ async def test_failed_step_leaves_source_serving(step, error, monkeypatch):
 
 async def test_epoch_of_failed_commit_is_not_reused():
     async with rig("abc") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         third = next(node for node in fabric.nodes.values() if node not in (source, target))
         target.does.fail["commit_migration"] = FabricError("the disk refused")
         failed = await migrate(fabric, target.name)
@@ -188,7 +188,7 @@ async def test_epoch_of_failed_commit_is_not_reused():
 
 async def test_undecided_target_leaves_no_owner_at_a_lower_epoch():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         undecided = FabricError("the disk cannot tell", code=UNDECIDED)
         target.does.fail |= {"commit_migration": undecided, "abort_migration": undecided}
         failed = await migrate(fabric, target.name)
@@ -230,7 +230,7 @@ async def test_corrupt_block_makes_source_verify_its_blocks():
 @pytest.mark.parametrize("side", ["source", "target"])
 async def test_node_death_at_any_step_leaves_one_owner(step, side):
     async with rig("abc", scale=4.0) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         dying = source if side == "source" else target
         for node in (source, target):
             node.after[step] = dying.stop
@@ -249,7 +249,7 @@ async def test_node_death_at_any_step_leaves_one_owner(step, side):
 
 async def test_commit_with_lost_reply_counts_if_applied():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         target.does.mute.add("commit_migration")
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
@@ -264,7 +264,7 @@ async def test_commit_with_lost_reply_counts_if_applied():
 async def test_lost_commit_is_aborted_on_both_nodes(monkeypatch):
     shorten(monkeypatch, CommitMigration, 0.2)
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         target.does.deaf.add("commit_migration")
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
@@ -279,7 +279,7 @@ async def test_lost_commit_is_aborted_on_both_nodes(monkeypatch):
 async def test_failed_release_is_retried(is_listed):
     """This includes a sealed source that was already listed and is not listed again."""
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         if is_listed:
             target.after["commit_migration"] = fabric.fleet.membership.refresh
         source.does.fail["release_agent"] = RetryLaterError("busy")
@@ -294,7 +294,7 @@ async def test_failed_release_is_retried(is_listed):
 
 async def test_release_is_retried_after_target_dies():
     async with rig("ab", scale=4.0) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
 
         async def list_and_die():
             membership = fabric.fleet.membership
@@ -315,7 +315,7 @@ async def test_release_is_retried_after_target_dies():
 async def test_migration_continues_when_client_disconnects():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.2) for letter in "ab"]
     async with rig(nodes=nodes) as fabric:
-        _, target = await begun(fabric)
+        _, target = await begin_turn(fabric)
         asking = asyncio.create_task(migrate(fabric, target.name))
         await until(lambda: target.calls["copy_blocks"])
         asking.cancel()
@@ -325,7 +325,7 @@ async def test_migration_continues_when_client_disconnects():
 
 async def test_stopping_router_aborts_running_migration():
     async with rig("ab") as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         target.does.slow["commit_migration"] = 30.0
         asking = asyncio.create_task(migrate(fabric, target.name))
         await until(lambda: source.memory[KEY].state is OwnerState.SEALED)
@@ -339,7 +339,7 @@ async def test_stopping_router_aborts_running_migration():
 
 async def test_silent_node_is_not_a_migration_target():
     async with rig("ab", scale=4.0) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         target.does.hang = True
         await until(lambda: not fabric.fleet.is_up(target.name))
         moved = await migrate(fabric, target.name)
@@ -350,7 +350,7 @@ async def test_silent_node_is_not_a_migration_target():
 
 async def test_stale_epoch_is_refreshed_for_next_migration():
     async with rig("ab", tended=False) as fabric:
-        source, target = await begun(fabric)
+        source, target = await begin_turn(fabric)
         await fabric.fleet.membership.refresh()
         source.memory[KEY].epoch = 7  # unlisted: its counter did not move
         refused = await migrate(fabric, target.name)

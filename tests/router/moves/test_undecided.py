@@ -6,14 +6,14 @@ from fabric.errors import UNDECIDED, FabricError
 from fabric.record.manifest import OwnerState
 from router.moves import drains
 from tests.router.rig import rig, until
-from tests.support.moves import KEY, LONG, begun, migrate
+from tests.support.moves import KEY, LONG, begin_turn, migrate
 
 pytestmark = pytest.mark.anyio
 
 
 async def undecided_move(fabric, tokens_per_s=1000.0):
     """Leave alice's move undecided; return its source."""
-    source, target = await begun(fabric)
+    source, target = await begin_turn(fabric)
     source.view_changes = {"prefill_tokens_per_s": tokens_per_s}
     undecided = FabricError("the disk cannot tell", code=UNDECIDED)
     target.does.fail |= {"commit_migration": undecided, "abort_migration": undecided}

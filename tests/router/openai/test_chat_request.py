@@ -8,7 +8,7 @@ from fabric.turn.generation import Identity, IdentityKind, Priority
 from fabric.turn.messages import Message, MessageRole
 from router.limits import ANSWERS_PER_PROMPT_MAX
 from router.openai.chat_request import parse_chat
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 SMALLEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -18,7 +18,7 @@ def parse(headers=None, **fields):
 
 
 def messages(*conversation):
-    return as_templates_get_it(parse(messages=list(conversation)).prompt)
+    return template_messages(parse(messages=list(conversation)).prompt)
 
 
 def test_smallest_request_has_openai_defaults():

@@ -13,7 +13,7 @@ import pytest
 
 from fabric.errors import RejectedError
 from router.openai.chat_request import parse_chat
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 PATH = Path(__file__).with_name("conversation_bytes.json")
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b":1,"a":[2.0]}'}}
@@ -131,7 +131,7 @@ def random_conversation(seed):
 def template_input(messages, tools=None):
     prompt = parse_chat({}, {"model": "m", "messages": messages, "tools": tools}).prompt
     return {
-        "given": [json.dumps(message) for message in as_templates_get_it(prompt)],
+        "given": [json.dumps(message) for message in template_messages(prompt)],
         "sketch": [f"{piece:x}" for piece in prompt.sketch],
         "opening": f"{prompt.opening:x}",
         "bytes_count": prompt.bytes_count,

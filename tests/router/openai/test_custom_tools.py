@@ -8,7 +8,7 @@ from fabric.turn.generation import Finished, FinishReason, ToolCall, ToolCallPar
 from router.openai.chat_request import parse_chat
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 pytestmark = pytest.mark.anyio
 USER = [{"role": "user", "content": "patch it"}]
@@ -138,5 +138,5 @@ def test_custom_tool_call_is_read_back_unchanged():
     call = {"type": "custom", "id": "first", "custom": {"name": "patch", "input": "a\nb"}}
     messages = [*USER, {"role": "assistant", "tool_calls": [call]}]
     request = parse_chat({}, {"model": "m", "messages": messages})
-    (used,) = as_templates_get_it(request.prompt)[1]["tool_calls"]
+    (used,) = template_messages(request.prompt)[1]["tool_calls"]
     assert used["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}

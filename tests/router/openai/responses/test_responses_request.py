@@ -10,7 +10,7 @@ from fabric.turn.answer_constraints import CallChoice, OutputFormat, OutputKind
 from fabric.turn.generation import Identity, IdentityKind
 from router.openai.responses.request import parse_responses
 from tests.support.any_json import ANY_JSON
-from tests.support.conversations import as_templates_get_it
+from tests.support.conversations import template_messages
 
 SMALLEST = {"model": "m", "input": "hi"}
 
@@ -20,7 +20,7 @@ def parse(headers=None, **fields):
 
 
 def messages(*items, **fields):
-    return as_templates_get_it(parse(input=list(items), **fields).prompt)
+    return template_messages(parse(input=list(items), **fields).prompt)
 
 
 def test_first_request_of_coding_agent_is_read():
@@ -51,7 +51,7 @@ def test_first_request_of_coding_agent_is_read():
     )
 
     assert request.identity == Identity(IdentityKind.GROUP, "session-1")
-    assert [(m["role"], m["content"]) for m in as_templates_get_it(request.prompt)] == [
+    assert [(m["role"], m["content"]) for m in template_messages(request.prompt)] == [
         ("system", "a\n\nb"),
         ("user", "c\n\nd"),
     ]
@@ -66,7 +66,7 @@ def test_first_request_of_coding_agent_is_read():
 def test_billing_header_line_from_proxy_is_dropped_and_listed():
     billing = "x-anthropic-billing-header: cc_version=2.1"
     request = parse(input="c", instructions=f"{billing}\na")
-    assert [m["content"] for m in as_templates_get_it(request.prompt)] == ["a", "c"]
+    assert [m["content"] for m in template_messages(request.prompt)] == ["a", "c"]
     assert request.ignored == ("x-anthropic-billing-header",)
     assert parse(input=[], previous_response_id="resp_1", instructions="a").ignored == ()
 

@@ -1,4 +1,4 @@
-"""Where given words occur: in prompts as sent and as rendered, and in caches on disk."""
+"""Occurrences of words: in prompts as sent and as rendered, and in caches on disk."""
 
 import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from fabric.record.manifest import Manifest, decode_manifest
 
 
 @dataclass(frozen=True)
-class Told:
+class StoredText:
     """A text that an agent has, and where."""
 
     agent: AgentId
@@ -22,7 +22,7 @@ class Told:
     text: str
 
 
-def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[Told]:
+def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[StoredText]:
     """Yield what every node's disk has of every agent: its record's text, and its cached tokens.
 
     Cached tokens are read from the blocks that the record names: all tokens of each, also those
@@ -31,12 +31,12 @@ def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[Told]
     for path in sorted(folder.glob("*/*/manifests/*.mf")):
         record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
         where = f"{path.parents[2].name}, {record.state}"
-        yield Told(record.agent, f"record on {where}", record.text)
+        yield StoredText(record.agent, f"record on {where}", record.text)
         tokens = {ref: block_tokens(path.parents[1], ref) for ref in record.kept_refs}
         assert cached_tokens(record, tokens) == list(record.token_ids), "not of its text"
         for ref, ids in tokens.items():
-            yield Told(record.agent, f"block {ref.name} on {where}", decode(ids))
-        yield Told(record.agent, f"memory on {where}", decode(cached_tokens(record, tokens)))
+            yield StoredText(record.agent, f"block {ref.name} on {where}", decode(ids))
+        yield StoredText(record.agent, f"memory on {where}", decode(cached_tokens(record, tokens)))
 
 
 def block_tokens(folder: Path, ref: BlockRef) -> list[int]:
@@ -53,11 +53,11 @@ def cached_tokens(record: Manifest, tokens: Mapping[BlockRef, list[int]]) -> lis
     return [token for part in parts for token in part]
 
 
-def leaks(found: Iterable[Told], may_have: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Name who has words that are not theirs."""
+def leaks(found: Iterable[StoredText], may_have: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """List the agents that have words of others."""
     return [
-        f"{told.agent} has {words!r} in its {told.where}"
-        for told in found
+        f"{stored.agent} has {words!r} in its {stored.where}"
+        for stored in found
         for words, agents in may_have.items()
-        if words in told.text and told.agent not in agents
+        if words in stored.text and stored.agent not in agents
     ]

@@ -13,10 +13,10 @@ BRIEF = {"max_tokens": 2, "ignore_eos": True}
 DAY_S = 24 * 3600.0
 
 
-def talk(service, number, tenant=TENANT, name="a", **said):
+def talk(service, number, tenant=TENANT, name="a", **options):
     """Take a turn that shares nothing with others' beginnings."""
     agent, text = f"{name}-{number}", f"{name} {number} {WORDS}"
-    return ask(service, text, agent=agent, tenant=tenant, **BRIEF, **said)
+    return ask(service, text, agent=agent, tenant=tenant, **BRIEF, **options)
 
 
 def agent_bytes_in(folder, model):
