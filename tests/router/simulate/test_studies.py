@@ -259,10 +259,16 @@ def test_png_report_is_a_valid_image(studied):
 
 def test_simulate_request_round_trips_and_prints_its_command():
     request = SimulateRequest(
-        workloads=("W1", "W2"), loads=(0.5,), policies=("sticky",), link_mbit=10_000.0, seeds=5
+        workloads=("W1", "W2"),
+        loads=(0.5,),
+        policies=("sticky",),
+        link_mbit=10_000.0,
+        seeds=5,
+        size=0.25,
     )
 
     assert SimulateRequest.of(request.as_plain()) == request
     assert request.command() == (
-        "macfabric simulate W1 W2 --seeds 5 --link-mbit 10000 --policy sticky --load 0.5"
+        "macfabric simulate W1 W2 --seeds 5 --size 0.25 --link-mbit 10000 --policy sticky "
+        "--load 0.5"
     )
