@@ -109,6 +109,7 @@ HEAD_FETCH_FACTOR: Final = 3.0  # then the turn computes what is missing
 HEAD_START_S: Final = 0.03  # of a fetch, before its first bytes
 HEAD_REPLY_S: Final = 1.0  # for another node's answer, beyond what it was told to wait
 HEAD_CONNECT_S: Final = 0.5  # to it: who does not listen holds no turn
+HEAD_GRACE_POLLS: Final = 3  # of a node to which a turn was sent that has not arrived there yet
 HEAD_OFFER_S: Final = 30.0  # for which a turn on another node may begin to fetch
 HEAD_LENDERS_MAX: Final = 16  # agents whose beginnings are compared with that of a prompt
 FETCHES_MAX: Final = 4  # agents copied at a time; more would share the same links

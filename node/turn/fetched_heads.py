@@ -36,6 +36,7 @@ from node.limits import (
     HEAD_FETCH_FACTOR,
     HEAD_FETCH_S_MIN,
     HEAD_FETCHES_MAX,
+    HEAD_GRACE_POLLS,
     HEAD_START_S,
 )
 from node.migration.prefix_target import SharedPrefixTarget
@@ -252,7 +253,7 @@ class FetchedHeads:
         is_urgent: bool,
     ) -> None:
         """Ask and fetch until nothing more is stored or computed there."""
-        wait_s = HEAD_POLL_S_MAX if loan.is_coming else 0.0
+        wait_s, grace_polls = (HEAD_POLL_S_MAX, HEAD_GRACE_POLLS) if loan.is_coming else (0.0, 0)
         end = len(fetch.names) * BLOCK_TOKENS
         while fetch.end_tokens < end and not fetch.cancel.is_set():
             had, me = fetch.end_tokens, self._identity.name
@@ -267,7 +268,9 @@ class FetchedHeads:
             if offer.coming_tokens or lent is not None:
                 fetch.note_progress(offer.coming_tokens)
             self._engine.wake()
-            is_awaited = loan.is_coming and offer.is_preparing and fetch.end_tokens == had
+            may_come = grace_polls > 0 or (loan.is_coming and offer.is_preparing)
+            is_awaited = may_come and fetch.end_tokens == fetch.begun_tokens
+            grace_polls -= 1
             if max(offer.coming_tokens, had) <= fetch.end_tokens and not is_awaited:
                 return
             wait_s = HEAD_POLL_S_MAX

@@ -78,6 +78,7 @@ def _patience(monkeypatch):
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
     monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
+    monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 60)
     for name in ("HEAD_REPLY_S", "HEAD_CONNECT_S"):
         monkeypatch.setattr(peer_calls, name, 60.0)
 
@@ -183,6 +184,25 @@ def test_head_in_progress_is_computed_once(model, tmp_path, counted, calm, is_co
         assert counted.tokens <= 1.1 * head + tails
         assert blocks_fetched(there) == head // 256
         assert pinned_blocks(there.node) == {}
+
+
+def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, calm):
+    with two(tmp_path, model) as (here, there):
+        answered, answer = threading.Event(), here.node.resources.transfers.answer_call
+
+        def noted(*words):
+            reply = answer(*words)
+            answered.set()
+            return reply
+
+        here.node.resources.transfers.answer_call = noted
+        asking = serve_turn(there, lent(request_of(1), here, is_coming=True))
+        waiting = asyncio.run_coroutine_threadsafe(asking, there._loop)
+        assert answered.wait(60)
+        together(here, [request_of(0)])
+        reply = waiting.result(300)
+        assert reply.text == calm[1]
+        assert reply.admitted.fetched_tokens
 
 
 def test_head_arrives_before_its_lender_has_answered(model, tmp_path, calm):
@@ -351,7 +371,8 @@ def test_edited_memory_is_not_lent(model, tmp_path):
         assert blocks_fetched(there) == 0
 
 
-def test_running_private_turn_lends_nothing(model, tmp_path, counted, calm):
+def test_running_private_turn_lends_nothing(model, tmp_path, calm, monkeypatch):
+    monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 0)
     with two(tmp_path, model) as (here, there):
         private = request_of(0, is_private=True)
         replies = at_once((here, private), (there, lent(request_of(1), here, is_coming=True)))
