@@ -1,28 +1,27 @@
-"""Bounds of the router and the command line: name, unit last, and the reason."""
+"""Bounds of the router and the command line: name with its unit last, and what it bounds."""
 
 from typing import Final
 
 from fabric.limits import BODY_BYTES_MAX, KIB, MIB
 
-# Left free of a drive, whatever the budget says: systems swap and update there.
-WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's list of weights, read before a start
+WEIGHTS_INDEX_BYTES_MAX: Final = 64 * MIB  # of a model's index of weights, read before a start
 
 # Placement
 COMING_FACTOR: Final = 2.0  # of a prompt's expected end: then its node is taken not to compute it
 COMING_S_MIN: Final = 10.0  # and at least so long: speeds may be unknown
 
-DECISIONS_KEPT_MAX: Final = 2_048  # with their outcomes, in the router's memory; the oldest go
-DECISION_PIECES_MAX: Final = 1 << 20  # of the sketches of all of them; 40 bytes each
+DECISIONS_KEPT_MAX: Final = 2_048  # decisions and their outcomes in the router's memory
+DECISION_PIECES_MAX: Final = 1 << 20  # of their sketches together; 40 bytes each
 
 # HTTP
-PROMPT_ESCAPES: Final = 6  # bytes of JSON that one of text may take, as \u0061 does
-PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body, beside a prompt's text: names, numbers, brackets
-BASE64_BLOCK_BYTES: Final = 1 * KIB  # of a body, without a space: no text that people write
-BASE64_CHARS_MIN: Final = 32  # different ones in such a block; repeated letters are text
+PROMPT_ESCAPES: Final = 6  # bytes of JSON for one byte of text, as in \u0061
+PROMPT_FRAME_BYTES: Final = 1 * MIB  # of a body besides a prompt's text: names, numbers, brackets
+BASE64_BLOCK_BYTES: Final = 1 * KIB  # of a body without a space: not text that people write
+BASE64_CHARS_MIN: Final = 32  # different characters in such a block; repeated letters are text
 CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
-BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # of content, in dialects that have such
-PLACEHOLDER_NAME_CHARS_MAX: Final = 100  # of a file or tool, in the text that stands for it
-PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, likewise
+BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # content blocks of one message
+PLACEHOLDER_NAME_CHARS_MAX: Final = 100  # of a file or tool, in its placeholder
+PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, in its placeholder
 IGNORED_NAME_CHARS_MAX: Final = 64  # of one name in X-Macfabric-Ignored
 IGNORED_HEADER_CHARS_MAX: Final = 1_024  # of all names; proxies limit headers to 4 to 8 KiB
 TOOLS_MAX: Final = 512
@@ -31,54 +30,54 @@ CODEX_OUTPUT_BYTES_MAX: Final = (
 )
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
-NAME_CHARS_TOLD: Final = 100  # of a name that a client gave, in an error about it
+NAME_CHARS_TOLD: Final = 100  # of a client's name for something, in an error about it
 TOP_LOGPROBS_MAX: Final = 20
 ANSWERS_PER_PROMPT_MAX: Final = 32
 PROMPTS_MAX: Final = 256  # of one request for completions
 ANSWERS_MAX: Final = 512  # of one request, to all its prompts
-ANSWERS_AT_ONCE_MAX: Final = 8  # of those; the others wait, as if sent one by one
-ANSWER_PLACE_S: Final = 30.0  # for a full node, while no other answer of the request runs
-ANSWER_PARTS_WAITING_MAX: Final = 256  # of all, until the client reads on
+ANSWERS_AT_ONCE_MAX: Final = 8  # of those at once; the others wait as if sent one by one
+ANSWER_PLACE_S: Final = 30.0  # wait for a full node while no other answer of the request runs
+ANSWER_PARTS_WAITING_MAX: Final = 256  # of all answers, until the client reads on
 LOGIT_BIAS_MAX: Final = 1_024
 KEY_CHARS_MAX: Final = 512  # prompt_cache_key, user
-INCLUDED_MAX: Final = 64  # of what an answer may bring beside itself
+INCLUDED_MAX: Final = 64  # entries of `include`
 RESPONSES_STORED_MAX: Final = 4_096  # of all tenants, in the router's memory
 RESPONSES_BYTES_MAX: Final = 128 * MIB  # of all stored responses; each holds its whole conversation
 BODIES_BYTES_MAX: Final = 16 * BODY_BYTES_MAX  # of all requests being served; one tenant: half
 BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one tenant: half
-BODY_GRACE_S: Final = 10.0  # for a body's first bytes; then
-BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # of the time spent waiting for it
-STREAM_SILENCE_S: Final = 4.0  # before a keep-alive on a stream: clients give up after 5
+BODY_GRACE_S: Final = 10.0  # until a body's first bytes; then
+BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # rate at which the client must send it
+STREAM_SILENCE_S: Final = 4.0  # before a keep-alive on a stream: some clients time out after 5 s
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
 TOKEN_ID_MAX: Final = (1 << 31) - 1  # of a prompt in tokens; the model has far fewer
 TOKEN_DIGITS_MAX: Final = 10  # of a token's id in a logit bias
-POLICY_S: Final = 2.0  # for an operator's own policy; after it the turn runs unedited
+POLICY_S: Final = 2.0  # time for an operator's own policy; beyond it, the turn runs unedited
 POLICY_CALLS_MAX: Final = 4  # of one such policy at a time; each has a thread
 CUT_RESULT_CHARS_MIN: Final = 100  # of a tool's result that was cut: its notice takes 60
 CONTEXT_EDITS_MAX: Final = 16  # of one request's context_management
-EDIT_VALUE_MAX: Final = 1 << 31  # tokens or calls that one of those names
-TRUNCATION_COUNTS_MAX: Final = 12  # prompts counted to find the longest that fits; mostly three
+EDIT_VALUE_MAX: Final = 1 << 31  # tokens or calls in one of those edits
+TRUNCATION_COUNTS_MAX: Final = 12  # token counts to find the longest prompt that fits; usually three
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 STOPPING_RETRY_S: Final = 5.0  # before a client of a stopping router retries
-PREFLIGHT_KEPT_S: Final = 600  # for which a browser caches what a page may do
+PREFLIGHT_KEPT_S: Final = 600  # time for which a browser caches a preflight
 
 # The router's connections to nodes
-TURNS_UNANSWERED_MAX: Final = 320  # by one node, more than it queues; others wait in the router
+TURNS_UNANSWERED_MAX: Final = 320  # sent to one node, more than it queues; others wait in the router
 HANDSHAKES_PER_NODE_MAX: Final = 16  # at once; more would all time out
-KEPT_IDLE_S: Final = 60.0  # before the router closes one: sooner than the node does
-KEPT_LIFE_S: Final = 600.0  # of one; then certificates are checked again
+KEPT_IDLE_S: Final = 60.0  # idle time before the router closes a connection, before the node does
+KEPT_LIFE_S: Final = 600.0  # life of a connection; certificates are checked again on the next
 
 # Control plane
-LIST_PAGES_MAX: Final = 1 << 14  # more than 10,000 agents with the longest sketches take
-LISTED_AT_ONCE: Final = 32  # agents of a list that are applied before others get the event loop
+LIST_PAGES_MAX: Final = 1 << 14  # enough for 10,000 agents with the longest sketches
+LISTED_AT_ONCE: Final = 32  # agents of a list applied before other tasks run
 WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
-PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; the others, spread over a period
+PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; others are spread over the period
 PEERS_TOLD_MAX: Final = 16  # to one node, the nearest; it measures its links to them
-PARTNERS_MAX: Final = 4  # of those, nodes from which it fetched something lately
-PEERS_LISTED_AT_ONCE: Final = 32  # nodes whose lists are made before others get the event loop
+PARTNERS_MAX: Final = 4  # of those: nodes from which it has fetched recently
+PEERS_LISTED_AT_ONCE: Final = 32  # nodes whose lists are built before other tasks run
 SUSPECT_S: Final = 3.0
-TERM_MARGIN: Final = 0.2  # of a lease, by which a router stops sooner than its voters
+TERM_MARGIN: Final = 0.2  # share of a lease by which a router stops before its voters
 TERM_CALL_BYTES_MAX: Final = 16 * KIB  # to a voter
 SHADOW_WAIT_S: Final = 1.0  # of an answer, for a standby's copy of what it stores
 SHADOW_HEARD_S: Final = 3.0  # without a standby's request; then no answer waits for one
@@ -86,7 +85,7 @@ SHADOW_POLL_S: Final = 0.5  # of a standby's request, for news; runs' files are 
 SHADOW_REST_S: Final = 0.25  # of a standby whose request failed
 SHADOW_BYTES_MAX: Final = 8 * MIB  # of responses, and of files, in one answer; or one larger item
 SHADOW_GONE_MAX: Final = 4_096  # removals that are remembered; then a standby compares all names
-TERM_RENEW_S: Final = 0.6  # between two renewals: three may be lost
+TERM_RENEW_S: Final = 0.6  # between two renewals; three may be lost
 TERM_TRIAL_S: Final = 0.5  # at most, between two trials of a standby
 TERM_RETRY_S: Final = 0.4  # at most and at random, after a vote that no router won
 LEASE_S: Final = 6.0
@@ -99,48 +98,48 @@ STOP_LINE_CHARS_MAX: Final = 4_096  # of a line that another Mac prints while it
 STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures
-ERASURE_EPOCHS: Final = 1 << 24  # above what is known: unreported claims, with sixteen gaps
+ERASURE_EPOCHS: Final = 1 << 24  # added to the highest known epoch, for unreported claims: sixteen gaps
 EPOCHS_ISSUED_MAX: Final = 1 << 20  # agents whose last claim is unconfirmed; 100 bytes each
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
-AGENT_REST_S: Final = 30.0  # after a move by placement, before another costs no more than usual
-RESTING_AGENTS_MAX: Final = 10_000  # that are remembered for it; the oldest are forgotten
-HELD_AGENTS_MAX: Final = 10_000  # on nodes that clients chose, likewise
-MOVE_START_S: Final = 1.0  # of a move before a turn: for its calls; and for its bytes
+AGENT_REST_S: Final = 30.0  # after a move by placement, until another one costs the usual price
+RESTING_AGENTS_MAX: Final = 10_000  # agents remembered for that; the oldest are dropped
+HELD_AGENTS_MAX: Final = 10_000  # remembered agents on nodes that clients chose; the oldest are dropped
+MOVE_START_S: Final = 1.0  # for the calls of a move before a turn; and for its bytes
 MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves the turn
-MOVES_PER_TURN: Final = 0.07  # by placement, in the long run: each writes a disk and fills a link
+MOVES_PER_TURN: Final = 0.07  # by placement, on average: each one loads a disk and a link
 MOVE_PRICE_STEP: Final = 0.2  # by which a move raises the price of the next; turns lower it
 MOVE_PRICE_MAX: Final = 100.0  # times the usual price
 HEAD_LOAN_TOKENS_MIN: Final = 512  # of a prompt; fewer are computed sooner than asked for
 MOVE_TARGETS_MAX: Final = 16  # nodes weighed for one idle agent's turn
 DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
-DRAIN_ROUNDS_MAX: Final = 3  # without a move, before a drain rests
+DRAIN_ROUNDS_MAX: Final = 3  # rounds without a move before a drain pauses
 DRAIN_ROUND_REST_S: Final = 1.0
-DRAIN_AGAIN_S: Final = 30.0  # a drain that rested is tried again
-DRAIN_STUCK_MAX: Final = 100  # listed in an answer; the rest is counted
-COPY_TRIES_MAX: Final = 3  # a turn that ends may replace the last block meanwhile
+DRAIN_AGAIN_S: Final = 30.0  # before a paused drain continues
+DRAIN_STUCK_MAX: Final = 100  # listed in an answer; further ones are only counted
+COPY_TRIES_MAX: Final = 3  # a turn that ends during the copy may replace the last block
 NODE_REMEMBERED_S: Final = 14 * 86_400.0  # without a report, while others report
 ROSTER_BYTES_MAX: Final = 256 * KIB  # of its file, with all nodes of the largest fabric
 LOCAL_NODES_MAX: Final = 16  # that `macfabric up` starts on one machine
 REPLICAS_WAITING_MAX: Final = 1_024  # agents due for a copy; the next sweep finds the rest
-REPLICAS_LOOKED_MAX: Final = 4_096  # agents that changed, of one sweep
-REPLICAS_LOOKED_AT_ONCE: Final = 4  # agents of a sweep, before others get the event loop
+REPLICAS_LOOKED_MAX: Final = 4_096  # changed agents that one sweep checks
+REPLICAS_LOOKED_AT_ONCE: Final = 4  # agents of a sweep checked before other tasks run
 REPLICA_REST_S: Final = 30.0  # before a failed copy is retried
 REPLICA_AGAIN_S: Final = 600.0  # before an evicted copy is made again
 PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node with more agents is not seeded with shared prefixes
-SEEDING_PEERS_MAX: Final = 32  # from which one node is seeded
+SEEDING_PEERS_MAX: Final = 32  # peers from which one node is seeded
 PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is seeded again
 PREFIX_SEEDING_REST_S: Final = 30.0  # before a retry after a failure, or after a move
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
 PREFETCH_TASKS_MAX: Final = 32  # hints in progress; more are dropped
-COPY_ROUNDS_MAX: Final = 8  # of a move, before it seals
+COPY_ROUNDS_MAX: Final = 8  # rounds of a move's copy before the agent is sealed
 
 # Router, and the fleet's events as dashboards follow them
-FORMED_MAX: Final = 64  # agents with a form of one prompt; the first that lives is taken
-SKETCH_AGENTS_MAX: Final = 400_000  # then the oldest goes; each takes about 1 KB
-SKETCH_PIECES_KEPT_MAX: Final = 32 << 20  # likewise, of all sketches; 256 MB
-ALIKE_AGENTS_MAX: Final = 64  # of a node with the very same sketch that are looked through
+FORMED_MAX: Final = 64  # agents with a form of one prompt; the first that still exists is used
+SKETCH_AGENTS_MAX: Final = 400_000  # remembered agents; the oldest is dropped; 1 KB each
+SKETCH_PIECES_KEPT_MAX: Final = 32 << 20  # of all their sketches; 256 MB
+ALIKE_AGENTS_MAX: Final = 64  # agents of a node with identical sketches that are compared
 CANDIDATES_MAX: Final = 16  # nodes among which a turn is placed; smaller fleets are compared whole
 GROUP_NODES_MAX: Final = 4  # of those, nodes with other conversations of the group
 CONTINUED_MAX: Final = 16  # nodes with an agent that a prompt may continue
@@ -159,14 +158,14 @@ HIBERNATION_KEY_FILE_BYTES_MAX: Final = 64 * KIB
 
 # Scenarios
 SCENARIO_BYTES_MAX: Final = 1 * MIB  # of one YAML file; those shipped have 10 KiB
-SCENARIO_DEPTH_MAX: Final = 16  # of what is nested; a phase's own parts go 6 deep
+SCENARIO_DEPTH_MAX: Final = 16  # nesting; the parts of a phase are nested 6 deep
 SCENARIO_NODES_MAX: Final = 20_000  # values in one file; they take half a second and 20 MB
 SCENARIO_TEXT_CHARS_MAX: Final = 64 * KIB  # of one text: 16,000 tokens
 SCENARIO_ERRORS_MAX: Final = 20  # reported at a time
-SCENARIO_FILES_MAX: Final = 64  # of texts beside the YAML
+SCENARIO_FILES_MAX: Final = 64  # text files besides the YAML
 SCENARIO_FILE_BYTES_MAX: Final = 256 * KIB  # of one of those
-SCENARIO_NAME_CHARS_MAX: Final = 48  # with an agent's and a run's it makes an agent's id
-SCENARIO_KEY_CHARS_MAX: Final = 32  # of agents, phases, tools, variables and runs, likewise
+SCENARIO_NAME_CHARS_MAX: Final = 48  # part of agent ids, with the agent's and the run's name
+SCENARIO_KEY_CHARS_MAX: Final = 32  # names of agents, phases, tools, variables and runs
 SCENARIO_PATH_CHARS_MAX: Final = 256  # of a text's file
 SCENARIO_AGENTS_MAX: Final = 64
 SCENARIO_PHASES_MAX: Final = 64
@@ -177,25 +176,25 @@ SCENARIO_TOOLS_MAX: Final = 64
 SCENARIO_ITEMS_MAX: Final = 64  # answers of a tool, directives and expectations of a phase
 SCENARIO_STEPS_MAX: Final = 8  # answers of one turn that call tools, before it ends
 SCENARIO_ASKING_MAX: Final = 16  # agents of one run that answer at once
-SCENARIO_PREFETCHED_MAX: Final = 4  # turns to come whose agents are got ready
-SCENARIO_TRIES_MAX: Final = 30  # of one step that the fabric refuses for now; takes minutes
-SCENARIO_LOST_TRIES_MAX: Final = 3  # of a step on a lost agent
+SCENARIO_PREFETCHED_MAX: Final = 4  # upcoming turns whose agents are prefetched
+SCENARIO_TRIES_MAX: Final = 30  # tries of a step that the fabric refuses temporarily; takes minutes
+SCENARIO_LOST_TRIES_MAX: Final = 3  # tries of a step on a lost agent
 SCENARIO_LINE_BYTES_MAX: Final = 4 * MIB  # of a run's journal; an answer with its calls
 SCENARIO_EXPANDED_CHARS_MAX: Final = 4 * MIB  # of one text, with all earlier messages of agents
-SCENARIO_REQUEST_BYTES_MAX: Final = 8 * MIB  # of one POST: a file, and texts beside it, as JSON
+SCENARIO_REQUEST_BYTES_MAX: Final = 8 * MIB  # of one POST: a file and its text files, as JSON
 SCENARIO_REPEATS_MAX: Final = 16  # of one run
 SCENARIO_RUN_TURNS_MAX: Final = 8_192  # of one run in the router, with repeats and cold arms
 SCENARIO_RUNS_MAX: Final = 12  # in the router at once, 16 agents each; one tenant: half
-SCENARIO_ENDED_MAX: Final = 64  # runs on the router's disk that have ended; the oldest go
+SCENARIO_ENDED_MAX: Final = 64  # ended runs on the router's disk; the oldest are deleted
 SCENARIO_EVENTS_MAX: Final = 16_384  # kept for followers of one run; enough for most runs
-SCENARIO_EVENTS_BYTES_MAX: Final = 2 * MIB  # and their bytes; 4,000 answers of 500 characters
+SCENARIO_EVENTS_BYTES_MAX: Final = 2 * MIB  # of those events: 4,000 answers of 500 characters
 SCENARIO_FOLLOWERS_MAX: Final = 16  # of one run at once
-SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # that come while a follower reads nothing, before its end
+SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # events behind which a follower may fall before it is dropped
 SCENARIO_FRAMES_MAX: Final = 64  # events sent to a follower at a time
-SCENARIO_NODES_WAIT_S: Final = 600.0  # of a resumed run, until nodes have loaded its model
+SCENARIO_NODES_WAIT_S: Final = 600.0  # wait of a resumed run until nodes have loaded its model
 
 # Simulator
 SIMULATED_NODES_MAX: Final = 4_096  # of one fleet; a snapshot of a thousand takes milliseconds
 SIMULATED_FLEET_BYTES_MAX: Final = 256 * KIB  # of one YAML file
-SIMULATED_PASSES_MAX: Final = 8  # prompts that get memory before one that does not fit
+SIMULATED_PASSES_MAX: Final = 8  # prompts that may get memory before one that does not fit
 SIMULATED_TRACE_LINE_BYTES_MAX: Final = 1 * MIB  # a row of 100,000 hash ids
