@@ -46,11 +46,11 @@ class Candidate:
     is_pinned: bool = False
     is_replica: bool = False
     is_spent: bool = False
-    is_superseded: bool = False  # the branches of an agent, which is another candidate
+    is_superseded: bool = False  # the candidate is an agent's branches, apart from the agent
 
     @property
     def tenant(self) -> TenantId:
-        """Whose agent it is; tenants share no pieces."""
+        """Tenant of the agent; tenants share no pieces."""
         return self.key[0]
 
     @property
@@ -278,7 +278,7 @@ def disk_capacity_bytes(drive_bytes: int, free_bytes: int, stored_bytes: int) ->
     return stored_bytes + max(0, free_bytes - reserve_bytes)
 
 
-TURNS_TOLD_APART = 31  # in five classes: 1, 2-3, 4-7, 8-15, and more
+TURNS_DISTINGUISHED_MAX = 31  # in five classes: 1, 2-3, 4-7, 8-15, and more
 _PRIOR_AGENTS = 4  # added to the count of turns, as a prior
 _PRIOR_RETURNS = 2  # added to the count of returns
 
@@ -297,7 +297,7 @@ class ReuseProbability:
 
     def note_all(self, tenant: TenantId, turns_count: int) -> None:
         """Count all turns so far of an agent that was not counted before."""
-        for count in range(1, min(turns_count, TURNS_TOLD_APART) + 1):
+        for count in range(1, min(turns_count, TURNS_DISTINGUISHED_MAX) + 1):
             self.note(tenant, count)
 
     def probability(self, tenant: TenantId, turns_count: int) -> float:
@@ -316,4 +316,4 @@ class ReuseProbability:
 
 
 def _class(turns_count: int) -> int:
-    return min(max(turns_count, 1), TURNS_TOLD_APART).bit_length()
+    return min(max(turns_count, 1), TURNS_DISTINGUISHED_MAX).bit_length()

@@ -100,7 +100,7 @@ class FolderReturn:
             if record.owner != name and record.state is OwnerState.OWNED:
                 agent.manifest = replace(record, state=OwnerState.REPLICA)
             records.table.put(agent)
-        self._erasing.doubt()
+        self._erasing.recheck_all()
         await records.workers.run(self._service_time.save)
         if self._health.is_draining and not self._health.is_stopping:
             await self._drain_flag.note()

@@ -30,7 +30,7 @@ READY_POLL_S = 2.0
 # once, as after a change of settings. The count restarts after LASTING_S of service.
 DEAD_PAUSES_S = (0.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 LASTING_S = 60.0
-RETOLD_S = 2.5  # a retry later by more than this belongs to another failure
+RETRY_SLACK_S = 2.5  # a retry that is later by more belongs to another failure
 TICK_S = 0.1
 EXIT_TIMEOUT_S = 20.0
 _DESCRIBE = encode_call(Describe())
@@ -232,7 +232,7 @@ class Launch:
         elif reply.code == StartFailedError.code:
             now_s, wait_s = time.monotonic(), reply.retry_after_s or 0.0
             again_at_s = now_s + wait_s
-            is_news = node.failure != reply.message or again_at_s > node.again_at_s + RETOLD_S
+            is_news = node.failure != reply.message or again_at_s > node.again_at_s + RETRY_SLACK_S
             node.ask_at_s = min(again_at_s + LOADING_POLL_S, now_s + READY_POLL_S)
             if is_news:
                 node.failure, node.again_at_s = reply.message, again_at_s

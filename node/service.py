@@ -39,7 +39,7 @@ from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply
 from node.mac_services import PowerAssertion, exclude_from_backups
 from node.machine import memory_pressure, ram_bytes, thermal_state
 from node.mlx import device
-from node.mlx.chat_tokenizer import ChatTokenizer, told_of
+from node.mlx.chat_tokenizer import ChatTokenizer, format_settings
 from node.mlx.engine import Engine
 from node.mlx.loaded_model import LoadedModel, load_model, weights_bytes
 from node.net.listeners import EVERYWHERE
@@ -242,7 +242,7 @@ class NodeService:
         table = recovered_table(config.name, model.fingerprint, clock, store, rules, service_time)
         if manifests.erased_count:
             blocks.empty_quarantine()
-        tokenizer = ChatTokenizer(loaded.tokenizer, told_of(config.settings))
+        tokenizer = ChatTokenizer(loaded.tokenizer, format_settings(config.settings))
         if tokenizer.warning is not None:
             _log.warning("%s: %s", model.name, tokenizer.warning)
         spec = SpecRecord(loaded.fingerprint, loaded.name, loaded.spec)

@@ -81,8 +81,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="the folder that holds the keys")
     parser.add_argument("--ray-address", default="auto", help="host:port of Ray's head")
     parser.add_argument("--host", help="listen here instead of where the settings say")
-    parser.add_argument("--port", type=int, help="likewise; 0 takes any free port")
-    parser.add_argument("--expect", type=int, help="how many nodes the fabric has")
+    parser.add_argument("--port", type=int, help="listen at this port; 0 chooses a free one")
+    parser.add_argument("--expect", type=int, help="number of nodes of the fabric")
     parser.add_argument(
         "--expect-node", action="append", default=[], help="the name of a node; may be repeated"
     )

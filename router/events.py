@@ -278,7 +278,7 @@ class Subscription:
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
 
-    def start_anew(self) -> int:
+    def restart(self) -> int:
         """Receive events again from now on; return how many were missed."""
         missed_count, self.missed_count = self.missed_count, 0
         return missed_count

@@ -67,7 +67,7 @@ class ConnectionTable:
         self.lingering = Lingering()
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over a copy, so that connections may leave meanwhile."""
+        """Iterate over a copy, so that connections may close during the iteration."""
         listed = [c for group in self._unauthenticated.values() for c in group]
         return iter([*listed, *self._owners])
 

@@ -25,7 +25,7 @@ def is_hash(number: int) -> bool:
 
 
 def text_bytes_max(tokens_count: int) -> int:
-    """Return the maximum length of the text of so many tokens."""
+    """Return the maximum length of the text of `tokens_count` tokens."""
     return TEXT_SLACK_BYTES + tokens_count * TOKEN_TEXT_BYTES_MAX
 
 

@@ -86,7 +86,7 @@ class MessagePositions:
         return cls(tuple(map(_unpacked, _ROW.iter_unpack(raw))))
 
     def problem(self, text_bytes: int) -> str | None:
-        """Return why the positions are invalid for a text of so many bytes, or None."""
+        """Return why the positions are invalid for a text of this size, or None."""
         done = 0
         for message in self.messages:
             if message.at is None:
@@ -107,7 +107,7 @@ class MessagePositions:
         return MessagePositions(tuple(_edited(message, edits) for message in self.messages))
 
     def within(self, text_bytes: int) -> "MessagePositions":
-        """Return the positions in a text that was cut to so many bytes."""
+        """Return the positions in the text truncated to `text_bytes` bytes."""
         cut = (m if m.end is None or m.end <= text_bytes else _lost(m) for m in self.messages)
         return MessagePositions(tuple(cut))
 

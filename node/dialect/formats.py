@@ -64,7 +64,7 @@ class ThoughtFormat:
 
 
 class ThoughtStage(Enum):
-    """Where an answer is: in a thought, where one may begin, or elsewhere."""
+    """Stage of an answer: in a thought, where one may begin, or elsewhere."""
 
     THOUGHT = auto()
     CALL = auto()  # within a thought, which may be more than a quote

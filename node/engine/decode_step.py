@@ -133,7 +133,7 @@ STEPS_MAX: Final = 2  # of one iteration; each adds a token
 
 
 class Growth(Enum):
-    """What to do with a decoding sequence before its next step."""
+    """Decision about a decoding sequence before its next step."""
 
     GOES_ON = auto()
     WAITS = auto()

@@ -220,7 +220,7 @@ class EngineThread:
             raise OverloadedError(reason, retry_after_s=self.retry_after_s(len(queued)))
 
     def retry_after_s(self, waiting_count: int, places: int | None = None) -> float:
-        """Return when to retry if so many wait for all running slots, or for `places` of them."""
+        """Estimate when one of `waiting_count` requests gets one of `places`, or of all, slots."""
         running_count = len(self._queue.running) if places is None else places
         return retry_after_s(waiting_count, running_count, self._scheduler.turn_speed.per_s)
 

@@ -28,7 +28,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A prefill chunk is done: so many of the prompt's tokens are in the cache."""
+    """Event after a prefill chunk: the number of prompt tokens in the cache."""
 
     tokens_count: int
 

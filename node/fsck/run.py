@@ -137,17 +137,17 @@ def _checked(node: str, disk: PosixDisk, key: bytes | None, *, repair: bool) -> 
 
 def _progress(what: str) -> Progress:
     """Return a function that reports the progress of reading from time to time."""
-    told_s = time.monotonic()
+    printed_s = time.monotonic()
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
-        nonlocal told_s
+    def report(done_bytes: int, total_bytes: int) -> None:
+        nonlocal printed_s
         now_s = time.monotonic()
-        if now_s - told_s >= PROGRESS_S:
-            told_s = now_s
+        if now_s - printed_s >= PROGRESS_S:
+            printed_s = now_s
             share = f"{100 * done_bytes // total_bytes} % of {total_bytes:,} bytes"
             _print_error(f"{what}: {share}")
 
-    return tell
+    return report
 
 
 def _tell(reports: list[FolderReport], *, as_json: bool) -> None:

@@ -223,7 +223,7 @@ def mask_of(tokens: Iterable[int], words: int) -> Mask:
 
 
 def full_mask(size: int) -> Mask:
-    """Return a mask that allows all of so many tokens."""
+    """Return a mask that allows all `size` tokens."""
     return ~np.zeros(size // 32 + 1, np.uint32)
 
 

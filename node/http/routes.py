@@ -170,17 +170,17 @@ class ControlHttp:
 
 
 class PromptQuestion:
-    """Route of one question; nothing is computed or kept."""
+    """Route of one question about a prompt; nothing is computed or stored."""
 
     def __init__(
         self,
         path: str,
         cluster_key: bytes,
-        told: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
+        answer: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
     ) -> None:
         self._path = path
         self._secret = http_secret(cluster_key)
-        self._told = told
+        self._answer = answer
 
     def route(self) -> Route:
         return Route(self._path, self.answer, methods=["POST"])
@@ -188,9 +188,9 @@ class PromptQuestion:
     async def answer(self, request: Request) -> Response:
         try:
             asked = await read_turn(request, self._secret)
-            told = await unless_disconnected(request.receive, self._told(asked))
+            reply = await unless_disconnected(request.receive, self._answer(asked))
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:
             return Response(status_code=400)
-        return JSONResponse(to_plain(told))
+        return JSONResponse(to_plain(reply))

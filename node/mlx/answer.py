@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def stage(self) -> ThoughtStage:
-        """Where the text is among thoughts."""
+        """Stage of the answer: in a thought, before one, or elsewhere."""
         return self._reader.stage
 
     @property

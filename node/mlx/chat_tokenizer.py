@@ -54,7 +54,7 @@ _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then
 _SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
 
 
-def told_of(settings: NodeSettings) -> FormatSettings:
+def format_settings(settings: NodeSettings) -> FormatSettings:
     """Read the operator's options for the model; raise FatalError if a template cannot be read."""
     template = ""
     if settings.chat_template:
@@ -75,20 +75,20 @@ def told_of(settings: NodeSettings) -> FormatSettings:
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, wrapper: TokenizerWrapper, told: FormatSettings | None = None) -> None:
+    def __init__(self, wrapper: TokenizerWrapper, chosen: FormatSettings | None = None) -> None:
         """Read answers in the operator's format, or in the template's."""
         self.wrapper = wrapper
-        self._told = told = told or FormatSettings()
-        self.template = ChatTemplate(wrapper, told.template)
+        self._chosen = chosen = chosen or FormatSettings()
+        self.template = ChatTemplate(wrapper, chosen.template)
         self._tokenizer = wrapper._tokenizer  # noqa: SLF001 - offsets are not public
         if not getattr(self._tokenizer, "is_fast", False):
             message = "the tokenizer gives no offsets: a tokenizer.json is needed"
             raise FatalError(message, code="unsupported_model")
         self.reach_bytes = token_reach_bytes(self._tokenizer)
         self.format = select_format(
-            self.template.source, self._tokenizer.get_vocab(), told, upstream_formats(wrapper)
+            self.template.source, self._tokenizer.get_vocab(), chosen, upstream_formats(wrapper)
         )
-        self.unread_parts = self._unread_parts(told)
+        self.unread_parts = self._unread_parts(chosen)
         if CALLS in self.unread_parts:
             self.format = replace(self.format, calls=None)
         if THOUGHTS in self.unread_parts:
@@ -106,7 +106,7 @@ class ChatTokenizer:
         ends = {self.special_texts.get(index, "") for index in self.eos_ids}
         return frozenset(marks - ends - {""})
 
-    def _unread_parts(self, told: FormatSettings) -> tuple[str, ...]:
+    def _unread_parts(self, chosen: FormatSettings) -> tuple[str, ...]:
         """Name the parts of answers that the template writes in no format known here.
 
         An operator's choice is not tried, nor is a format that the template certainly has.
@@ -116,16 +116,16 @@ class ChatTokenizer:
         unread = FormatTrial(self.template, format_, ends).unread()
         calls, source = format_.calls, self.template.source
         is_known = {
-            CALLS: told.calls != AUTO
+            CALLS: chosen.calls != AUTO
             or has_own_sign(source, calls)
             or (calls is not None and calls.name not in CALL_FORMATS),
-            THOUGHTS: told.thoughts != AUTO or has_own_sign(source, format_.thought),
+            THOUGHTS: chosen.thoughts != AUTO or has_own_sign(source, format_.thought),
         }
         return tuple(part for part in unread if not is_known[part])
 
     @property
     def warning(self) -> str | None:
-        """What of the template or tokenizer cannot be read or encoded, in words, or None."""
+        """Warning about parts of the template or tokenizer that are not supported, or None."""
         if not self.unread_parts:
             return self._plain_encoder.problem
         parts = " and ".join(self.unread_parts)
@@ -138,7 +138,7 @@ class ChatTokenizer:
     @property
     def told_options(self) -> dict[str, Any]:
         """The operator's default options."""
-        return self._told.options
+        return self._chosen.options
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
@@ -274,7 +274,7 @@ class ChatTokenizer:
 
         made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
         rendered = render_folded(
-            made, attempt, self.template.traits, is_strict=self._told.is_strict
+            made, attempt, self.template.traits, is_strict=self._chosen.is_strict
         )
         if (opens_answer or continues) and self.template.exists:
             messages, thoughts = list(rendered.messages), self._thought_texts
@@ -298,9 +298,9 @@ class ChatTokenizer:
         known = (thought.start, thought.end) if thought is not None else ()
         return tuple(dict.fromkeys((*known, "</think>")))
 
-    def _options(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _options(self, requested: dict[str, Any]) -> dict[str, Any]:
         """Merge the request's options with the operator's."""
-        options = {**self._told.options, **asked}
+        options = {**self._chosen.options, **requested}
         options.pop(MARKS_OPTION, None)
         effort = options.get(EFFORT_OPTION)
         messages = self.format.messages
@@ -308,7 +308,9 @@ class ChatTokenizer:
             options[EFFORT_OPTION] = messages.efforts[str(effort)]
         elif effort == "none":
             options = {**dict.fromkeys(THINKING_SWITCHES, False), **options}
-        elif effort is not None or asked.get(BUDGET_OPTION):  # who limits thoughts asks for them
+        elif effort is not None or requested.get(
+            BUDGET_OPTION
+        ):  # who limits thoughts asks for them
             options = {THINKING_SWITCH: True, **options}
         return options
 

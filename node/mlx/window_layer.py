@@ -37,7 +37,7 @@ class WindowLayer(ResidentLayer):
         return self._stores
 
     def with_room(self, tokens_count: int) -> "WindowLayer":
-        """Return an empty layer like this one, with room for at least so many tokens."""
+        """Return an empty layer like this one, with room for `tokens_count` tokens or more."""
         return type(self)(self.spec, tokens_count, packed=self._packed)
 
     def picked(self, ranges: Sequence[Range]) -> "WindowLayer":

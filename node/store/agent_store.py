@@ -50,7 +50,7 @@ class ErasedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A record that may or may not be the stored one, and its blocks that no other record has."""
+    """Record whose publish failed and may be stored nevertheless, with the blocks it alone has."""
 
     record: Manifest
     added: list[BlockRef]

@@ -46,7 +46,7 @@ class OtherDriveError(DiskError):
 
 @dataclass(frozen=True, slots=True)
 class DriveIdentity:
-    """What a node's drive is known by, as it was when the node started."""
+    """Identity of a node's drive, as it was when the node started."""
 
     folder: Path
     device: int = field(init=False)

@@ -46,7 +46,7 @@ from node.transfer.offer_book import OfferBook
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What the removal of an agent found: its blocks, a record, and the agent itself."""
+    """Result of removing an agent: its blocks, and whether a record or the agent existed."""
 
     refs: Sequence[BlockRef] = ()
     had_record: bool = False
@@ -140,8 +140,8 @@ class Erasing:
         """Return whether this node must finish an erasure itself, as no caller will repeat it."""
         return self.has_failed or self._is_unsure
 
-    def doubt(self) -> None:
-        """Look again for what tombstones name: a folder that was gone has come back."""
+    def recheck_all(self) -> None:
+        """Check all tombstones again: a missing folder has come back."""
         self._is_unsure = True
 
     @property

@@ -45,7 +45,7 @@ class Sequences:
     heads: TurnHeads
 
     def check_memory(self, prompt_tokens: int) -> None:
-        """Raise RejectedError if this node could never hold a prompt of so many tokens."""
+        """Raise RejectedError if a prompt of this size can never fit in this node's memory."""
         self.engine.budget.check(self.identity.spec.resident_bytes(prompt_tokens))
 
     def stops_of(self, prepared: Prepared) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class EventsApi:
             if subscription.missed_count:
                 # A client too slow for events must not get a snapshot each time instead.
                 await subscription.rest(FLEET_SNAPSHOT_EVERY_S)
-                missed = frame({"count": subscription.start_anew()}, MISSED)
+                missed = frame({"count": subscription.restart()}, MISSED)
                 yield missed + await self._snapshot(caller)
             else:
                 rows = ((event_row(e, caller), e.event.name, e.number) for e in events)

@@ -60,7 +60,7 @@ def agent_of(arguments: argparse.Namespace) -> FabricAgent:
 def fabric_of(arguments: argparse.Namespace) -> Fabric:
     """Return the fabric that the options name; warn of a key that others can read."""
     fabric = find_fabric(arguments.url, arguments.data, arguments.key)
-    if sends_key_readably(fabric):
+    if sends_key_unencrypted(fabric):
         print_error(
             f"warning: {fabric.url} does not use https: anyone who listens on the network can "
             "read the key that is sent there (see docs/security.md)"
@@ -90,7 +90,7 @@ def find_fabric(url: str | None, data_dir: Path | None, key: str | None = None) 
         raise CommandError(_why_none_runs(folder))
     local = replace(remote, url=local_url)
     if remote.operator_key is None:
-        if travels_readably(local_url):
+        if is_unencrypted(local_url):
             return replace(local, hints=replace(HINTS, forbidden=_KEY_WITHHELD))
         local = replace(local, operator_key=folder.read_operator_key())
     if isinstance(certificate, str):  # the operator's own, which may not be for 127.0.0.1
@@ -98,12 +98,12 @@ def find_fabric(url: str | None, data_dir: Path | None, key: str | None = None) 
     return local
 
 
-def sends_key_readably(fabric: Fabric) -> bool:
+def sends_key_unencrypted(fabric: Fabric) -> bool:
     """Return whether a key is sent to this fabric in clear text over a network."""
-    return bool(fabric.key or fabric.operator_key) and travels_readably(fabric.url)
+    return bool(fabric.key or fabric.operator_key) and is_unencrypted(fabric.url)
 
 
-def travels_readably(url: str) -> bool:
+def is_unencrypted(url: str) -> bool:
     """Return whether others could read what is sent to a URL."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")

@@ -18,7 +18,7 @@ from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import require_on_every_mac
 from router.cli.output import Steps
 from router.cli.supervisor import Plan, Supervisor
-from router.cli.up import catch_signals, own_certificate, own_subject, tell_ready
+from router.cli.up import catch_signals, own_certificate, own_subject, print_ready
 from router.supervise.keeper import Keeper
 
 START_TIMEOUT_S = math.inf  # Macs may join hours later
@@ -100,7 +100,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             start_timeout_s=START_TIMEOUT_S,
             ray_timeout_s=RAY_TIMEOUT_S,
             operator_key=folder.renew_operator_key(),
-            waits_for_good=True,
+            waits_indefinitely=True,
             trusted=keys / AUTHORITY_CERTIFICATE,
             certificate=own_certificate(router),
             stop_wait_s=router.stop_wait_s,
@@ -109,7 +109,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         supervisor = Supervisor(plan, keeper, None, steps.say, lambda: bool(ends))
         stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)
         if supervisor.start():
-            tell_ready(supervisor, settings.model, as_json=arguments.json)
+            print_ready(supervisor, settings.model, as_json=arguments.json)
             supervisor.run()
         has_served = "ready" in supervisor.phases
     if not has_served:

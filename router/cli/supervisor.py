@@ -121,7 +121,7 @@ class Plan:
     certificate: Path | None = None  # the operator's own certificate, if it is used
     machine_nodes: int = 1  # nodes that share this machine's memory
     bind: str | None = None  # where nodes listen; None: the address Ray knows them by
-    waits_for_good: bool = False  # for nodes that join later, once Ray is joined
+    waits_indefinitely: bool = False  # for nodes that join later, once Ray is joined
     stop_wait_s: float = 0.0  # for running turns, unless `down --wait` says otherwise
     nodes_to_come: int = 0  # expected number, for the router; 0: unknown
     node_names: tuple[str, ...] = ()  # names of those, where known
@@ -164,7 +164,7 @@ class Supervisor:
             if self.url and len(self.nodes) >= self.plan.nodes_expected and self._all_seen():
                 self._mark("ready")
                 return True
-            if not self.plan.waits_for_good and (reason := self._watch.expired()):
+            if not self.plan.waits_indefinitely and (reason := self._watch.expired()):
                 raise self._start_failure(self._awaited(), reason)
         return False
 
@@ -294,7 +294,7 @@ class Supervisor:
     def _may_try_again(self, name: str) -> bool:
         """Return whether an ended process may restart; before it served, only if Ray ended."""
         has_joined = "ready" in self.phases or "connected" in self.phases
-        if "ready" in self.phases or (self.plan.waits_for_good and has_joined):
+        if "ready" in self.phases or (self.plan.waits_indefinitely and has_joined):
             return True
         is_rays = self.ray is not None and any(self.ray.find(ended) for ended in self._ended)
         return is_rays and len(self._ended[name]) < START_TRIES

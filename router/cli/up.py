@@ -133,7 +133,7 @@ def run_up(arguments: argparse.Namespace) -> int:
         supervisor = Supervisor(plan, keeper, ray, steps.say, lambda: bool(ends))
         stack.callback(supervisor.stop, hurry=lambda: len(ends) > 1)
         if supervisor.start():
-            tell_ready(supervisor, settings.model, as_json=arguments.json)
+            print_ready(supervisor, settings.model, as_json=arguments.json)
             supervisor.run()
     steps.say("stopped")
     return 0
@@ -209,7 +209,7 @@ def own_subject(router: RouterSettings | None = None) -> Subject:
     return Subject.of([*machine_hosts(), *more])
 
 
-def tell_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
+def print_ready(supervisor: Supervisor, model: str, *, as_json: bool) -> None:
     """Print the line with the fabric's URL and nodes."""
     plan, seconds = supervisor.plan, supervisor.phases["ready"]
     nodes = sorted(supervisor.nodes)

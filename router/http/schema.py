@@ -262,7 +262,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A value read by a function of its own, with its schema stated beside it."""
+    """Value that a function reads, and its schema."""
 
     parse: Callable[[Any, str], Any]
     described: Schema

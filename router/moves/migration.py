@@ -148,7 +148,7 @@ class Migration:
 
     @property
     def handover_target(self) -> HandoverTarget | None:
-        """Where the agent will be served, while no node may serve it."""
+        """Node that will serve the agent after the handover; None unless it is in progress."""
         if self.gate.is_set():
             return None
         return HandoverTarget(self._name, self._target.name, self._epoch)

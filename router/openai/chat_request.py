@@ -101,7 +101,7 @@ class ChatBody(ThinkingBody):
 
     @property
     def effort(self) -> str | None:
-        """How much to think, in a word."""
+        """Reasoning effort, as one of the model's words; None by default."""
         if self.reasoning_effort is not None:
             return self.reasoning_effort
         return self.reasoning.effort if self.reasoning.enabled else "none"

@@ -98,5 +98,5 @@ class CountedEdit(ABC):
 
 
 def may_have(prompt: Prompt, tokens: int) -> bool:
-    """Return whether a prompt may have so many tokens, as each has at least one byte."""
+    """Return whether a prompt's bytes allow this number of tokens, each of at least one byte."""
     return prompt.bytes_count * _TEMPLATE_FACTOR + _TEMPLATE_BYTES >= tokens

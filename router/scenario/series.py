@@ -89,7 +89,7 @@ class SeriesPlan:
         return tuple(Arm(n, kind) for n in range(1, self.repeats + 1) for kind in kinds)
 
     @property
-    def begins_anew(self) -> bool:
+    def erases_agents(self) -> bool:
         """Return whether agents are erased before each arm, so that none profits from another."""
         return self.repeats > 1 or self.is_compared
 
@@ -160,11 +160,11 @@ class Series:
                 run = ScenarioRun(name, state, self.client, journal, ids.__getitem__, report,
                                   begins_cold=arm.kind == COLD)  # fmt: skip
                 self.arm_runs.append(ArmRun(arm, run))
-                if plan.begins_anew and not journal.events:
+                if plan.erases_agents and not journal.events:
                     # Of both arms: prefixes are shared between agents.
                     for kind in (WARM, COLD):
                         await run.erase(plan.ids(Arm(arm.number, kind)).values())
-                elif not plan.begins_anew:
+                elif not plan.erases_agents:
                     await run.undo_edits()
                 await run.run()
                 await run.end_agents()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from router.cli.data_folder import DataFolder
-from router.cli.endpoint import fabric_of, find_fabric, sends_key_readably
+from router.cli.endpoint import fabric_of, find_fabric, sends_key_unencrypted
 from router.client.client import Fabric
 from router.client.http_api import ClientError, RefusedError
 from tests.cli.fake_fabric import ANSWERS, STATUSES
@@ -45,13 +45,13 @@ def test_operator_key_is_sent_over_loopback_or_https(folder, url):
     client = found(folder, url)
 
     assert client.operator_key == folder.read_operator_key()
-    assert not sends_key_readably(client)
+    assert not sends_key_unencrypted(client)
 
 
 def test_operator_key_is_not_sent_in_clear_text_over_a_network(folder, fabric, monkeypatch):
     client = found(folder, LAN)
     assert client.operator_key is None
-    assert not sends_key_readably(client)
+    assert not sends_key_unencrypted(client)
 
     monkeypatch.setitem(STATUSES, ("GET", "/v1/nodes"), 403)
     with pytest.raises(RefusedError, match=r"router\.tls\.mode.*MACFABRIC_OPERATOR_KEY"):
@@ -63,11 +63,11 @@ def test_sending_a_key_in_clear_text_prints_a_warning(folder, monkeypatch, capsy
     client = found(folder, LAN)
 
     assert client.operator_key == "given"
-    assert sends_key_readably(client)
+    assert sends_key_unencrypted(client)
     fabric_of(argparse.Namespace(url=LAN, data=None, key="a-tenants"))
     assert "can read the key" in capsys.readouterr().err
     monkeypatch.delenv("MACFABRIC_OPERATOR_KEY")
-    assert not sends_key_readably(find_fabric(LAN, None)), "there is no key to read"
+    assert not sends_key_unencrypted(find_fabric(LAN, None)), "there is no key to read"
 
 
 def test_clear_text_warning_goes_to_stderr(run, fabric, monkeypatch):

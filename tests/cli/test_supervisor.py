@@ -195,7 +195,7 @@ def test_stalled_start_names_the_awaited_process(supervisor):
 
 def test_serve_fails_if_ray_was_never_joined(supervisor):
     del supervisor.phases["ready"]
-    supervisor.plan = replace(supervisor.plan, waits_for_good=True)
+    supervisor.plan = replace(supervisor.plan, waits_indefinitely=True)
     supervisor.keeper.events.append(exited_event(NODES))
     with pytest.raises(CommandError, match="nodes ended"):
         supervisor._step()

@@ -62,7 +62,7 @@ def agent_settings_row(view: AgentView) -> Row:
 
 
 def rebuild_row(view: AgentView) -> Row:
-    """Show whether an agent's next turn computes its memory anew, and from which token on."""
+    """Return whether an agent's next turn recomputes its memory, and from which token on."""
     return REBUILD.row(view, rebuilds=view.settings is not None and view.settings.rebuilds)
 
 
