@@ -74,9 +74,7 @@ MESSAGES_MAX: Final = 10_000
 JSON_DEPTH_MAX: Final = 64
 JSON_ITEMS_MAX: Final = 200_000  # values in one body; they take 0.2 s and 30 MB
 INTEGER_CHARS_MAX: Final = 400  # of one integer in a long body; their cost grows with the square
-TURN_ITEMS_MAX: Final = (
-    1_000_000  # values of a turn sent to a node, with tokens and parsed arguments
-)
+TURN_ITEMS_MAX: Final = 1_000_000  # values of a turn on its way to a node, with its tokens
 COMPLETION_TOKENS_MAX: Final = 131_072
 MODEL_ALIASES_MAX: Final = 256
 RETRY_AFTER_S_MAX: Final = 60.0  # current clients ignore longer values

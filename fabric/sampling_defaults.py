@@ -39,7 +39,7 @@ class SamplingDefault:
 
 
 def describe_range(field: str) -> str:
-    """Return what a field's value may be."""
+    """Return the range of a field's values in words."""
     low, high = _RANGES[field]
     return f"must be {low:g} to {high:g}"
 

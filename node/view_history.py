@@ -17,7 +17,7 @@ class ViewHistory:
         self._number = 0
 
     def changes(self, call: DescribeChanges, view: NodeView, links: LinkChanges) -> ViewChanges:
-        """Return what a router with an older view lacks; `view` is the present one."""
+        """Return the changes since a router's older view; `view` is the current one."""
         view = replace(view, links=())
         if self._number == 0 or self._views[self._number] != view:
             self._number += 1

@@ -25,9 +25,7 @@ PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, in its pla
 IGNORED_NAME_CHARS_MAX: Final = 64  # of one name in X-Macfabric-Ignored
 IGNORED_HEADER_CHARS_MAX: Final = 1_024  # of all names; proxies limit headers to 4 to 8 KiB
 TOOLS_MAX: Final = 512
-CODEX_OUTPUT_BYTES_MAX: Final = (
-    10_000  # of one tool output that Codex keeps; as for models unknown to it
-)
+CODEX_OUTPUT_BYTES_MAX: Final = 10_000  # of one tool output that Codex keeps, as for unknown models
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
 NAME_CHARS_TOLD: Final = 100  # of a client's name for something, in an error about it
@@ -56,16 +54,16 @@ POLICY_CALLS_MAX: Final = 4  # of one such policy at a time; each has a thread
 CUT_RESULT_CHARS_MIN: Final = 100  # of a tool's result that was cut: its notice takes 60
 CONTEXT_EDITS_MAX: Final = 16  # of one request's context_management
 EDIT_VALUE_MAX: Final = 1 << 31  # tokens or calls in one of those edits
-TRUNCATION_COUNTS_MAX: Final = 12  # token counts to find the longest prompt that fits; usually three
+TRUNCATION_COUNTS_MAX: Final = 12  # counts to find the longest prompt that fits; usually three
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 STOPPING_RETRY_S: Final = 5.0  # before a client of a stopping router retries
 PREFLIGHT_KEPT_S: Final = 600  # time for which a browser caches a preflight
 
 # The router's connections to nodes
-TURNS_UNANSWERED_MAX: Final = 320  # sent to one node, more than it queues; others wait in the router
+TURNS_UNANSWERED_MAX: Final = 320  # sent to one node: more than it queues; others wait here
 HANDSHAKES_PER_NODE_MAX: Final = 16  # at once; more would all time out
-KEPT_IDLE_S: Final = 60.0  # idle time before the router closes a connection, before the node does
+KEPT_IDLE_S: Final = 60.0  # idle time of a connection; nodes wait longer
 KEPT_LIFE_S: Final = 600.0  # life of a connection; certificates are checked again on the next
 
 # Control plane
@@ -98,14 +96,14 @@ STOP_LINE_CHARS_MAX: Final = 4_096  # of a line that another Mac prints while it
 STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
 # Erasures
-ERASURE_EPOCHS: Final = 1 << 24  # added to the highest known epoch, for unreported claims: sixteen gaps
+ERASURE_EPOCHS: Final = 1 << 24  # above the highest known epoch, for unreported claims
 EPOCHS_ISSUED_MAX: Final = 1 << 20  # agents whose last claim is unconfirmed; 100 bytes each
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
 AGENT_REST_S: Final = 30.0  # after a move by placement, until another one costs the usual price
 RESTING_AGENTS_MAX: Final = 10_000  # agents remembered for that; the oldest are dropped
-HELD_AGENTS_MAX: Final = 10_000  # remembered agents on nodes that clients chose; the oldest are dropped
+HELD_AGENTS_MAX: Final = 10_000  # on nodes that clients chose; the oldest are forgotten
 MOVE_START_S: Final = 1.0  # for the calls of a move before a turn; and for its bytes
 MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves the turn
 MOVES_PER_TURN: Final = 0.07  # by placement, on average: each one loads a disk and a link
@@ -136,7 +134,7 @@ PREFETCH_TASKS_MAX: Final = 32  # hints in progress; more are dropped
 COPY_ROUNDS_MAX: Final = 8  # rounds of a move's copy before the agent is sealed
 
 # Router, and the fleet's events as dashboards follow them
-FORMED_MAX: Final = 64  # agents with a form of one prompt; the first that still exists is used
+FORMED_MAX: Final = 64  # agents with a form of one prompt; the first alive is used
 SKETCH_AGENTS_MAX: Final = 400_000  # remembered agents; the oldest is dropped; 1 KB each
 SKETCH_PIECES_KEPT_MAX: Final = 32 << 20  # of all their sketches; 256 MB
 ALIKE_AGENTS_MAX: Final = 64  # agents of a node with identical sketches that are compared
@@ -189,7 +187,7 @@ SCENARIO_ENDED_MAX: Final = 64  # ended runs on the router's disk; the oldest ar
 SCENARIO_EVENTS_MAX: Final = 16_384  # kept for followers of one run; enough for most runs
 SCENARIO_EVENTS_BYTES_MAX: Final = 2 * MIB  # of those events: 4,000 answers of 500 characters
 SCENARIO_FOLLOWERS_MAX: Final = 16  # of one run at once
-SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # events behind which a follower may fall before it is dropped
+SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # behind which a follower may fall before it is dropped
 SCENARIO_FRAMES_MAX: Final = 64  # events sent to a follower at a time
 SCENARIO_NODES_WAIT_S: Final = 600.0  # wait of a resumed run until nodes have loaded its model
 

@@ -38,7 +38,7 @@ class Rotation:
     frequencies: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
-        """Refuse what is no rotation; raise RejectedError."""
+        """Raise RejectedError if the values do not describe a rotation."""
         _require(self.slot in SLOTS, f"rotation: no slot {self.slot!r:.40}")
         _require(self.start >= 0, "rotation: starts below 0")
         _require(self.dims > 0 and self.dims % 2 == 0, "rotation: dims are not whole pairs")

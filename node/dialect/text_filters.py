@@ -57,7 +57,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def reset(self) -> None:
-        """Forget what was read."""
+        """Discard the text read so far."""
         self._held, self.matched = "", None
 
     def feed(self, text: str) -> str:

@@ -264,7 +264,7 @@ class Sequence:
 
     @property
     def can_yield(self) -> bool:
-        """Whether it can stop here: a resumed answer first restores what it had."""
+        """Whether it can stop here: a resumed answer must first restore its earlier tokens."""
         return self.input.resumed is None or self.slot is not None
 
     @property

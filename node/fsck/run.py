@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Check, and print what was found; return the exit status."""
+    """Check the folders and print the findings; return the exit status."""
     try:
         nodes = _nodes(arguments.data.expanduser(), arguments.node)
         key, why = _cluster_key((arguments.keys or arguments.data).expanduser())

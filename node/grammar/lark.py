@@ -28,7 +28,7 @@ _JSON_SPACE: Final = f"( |\\n[ \\t]{{0,{JSON_INDENT_MAX}}})?"
 
 
 def json_options(*, is_strict: bool, escapes: str | None = None) -> Any:
-    """Return the compiler's options for JSON; `escapes` are what may follow a backslash."""
+    """Return the compiler's options for JSON; `escapes` may follow a backslash."""
     options: dict[str, Any] = {
         "whitespace_pattern": _JSON_SPACE,
         "lenient": not is_strict,

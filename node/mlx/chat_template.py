@@ -127,7 +127,7 @@ class ChatTemplate:
         return common_prefix(prompt, opened)
 
     def begun_at_end(self, prompt: str, marks: tuple[str, ...]) -> str:
-        """Return what a prompt of text has begun of an answer, if it ends as the template's do."""
+        """Return the beginning of an answer at a text prompt's end, as the template opens them."""
         openings = [text for text in self._openings if text and prompt.endswith(text)]
         opening = max(openings, key=len, default="")
         places = (opening.find(mark) for mark in marks)

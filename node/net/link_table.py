@@ -224,7 +224,7 @@ class LinkTable:
 
 
 def _is_news(old: LinkView, new: LinkView) -> bool:
-    """Return whether a link differs enough from what was sent of it."""
+    """Return whether a link differs enough from its last sent view."""
     if (old.kind, old.device, old.peer_device) != (new.kind, new.device, new.peer_device):
         return True
     if (old.reachable, old.problem) != (new.reachable, new.problem):

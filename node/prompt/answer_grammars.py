@@ -42,7 +42,7 @@ class CallGrammars:
     choice: CallChoice
 
     def key(self) -> str:
-        """Return what the grammar depends on; raise RejectedError for unenforceable tools."""
+        """Return the grammar's cache key; raise RejectedError for unenforceable tools."""
         spelled = [
             [tool.name, tool.parameters, tool.is_strict, tool.rules] for tool in self._offered()
         ]

@@ -32,7 +32,7 @@ _INVALID = "invalid_request_error"
 
 
 def transcript_of(record: Manifest) -> Transcript:
-    """Return what an agent's cache holds, as its record has it."""
+    """Return the transcript of an agent's cache from its record."""
     if not record.token_ids:
         return EMPTY_TRANSCRIPT
     ids, ends = list(record.token_ids), list(record.token_ends)

@@ -67,7 +67,7 @@ class NodeIdentity:
         return self.model.fingerprint
 
     def usable_prefix(self, tokens_count: int) -> int:
-        """Round a reusable prefix down to what the chunk policy allows."""
+        """Round a reusable prefix down to a length that the chunk policy allows."""
         if self.settings.exact_chunks:
             return tokens_count // BLOCK_TOKENS * BLOCK_TOKENS
         return tokens_count

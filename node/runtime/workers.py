@@ -76,7 +76,7 @@ class Workers:
             self.fetching_count -= 1
 
     async def fetch_head(self, work: Callable[[], T]) -> T:
-        """Run what a turn asks of another node, or fetches, on threads that no copy occupies."""
+        """Run a turn's request to another node, or its fetch, on threads without copies."""
         self.fetching_count += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._head_fetchers, work)

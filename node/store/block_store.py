@@ -111,7 +111,7 @@ class BlockStore:
             return 0
 
     def forget_all(self) -> None:
-        """Take no block for stored: the folder is gone, and `recover` finds what comes back."""
+        """Forget all blocks, as the folder is gone; `recover` finds those that come back."""
         self._index.drop_all()
         self._unstored.clear()
 

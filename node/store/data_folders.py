@@ -117,7 +117,7 @@ class DataFolders:
         return self.disk.is_here() and self.erased.is_here()
 
     def restore(self) -> list[Manifest]:
-        """Open the folders again, and make what is gone; return the records found there.
+        """Reopen the folders, create the missing ones, and return the records found.
 
         Tombstones come first, so that no erased record is among those. Raises DiskError, and then
         every write is refused as before.

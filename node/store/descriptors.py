@@ -117,7 +117,7 @@ def _windows(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _after(window: list[memoryview], count: int) -> list[memoryview]:
-    """Return what of `window` remains after its first `count` bytes."""
+    """Return the part of `window` after its first `count` bytes."""
     sizes = list(map(_NBYTES, window))
     if count == sum(sizes):
         return []

@@ -120,7 +120,7 @@ class EncryptedDisk(PosixDisk):
         self._encrypts = encrypts
 
     def encrypt_all(self) -> int:
-        """Encrypt what was stored before the setting was turned on; count the files."""
+        """Encrypt files stored before the setting was turned on; return their number."""
         if not self._encrypts:
             return 0
         count = sum(1 for size_bytes in self.encrypt_files() if size_bytes)
@@ -158,7 +158,7 @@ class EncryptedDisk(PosixDisk):
         return EncryptedPayload(file, start, length)
 
     def size_bytes(self, name: str) -> int:
-        """Return the length of what the file holds; raise FileNotFoundError."""
+        """Return the length of a file's decrypted content; raise FileNotFoundError."""
         with self.opened(name) as file:
             return file.size_bytes
 
@@ -169,7 +169,7 @@ class EncryptedDisk(PosixDisk):
             yield EncryptedFile(descriptor, self._key, name)
 
     def _write(self, descriptor: int, parts: Iterable[Part]) -> None:
-        """Write what a file is to hold, encrypted if that is asked for."""
+        """Write a file's content, encrypted if the setting says so."""
         if not self._encrypts:
             super()._write(descriptor, parts)
             return

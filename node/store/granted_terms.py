@@ -44,7 +44,7 @@ class GrantedTerms:
         return self._ballot.granted if self._ballot.granted.term else None
 
     def recall(self) -> None:
-        """Read what the previous process granted; raise FatalError if it cannot be known."""
+        """Read the term that the previous process granted; raise FatalError if it is damaged."""
         with closing(PosixDisk(self._folder)) as disk:
             try:
                 granted = unpack(TermView, disk.read(FILE, TERM_FILE_BYTES_MAX))

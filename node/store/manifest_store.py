@@ -94,7 +94,7 @@ class ManifestStore:
             self._doubtful.pop(name, None)
 
     def forget_versions(self) -> None:
-        """Take nothing for known of what is stored: the folder is another one."""
+        """Forget all versions of stored records: the folder is another one."""
         with self._lock:
             self._versions.clear()
             self._doubtful.clear()

@@ -173,12 +173,12 @@ class PosixDisk:
             flush(self._root, self._ordering)
 
     def recover(self) -> int:
-        """Claim the root for this process, remove what a crash left half-written; count it."""
+        """Claim the root for this process and remove half-written files; return their number."""
         self.claim()
         return self.recover_temporaries()
 
     def recover_temporaries(self) -> int:
-        """Remove what a crash left half-written; count it."""
+        """Remove files that a crash left half-written; return their number."""
         removed = 0
         with _disk_errors(f"recover {self.root}"):
             ours = [name for name, is_dir in scan(self._root) if is_dir and _PART.fullmatch(name)]

@@ -40,7 +40,7 @@ class Portion:
     _places: list[tuple[Place, Place]]  # and what each is filled from
 
     def put_in_place(self) -> None:
-        """Copy what was read to where it belongs."""
+        """Copy the bytes read to their destinations."""
         for place, staged in self._places:
             place[...] = staged.reshape(place.shape)
 

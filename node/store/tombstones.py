@@ -168,7 +168,7 @@ class TombstoneStore:
         return self._disk.is_here()
 
     def reopen(self) -> None:
-        """Open the folder again, learn what it holds, and write the rest; raise DiskError."""
+        """Reopen the folder, read its tombstones, and write the missing ones; raise DiskError."""
         with self._writing:
             self._disk.reopen()
             with self._lock:

@@ -123,7 +123,7 @@ class DiskBudget:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of the budget at the last survey, minus what was granted since."""
+        """Free bytes of the budget at the last survey, minus bytes granted since."""
         free_bytes = self._stands.free_bytes if self._stands is not None else 0.0
         return max(0, int(free_bytes) - self._since.total())
 

@@ -194,7 +194,7 @@ class Erasing:
                 await self._remove_all(is_sure=True)
 
     async def finish(self) -> None:
-        """Retry what the disk refused; keep what it refuses again for the next retry.
+        """Retry erasures that the disk refused; keep those that it refuses again.
 
         Nothing else retries it: this node's tombstones equal the others', so no exchange is due.
         """

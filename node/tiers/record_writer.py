@@ -163,7 +163,7 @@ class RecordWriter:
         return known
 
     async def save(self, span: BlockSpan, ids: Sequence[int]) -> BlockRef:
-        """Store one block of what the cache holds, unless it is stored."""
+        """Store one block of the cache, unless it is stored already."""
         known = self.stored(span)
         if known is not None:
             return known
@@ -217,7 +217,7 @@ class RecordWriter:
             await self._put(span, ids, kv)
 
     async def save_passing(self, ids: Sequence[int]) -> None:
-        """Save what the cache does not keep: blocks that slid out of windows, and states."""
+        """Save parts that the cache drops: blocks that slid out of windows, and states."""
         if not self.spans and self.head is None:
             return
         salt, slid = self._store.salt(self._agent.manifest.tenant), self._cache.slid

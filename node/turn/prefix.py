@@ -138,7 +138,7 @@ class Prefixes:
         return await self._cold(plan, room, is_kept=is_kept)
 
     async def look_again(self, agent: Agent, prepared: Prepared) -> Prepared:
-        """Find what was stored while the turn waited for its memory."""
+        """Find blocks that were stored while the turn waited for memory."""
         plan = prepared.plan
         stored = await self._best_prefix(agent, plan, self._usable(agent, plan))
         if stored.tokens_count <= prepared.cached:

@@ -292,7 +292,7 @@ class Saver:
         return agent.is_durable
 
     async def _idle_cache(self, ended: Ended) -> ResidentCache | None:
-        """Return a saved turn's cache, reduced to what an idle agent needs; None if not kept."""
+        """Return a saved turn's cache, reduced to an idle agent's needs; None if it is not kept."""
         try:
             await self._writer.computed(self._cache.rest)
         except EngineFailedError:

@@ -84,7 +84,7 @@ class Turn:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop waiting, encoding or decoding; save what was computed."""
+        """Stop waiting, encoding or decoding; save the computed tokens."""
         self._unwanted.set()
         if self._is_waiting:
             self.task.cancel()
@@ -93,7 +93,7 @@ class Turn:
             self._parts.engine.wake()
 
     async def save_now(self) -> Manifest | None:
-        """Save what the turn has so far; return an unpublished record of it."""
+        """Save the turn's tokens so far; return their unpublished record."""
         decoding, sequence = self._decoding, self._sequence
         if decoding is None or decoding.saver is None or sequence is None:
             return None

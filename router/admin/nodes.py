@@ -33,7 +33,7 @@ class NodesApi:
         ]
 
     async def index(self, request: Request) -> Response:
-        """List all nodes, including lost ones; tenants do not see what others have there."""
+        """List all nodes, including lost ones; a tenant sees only its own data on them."""
         caller = caller_of(request)
         if caller.operator is None:
             tenant_of(request)  # raises for callers with neither key

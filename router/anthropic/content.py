@@ -139,7 +139,7 @@ def unbilled(text: str, notes: Notes) -> str:
 
 
 def read_text(block: TextBlock | OtherContent, notes: Notes) -> str:
-    """Return the text of a block, or the text that stands for it; note what is left out."""
+    """Return a block's text or its placeholder; note omitted content."""
     if isinstance(block, OtherContent):
         notes.ignore(*ignored_types([block]))
     else:

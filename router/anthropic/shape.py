@@ -41,7 +41,7 @@ class MessageShape:
         }
 
     def management(self, finished: Finished | None) -> dict[str, Any]:
-        """Return the report of what was cleared, if the request asked for that."""
+        """Return the report of cleared content, if the request has context management."""
         if not self.request.is_managed:
             return {}
         return {"context_management": None if finished is None else report(self.request.outcomes)}

@@ -87,7 +87,7 @@ class ApiAdapter(ErrorDialect, Protocol[A]):
         """Return a finished answer as JSON."""
 
     async def kept(self) -> None:
-        """Wait until what an answer stores survives this router; in most dialects it is nothing."""
+        """Wait until an answer's stored data survives this router; most dialects store nothing."""
         await asyncio.sleep(0)
 
     def frames(

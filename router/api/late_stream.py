@@ -64,7 +64,7 @@ class PendingTurn(Generic[T]):
                 yield frame
 
     def progress(self) -> object:
-        """Return the turn's progress: what it waits for, or how much of its prompt is computed."""
+        """Return the turn's progress: why it waits, or the computed part of its prompt."""
         return self._parts.progress() if self._parts is not None else self.waiting
 
     async def close(self) -> None:

@@ -105,7 +105,7 @@ def with_rare(schema: Schema, **properties: Schema) -> Schema:
 
 
 def body(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Describe a client's object: what is optional may be null."""
+    """Describe a client's object: optional fields may be null."""
     known = {name: nullable(schema) if schema else schema for name, schema in optional.items()}
     return {
         "type": "object",

@@ -194,7 +194,7 @@ def _text_of_url(url: str) -> str | None:
 
 
 def _call(body: Mapping[str, Any], kind: str) -> str:
-    """Return a hosted tool's call with its input, and what it returned in the same item."""
+    """Return a hosted tool's call with its input, and the result in the same item."""
     name = _short(body.get("name") or kind.removesuffix(_CALL_END))
     given = next((body[key] for key in _INPUTS if body.get(key) not in (None, "")), None)
     if given is not None and not isinstance(given, str):

@@ -120,7 +120,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _require_same_key(folder: DataFolder, keys: Path) -> None:
-    """Raise CommandError rather than lose what is stored under an earlier version's key."""
+    """Raise CommandError if caches are stored under another key, which would lose them."""
     earlier, shipped = folder.path / CLUSTER_KEY, keys / CLUSTER_KEY
     if earlier.exists() and shipped.exists() and earlier.read_text() != shipped.read_text():
         message = (

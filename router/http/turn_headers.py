@@ -54,7 +54,7 @@ def header_word(word: str) -> str:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """Return the header that lists what has no effect, cut to a limit; empty without names."""
+    """Return the header that lists parameters without effect, cut to a limit; empty if none."""
     unique = list(dict.fromkeys(names))
     shown_count, chars = 0, 0
     for name in unique:

@@ -196,7 +196,7 @@ class Migration:
         )
 
     async def _copy_offered(self) -> tuple[Offer, Copied]:
-        """Copy what is offered; renew the offer if a turn that ends replaces a block."""
+        """Copy the offered blocks; renew the offer if a turn that ends replaces one."""
         for _ in range(COPY_ROUNDS_MAX):
             offer = await self._offer()
             try:

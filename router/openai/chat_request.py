@@ -181,7 +181,7 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
 
 
 def _ignored(body: ChatBody, tools: _ChatTools, messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the names of what has no effect: hosted tools, fields, and parts of contents."""
+    """Return the names of parameters without effect: hosted tools, fields, parts of contents."""
     parts = (name for message in body.messages for name in message.content.ignored)
     fields = () if body.web_search_options is None else ("web_search_options",)
     return tuple(dict.fromkeys((*tools.hosted, *fields, *parts, *ignored_lines(messages))))

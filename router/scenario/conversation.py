@@ -173,7 +173,7 @@ class HistoryReplay:
     def _replay(
         self, history: AgentHistory, agent: str, phase: Phase, until: TurnKey | None
     ) -> None:
-        """Add what an agent hears in a phase, up to its answer in the turn `until`."""
+        """Add the utterances that an agent hears in a phase, up to its answer in turn `until`."""
         if agent not in phase.hearers:
             return
         history.add_text(phase.id, f"[{phase.title or phase.id}]")

@@ -194,7 +194,7 @@ class ScenarioRun:
     # --- a phase -----------------------------------------------------------------------------
 
     async def _begin(self, phase: Phase) -> None:
-        """Erase, fork and edit what a phase's first turn needs, once."""
+        """Erase, fork and edit agents once, before a phase's first turn."""
         self._report(PhaseBegan(phase.id))
         has_begun = _has_spoken(phase, self.state.transcript)
         if self._begins_cold and not has_begun:

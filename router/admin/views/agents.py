@@ -46,7 +46,7 @@ AGENT_SETTINGS: Final = AnswerShape(
 
 
 def settings_row(view: AgentView) -> Row:
-    """Show what clients set for an agent as a whole."""
+    """Return the settings that clients chose for an agent, as a JSON row."""
     settings = view.settings or AgentSettings()
     return {
         "rebuilds": settings.rebuilds,
@@ -162,7 +162,7 @@ def _view(key: AgentKey, holding: Holding) -> AgentView:
 
 
 def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Sequence[str]) -> Row:
-    """Show what was removed, which disks hold tombstones, and which runs still quote the agent."""
+    """Return the removed parts, the disks with tombstones, and the runs that quote the agent."""
     receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
     for receipt in receipts:
         del receipt["tombstone"]  # internal to the nodes

@@ -28,7 +28,7 @@ _NODE: Final = AnswerShape(
 
 
 def node_rows(fleet: Fleet, drains: Drains, caller: Principal) -> list[Row]:
-    """Show all nodes, including lost ones; tenants do not see what others have there."""
+    """Return all nodes as JSON rows, including lost ones; a tenant sees only its own data."""
     members = fleet.membership.members
     if caller.operator is not None:
         rows = [_whole_row(fleet, member) for member in members]

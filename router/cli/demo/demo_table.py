@@ -22,7 +22,7 @@ REUSED_SHARE_MIN = 0.9  # of the previous prompt; the rest may be the end of the
 
 
 def problem_of(turn: DemoTurn, previous: DemoTurn | None) -> str:
-    """Return what is wrong with a turn, or an empty text."""
+    """Return a turn's problem in words, or an empty text."""
     if turn.problem:
         return turn.problem
     if not turn.right:

@@ -62,7 +62,7 @@ def _place(at: int) -> str:
 
 
 def host_complaint(host: object) -> str | None:
-    """Return what is wrong with a Mac's address, or None."""
+    """Return the problem with a Mac's address in words, or None."""
     text = str(host)
     if not isinstance(host, str) or not text:
         return f"must be an address such as 192.168.1.11, not {host!r}"

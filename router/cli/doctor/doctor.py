@@ -161,7 +161,7 @@ def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]],
 
 
 def template_checks(nodes: list[dict[str, Any]]) -> Iterator[Check]:
-    """Yield what nodes report of their models' chat templates."""
+    """Yield the nodes' warnings about their models' chat templates."""
     for node in nodes:
         if node.get("template_warning"):
             yield Check(f"template on {node.get('name')}", "warning", node["template_warning"])

@@ -77,7 +77,7 @@ class _Item:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Types of what the model does not see of it."""
+        """Types of its parts that the model does not see."""
         return ()
 
 
