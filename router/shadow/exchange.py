@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fabric.codec import pack, unpack
-from fabric.errors import FabricError, ForbiddenError, RetryLaterError
+from fabric.errors import FabricError, ForbiddenError, RejectedError, RetryLaterError
 from router.http.auth import caller_of
 from router.http.forwarded import Principal
 from router.http.standby_gate import CHANGES_PATH, Relay
@@ -101,31 +101,36 @@ class ChangesApi:
         return Response(pack(await self._news(asked)), media_type="application/msgpack")
 
     async def _news(self, asked: FollowRequest) -> FollowAnswer:
-        log, version = self._log, self._log.version
-        changes = log.since(asked.life, asked.version)
+        """Return what a standby lacks; its next request acknowledges the answer's version."""
+        log, known = self._log, asked.version if asked.life == self._log.life else 0
+        version, has_more = log.version, False
         pieces: list[FilePiece] = []
         gone_files: list[str] = []
-        has_more = False
         if self._files is not None:
             news = await asyncio.to_thread(self._files.news, asked.files)
             pieces, gone_files, has_more = news
+        if has_more:
+            version = known  # what is acknowledged includes all files of that version
+        changes = log.since(asked.life, asked.version)
         items: list[bytes] = []
-        left_bytes = SHADOW_BYTES_MAX
-        for at, name in enumerate(changes.names):
+        left_bytes, complete = SHADOW_BYTES_MAX, version
+        for name in changes.names:
+            if left_bytes <= 0:
+                has_more = True
+                break
             raw = self._store.encoded(name)
             items += [] if raw is None else [raw]
             left_bytes -= len(raw or b"")
-            if left_bytes < 0 and at + 1 < len(changes.names):
-                version, has_more = log.version_of(name), True
-                break
-        is_part = has_more and version != log.version
+            complete = log.version_of(name)
+        if left_bytes <= 0 and has_more:
+            version = min(version, complete)
         return FollowAnswer(
             life=log.life,
             version=version,
             is_whole=changes.is_whole,
             names=changes.names if changes.is_whole else (),
             items=tuple(items),
-            gone=() if is_part else changes.gone,
+            gone=changes.gone,
             files=tuple(pieces),
             gone_files=tuple(gone_files),
             has_more=has_more,
@@ -176,7 +181,10 @@ class Follower:
                 if name not in kept:
                     self._store.drop(name)
         for raw in answer.items:
-            self._store.take(raw)
+            try:
+                self._store.take(raw)
+            except RejectedError as error:  # of another version: the rest is copied all the same
+                _LOG.warning("a stored response cannot be copied: %s", error.code)
         for name in answer.gone:
             self._store.drop(name)
         states = dict(asked.files) if asked.life == answer.life else {}

@@ -10,6 +10,7 @@ from fabric.codec import dump_json
 from fabric.errors import RejectedError
 from fabric.keys import OPERATOR_HEADER
 from router.shadow.change_log import ChangeLog
+from router.shadow.exchange import ChangesApi, FollowRequest
 from router.shadow.run_files import FilePiece, FileState, RunFiles
 from tests.router.fake_node import MODEL
 from tests.router.pair import AUTH, pair
@@ -140,6 +141,55 @@ def test_a_log_that_forgot_a_removal_shows_everything():
         log.note_gone("d")
     changes = log.since(log.life, version)
     assert (changes.is_whole, changes.names) == (True, ("a",))
+
+
+class Texts:
+    """A store of texts, whose copies are `name=text`."""
+
+    def __init__(self, log):
+        self.log, self.texts = log, {}
+
+    def put(self, name, text):
+        self.texts[name] = text
+        self.log.note(name)
+
+    def encoded(self, name):
+        return f"{name}={self.texts[name]}".encode() if name in self.texts else None
+
+
+async def test_copies_are_complete_up_to_the_version_they_acknowledge(tmp_path):
+    log = ChangeLog(lambda: 0.0)
+    store = Texts(log)
+    api = ChangesApi(log, store, RunFiles(tmp_path), lambda: True)
+    for number in range(5):
+        store.put(f"t/{number}", "x" * 40)
+    log.note_gone("t/9")
+    asked, copied = FollowRequest(), set()
+    with mock.patch("router.shadow.exchange.SHADOW_BYTES_MAX", 50):
+        while True:
+            answer = await api._news(asked)
+            copied |= set(answer.items)
+            asked = FollowRequest(answer.life, answer.version)
+            if not answer.has_more:
+                break
+            assert len(copied) >= sum(log.version_of(n) <= answer.version for n in store.texts)
+    assert copied == {store.encoded(name) for name in store.texts}
+    assert asked.version == log.version
+
+
+async def test_a_version_is_acknowledged_with_all_of_its_files(tmp_path):
+    log = ChangeLog(lambda: 0.0)
+    api = ChangesApi(log, Texts(log), RunFiles(tmp_path), lambda: True)
+    (tmp_path / "abc").mkdir()
+    for name in ("a.json", "b.json"):
+        (tmp_path / "abc" / name).write_text("0123456789")
+    log.note()
+    with mock.patch("router.shadow.run_files.SHADOW_BYTES_MAX", 5):
+        part = await api._news(FollowRequest(log.life, 0))
+        assert (part.version, part.has_more, len(part.files)) == (0, True, 1)
+        states = {piece.path: piece.state for piece in part.files}
+        rest = await api._news(FollowRequest(log.life, 0, states))
+    assert (rest.version, rest.has_more, len(rest.files)) == (log.version, False, 1)
 
 
 def test_run_files_are_copied_by_what_was_appended(tmp_path):
