@@ -26,6 +26,7 @@ OWN_PATHS: Final = frozenset(
     }
 )
 AGAIN_S: Final = 1.0
+CHANGE_POLL_S: Final = 0.1
 _HOP_HEADER: Final = "x-macfabric-standby"
 # Of one connection (RFC 9110, 7.6.1), or set by who forwards.
 _OWN_HEADERS: Final = frozenset(
@@ -80,16 +81,22 @@ class _Exchange:
         """Forward the request and its answer; cancel it where the client leaves."""
         asking = asyncio.create_task(self._ask())
         leaving = asyncio.create_task(self._watch())
+        changing = asyncio.create_task(self._watch_routers(self._relay.active_url()))
         try:
-            await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            waits = {asking, leaving, changing}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 await self._answer(asking.result(), leaving)
+            elif changing.done():  # a frozen router would never answer
+                message = "another router has become the active one: send the request again"
+                raise RetryLaterError(message, retry_after_s=AGAIN_S, code="no_active_router")
         finally:
+            changing.cancel()
             if asking.done() and not asking.cancelled() and asking.exception() is None:
                 asking.result().close()
             asking.cancel()
             leaving.cancel()
-            await asyncio.gather(asking, leaving, return_exceptions=True)
+            await asyncio.gather(asking, leaving, changing, return_exceptions=True)
 
     async def _ask(self) -> aiohttp.ClientResponse:
         relay, scope = self._relay, self._scope
@@ -140,6 +147,13 @@ class _Exchange:
             if not message.get("more_body"):
                 self._has_body.set()
                 return
+
+    async def _watch_routers(self, url: str) -> None:
+        """Return when the router that was asked is no longer the active one."""
+        relay = self._relay
+        # Terms are heard by heartbeats, which notify no event.
+        while not relay.is_active() and relay.active_url() == url:  # noqa: ASYNC110
+            await asyncio.sleep(CHANGE_POLL_S)
 
     async def _watch(self) -> None:
         """Return when the client has left."""

@@ -3,6 +3,7 @@
 import asyncio
 from unittest import mock
 
+import aiohttp
 import pytest
 
 from fabric.errors import FatalError, RetryLaterError
@@ -132,3 +133,20 @@ async def test_a_sole_router_cannot_be_promoted():
 def test_the_number_of_voters_must_be_known():
     with pytest.raises(FatalError, match="nodes_expected"):
         serving_module._term_keeper(RouterSettings(standby=True), None, 0.0)
+
+
+async def test_request_to_a_frozen_router_is_answered_when_another_takes_over():
+    async with pair() as (_, one, two):
+        assert (await say(two)).status_code == 200
+
+        async def hang(*_, **__):
+            await asyncio.sleep(3600)
+
+        with (
+            mock.patch.object(one.keeper, "_step", hang),
+            mock.patch.object(aiohttp.ClientSession, "request", hang),
+        ):
+            refused = await say(two)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert two.keeper.is_active
+        assert (await say(two)).status_code == 200
