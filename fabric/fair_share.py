@@ -20,13 +20,17 @@ class FairShare(Generic[Owner]):
 
     def take(self, owner: Owner, amount: int = 1) -> bool:
         """Take `amount` if the owner's share allows it; return whether it did."""
-        held = self._held.get(owner, 0)
-        left = self._limit - (self._total - held)
-        if amount > 0 and held + amount > -(-left // 2):
+        if not self.has_room(owner, amount):
             return False
-        self._held[owner] = held + amount
+        self._held[owner] = self._held.get(owner, 0) + amount
         self._total += amount
         return True
+
+    def has_room(self, owner: Owner, amount: int = 1) -> bool:
+        """Return whether the owner's share allows `amount` more."""
+        held = self._held.get(owner, 0)
+        left = self._limit - (self._total - held)
+        return amount <= 0 or held + amount <= -(-left // 2)
 
     def give(self, owner: Owner, amount: int = 1) -> None:
         """Give back `amount` that the owner has taken."""

@@ -98,6 +98,9 @@ CHOICES_MAX: Final = 1_000  # values of one enum, or texts to choose from
 
 # Engine
 WAITING_REQUESTS_MAX: Final = 256
+QUEUED_TURNS_MAX: Final = 1_024  # in the router, for one node: as many requests as are served
+TENANT_WEIGHT_MIN: Final = 0.01  # of queues: a hundredth of a usual tenant's part
+TENANT_WEIGHT_MAX: Final = 100.0
 ACTIVE_SEQUENCES_MAX: Final = 32
 DEVICE_POOL_BYTES: Final = 512 * MIB  # of freed arrays that MLX keeps for reuse on a GPU
 DEVICE_RESERVE_BYTES: Final = 256 * MIB  # of a node's share: kernels, graphs, staging

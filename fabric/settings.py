@@ -28,9 +28,12 @@ from fabric.limits import (
     PIN_SHARE_MAX,
     POLICIES_MAX,
     POLICY_NAME_CHARS_MAX,
+    QUEUED_TURNS_MAX,
     REPLICAS_MAX,
     STOP_WAIT_S_MAX,
     TENANT_SHARES_MAX,
+    TENANT_WEIGHT_MAX,
+    TENANT_WEIGHT_MIN,
     VOTERS_MAX,
     WAITING_REQUESTS_MAX,
 )
@@ -220,6 +223,8 @@ class RouterSettings:
     edits: str = EXACT  # default edit mode: "exact", "amortize" or "anywhere"
     policies: tuple[PolicySettings, ...] = ()  # applied in this order
     truncation: str = DISABLED  # of prompts over the context, unless a request chooses
+    queue_max: int = WAITING_REQUESTS_MAX  # turns that wait for one node; one tenant: half
+    tenant_weights: dict[str, float] = field(default_factory=dict)  # in those queues; others: 1
     moves_idle_agents: bool = True  # to nodes that serve their next turns sooner
     replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
     # Number of nodes in the fabric. After a start, until all have joined or two minutes have
@@ -269,6 +274,8 @@ def inspect_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
     problems += _key_problems(router)
     problems += _access_problems(router)
     problems += _voter_problems(router)
+    for tenant in router.tenant_weights:
+        problems += _named_problem(_parse_tenant, tenant, f"router.tenant_weights.{tenant}")
     problems += _tenant_problems(node.tenants)
     if not any(problem.where.startswith(f"{_ROOT}.router.policies") for problem in problems):
         problems += _policy_problems(router.policies)  # indexes are right only in a valid list
@@ -450,6 +457,18 @@ def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
     yield both, "router.model_aliases", "have names on both sides"
     yield router.edits in EDIT_MODES, "router.edits", f"is {'|'.join(EDIT_MODES)}"
     yield router.truncation in TRUNCATIONS, "router.truncation", f"is {'|'.join(TRUNCATIONS)}"
+    yield (
+        1 <= router.queue_max <= QUEUED_TURNS_MAX,
+        "router.queue_max",
+        f"must be 1-{QUEUED_TURNS_MAX}",
+    )
+    weights = router.tenant_weights
+    at_most = f"are at most {TENANT_SHARES_MAX}"
+    yield len(weights) <= TENANT_SHARES_MAX, "router.tenant_weights", at_most
+    for tenant, weight in weights.items():
+        is_weight = TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX
+        between = f"must be {TENANT_WEIGHT_MIN:g}-{TENANT_WEIGHT_MAX:g}"
+        yield is_weight, f"router.tenant_weights.{tenant}", between
     yield router.takeover_after_s > 0, "router.takeover_after_s", "must be positive"
     yield (
         0 <= router.stop_wait_s <= STOP_WAIT_S_MAX,

@@ -187,6 +187,7 @@ def build_app(
                 prompt_paths={*by_path, COUNT_TOKENS_PATH, INPUT_TOKENS_PATH},
                 prompt_bytes_max=services.fleet.prompt_bytes_max,
                 call_bytes_max={RUNS_PATH: SCENARIO_REQUEST_BYTES_MAX},
+                retry_after_s=services.turns.queues.retry_after_s,
             ),
         ],
         exception_handlers=error_handlers(dialects),

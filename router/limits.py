@@ -46,6 +46,7 @@ BODIES_ARRIVING_BYTES_MAX: Final = 3 * BODY_BYTES_MAX  # not complete yet; one t
 BODY_GRACE_S: Final = 10.0  # until a body's first bytes; then
 BODY_BYTES_PER_S_MIN: Final = 32 * KIB  # rate at which the client must send it
 STREAM_SILENCE_S: Final = 4.0  # before a keep-alive on a stream: some clients time out after 5 s
+REQUESTS_PER_ROUND_MAX: Final = 8  # taken on in a round of the event loop: some 20 ms of it
 REQUESTS_MAX: Final = 2_048  # being served at once; one tenant: half
 TOKEN_ID_MAX: Final = (1 << 31) - 1  # of a prompt in tokens; the model has far fewer
 TOKEN_DIGITS_MAX: Final = 10  # of a token's id in a logit bias
@@ -59,6 +60,13 @@ MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 STOPPING_RETRY_S: Final = 5.0  # before a client of a stopping router retries
 PREFLIGHT_KEPT_S: Final = 600  # time for which a browser caches a preflight
+
+# Turns in front of nodes
+SENT_TURNS_MAX: Final = 64  # to one node, and not admitted by it yet; one tenant: half
+SENT_BACKGROUND_TURNS_MAX: Final = 16  # likewise, of background turns, which take no others' places
+BACKGROUND_QUEUE_SHARE: Final = 0.5  # of a node's queue: as many background turns may wait beside
+PACE_TURNS: Final = 16  # admitted lately, by which the pace of a queue is measured
+TENANT_LABELS_MAX: Final = 64  # tenants of the settings that metrics name; the rest is one label
 
 # The router's connections to nodes
 TURNS_UNANSWERED_MAX: Final = 320  # sent to one node: more than it queues; others wait here

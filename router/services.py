@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.control.term_calls import TermAnswer
+from fabric.ids import DEFAULT_TENANT
 from fabric.kvcache.hashing import agent_digest
 from fabric.settings import RouterSettings
 from router.fleet.expected_nodes import ExpectedNodes
@@ -62,6 +63,7 @@ class Services:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.fleet.membership.run())
+                tasks.create_task(self._sweep_queues())
                 if self.terms is None:
                     for work in self._changes():
                         tasks.create_task(work)
@@ -98,6 +100,11 @@ class Services:
                     task.cancel()
                 await asyncio.gather(lost, *tasks, return_exceptions=True)
 
+    async def _sweep_queues(self) -> None:
+        while True:
+            await asyncio.sleep(self.fleet.membership.heartbeat_s)
+            self.turns.queues.sweep(self.fleet.is_up)
+
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(self.fleet.membership.heartbeat_s)
@@ -115,7 +122,7 @@ def assemble(
     roster_store: RosterStore | None = None,
 ) -> Services:
     """Build all parts of a router."""
-    telemetry = Telemetry()
+    telemetry = Telemetry([*settings.api_keys, *settings.tenant_weights, DEFAULT_TENANT])
     exchange = ErasureExchange(cluster_key, access.clock, telemetry)
     stored = roster_store.read() if roster_store else NodeRoster()
     fleet = Fleet(
@@ -154,10 +161,9 @@ def assemble(
             moves,
             recovery,
             telemetry,
-            settings.takeover_after_s,
+            settings,
             placement or Placement(),
             prefetches.hint,
-            moves_agents=settings.moves_idle_agents,
         ),
         terms=terms,
     )

@@ -1,9 +1,13 @@
 """Prometheus counters and histograms under `macfabric_`, with few and bounded labels.
 
-Labels never name a tenant, an agent or a prompt; they may name nodes, as there are few.
+Labels never name an agent or a prompt. They may name nodes, as there are few, and of tenants those
+that the operator has named in the settings, up to a limit; all others are one.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,6 +16,7 @@ from fabric.ids import NodeName
 from fabric.net.wire import FETCHING, SENDING, bounded
 from fabric.turn.generation import Admitted, CacheTier
 from router.fleet.membership import LeaseState, Member, Membership
+from router.limits import TENANT_LABELS_MAX
 from router.placement.link_rates import best_by_kind
 from router.placement.terms import Terms
 
@@ -19,12 +24,15 @@ _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 20
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 _ESTIMATED_S_MIN = 0.05  # below, a ratio measures the network
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
 class Telemetry:
     """Metrics of one router in a registry of its own, so that a process may run several."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Iterable[str] = ()) -> None:
+        """Use the names of `tenants` as labels, up to a limit."""
+        self._tenants = frozenset(islice(dict.fromkeys(tenants), TENANT_LABELS_MAX))
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
@@ -93,6 +101,20 @@ class Telemetry:
         self._add_moves()
         self._add_recovery()
 
+    def _add_queues(self) -> None:
+        self._waiting = Gauge(
+            "macfabric_waiting_turns",
+            "Turns in the router's queues in front of nodes, by tenant.",
+            ["tenant"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "macfabric_refused_turns",
+            "Turns answered with 429, as a queue is full, by tenant.",
+            ["tenant"],
+            registry=self.registry,
+        )
+
     def _add_estimates(self) -> None:
         counter = partial(Counter, registry=self.registry)
         self._estimated = counter(
@@ -131,6 +153,7 @@ class Telemetry:
         )
 
     def _add_recovery(self) -> None:
+        self._add_queues()
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         self._fenced = counter(
@@ -204,6 +227,23 @@ class Telemetry:
         """Count a turn's end: ok, rejected, overloaded, unavailable, failed or cancelled."""
         self._requests.labels(outcome).inc()
         self._completion.inc(completion_tokens)
+
+    @contextmanager
+    def waiting(self, tenant: str) -> Iterator[None]:
+        """Count a turn that waits for a place at its node."""
+        waiting = self._waiting.labels(self._label_of(tenant))
+        waiting.inc()
+        try:
+            yield
+        finally:
+            waiting.dec()
+
+    def refused(self, tenant: str) -> None:
+        """Count a turn that was refused because a queue is full."""
+        self._refused.labels(self._label_of(tenant)).inc()
+
+    def _label_of(self, tenant: str) -> str:
+        return tenant if tenant in self._tenants else OTHER_TENANTS
 
     def taken_over(self) -> None:
         self._takeovers.inc()

@@ -58,14 +58,15 @@ class TurnRequest:
         floor: Callable[[AgentKey], int] = lambda _: 0,
         *,
         is_private: bool = False,
+        weight: float = 1.0,
         defaults: Iterable[SamplingDefault] = (),
         head: HeadLoan | None = None,
     ) -> GenerateRequest:
         """Return the request for a node, at an epoch of the directory.
 
         `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
-        starts the agent or takes it over. `defaults` are the node's for what the client left out,
-        and `head` says from where it may take a part of the prompt.
+        starts the agent or takes it over. `weight` is the tenant's. `defaults` are the node's for
+        what the client left out, and `head` says from where it may take a part of the prompt.
         """
         prompt = self.prompt
         return GenerateRequest(
@@ -97,4 +98,5 @@ class TurnRequest:
             erased_epoch=floor(self.key) if self.key is not None else 0,
             is_private=is_private,
             head=head,
+            weight=weight,
         )

@@ -148,6 +148,7 @@ class GenerateRequest:
     priority: Priority = Priority.INTERACTIVE
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
+    weight: float = 1.0  # of its tenant, against others that wait for the same node
     erased_epoch: int = 0  # up to which the agent was erased; the node may not know yet
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     calls: CallChoice = ANY_CALLS

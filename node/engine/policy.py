@@ -1,11 +1,11 @@
 """Scheduling policy: pure functions of the waiting and running sequences and free memory.
 
-Admission:  interactive before background, then the tenant with the fewest running, then the one
-            whose last turn began longest ago, then by arrival; a sequence that does not fit in
-            memory may be overtaken a few times; background yields its slot to interactive, and a
-            tenant with two slots more than another yields one to it.
+Admission:  interactive before background, then the tenant with the fewest running by its weight,
+            then the one whose last turn began longest ago, then by arrival; a sequence that does
+            not fit in memory may be overtaken a few times; background yields its slot and memory
+            to interactive, and a tenant with more than its part beside another yields a slot to it.
 Prefill:    interactive before background; prompts with little left before long ones; tenants
-            take turns, and so do the long prompts of each.
+            take turns by weight, and so do the long prompts of each.
 """
 
 from collections import Counter
@@ -27,6 +27,8 @@ class Schedulable(Protocol):
 
     @property
     def tenant(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
     @property
     def order(self) -> int: ...
     @property
@@ -96,7 +98,7 @@ def next_move(
         [*held, *waiting],
         key=lambda s: (
             not s.is_urgent,
-            slots[s.tenant],
+            slots[s.tenant] / s.weight,
             not (id(s) in first or s.is_resumed),
             started.get(s.tenant, 0),
             s.order,
@@ -127,9 +129,10 @@ def _victims(sequences: Iterable[S]) -> list[S]:
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:
     """Choose a sequence to pause for `other`, of a tenant that has at least two slots more."""
-    fewer = slots[other.tenant] + 1
-    over = [s for s in active if slots[s.tenant] > fewer and s.is_urgent <= other.is_urgent]
-    return max(over, key=lambda s: (slots[s.tenant], s.order), default=None)
+    fewer = (slots[other.tenant] + 1) / other.weight
+    over = [s for s in active if slots[s.tenant] / s.weight > fewer]
+    over = [s for s in over if s.tenant != other.tenant and s.is_urgent <= other.is_urgent]
+    return max(over, key=lambda s: (slots[s.tenant] / s.weight, s.order), default=None)
 
 
 def is_warm(sequence: Schedulable) -> bool:
@@ -138,11 +141,11 @@ def is_warm(sequence: Schedulable) -> bool:
 
 
 def next_prompt(
-    ready: Iterable[S], warm_streak: int, served: Mapping[str, int] = NONE_RUNNING
+    ready: Iterable[S], warm_streak: int, served: Mapping[str, float] = NONE_RUNNING
 ) -> S | None:
     """Choose the prompt of the next chunk, after `warm_streak` chunks in a row of warm prompts.
 
-    `served` has the sequence number of each tenant's last chunk.
+    `served` has the virtual time of each tenant's next chunk; the lowest one goes first.
     """
     all_ready = list(ready)
     first = [sequence for sequence in all_ready if sequence.is_urgent] or all_ready

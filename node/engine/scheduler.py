@@ -66,7 +66,8 @@ class Scheduler:
         self._arrivals_count = 0
         self._chunks_count = 0
         self._warm_streak = 0
-        self._served: dict[str, int] = {}  # number of each tenant's last chunk
+        self._served: dict[str, float] = {}  # virtual time of each tenant's next chunk
+        self._chunks_virtual = 0.0  # of the last chunk
         self._starts_count = 0
         self._steps_count = 0  # since memory of freed arrays was returned
         self._started: dict[str, int] = {}  # number of each tenant's last start
@@ -174,6 +175,7 @@ class Scheduler:
             elif not self._start(move):
                 has_room = False  # idle caches are in the way; their owner was asked to evict
             waiting = self._without_held()
+        self._make_way(waiting)
         is_shed = False
         if (waiting or queue.paused) and self._may_force():
             first = min([*waiting, *queue.paused], key=lambda s: (not s.is_urgent, s.order))
@@ -182,6 +184,18 @@ class Scheduler:
                 self._start(Start(first))
         # A sequence that was paused for one without memory runs again: that is no change.
         return is_shed or {id(sequence) for sequence in queue.running} != ran
+
+    def _make_way(self, waiting: list[Sequence]) -> None:
+        """Have a background sequence give its memory to an interactive one that lacks it."""
+        free_bytes = max(0, self._budget.claimable_bytes)
+        lacks = (s.is_urgent and s.needs_bytes > free_bytes for s in [*waiting, *self.queue.paused])
+        if not any(lacks) or any(other.yielding.is_set() for other in self.queue):
+            return
+        holders = [*self.queue.running, *self.queue.paused]
+        giving = victim(s for s in holders if not s.is_urgent and _held(s).size_bytes > 0)
+        if giving is not None:
+            giving.is_preempted = True
+            giving.yielding.set()  # it leaves before the next step
 
     def _without_held(self) -> list[Sequence]:
         """List the waiting sequences, but for those that wait for another one's head."""
@@ -282,7 +296,7 @@ class Scheduler:
         self._ready_engine.return_unused()
 
     def _prefill(self) -> bool:
-        ready = self._unblocked()
+        ready = [sequence for sequence in self._unblocked() if not sequence.is_preempted]
         if ready and self._hold.holds():
             ready = [sequence for sequence in ready if sequence.is_resumed]
         sequence = next_prompt(ready, self._warm_streak, self._served)
@@ -322,7 +336,9 @@ class Scheduler:
         sequence.served_s = self._clock.monotonic_s()
         self._chunks_count += 1
         sequence.served_order = self._chunks_count
-        self._served[sequence.tenant] = self._chunks_count
+        began = max(self._chunks_virtual, self._served.get(sequence.tenant, 0.0))
+        self._chunks_virtual = began
+        self._served[sequence.tenant] = began + 1 / sequence.weight
         if count >= _MEASURED_CHUNK_TOKENS:
             self.prefill_speed.add(count, sequence.served_s - began_s)
         if sequence.reached is not None:

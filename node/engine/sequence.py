@@ -175,6 +175,7 @@ class SequenceInput:
     token_text: EngineCallback[[int], str]
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
+    weight: float = 1.0  # of its tenant
     resumed: Resumption | None = None  # the answer's beginning; `prompt` ends with its next token
     was_admitted: bool = False  # earlier, by this node or another: no queue is too full for it
     matcher: AnswerMatcher | None = None  # of a prescribed format; it has taken `resumed`
@@ -228,6 +229,10 @@ class Sequence:
     @property
     def tenant(self) -> str:
         return self.input.tenant
+
+    @property
+    def weight(self) -> float:
+        return self.input.weight
 
     @property
     def priority(self) -> Priority:

@@ -111,6 +111,7 @@ class Sequences:
                 token_text=self.tokenizer.token_text,
                 tenant=request.tenant,
                 priority=request.priority,
+                weight=request.weight,
                 resumed=resume,
                 was_admitted=request.was_admitted,
                 matcher=prompt.matcher,

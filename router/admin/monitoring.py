@@ -47,7 +47,7 @@ class MetricsApi:
         return [Route("/metrics", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        """Render all metrics, which are sums over all tenants."""
+        """Render all metrics, of all tenants."""
         require_operator(request)
         self._telemetry.note_router(is_active=self._fleet.terms.is_active)
         body = self._telemetry.exposition(self._fleet.membership)

@@ -25,6 +25,7 @@ from fabric.limits import (
     HIBERNATION_GRACE_S,
 )
 from router.http.auth import owner_of
+from router.http.round_pacer import RoundPacer
 from router.limits import (
     BASE64_BLOCK_BYTES,
     BASE64_CHARS_MIN,
@@ -36,6 +37,7 @@ from router.limits import (
     PROMPT_ESCAPES,
     PROMPT_FRAME_BYTES,
     REQUESTS_MAX,
+    REQUESTS_PER_ROUND_MAX,
 )
 
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -101,10 +103,12 @@ class BodyLimit:
         prompt_paths: Collection[str],
         prompt_bytes_max: Callable[[], int],
         call_bytes_max: Mapping[str, int] = _NO_CALLS,
+        retry_after_s: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         """Use `prompt_bytes_max` for the text that the longest context of any node holds.
 
-        `call_bytes_max` has limits of single paths, instead of the common one.
+        `call_bytes_max` has limits of single paths, instead of the common one. `retry_after_s`
+        says when an account with too many requests may send more.
         """
         self._app = app
         self._prompt_paths = prompt_paths
@@ -113,6 +117,8 @@ class BodyLimit:
         self._requests = FairShare[str](REQUESTS_MAX)
         self._arriving = FairShare[str](BODIES_ARRIVING_BYTES_MAX)
         self._held = FairShare[str](BODIES_BYTES_MAX)
+        self._pacer = RoundPacer(REQUESTS_PER_ROUND_MAX)
+        self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the inner application on a limited body."""
@@ -122,7 +128,7 @@ class BodyLimit:
         owner = owner_of(scope)
         if not self._requests.take(owner):
             text = "too many requests at once"
-            raise OverloadedError(text)
+            raise OverloadedError(text, retry_after_s=self._retry_after_s(owner))
         try:
             await self._counted(owner, scope, receive, send)
         finally:
@@ -158,6 +164,7 @@ class BodyLimit:
                 if is_whole:
                     self._arriving.give(owner, arriving_bytes)
                     arriving_bytes = 0
+                    await self._pacer.wait(owner)
             return message
 
         try:
@@ -176,7 +183,7 @@ class BodyLimit:
     def _take(self, share: FairShare[str], owner: str, size_bytes: int) -> int:
         if not share.take(owner, size_bytes):
             text = "too many large requests at once"
-            raise OverloadedError(text)
+            raise OverloadedError(text, retry_after_s=self._retry_after_s(owner))
         return size_bytes
 
 

@@ -8,19 +8,30 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
+from fabric.assumed_speeds import DECODE_TOKENS_PER_S
 from fabric.edit_mode import EditMode
 from fabric.errors import (
     FabricError,
+    OverloadedError,
     RejectedError,
     RetryElsewhereError,
     RetryLaterError,
 )
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
-from fabric.turn.generation import Admitted, Event, Failed, HandedOver, Identity, IdentityKind
+from fabric.settings import RouterSettings
+from fabric.turn.generation import (
+    Admitted,
+    Event,
+    Failed,
+    GenerateRequest,
+    HandedOver,
+    Identity,
+    IdentityKind,
+)
 from router.events import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
@@ -35,46 +46,23 @@ from router.limits import (
 from router.moves.move_registry import MoveRegistry
 from router.moves.recovery import Recovery
 from router.placement.decision import Decision, MoveAgent
-from router.placement.load_ledger import Booking
+from router.placement.destination import ANSWER_TOKENS
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
+from router.turns.attempts import AdmittedTurn, Attempt, StaleTargetError
 from router.turns.decision_log import DecidedTurn, DecisionLog
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
 from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
+from router.turns.turn_queues import Place, QueueRules, TurnQueues
 
 _LOG = logging.getLogger("macfabric.router.turns")
 
 RETRY_S = 0.1
 RESUMING_POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedTurn:
-    """Turn on one node: its admission, its further events, and a call that ends its booking."""
-
-    first: Admitted
-    source: AsyncGenerator[Event, None]
-    entry: Booking
-    end: Callable[[], None]
-    decision: Decision | None = None  # that chose the node
-
-
-@dataclass(slots=True)
-class Attempt:
-    """Attempts of one turn so far."""
-
-    started_s: float
-    waiting: AwaitedNodes
-    goes_first: bool = False  # the client has read a part of the answer already
-    lost_since_s: float | None = None
-    has_moved: bool = False  # the decision to move its agent is not repeated
-    move: MoveAgent | None = None  # that decision
-    has_refreshed: bool = False
-    given_up: set[NodeName] = field(default_factory=set)
 
 
 class Turns:
@@ -86,23 +74,25 @@ class Turns:
         moves: MoveRegistry,
         recovery: Recovery,
         telemetry: Telemetry,
-        takeover_after_s: float,
+        settings: RouterSettings,
         placement: Placement,
         hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
-        *,
-        moves_agents: bool = True,
     ) -> None:
         self._fleet = fleet
         self._moves = moves
         self._recovery = recovery
         self._telemetry = telemetry
-        self._takeover_after_s = takeover_after_s
+        self._takeover_after_s = settings.takeover_after_s
         self._resuming: Counter[AgentKey] = Counter()  # turns that continue after a move
         self._hint = hint
         self.running = RunningTurns()
         self.decisions = DecisionLog(fleet.clock, telemetry)
+        rules = QueueRules(settings.queue_max, settings.tenant_weights)
+        self.queues = TurnQueues(rules, fleet.clock, telemetry)
         self._models = ModelCheck(fleet)
-        self._targets = Targets(fleet, placement, telemetry, moves_agents=moves_agents)
+        self._targets = Targets(
+            fleet, placement, telemetry, moves_agents=settings.moves_idle_agents
+        )
         self._owner_wait = OwnerWait(fleet)
 
     async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
@@ -115,15 +105,18 @@ class Turns:
         except BaseException as error:
             if breaker is not None:
                 self.running.discard(breaker)
-            self._count_refusal(error)
+            self._count_refusal(turn, error)
             raise
         self._hint(turn.tenant, turn.prefetch)
         return opened
 
-    def _count_refusal(self, error: BaseException) -> None:
+    def _count_refusal(self, turn: TurnRequest, error: BaseException) -> None:
         """Count a turn that was not admitted."""
-        if isinstance(error, RetryLaterError):
-            self._telemetry.ended("overloaded" if error.status == 429 else "unavailable")
+        if isinstance(error, OverloadedError):
+            self._telemetry.ended("overloaded")
+            self._telemetry.refused(turn.tenant)
+        elif isinstance(error, RetryLaterError):
+            self._telemetry.ended("unavailable")
         elif isinstance(error, RejectedError):
             self._telemetry.ended("rejected")
         elif isinstance(error, asyncio.CancelledError):
@@ -216,7 +209,9 @@ class Turns:
                 await self._move_first(turn, target.move)
                 continue
             try:
-                placed = await self._send(turn, target)
+                placed = await self._send(turn, target, waits=attempt.waits_for_place(turn))
+            except StaleTargetError:
+                attempt.has_waited = True  # its turn has come, wherever it goes now
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -305,27 +300,35 @@ class Turns:
         finally:
             fleet.ledger.end(entry)
 
-    async def _send(self, turn: TurnRequest, target: Target) -> AdmittedTurn:
+    async def _send(
+        self, turn: TurnRequest, target: Target, *, waits: bool = False
+    ) -> AdmittedTurn:
+        """Send a turn to its node, with `waits` once the node has a place for it.
+
+        Raise StaleTargetError if its agent has moved meanwhile.
+        """
         fleet, reservation = self._fleet, target.reservation
         is_private = turn.key is not None and self._directory.is_private(turn.key)
-        request = turn.request(
-            target.epoch,
-            self._directory.floor,
-            is_private=is_private,
-            defaults=fleet.sampling_defaults(target.node),
-            head=target.head,
-        )
-        source = fleet.link(target.node).generate(request)
         if reservation:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        source: AsyncGenerator[Event, None] | None = None
         try:
             with self._coming(turn, target, is_private=is_private):
-                first = _admission(await anext(source), target.node)
+                place = await self._place(turn, target) if waits else None
+                try:
+                    source = fleet.link(target.node).generate(self._request(turn, target))
+                    first = _admission(await anext(source), target.node)
+                    if place is not None:
+                        place.leave(is_admitted=True)
+                finally:
+                    if place is not None:
+                        place.leave()
         except BaseException:
             fleet.ledger.end(entry)
             self._release_reservation(turn, reservation)
-            await source.aclose()
+            if source is not None:
+                await source.aclose()
             raise
         if reservation:
             reservation.epoch = first.epoch
@@ -338,6 +341,43 @@ class Turns:
             fleet.ledger.end(entry)
 
         return AdmittedTurn(first, source, entry, end)
+
+    def _request(self, turn: TurnRequest, target: Target) -> GenerateRequest:
+        directory, defaults = self._directory, self._fleet.sampling_defaults(target.node)
+        is_private = turn.key is not None and directory.is_private(turn.key)
+        weight = self.queues.weight(turn.tenant)
+        return turn.request(
+            target.epoch,
+            directory.floor,
+            is_private=is_private,
+            weight=weight,
+            defaults=defaults,
+            head=target.head,
+        )
+
+    async def _place(self, turn: TurnRequest, target: Target) -> Place:
+        """Return a turn's place at its node; raise StaleTargetError if its agent has moved."""
+        answer_tokens = min(turn.sampling.max_tokens, ANSWER_TOKENS)
+        work_s = target.prefill_s + answer_tokens / self._decode_tokens_per_s(target.node)
+        place = await self.queues.enter(target.node, turn.tenant, turn.priority, work_s)
+        if place.had_to_wait and self._is_stale(turn, target):
+            place.leave()
+            raise StaleTargetError
+        return place
+
+    def _decode_tokens_per_s(self, node: NodeName) -> float:
+        member = self._fleet.membership.find(node)
+        measured = member.view.decode_tokens_per_s if member and member.view else 0.0
+        return measured or DECODE_TOKENS_PER_S
+
+    def _is_stale(self, turn: TurnRequest, target: Target) -> bool:
+        """Return whether a turn's agent is elsewhere since its target was chosen."""
+        key = turn.key
+        if key is None:
+            return False  # the node finds the agent by content
+        owner = self._directory.owner(key)
+        has_changed = owner is not None and (owner.node, owner.epoch) != (target.node, target.epoch)
+        return has_changed or self._moves.is_moving(key)
 
     @contextmanager
     def _coming(self, turn: TurnRequest, target: Target, *, is_private: bool) -> Iterator[None]:

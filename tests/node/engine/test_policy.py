@@ -29,6 +29,7 @@ class Item:
     order: int = field(default_factory=_orders.__next__)
     tenant: str = ""
     is_resumed: bool = False
+    weight: float = 1.0
 
 
 def interactive(needs_bytes=0, **fields):
