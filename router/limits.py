@@ -68,6 +68,13 @@ BACKGROUND_QUEUE_SHARE: Final = 0.5  # of a node's queue: as many background tur
 PACE_TURNS: Final = 16  # admitted lately, by which the pace of a queue is measured
 TENANT_LABELS_MAX: Final = 64  # tenants of the settings that metrics name; the rest is one label
 
+# Sessions, and the learnt order of turns
+SESSIONS_MAX: Final = 16_384  # whose last nodes are known; the oldest are forgotten
+TURN_ORDERS_MAX: Final = 4_096  # groups; those that had no turn for longest are forgotten
+TURN_ORDER_AGENTS_MAX: Final = 64  # of one group, likewise
+TURN_ORDER_SEEN_MIN: Final = 2  # times in a row that one agent followed another, before a guess
+GUESSES_MAX: Final = 8  # agents that are got ready at once, without having been named
+
 # The router's connections to nodes
 TURNS_UNANSWERED_MAX: Final = 320  # sent to one node: more than it queues; others wait here
 HANDSHAKES_PER_NODE_MAX: Final = 16  # at once; more would all time out

@@ -163,7 +163,7 @@ def assemble(
             telemetry,
             settings,
             placement or Placement(),
-            prefetches.hint,
+            prefetches,
         ),
         terms=terms,
     )

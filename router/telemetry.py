@@ -102,6 +102,12 @@ class Telemetry:
         self._add_recovery()
 
     def _add_queues(self) -> None:
+        self._guesses = Counter(
+            "macfabric_guessed_turns",
+            "Agents loaded for a turn that was expected next, by what came.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._waiting = Gauge(
             "macfabric_waiting_turns",
             "Turns in the router's queues in front of nodes, by tenant.",
@@ -241,6 +247,10 @@ class Telemetry:
     def refused(self, tenant: str) -> None:
         """Count a turn that was refused because a queue is full."""
         self._refused.labels(self._label_of(tenant)).inc()
+
+    def guessed(self, outcome: str) -> None:
+        """Count a guess about the next turn of a group: right, wrong or refused."""
+        self._guesses.labels(outcome).inc()
 
     def _label_of(self, tenant: str) -> str:
         return tenant if tenant in self._tenants else OTHER_TENANTS

@@ -37,6 +37,7 @@ class TurnRequest:
     near: NodeName | None = None  # preferred node while it is up, unless an agent is named
     beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
     edits: EditMode | None = None  # None: by the agent's directives
+    session: AgentId | None = None  # of a coding agent and its sub-agents; only a hint
     left_out: frozenset[str] = frozenset()  # sampling fields that are the node's to choose
 
     @property

@@ -186,6 +186,7 @@ class PrefetchAgent(AgentAt):
     """Request to the owner to load an agent from disk into memory, or to cancel that."""
 
     cancel: bool = False
+    is_guess: bool = False  # by an order of turns: refused while a turn waits for the node
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,11 @@ class EngineThread:
         return len(self._arrivals) + len(self._queue.undecoded)
 
     @property
+    def unplaced_count(self) -> int:
+        """Sequences that wait for a slot or for memory."""
+        return len(self._arrivals) + len(self._queue.waiting) + len(self._queue.paused)
+
+    @property
     def active_count(self) -> int:
         return len(self._queue.decoding)
 

@@ -42,6 +42,18 @@ class Prefetches:
         self._hot = hot
         self._health = health
         self._loadings: dict[Loading, None] = {}
+        self._guesses: set[Loading] = set()  # of those, what no client has named
+        hot.count(self)
+
+    @property
+    def size_bytes(self) -> int:
+        """Idle memory: none, as a load has reserved what it fills."""
+        return 0
+
+    def clear(self) -> None:
+        """Cancel guesses, as a turn lacks memory."""
+        for loading in self._guesses:
+            loading.cancel.set()
 
     async def answer(self, call: PrefetchAgent) -> AgentView:
         """Load the agent, or cancel a load; return the agent's view."""
@@ -51,7 +63,12 @@ class Prefetches:
             return agent.view()
         agent = self._owned.require(call.key, call.epoch)
         if agent.loading is None and agent.cache is None and not agent.is_busy:
+            if call.is_guess and self._engine.unplaced_count:
+                message = "turns wait for this node: nothing is loaded on a guess"
+                raise OverloadedError(message, code="turns_wait")
             self._begin(agent)
+            if call.is_guess and agent.loading is not None:
+                self._guesses.add(agent.loading)
         if agent.loading is not None:
             await asyncio.shield(agent.loading.task)
         return agent.view()
@@ -59,6 +76,7 @@ class Prefetches:
     async def join(self, agent: Agent) -> None:
         """Wait for a load in progress, whose cache the calling turn needs."""
         if agent.loading is not None:
+            self._guesses.discard(agent.loading)  # the turn wants it now
             await asyncio.wait([agent.loading.task])
 
     async def stop(self, agent: Agent) -> None:
@@ -121,6 +139,7 @@ class Prefetches:
         finally:
             assert agent.loading is not None, "set before this runs"
             self._loadings.pop(agent.loading, None)
+            self._guesses.discard(agent.loading)
             agent.loading = None
             reservation.release()
             self._hot.note()

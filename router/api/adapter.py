@@ -49,6 +49,7 @@ class ApiRequest:
     continues_memory: bool = field(default=False, kw_only=True)  # True: nothing is truncated
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
     left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling
+    session: AgentId | None = field(default=None, kw_only=True)  # by a header of coding agents
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(
@@ -62,6 +63,7 @@ class ApiRequest:
             prefetch=self.prefetch,
             retain_s=self.retain_s,
             left_out=self.left_out,
+            session=self.session,
         )
 
 

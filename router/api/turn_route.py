@@ -24,7 +24,7 @@ from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
 from router.http.refusals import refuse
 from router.http.sse import EventStream
-from router.http.turn_headers import ignored_header
+from router.http.turn_headers import ignored_header, session_of
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
 from router.turns.fan_out import FanOut
@@ -110,7 +110,8 @@ def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dic
         refuse("macfabric.truncation", _KEEPS_MEMORY)
     prompt = parsed.prompt
     unenforced = unenforced_names(parsed.sampling.output, prompt.tools or (), prompt.calls)
-    return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced)
+    session = session_of(headers)
+    return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced, session=session)
 
 
 async def _answer_batch(

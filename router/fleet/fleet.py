@@ -22,6 +22,7 @@ from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_discovery import NodeDiscovery
 from router.fleet.node_snapshots import NodeSnapshots
 from router.fleet.recent_partners import RecentPartners
+from router.fleet.sessions import Sessions
 from router.fleet.terms import SOLE_ROUTER, TermAuthority
 from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
@@ -117,6 +118,7 @@ class Fleet:
         self.ledger = Ledger()
         self.activity = AgentActivity(access.clock)
         self.partners = RecentPartners()
+        self.sessions = Sessions()
         watch = NodeWatch(self.events.publish)
 
         def look(member: Member, state: str) -> None:

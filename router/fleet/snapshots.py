@@ -59,6 +59,8 @@ def of_turn(
     elif turn.identity.agent is not None:
         owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
         group_nodes = tuple(owner.node for owner in owners)
+    elif turn.session is not None:
+        group_nodes = fleet.sessions.nodes(turn.tenant, turn.session)
     if is_whole or not fleet.nodes.is_large:
         prefixes = _prefixes(fleet, turn)
         key = turn.key or _continued_agent(turn, prefixes)

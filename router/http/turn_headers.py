@@ -5,9 +5,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from fabric.ids import AgentId, agent_id_from_key, parse_agent_id
 from fabric.turn.generation import Identity, IdentityKind, Priority
 from router.http.refusals import refuse
-from router.limits import IGNORED_HEADER_CHARS_MAX, IGNORED_NAME_CHARS_MAX, PREFETCH_HINTS_MAX
+from router.limits import (
+    IGNORED_HEADER_CHARS_MAX,
+    IGNORED_NAME_CHARS_MAX,
+    KEY_CHARS_MAX,
+    PREFETCH_HINTS_MAX,
+)
 
 AGENT_HEADER = "x-agent-id"
+# Sessions of coding agents, the parent's first: Claude Code, Codex, opencode, Crush.
+SESSION_HEADERS = (
+    "x-parent-session-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-opencode-session",
+    "x-session-id",
+    "x-session-affinity",
+)
 IGNORED_HEADER = "x-macfabric-ignored"
 PREFETCH_HEADER = "x-macfabric-prefetch"
 PRIORITY_HEADER = "x-macfabric-priority"
@@ -25,6 +40,13 @@ def identify(headers: Mapping[str, str], keys: Sequence[str | None]) -> Identity
         if key:
             return Identity(IdentityKind.GROUP, agent_id_from_key(key))
     return Identity(IdentityKind.CONTENT)
+
+
+def session_of(headers: Mapping[str, str]) -> AgentId | None:
+    """Return the session of a coding agent and its sub-agents, a hint; None for too long ones."""
+    named = (headers.get(name, "").strip() for name in SESSION_HEADERS)
+    key = next((key for key in named if key), "")
+    return agent_id_from_key(key) if 0 < len(key) <= KEY_CHARS_MAX else None
 
 
 def priority_of(headers: Mapping[str, str], default: Priority) -> Priority:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fabric.control.node_calls import AgentView, PrefetchAgent
 from fabric.errors import FabricError, RetryElsewhereError
 from fabric.ids import AgentId, AgentKey, TenantId
 from router.fleet.fleet import Fleet
-from router.limits import PREFETCH_TASKS_MAX
+from router.limits import GUESSES_MAX, PREFETCH_TASKS_MAX
 from router.moves.copier import CopyReceipt
 from router.moves.move_registry import MoveRegistry
 from router.moves.replicas import Replicas
@@ -29,6 +29,7 @@ class PrefetchRequests:
         self._replicas = replicas
         self._telemetry = telemetry
         self._hinted: set[asyncio.Task[None]] = set()
+        self._guessed: set[asyncio.Task[None]] = set()
 
     async def load(self, key: AgentKey) -> AgentView:
         """Load an agent into its owner's memory; a turn that arrives meanwhile waits for it."""
@@ -64,8 +65,27 @@ class PrefetchRequests:
             self._hinted.add(task)
             task.add_done_callback(self._hinted.discard)
 
+    def guess(self, key: AgentKey, on_begun: Callable[[], None]) -> None:
+        """Load an agent that no client has named, unless its node refuses."""
+        if len(self._guessed) >= GUESSES_MAX:
+            self._telemetry.guessed("refused")
+            return
+        task = asyncio.create_task(self._load_guessed(key))
+        on_begun()
+        self._guessed.add(task)
+        task.add_done_callback(self._guessed.discard)
+
+    async def _load_guessed(self, key: AgentKey) -> None:
+        if self._fleet.directory.owner(key) is None or self._moves.is_moving(key):
+            return
+        try:
+            await self._ask(key, is_guess=True)
+        except FabricError as error:
+            self._telemetry.guessed("refused")
+            _LOG.debug("an expected agent was not loaded: %s", error.code)
+
     async def close(self) -> None:
-        tasks = list(self._hinted)
+        tasks = [*self._hinted, *self._guessed]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -79,9 +99,11 @@ class PrefetchRequests:
         except FabricError as error:
             _LOG.info("a hinted agent was not loaded: %s", error.code)
 
-    async def _ask(self, key: AgentKey, *, cancel: bool = False) -> AgentView:
+    async def _ask(
+        self, key: AgentKey, *, cancel: bool = False, is_guess: bool = False
+    ) -> AgentView:
         owner = self._fleet.require_owner(key)
-        call = PrefetchAgent(*key, owner.epoch, cancel)
+        call = PrefetchAgent(*key, owner.epoch, cancel, is_guess)
         try:
             return await self._fleet.link(owner.node).call(call, AgentView)
         except RetryElsewhereError as error:

@@ -54,6 +54,7 @@ class OpenTurn:
         clock: Clock,
         telemetry: Telemetry,
         on_prefilled: Callable[[int], None],
+        on_decoding: Callable[[], None] = lambda: None,
         on_end: Callable[[str, int, float], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
@@ -67,6 +68,7 @@ class OpenTurn:
         self._clock = clock
         self._telemetry = telemetry
         self._on_prefilled = on_prefilled  # how many of its tokens, of the prompt's
+        self._on_decoding = on_decoding
         self._on_end = on_end
         self._follow = follow
         self._is_current = is_current
@@ -158,6 +160,7 @@ class OpenTurn:
     def _first_token(self) -> None:
         self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
         self._on_prefilled(self.admitted.prompt_tokens)
+        self._on_decoding()
 
 
 def _answer_event(event: Event) -> AnswerEvent | ToolCallPart:

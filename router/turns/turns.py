@@ -6,7 +6,7 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.ids import AgentId, AgentKey, NodeName, TenantId
+from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import (
@@ -44,6 +44,7 @@ from router.limits import (
     OWNER_WAIT_S_MAX,
 )
 from router.moves.move_registry import MoveRegistry
+from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
 from router.placement.decision import Decision, MoveAgent
 from router.placement.destination import ANSWER_TOKENS
@@ -52,6 +53,7 @@ from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
 from router.turns.attempts import AdmittedTurn, Attempt, StaleTargetError
 from router.turns.decision_log import DecidedTurn, DecisionLog
+from router.turns.expected_turns import ExpectedTurns
 from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
@@ -76,7 +78,7 @@ class Turns:
         telemetry: Telemetry,
         settings: RouterSettings,
         placement: Placement,
-        hint: Callable[[TenantId, Sequence[AgentId]], None] = lambda *_: None,
+        prefetches: PrefetchRequests,
     ) -> None:
         self._fleet = fleet
         self._moves = moves
@@ -84,11 +86,12 @@ class Turns:
         self._telemetry = telemetry
         self._takeover_after_s = settings.takeover_after_s
         self._resuming: Counter[AgentKey] = Counter()  # turns that continue after a move
-        self._hint = hint
+        self._hint = prefetches.hint
         self.running = RunningTurns()
         self.decisions = DecisionLog(fleet.clock, telemetry)
         rules = QueueRules(settings.queue_max, settings.tenant_weights)
         self.queues = TurnQueues(rules, fleet.clock, telemetry)
+        self._expected = ExpectedTurns(fleet.directory, prefetches, self.queues, telemetry)
         self._models = ModelCheck(fleet)
         self._targets = Targets(
             fleet, placement, telemetry, moves_agents=settings.moves_idle_agents
@@ -132,6 +135,8 @@ class Turns:
         edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
         publish = self._fleet.events.publish if turn.is_kept else _discard
         publish(TurnBegan.of(turn.tenant, placed.first))
+        self._fleet.sessions.note(turn.tenant, turn.session, placed.first.node)
+        self._expected.note(turn, key[1])
         self._rebook(placed, 0)
         self._fleet.activity.begin_turn(key)
         decided = self._log(turn, placed, started_s)
@@ -174,6 +179,7 @@ class Turns:
             clock=self._fleet.clock,
             telemetry=self._telemetry,
             on_prefilled=prefilled,
+            on_decoding=lambda: self._expected.prepare(turn, key[1]),
             on_end=end,
             follow=follow,
             alias=self._fleet.alias(key),

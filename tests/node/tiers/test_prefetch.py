@@ -183,3 +183,36 @@ def test_draining_node_refuses_new_agents_also_after_restart(model, tmp_path):
         turn(service, HELLO, "bob")
     with running(tmp_path, model) as service:
         assert service.node.view().state == "ready"
+
+
+def guess(service, agent):
+    message = PrefetchAgent(TENANT, AgentId(agent), 1, is_guess=True)
+    return call(service, message, AgentView)
+
+
+def test_a_guess_is_refused_while_a_turn_waits(service, monkeypatch):
+    _, _ = turn(service, HELLO, "gina")
+    cool(service)
+    engine = type(service.node.resources.engine)
+    monkeypatch.setattr(engine, "unplaced_count", property(lambda _: 1))
+    assert code_of(lambda: guess(service, "gina")) == (429, "turns_wait")
+    assert "hot" in prefetch(service, "gina").tiers, "somebody asked for this one"
+    cool(service)
+    monkeypatch.undo()
+    assert "hot" in guess(service, "gina").tiers
+
+
+def test_a_guess_gives_way_to_a_turn_that_lacks_memory(service, monkeypatch):
+    _, _ = turn(service, HELLO, "hugo")
+    cool(service)
+    slow = Slow(service, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        guessing = pool.submit(code_of, lambda: guess(service, "hugo"))
+        assert slow.begun.wait(60)
+        hot = service.node.tiers.hot
+        service._loop.call_soon_threadsafe(hot.make_room, 1 << 40)
+        service.node.resources.engine.call(lambda: None).result()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), service._loop).result(60)
+        slow.go_on.set()
+        assert guessing.result(60) == (409, "cancelled")
+    assert service.node.resources.engine.budget.reserved_bytes == 0

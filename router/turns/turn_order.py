@@ -1,0 +1,74 @@
+"""Learnt order of turns: which agent of a group has its turn after which.
+
+Agents that people run take turns: round robin, a parent after its child, a critic after a writer.
+An order that was seen twice in a row is expected to hold, until it does not. Several turns of one
+agent in a row (a tool loop) are one.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from fabric.ids import AgentId, TenantId
+from router.limits import TURN_ORDER_AGENTS_MAX, TURN_ORDER_SEEN_MIN, TURN_ORDERS_MAX
+
+GroupKey = tuple[TenantId, str]
+
+
+@dataclass(slots=True)
+class _Follower:
+    agent: AgentId
+    seen_count: int = 1  # in a row
+
+
+@dataclass(slots=True)
+class _Order:
+    last: AgentId | None = None
+    guess: AgentId | None = None  # expected after the last one, and got ready
+    after: OrderedDict[AgentId, _Follower] = field(default_factory=OrderedDict)
+
+
+class TurnOrders:
+    """Orders of the groups that had turns lately; the oldest group and agent are forgotten."""
+
+    def __init__(self) -> None:
+        self._orders: OrderedDict[GroupKey, _Order] = OrderedDict()
+
+    def note(self, group: GroupKey, agent: AgentId) -> bool | None:
+        """Note a turn; return whether a guess about it was right, or None if there was none."""
+        order = self._orders.setdefault(group, _Order())
+        self._orders.move_to_end(group)
+        if len(self._orders) > TURN_ORDERS_MAX:
+            self._orders.popitem(last=False)
+        before, guess = order.last, order.guess
+        if before == agent:
+            return None
+        order.last, order.guess = agent, None
+        if before is not None:
+            _learn(order, before, agent)
+        return None if guess is None else guess == agent
+
+    def expect(self, group: GroupKey, agent: AgentId) -> AgentId | None:
+        """Return the agent whose turn is expected after that of `agent`, the last; or None."""
+        order = self._orders.get(group)
+        if order is None or order.last != agent:
+            return None
+        follower = order.after.get(agent)
+        if follower is None or follower.seen_count < TURN_ORDER_SEEN_MIN:
+            return None
+        return follower.agent
+
+    def note_guess(self, group: GroupKey, agent: AgentId) -> None:
+        """Note that an agent was got ready for the group's next turn."""
+        if group in self._orders:
+            self._orders[group].guess = agent
+
+
+def _learn(order: _Order, before: AgentId, agent: AgentId) -> None:
+    follower = order.after.get(before)
+    if follower is not None and follower.agent == agent:
+        follower.seen_count += 1
+    else:
+        order.after[before] = _Follower(agent)
+    order.after.move_to_end(before)
+    if len(order.after) > TURN_ORDER_AGENTS_MAX:
+        order.after.popitem(last=False)

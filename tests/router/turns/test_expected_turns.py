@@ -1,0 +1,141 @@
+"""Agents that are expected next are loaded, unless turns wait; sessions are hints of placement."""
+
+import asyncio
+
+import pytest
+
+from fabric.errors import OverloadedError
+from fabric.settings import RouterSettings
+from tests.router.rig import KEY, OTHER_KEY, rig, until
+
+pytestmark = pytest.mark.anyio
+NAMES = ["ann", "ben", "cid"]
+LONG = "word " * 400
+
+
+def guesses(made, outcome):
+    name = "macfabric_guessed_turns_total"
+    return made.services.telemetry.registry.get_sample_value(name, {"outcome": outcome}) or 0
+
+
+async def rounds(made, count, names=NAMES, http=None):
+    for _ in range(count):
+        for name in names:
+            answer = await made.chat("hi", agent=name, http=http)
+            assert answer.status_code == 200
+
+
+async def test_the_next_agent_is_loaded_while_the_current_one_decodes():
+    async with rig("a") as made:
+        node = made["node-a"]
+        await rounds(made, 2)
+        assert node.calls["prefetch_agent"] == 0, "no order is known yet"
+        await made.chat("hi", agent="ann")
+        for memory in node.memory.values():
+            memory.hot = False
+        node.does.delay_s = 0.05
+        answering = asyncio.create_task(made.chat("hi", agent="ben"))
+        await until(lambda: node.memory["default", "cid"].hot)
+        assert not answering.done(), "it is still answering"
+        await answering
+        assert not node.memory["default", "ann"].hot, "only the next one"
+        node.does.delay_s = 0.0
+        await made.chat("hi", agent="cid")
+
+    assert guesses(made, "right") == 2
+    assert guesses(made, "wrong") == 0
+
+
+async def test_a_wrong_guess_is_counted_and_the_turn_is_served():
+    async with rig("a") as made:
+        await rounds(made, 3)
+        await until(lambda: guesses(made, "right") >= 2)
+        answer = await made.chat("hi", agent="ben")  # instead of ann
+        assert answer.status_code == 200
+        await until(lambda: guesses(made, "wrong") == 1)
+
+
+async def test_no_agent_is_loaded_while_turns_wait_for_the_node():
+    async with rig("a") as made:
+        await rounds(made, 2)
+        before = made["node-a"].calls["prefetch_agent"]
+        queues = made.services.turns.queues
+        counted, queues.waiting_count = queues.waiting_count, lambda _: 1
+        await rounds(made, 1)
+        queues.waiting_count = counted
+        assert made["node-a"].calls["prefetch_agent"] == before
+        assert guesses(made, "refused") == 3
+
+        full = OverloadedError("turns wait for this node", code="turns_wait")
+        made["node-a"].does.fail["prefetch_agent"] = full
+        await rounds(made, 1)
+        await until(lambda: guesses(made, "refused") == 6)
+
+
+async def test_orders_of_tenants_with_the_same_names_are_apart():
+    keys = {"one": KEY, "two": OTHER_KEY}
+    settings = RouterSettings(takeover_after_s=20.0, api_keys=keys, loopback_without_key=False)
+    async with rig("a", settings=settings) as made:
+        await rounds(made, 3, http=made.http(KEY))
+        await until(lambda: made["node-a"].calls["prefetch_agent"] == 3)
+        seen = 3
+        await rounds(made, 2, http=made.http(OTHER_KEY))
+        assert made["node-a"].calls["prefetch_agent"] == seen
+
+
+SESSIONS = [
+    {"x-claude-code-session-id": "0b6f-11"},
+    {"session-id": "0b6f-11", "thread-id": "of-the-child"},
+    {"session_id": "0b6f-11"},
+    {"x-session-affinity": "0b6f-11", "x-session-id": "0b6f-11"},
+    {"x-opencode-session": "0b6f-11"},
+]
+
+
+@pytest.mark.parametrize("headers", SESSIONS, ids=lambda headers: next(iter(headers)))
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_conversation_without_a_known_beginning_starts_beside_its_session(headers, path):
+    """Where nothing else speaks for a node; and it is an agent of its own."""
+    async with rig("ab") as made:
+        one = await begin(made, path, f"task one {LONG}", headers)
+        for number in range(8):  # until both nodes have as many agents
+            if len(made["node-a"].memory) == len(made["node-b"].memory):
+                break
+            await begin(made, path, f"other {number} {LONG}", {})
+        assert len(made["node-a"].memory) == len(made["node-b"].memory)
+        await made.fleet.membership.refresh()
+        two = await begin(made, path, f"task two {LONG}", headers)
+
+    assert two.headers["x-macfabric-node"] == one.headers["x-macfabric-node"]
+    assert two.headers["x-macfabric-agent"] != one.headers["x-macfabric-agent"]
+    assert two.headers["x-macfabric-cached-tokens"] == "0"
+
+
+async def begin(made, path, text, headers):
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    answer = await made.http().post(path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def test_a_child_of_a_session_is_beside_its_parent():
+    """By the parent's session, whatever its own is."""
+    async with rig("abcd") as made:
+        path = "/v1/chat/completions"
+        parent = await begin(made, path, f"parent {LONG}", {"x-session-id": "ses-parent"})
+        child_of = {"x-session-id": "ses-child", "x-parent-session-id": "ses-parent"}
+        child = await begin(made, path, f"child {LONG}", child_of)
+        assert made.fleet.sessions.nodes("default", "ses-parent") == (
+            child.headers["x-macfabric-node"],
+        )
+        assert made.fleet.sessions.nodes("default", "ses-child") == ()
+    assert parent.headers["x-macfabric-agent"] != child.headers["x-macfabric-agent"]
+
+
+async def test_a_session_that_is_too_long_or_of_another_tenant_is_no_hint():
+    async with rig("ab") as made:
+        path = "/v1/chat/completions"
+        await begin(made, path, LONG, {"x-session-id": "x" * 600})
+        await begin(made, path, LONG, {"x-session-id": "mine"})
+        assert len(made.fleet.sessions._nodes) == 1
+        assert made.fleet.sessions.nodes("other", "mine") == ()

@@ -1,0 +1,92 @@
+"""The learnt order of turns: what is expected, when it is forgotten, and its bounds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.ids import AgentId, TenantId
+from router.limits import TURN_ORDER_AGENTS_MAX, TURN_ORDERS_MAX
+from router.turns.turn_order import TurnOrders
+
+GROUP = TenantId("default"), "crew"
+NAMES = [AgentId(name) for name in "abcde"]
+
+
+def played(orders, agents, group=GROUP):
+    """Note turns, and get ready who is expected; return the expectations and what came of them."""
+    expected, outcomes = [], []
+    for agent in agents:
+        outcomes.append(orders.note(group, AgentId(agent)))
+        expected.append(orders.expect(group, AgentId(agent)))
+        if expected[-1] is not None:
+            orders.note_guess(group, expected[-1])
+    return expected, outcomes
+
+
+def test_a_round_is_expected_once_it_was_seen_twice():
+    expected, outcomes = played(TurnOrders(), "abcde" * 4)
+
+    assert expected[:10] == [None] * 10, "the step from e to a was seen once"
+    assert expected[10:] == list("bcdea" * 2)
+    assert outcomes[11:] == [True] * 9
+
+
+@given(st.permutations(NAMES), st.integers(2, 5), st.integers(3, 6))
+def test_agents_that_come_round_are_expected(names, count, laps):
+    lap = names[:count]
+    expected, outcomes = played(TurnOrders(), lap * laps)
+    following = [*(lap * laps)[1:], lap[0]]
+
+    assert expected[2 * count :] == following[2 * count :]
+    assert False not in outcomes
+
+
+@given(st.lists(st.sampled_from(NAMES), max_size=60))
+def test_only_what_followed_twice_in_a_row_is_expected(agents):
+    orders, followers, before = TurnOrders(), {}, None
+    for agent in agents:
+        orders.note(GROUP, agent)
+        if before not in (None, agent):
+            known = followers.get(before, (None, 0))
+            followers[before] = (agent, known[1] + 1 if known[0] == agent else 1)
+        before = agent
+        name, seen = followers.get(agent, (None, 0))
+        assert orders.expect(GROUP, agent) == (name if seen >= 2 else None)
+
+
+def test_tool_loops_are_one_turn_and_a_child_comes_back_to_its_parent():
+    expected, outcomes = played(TurnOrders(), "aaabbaabbbabb")
+
+    assert expected[-1] == "a"
+    assert False not in outcomes
+
+
+def test_a_wrong_guess_is_known_and_ends_the_expectation():
+    orders = TurnOrders()
+    played(orders, "abcabcabc")
+    expected, outcomes = played(orders, "ac")
+    assert (expected[0], outcomes[1]) == ("b", False)
+    orders.note(GROUP, AgentId("a"))
+    assert orders.expect(GROUP, AgentId("a")) is None
+
+
+def test_groups_and_tenants_are_apart():
+    orders = TurnOrders()
+    played(orders, "ababab")
+    for group in ((GROUP[0], "other"), (TenantId("other"), GROUP[1])):
+        assert orders.note(group, AgentId("a")) is None
+        assert orders.expect(group, AgentId("a")) is None
+    assert orders.expect(GROUP, AgentId("b")) == "a"
+
+
+@pytest.mark.parametrize("count", [TURN_ORDERS_MAX + 10])
+def test_the_oldest_group_and_agent_are_forgotten(count):
+    orders = TurnOrders()
+    played(orders, "ababab")
+    for number in range(count):
+        orders.note((GROUP[0], f"group-{number}"), AgentId("a"))
+    assert orders.expect(GROUP, AgentId("b")) is None
+
+    played(orders, "ababab")
+    played(orders, [f"agent-{number}" for number in range(TURN_ORDER_AGENTS_MAX + 2)])
+    assert played(orders, "a")[0] == [None]
