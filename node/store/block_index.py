@@ -92,7 +92,7 @@ class BlockIndex:
 
     def unpin(self, refs: Iterable[BlockRef]) -> None:
         with self._changed:
-            for ref in set(refs):
+            for ref in dict.fromkeys(refs):
                 self._unpin(ref)
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
@@ -111,7 +111,7 @@ class BlockIndex:
         wanted = list(refs)
         with self._changed:
             self._references.update(wanted)
-            for ref in set(wanted):
+            for ref in dict.fromkeys(wanted):
                 self._weigh(ref)
             return [ref for ref in dict.fromkeys(wanted) if not self._has(ref)]
 

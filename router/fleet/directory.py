@@ -113,7 +113,8 @@ class Directory:
         self.floor = floor
         self._publish = publish
         self._holdings: dict[AgentKey, dict[NodeName, Holding]] = {}
-        self._by_node: dict[NodeName, set[AgentKey]] = {}
+        # Dictionaries, not sets, whose order would differ from process to process.
+        self._by_node: dict[NodeName, dict[AgentKey, None]] = {}
         self._groups: dict[tuple[TenantId, str], set[AgentKey]] = {}
         self._versions: dict[NodeName, tuple[int, int]] = {}
         self._unlisted: dict[NodeName, set[AgentKey]] = {}  # noted, but not listed by the node yet
@@ -155,15 +156,16 @@ class Directory:
 
     def end_list(
         self, agents: AgentList, listed: AbstractSet[AgentKey], requested_s: float
-    ) -> set[AgentKey]:
+    ) -> list[AgentKey]:
         """End the application of a list; return the agents that the node no longer has."""
-        here = self._by_node.get(agents.node, set())
-        away = {(name.tenant, name.agent) for name in agents.gone} & here
-        gone = {
+        here = self._by_node.get(agents.node, {})
+        named = dict.fromkeys((name.tenant, name.agent) for name in agents.gone)
+        away = [key for key in named if key in here]
+        gone = [
             key
-            for key in (away if agents.since else here) - listed
-            if self._holdings[key][agents.node].noted_s <= requested_s
-        }
+            for key in (away if agents.since else here)
+            if key not in listed and self._holdings[key][agents.node].noted_s <= requested_s
+        ]
         for key in gone:
             self.forget(key, agents.node)
         unlisted = self._unlisted.get(agents.node, set())
@@ -220,7 +222,7 @@ class Directory:
 
     def forget(self, key: AgentKey, node: NodeName) -> None:
         """Remove a node's holding of an agent."""
-        self._by_node.get(node, set()).discard(key)
+        self._by_node.get(node, {}).pop(key, None)
         nodes = self._holdings.get(key, {})
         dropped = nodes.pop(node, None)
         self._unlisted.get(node, set()).discard(key)
@@ -340,7 +342,7 @@ class Directory:
 
     def agents_of_node(self, node: NodeName) -> list[AgentKey]:
         """Return the agents that the node owns, has sealed for a move, or has released, sorted."""
-        keys = self._by_node.get(node, set())
+        keys = self._by_node.get(node, {})
         holders = ((key, self.owner(key) or self.released_owner(key)) for key in keys)
         return sorted(key for key, holding in holders if holding and holding.node == node)
 
@@ -350,7 +352,7 @@ class Directory:
 
     def epoch_of(self, node: NodeName) -> int:
         """Return the highest epoch at which a node owns an agent; 0 if it owns none."""
-        owned = (self._holdings[key][node] for key in self._by_node.get(node, set()))
+        owned = (self._holdings[key][node] for key in self._by_node.get(node, {}))
         return max((h.epoch for h in owned if h.state is OwnerState.OWNED), default=0)
 
     def group_owners(self, tenant: TenantId, group: str) -> list[Holding]:
@@ -392,7 +394,7 @@ class Directory:
         nodes = self._holdings.setdefault(key, {})
         old = nodes.get(holding.node)
         nodes[holding.node] = holding
-        self._by_node.setdefault(holding.node, set()).add(key)
+        self._by_node.setdefault(holding.node, {})[key] = None
         unlisted = self._unlisted.setdefault(holding.node, set())
         unlisted.add(key) if holding.view is None else unlisted.discard(key)
         if holding.group is not None:
@@ -446,9 +448,9 @@ class Directory:
         """Return whether several nodes hold something of an agent."""
         return len(self._holdings.get(key, ())) > 1
 
-    def keys_at(self, node: NodeName) -> frozenset[AgentKey]:
+    def keys_at(self, node: NodeName) -> list[AgentKey]:
         """Return the agents of which a node holds anything."""
-        return frozenset(self._by_node.get(node, ()))
+        return list(self._by_node.get(node, ()))
 
     def _call_followers(self, key: AgentKey) -> None:
         for follower in self._followers:

@@ -63,7 +63,7 @@ class Replicas:
         # The oldest first.
         self._copied: OrderedDict[tuple[AgentKey, NodeName], tuple[object, float]] = OrderedDict()
         self._changed: dict[AgentKey, None] = {}  # agents for which a copy may be due
-        self._unmet: set[AgentKey] = set()  # those with too few nodes for their copies
+        self._unmet: dict[AgentKey, None] = {}  # those with too few nodes for their copies
         self._has_copies = False  # whether any agent ever had one
         self._node_states: dict[NodeName, object] = {}
         fleet.directory.follow(self._note)
@@ -243,7 +243,7 @@ class Replicas:
             copied = {node for node in takes if self._was_copied(key, node, owner)}
             targets = [route.target for route in routes(snapshots.of_agent(self._fleet, key))]
             if len(targets) < self._count:
-                self._unmet.add(key)
+                self._unmet[key] = None
             yield from islice((node for node in targets if node not in done | copied), wanted)
 
     def _was_copied(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:

@@ -120,9 +120,9 @@ def test_simulation_finds_planted_faults(plant):
 
 def test_runs_are_deterministic_per_seed():
     """Also in another process, whose strings hash differently."""
-    seeds = range(4, 6)
+    seeds = range(39, 41)  # of which the second copies agents after a node's return
     mine = [run(seed).digest() for seed in seeds]
-    command = [sys.executable, "-m", "tests.sim", "--seed", "4", "--count", "2", "--digest"]
+    command = [sys.executable, "-m", "tests.sim", "--seed", "39", "--count", "2", "--digest"]
     process = subprocess.run(
         command,
         cwd=ROOT,

@@ -114,11 +114,11 @@ def test_note_survives_older_list_but_not_newer_one():
     directory = Directory()
     directory.note(KEY, noted("a", 5, now_s=10.0))
 
-    assert apply_list(directory, listing("a", changes=1), requested_s=9.0) == set()
+    assert apply_list(directory, listing("a", changes=1), requested_s=9.0) == []
     assert directory.owner(KEY).epoch == 5
     apply_list(directory, listing("a", view("a", 4), changes=2), requested_s=9.5)
     assert directory.owner(KEY).epoch == 5
-    assert apply_list(directory, listing("a", changes=3), requested_s=11.0) == {KEY}
+    assert apply_list(directory, listing("a", changes=3), requested_s=11.0) == [KEY]
     assert directory.owner(KEY) is None
 
 
@@ -145,7 +145,7 @@ def test_evicted_agent_restarts_above_its_last_epoch():
     """The epoch was reported, not given out by this router."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
-    assert apply_list(directory, listing("a", changes=2), requested_s=2.0) == {KEY}
+    assert apply_list(directory, listing("a", changes=2), requested_s=2.0) == [KEY]
 
     assert directory.next_epoch(KEY) == 3
     assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
