@@ -1,6 +1,7 @@
 """A model's chat template, and a trial of its format of calls."""
 
 import inspect
+import json
 import re
 from functools import cached_property
 from itertools import product
@@ -22,6 +23,7 @@ _USER: Final = {"role": "user", "content": "x"}
 _ANSWER: Final = "zebra"  # a text that no template writes by itself
 _SAID: Final = {"role": "assistant", "content": _ANSWER}
 _CALLED: Final = "firstly"  # likewise, as the name of a function
+_ARGUMENT: Final = "wombat"  # likewise
 _CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
 
 
@@ -198,7 +200,8 @@ class ChatTemplate:
     @cached_property
     def traits(self) -> TemplateTraits:
         """Detect the template's format of calls by rendering one."""
-        as_object, as_text = {"q": "v"}, '{"q": "v"}'
+        as_object = {"q": _ARGUMENT}
+        as_text = json.dumps(as_object)
         empty, null = self._called("", as_object), self._called(None, as_object)
         null_text = self._called(None, as_text) if null is None else null
         said = empty or self._called("", as_text) or ""
@@ -228,12 +231,18 @@ class ChatTemplate:
 
     @property
     def _drops_calls(self) -> bool:
-        """Return whether the template takes a call and its result, and leaves one of them out."""
+        """Return whether the template takes a call and its result, and leaves one of them out.
+
+        Some write the id of a call in place of its name.
+        """
         function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
         shown = None, [{"type": "function", "function": function}]
-        forms = product(("", None), ({"q": "v"}, '{"q": "v"}'), shown)
+        arguments = {"q": _ARGUMENT}
+        forms = product(("", None), (arguments, json.dumps(arguments)), shown)
         texts = [text for form in forms if (text := self._called(*form)) is not None]
-        return bool(texts) and not any(_CALLED in text and _ANSWER in text for text in texts)
+        return bool(texts) and not any(
+            (_CALLED in text or _ARGUMENT in text) and _ANSWER in text for text in texts
+        )
 
     @property
     def _takes_one_call(self) -> bool:

@@ -32,7 +32,7 @@ COMMANDS = {
     "agent": (["agent", "mira"], ["owner", "node-a", "hot 1.0 MiB"], AGENT),
     "migrate": (
         ["migrate", "mira", "--to", "node-b"],
-        ["8 sent, 1 there", "512.0 KiB", "120 ms, of which paused 20 ms"],
+        ["8 sent, 1 there", "512.0 KiB", "120 ms in all, 20 ms of it paused"],
         MOVED,
     ),
     "fork": (["fork", "mira", "--as", "ivan"], ["ivan", "2,048", "3 sent, 5 there"], FORKED),
@@ -147,7 +147,7 @@ def test_erasure_pending_on_a_node_exits_with_1(run, fabric):
     status, out, _ = run("erase", "ivan", "--url", fabric.url)
 
     assert status == 1
-    assert "node-b is away" in out
+    assert "node-b is unreachable" in out
 
 
 def test_erasure_reports_borrowed_tokens_and_quoting_runs(run, fabric):

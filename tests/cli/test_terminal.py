@@ -29,6 +29,7 @@ OTHER_PROCESSES = {
     "router/simulate/__main__.py",
     "router/stop.py",
     "router/supervise/keeper.py",
+    "router/voter.py",
 }
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 HOSTILE = "mira\x1b]0;owned\x07\u202e\nreal line"

@@ -119,7 +119,7 @@ def test_start_with_bad_settings_is_retried_with_backoff_until_mended(
 
 def logged_waits(caplog):
     messages = [each.getMessage() for each in caplog.records]
-    return [text.rpartition("again in ")[2] for text in messages if "did not start" in text]
+    return [text.rpartition("retrying in ")[2] for text in messages if "did not start" in text]
 
 
 def test_retry_waits_double_up_to_a_limit():

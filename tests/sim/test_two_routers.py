@@ -8,7 +8,8 @@ from tests.sim.world import run, two_routers
 SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 10, 10_000, 10
 PLANTED_SEEDS_MAX = 60
 TRACE_TAIL = 40
-FOUND_BY = {}
+# First lives tried for the faults that few lives find.
+FOUND_BY = {"restarted_nodes_forget_their_term": (38,), "terms_are_not_written": (47,)}
 
 
 def check(seed):
@@ -36,7 +37,7 @@ def test_many_more_seeds(first):
 
 
 @pytest.mark.parametrize("plant", TERM_PLANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_found(plant):
+def test_lives_find_planted_faults(plant):
     for seed in (*FOUND_BY.get(plant.__name__, ()), *range(PLANTED_SEEDS_MAX)):
         with plant():
             if run(seed, two_routers).violation is not None:
@@ -44,5 +45,5 @@ def test_a_planted_fault_is_found(plant):
     pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
 
 
-def test_a_seed_lives_the_same_life_again():
+def test_lives_repeat_with_their_seed():
     assert run(3, two_routers).digest() == run(3, two_routers).digest()

@@ -175,7 +175,7 @@ def test_any_exception_in_a_trial_becomes_the_reason(
         raise AttributeError(message)
 
     monkeypatch.setattr(f"node.mlx.probe.probe.{name}", broken)
-    with pytest.raises(FatalError, match="AttributeError: of a kind"):
+    with pytest.raises(FatalError, match="AttributeError: of an unexpected kind"):
         fit(LLAMA)
 
 
