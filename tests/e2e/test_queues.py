@@ -13,7 +13,7 @@ from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.tiny_models import write_model
 
-QUEUE_S = 6.0  # a fast machine computes PROMPTS_MAX prompts in little more
+QUEUE_S = 2.0  # of few enough prompts on a fast machine, too
 PROMPT_WORDS = 8_000
 PROMPTS_MAX = 40
 PAUSE_S = 1.0
