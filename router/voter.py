@@ -91,7 +91,7 @@ class Voter:
         self._keys = keys
         self._file = file
         granted = file.read()
-        # How much of its lease is left is unknown: it begins anew.
+        # The rest of its lease is unknown, so the lease starts again.
         self._ballot = Ballot(granted, elapsed_s() + TERM_LEASE_S) if granted else Ballot()
         self._changing = asyncio.Lock()
 

@@ -50,7 +50,7 @@ class GrantTerm:
 
 @dataclass(frozen=True, slots=True)
 class TermAnswer:
-    """A voter's answer: whether it grants, and what it granted last."""
+    """Answer of a voter: whether it grants the term, and the last term that it granted."""
 
     granted: bool
     term: int
@@ -81,7 +81,7 @@ class Ballot:
     def is_for(self, call: GrantTerm) -> bool:
         """Return whether the call's router has the call's term here.
 
-        A term that a changing call proved has no name yet: it is its router's, who alone uses it.
+        A term that a changing call proved has no router's name yet; only its router uses it.
         """
         return self.granted.term == call.term and self.granted.router in {"", call.router}
 

@@ -310,7 +310,7 @@ class ChatTokenizer:
             options = {**dict.fromkeys(THINKING_SWITCHES, False), **options}
         elif effort is not None or requested.get(
             BUDGET_OPTION
-        ):  # who limits thoughts asks for them
+        ):  # a limit of thoughts asks for thoughts
             options = {THINKING_SWITCH: True, **options}
         return options
 

@@ -1,8 +1,8 @@
 """The highest router's term that this node granted, in a file beside the incarnation.
 
 A term is written before it is answered, so that a restarted node obeys no earlier router and does
-not grant the same term twice. The time of its lease is not written: after a restart it begins anew,
-as the node cannot know how much of it is left.
+not grant the same term twice. The time of its lease is not written: after a restart the lease
+starts again, as the node cannot know how much of it is left.
 
     DIR/<node>/term    the term, its router, and that router's URL
 """

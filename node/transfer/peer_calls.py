@@ -17,7 +17,7 @@ from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 
 _ADDRESSES_TRIED: Final = 2
-# Given a node, its addresses, a call, and the seconds for which it is told to wait: its reply.
+# Takes a node, its addresses, a call and the seconds that the node may wait; returns its reply.
 AskNode: TypeAlias = Callable[[NodeName, Sequence[Address], bytes, float], Awaitable[bytes]]
 
 
@@ -35,7 +35,7 @@ class PeerCalls:
     ) -> bytes:
         """Return a node's reply; raise FabricError or OSError if none comes in time.
 
-        `wait_s`: for which it was told to wait.
+        `wait_s`: how long the node may wait before it answers.
         """
         return await self.workers.fetch_head(lambda: self._call(source, addresses, raw, wait_s))
 

@@ -1,4 +1,4 @@
-"""One router's part in the vote for terms: whom it asks for what, and until when it is active.
+"""Part of one router in the vote for terms: its requests, and the end of its lease.
 
     following ── a trial that most voters would grant ──▶ asking ── most granted ──▶ active
         ▲                                                   │ refused                 │
@@ -173,7 +173,7 @@ class SoleRouter:
         """Ignore terms: they were granted when the fabric had several routers."""
 
     def note_refusal(self) -> None:
-        """Leave it to the caller, who gets the node's error."""
+        """Leave the error of the node to the caller."""
 
 
 SOLE_ROUTER: Final = SoleRouter()

@@ -28,7 +28,7 @@ OWN_PATHS: Final = frozenset(
 AGAIN_S: Final = 1.0
 CHANGE_POLL_S: Final = 0.1
 _HOP_HEADER: Final = "x-macfabric-standby"
-# Of one connection (RFC 9110, 7.6.1), or set by who forwards.
+# Of one connection (RFC 9110, 7.6.1), or set by the forwarding router.
 _OWN_HEADERS: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),

@@ -26,7 +26,7 @@ CHUNK_TOKENS_MIN: Final = 64  # smaller ones measure the launch
 ANSWER_TOKENS_MIN: Final = 16
 DECODE_WEIGHT: Final = 0.1  # of an answer's seconds: they overlap with others'
 SPREAD: Final = 4.0  # times what a node reports of itself, or less, that can be its speed
-NEWS_SHARE: Final = 0.02  # of a speed, by which it must change before snapshots are taken anew
+NEWS_SHARE: Final = 0.02  # by which a speed must change before snapshots are rebuilt
 
 
 @dataclass(frozen=True, slots=True)

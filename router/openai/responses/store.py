@@ -121,7 +121,7 @@ class ResponseStore:
         return True
 
     def note_continued(self, tenant: TenantId, stored: StoredResponse) -> None:
-        """Note that its agent has continued a response: another one must start anew."""
+        """Note that the agent has continued a response: another continuation needs a new agent."""
         if not stored.is_continued:
             stored.is_continued = True
             self._on_put(f"{tenant}/{stored.name}")
