@@ -177,6 +177,7 @@ class Demo:
     def run(self) -> None:
         self.pulse.start()
         try:
+            order = self._talks
             for state, prepare in (
                 (COLD, self._nothing),
                 (HOT, self._nothing),
@@ -185,8 +186,9 @@ class Demo:
             ):
                 self._say(f"{state}: {MEANING[state]}")
                 prepare()
-                for talk in self._talks:
+                for talk in order:
                     self._ask(talk, state)
+                order = order[::-1]  # the router loads ahead what follows in a known order
             self._say(f"{KILLED}: {MEANING[KILLED]}")
             self._kill_one()
         finally:
