@@ -79,6 +79,7 @@ def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
     assert all(answer.cached_tokens > first.prompt_tokens - TAIL_MOST for answer in again)
 
 
+@pytest.mark.nightly
 def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted):
     """Their head is computed once, and crosses each link once."""
     before, sent, head = fetched(fabric), sent_bytes(fabric), words(2, 2_800)
