@@ -147,8 +147,8 @@ def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, calm
         computed = counted.tokens
     left = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
     assert {n: r.text for n, r in left.items()} == {n: calm[n] for n in left}
-    # A failing chunk is lost; no rows of an erased agent are kept.
-    most = {"cancelled": 1.1, "failed": 1.5, "erased": 1.7}[end]
+    # A failing chunk is lost; of an erased agent no row is kept, however far it is by then.
+    most = {"cancelled": 1.1, "failed": 1.5, "erased": 2.1}[end]
     check_one_head(list(left.values()), computed, heads_max=most)
 
 
