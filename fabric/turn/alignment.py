@@ -101,11 +101,11 @@ def _add(runs: list[Run], run: Run) -> None:
 
 _STRIDE = 1 << 16
 
-Items = TypeVar("Items", str, bytes, list[int])
+Items = TypeVar("Items", str, bytes, list[int], tuple[bytes, ...])
 
 
 def common_prefix(a: Items, b: Items) -> int:
-    """Count the leading characters, bytes or tokens that `a` and `b` share."""
+    """Count the leading characters, bytes, tokens or hashes that `a` and `b` share."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

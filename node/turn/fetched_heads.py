@@ -27,6 +27,7 @@ from fabric.limits import BLOCK_TOKENS, FILE_ALIGN_BYTES, HEAD_POLL_S_MAX, HEAD_
 from fabric.net.wire import Urgency
 from fabric.record.manifest import Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import CacheTier, GenerateRequest, HeadLoan, Priority
 from fabric.u32s import U32s
 from node.agents.agent import Agent
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class HeadFetch:
-    """One beginning on its way, for all turns that wait for it."""
+    """Fetch of a beginning, shared by all turns that wait for it."""
 
     name: MigrationId
     source: NodeName
@@ -65,10 +66,7 @@ class HeadFetch:
 
     def common_tokens(self, head: Head) -> int:
         """Return how many whole blocks' tokens a prompt shares with the one it was begun for."""
-        pairs = zip(self.names, head.names, strict=False)
-        count = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        least = min(len(self.names), len(head.names))
-        return (least if count is None else count) * BLOCK_TOKENS
+        return common_prefix(self.names, head.names) * BLOCK_TOKENS
 
     def note_progress(self, coming_tokens: int) -> None:
         """Note the end of what is coming, for each turn that waits for it."""

@@ -9,7 +9,7 @@ the tenant's salt, and each lender must be of the tenant that is named.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -20,6 +20,7 @@ from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import BLOCK_TOKENS
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
+from fabric.turn.alignment import common_prefix
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
@@ -108,7 +109,7 @@ class HeadLenders:
         had = wanted.stored_tokens // BLOCK_TOKENS
         best, count = None, had
         for record in self._records(call.tenant, call.names[0]):
-            common = _common(whole_blocks(record), call.names)
+            common = common_prefix(tuple(whole_blocks(record)), call.names)
             if common > count:
                 best, count = record, common
         found = None
@@ -180,9 +181,3 @@ class HeadLenders:
             ticket=ticket,
             addresses=self.transfers.addresses(),
         )
-
-
-def _common(chain: Sequence[BlockHash], names: Sequence[BlockHash]) -> int:
-    """Count the names with which both begin; each contains those before it."""
-    pairs = zip(chain, names, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(chain), len(names)))
