@@ -85,7 +85,7 @@ class TermFile:
 
 
 class Voter:
-    """One vote, and the route by which routers ask for it."""
+    """Holder of a vote, and the route by which routers ask for it."""
 
     def __init__(self, keys: RouterKeys, file: TermFile) -> None:
         self._keys = keys

@@ -22,7 +22,7 @@ OWN_LEASE_S: Final = TERM_LEASE_S * (1.0 - TERM_MARGIN)
 
 @dataclass(slots=True)
 class Round:
-    """One call to all voters, and their answers so far."""
+    """Call to all voters, and their answers so far."""
 
     call: GrantTerm
     asked_s: float

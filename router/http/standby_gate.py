@@ -67,7 +67,7 @@ class StandbyGate:
 
 
 class _Exchange:
-    """One request that is forwarded, and its answer."""
+    """Forwarded request, and its answer."""
 
     def __init__(self, relay: Relay, scope: Scope, receive: Receive, send: Send) -> None:
         self._relay = relay
