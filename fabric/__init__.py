@@ -15,3 +15,11 @@ __version__ = "0.1.0"
 
 # Sent in every hello; peers with another number refuse each other.
 PROTOCOL_VERSION = 4
+
+# Of control calls, their replies, and turns: what this code speaks, and the oldest that it serves
+# with. A node reports both in its heartbeat, and a router that neither fits refuses the node. New
+# fields of replies raise nothing, as they are skipped; a router sends new calls, and new fields of
+# calls, only to nodes that report the version which brought them.
+# 2: calls and turns name the turn and the span that they are made for.
+CONTROL_VERSION = 2
+CONTROL_VERSION_MIN = 1

@@ -1,7 +1,8 @@
 """Strict conversion between frozen dataclasses and plain data, for msgpack and JSON.
 
 The receiver names the type it expects; nothing in the bytes can choose a class. Unknown,
-missing or wrongly typed fields, extension types and repeated keys are all refused.
+missing or wrongly typed fields, extension types and repeated keys are all refused. Only what nodes
+answer to a router may have fields that it does not know: nodes are upgraded first.
 
 A class with `to_wire` and `from_wire` says itself how it looks in bytes.
 
@@ -202,6 +203,39 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
     return cls(**arguments)
 
 
+def from_newer(kind: Any, value: Any, where: str = "message") -> Any:
+    """Build a `kind` from plain data that a newer version may have written.
+
+    Fields that this version does not know are skipped; raise RejectedError as `from_plain`.
+    """
+    try:
+        return from_plain(kind, value, where)
+    except RejectedError:
+        known = known_part(kind, value)
+        if known == value:
+            raise
+        return from_plain(kind, known, where)
+
+
+def known_part(kind: Any, value: Any) -> Any:
+    """Return plain data without the fields that the dataclasses of a type lack."""
+    if isinstance(kind, NewType):
+        return known_part(kind.__supertype__, value)
+    options = [option for option in get_args(kind) if option is not NoneType]
+    if get_origin(kind) in (Union, UnionType) and len(options) == 1:
+        return known_part(options[0], value)
+    if isinstance(kind, type) and _field_names(kind) is not None and isinstance(value, dict):
+        known = _fields_of(kind)
+        return {n: known_part(known[n].kind, item) for n, item in value.items() if n in known}
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: known_part(options[1], item) for name, item in value.items()}
+    if get_origin(kind) in (tuple, list) and isinstance(value, list):
+        is_pair = get_origin(kind) is tuple and options[-1] is not Ellipsis
+        kinds = options if is_pair else [options[0]] * len(value)
+        return [known_part(*pair) for pair in zip(kinds, value, strict=False)]
+    return value
+
+
 def with_fields(value: T, plain: Mapping[str, Any], where: str) -> T:
     """Return a dataclass with some fields replaced from plain data; raise RejectedError."""
     cls: type = type(value)
@@ -326,6 +360,12 @@ def unpack_plain(raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> Any:
 def unpack(kind: type[T], raw: bytes, limit_bytes: int = CONTROL_BYTES_MAX) -> T:
     """Decode msgpack into a `kind`; raise RejectedError for anything else."""
     built: T = from_plain(kind, unpack_plain(raw, limit_bytes))
+    return built
+
+
+def unpack_newer(kind: type[T], raw: bytes) -> T:
+    """Decode msgpack into a `kind` as `unpack` does, and skip fields of newer versions."""
+    built: T = from_newer(kind, unpack_plain(raw))
     return built
 
 

@@ -5,6 +5,11 @@ from typing import Generic, TypeVar
 Owner = TypeVar("Owner")
 
 
+def share_of(left: int) -> int:
+    """Return how much one owner may hold of what the others do not hold."""
+    return -(-left // 2)
+
+
 class FairShare(Generic[Owner]):
     """Bounded resource; each owner may hold at most half of what the others do not hold.
 
@@ -30,7 +35,7 @@ class FairShare(Generic[Owner]):
         """Return whether the owner's share allows `amount` more."""
         held = self._held.get(owner, 0)
         left = self._limit - (self._total - held)
-        return amount <= 0 or held + amount <= -(-left // 2)
+        return amount <= 0 or held + amount <= share_of(left)
 
     def give(self, owner: Owner, amount: int = 1) -> None:
         """Give back `amount` that the owner has taken."""

@@ -11,6 +11,8 @@ NodeName = NewType("NodeName", str)
 TenantId = NewType("TenantId", str)
 MigrationId = NewType("MigrationId", str)
 OperationId = NewType("OperationId", str)
+TurnId = NewType("TurnId", str)
+Traceparent = NewType("Traceparent", str)  # a span as W3C's header names it
 BlockHash = NewType("BlockHash", bytes)
 Checksum = NewType("Checksum", bytes)
 Fingerprint = NewType("Fingerprint", bytes)
@@ -29,6 +31,8 @@ _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,127}", re.ASCII)
 _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _OPERATION = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
+_TURN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}", re.ASCII)
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 
 def _parse(pattern: re.Pattern[str], text: object, what: str, rule: str) -> str:
@@ -60,6 +64,18 @@ def parse_operation_id(text: object) -> OperationId:
     """Return `text` as an operation id; raise RejectedError where it is not one."""
     rule = "8-64 characters of A-Z a-z 0-9 _ -"
     return OperationId(_parse(_OPERATION, text, "operation id", rule))
+
+
+def parse_turn_id(text: object) -> TurnId:
+    """Return `text` as a turn's id; raise RejectedError where it is not one."""
+    rule = "8-64 characters of A-Z a-z 0-9 . _ : - and start with a letter or digit"
+    return TurnId(_parse(_TURN, text, "turn id", rule))
+
+
+def parse_traceparent(text: object) -> Traceparent:
+    """Return `text` as a span's name; raise RejectedError where it is not one."""
+    rule = "version 00 of https://www.w3.org/TR/trace-context: 00-TRACE-SPAN-FLAGS"
+    return Traceparent(_parse(_TRACEPARENT, text, "traceparent", rule))
 
 
 def _digest(raw: object, size_bytes: int, what: str) -> bytes:

@@ -129,6 +129,16 @@ TOMBSTONES_MAX: Final = 16_384  # 3 MB in memory; 1.6 MB when sent to a node tha
 ERASED_S_MAX: Final = float(1 << 53)  # beyond any date
 EPOCH_ERASED_MAX: Final = (1 << 53) - 1  # exact in JSON; 2^28 erasures of one name above EPOCH_MAX
 
+# Histories of agents' turns
+TURNS_KEPT_MAX: Final = 64  # of one agent, in its record: about 14 KB
+TURN_REASON_CHARS_MAX: Final = 200
+TURN_LINE_CHARS_MAX: Final = 2 * KIB
+TURNS_CHARS_MAX: Final = TURNS_KEPT_MAX * TURN_LINE_CHARS_MAX
+
+# Ends of a node's process, as its next one reports them
+EXIT_LINES_MAX: Final = 20  # of its log
+EXIT_LINE_CHARS_MAX: Final = 240
+
 # Data plane
 FRAME_BYTES_MAX: Final = 1 * MIB
 TICKET_BLOCKS_MAX: Final = 1 << 16

@@ -65,6 +65,7 @@ class TenantShare:
 
     quota: float = 1.0
     floor: float | None = None  # None: an equal share of what the configured floors leave
+    disk_bytes: int | None = None  # of each node's disk at most, within the quota; None: no limit
 
 
 def by_recency(candidate: Candidate) -> float:
@@ -88,11 +89,15 @@ class Rules:
     tenants: Mapping[TenantId, TenantShare] = field(default_factory=dict)
     pin_share: float = PIN_SHARE_MAX  # of a tenant's floor
     ttl_s: float = math.inf
+    is_disk: bool = False  # whether limits of the disk apply
     rank: Callable[[Candidate], float] = by_benefit
 
     def quota_bytes(self, tenant: TenantId, budget_bytes: int) -> float:
         """Return the bytes of the budget that a tenant may hold at most."""
-        return self.tenants.get(tenant, TenantShare()).quota * budget_bytes
+        share = self.tenants.get(tenant, TenantShare())
+        limit_bytes = share.disk_bytes if self.is_disk else None
+        quota_bytes = share.quota * budget_bytes
+        return quota_bytes if limit_bytes is None else min(quota_bytes, limit_bytes)
 
     def floors_bytes(self, present: Iterable[TenantId], budget_bytes: int) -> dict[TenantId, float]:
         """Return each present tenant's floor: bytes that other tenants cannot evict."""

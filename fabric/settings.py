@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fabric.edit_mode import DISABLED, EDIT_MODES, EXACT, TRUNCATIONS
 from fabric.errors import RejectedError
-from fabric.ids import SELF_TEST_TENANT, TenantId, parse_node_name, parse_tenant_id
+from fabric.ids import TenantId, parse_node_name, parse_tenant_id
 from fabric.keys import key_digest
 from fabric.limits import (
     ACTIVE_SEQUENCES_MAX,
@@ -31,15 +31,22 @@ from fabric.limits import (
     QUEUED_TURNS_MAX,
     REPLICAS_MAX,
     STOP_WAIT_S_MAX,
-    TENANT_SHARES_MAX,
-    TENANT_WEIGHT_MAX,
-    TENANT_WEIGHT_MIN,
     VOTERS_MAX,
     WAITING_REQUESTS_MAX,
 )
 from fabric.retention import Rules, TenantShare
 from fabric.sampling_defaults import BUILT_IN, describe_range, in_range
 from fabric.settings_reader import AUTOMATIC, SettingProblem, read_class, require_no_problems
+from fabric.tenant_settings import (
+    LIMITS,
+    SHARES,
+    WEIGHTS,
+    TenantLimits,
+    limit_rules,
+    parse_tenant,
+    share_rules,
+    weight_rules,
+)
 
 PARSER_MODES: Final = frozenset({"auto", "none", "harmony"})
 CALL_NAMES: Final = frozenset(
@@ -87,12 +94,14 @@ MARKS_OPTION: Final = "control_marks"
 # Options of thoughts, set by the router and read by the node. Templates have one of the switches.
 EFFORT_OPTION: Final = "reasoning_effort"
 BUDGET_OPTION: Final = "thinking_budget"
+LOG_FORMATS: Final = ("json", "text", "none")
 THINKING_SWITCH: Final = "enable_thinking"
 THINKING_SWITCHES: Final = (THINKING_SWITCH, "thinking")
 
 
 _POLICY_NAME = re.compile(rf"\w[\w.-]{{0,{POLICY_NAME_CHARS_MAX - 1}}}", re.ASCII)
 _POLICY_USE = re.compile(r"\w+|\w+(\.\w+)*:\w+", re.ASCII)
+_COLLECTOR = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", re.ASCII)
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
 _VOTER = re.compile(r"https?://[a-z0-9_.:\[\]-]{1,253}", re.ASCII)
@@ -188,6 +197,14 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Spans of turns for a collector that speaks OpenTelemetry's protocol."""
+
+    endpoint: str = ""  # the collector's URL, without /v1/traces; "": no spans
+    sample_ratio: float = 1.0  # of turns whose client has not decided it by a traceparent
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySettings:
     """One policy that rewrites conversations before nodes read them."""
 
@@ -225,6 +242,7 @@ class RouterSettings:
     truncation: str = DISABLED  # of prompts over the context, unless a request chooses
     queue_max: int = WAITING_REQUESTS_MAX  # turns that wait for one node; one tenant: half
     tenant_weights: dict[str, float] = field(default_factory=dict)  # in those queues; others: 1
+    tenant_limits: dict[str, TenantLimits] = field(default_factory=dict)  # beyond them: 429
     moves_idle_agents: bool = True  # to nodes that serve their next turns sooner
     replicas: int = 0  # copies of each agent on other nodes, refreshed after its turns
     # Number of nodes in the fabric. After a start, until all have joined or two minutes have
@@ -250,9 +268,11 @@ class FabricSettings:
     model: str = "recall"  # a bundled model's name, or a folder that mlx-lm loads
     data_dir: str = "~/.macfabric"
     keys_dir: str = ""  # made by `macfabric certs create`, on each Mac; "": in data_dir
+    log_format: str = LOG_FORMATS[0]  # of each process's log file; "none": there is none
     local_nodes: tuple[str, ...] = ()  # names for `macfabric up`; default node-a, node-b, …
     node: NodeSettings = field(default_factory=NodeSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
 
 def parse_settings(section: Any) -> FabricSettings:
@@ -269,14 +289,20 @@ def inspect_settings(section: Any) -> tuple[FabricSettings, tuple[SettingProblem
     node, router = settings.node, settings.router
     for at, name in enumerate(settings.local_nodes):
         problems += _named_problem(parse_node_name, name, f"local_nodes[{at}]")
+    is_format = settings.log_format in LOG_FORMATS
+    problems += _broken([(is_format, "log_format", f"is {'|'.join(LOG_FORMATS)}")])
+    problems += _broken(_tracing_rules(settings.tracing))
     problems += _broken(_node_rules(node))
     problems += _broken(_router_rules(router))
     problems += _key_problems(router)
     problems += _access_problems(router)
     problems += _voter_problems(router)
-    for tenant in router.tenant_weights:
-        problems += _named_problem(_parse_tenant, tenant, f"router.tenant_weights.{tenant}")
-    problems += _tenant_problems(node.tenants)
+    named: dict[str, Iterable[str]] = {SHARES: node.tenants, WEIGHTS: router.tenant_weights}
+    named[LIMITS] = router.tenant_limits
+    for where, tenants in named.items():
+        for tenant in tenants:
+            problems += _named_problem(parse_tenant, tenant, f"{where}.{tenant}")
+    problems += _broken(share_rules(node.tenants))
     if not any(problem.where.startswith(f"{_ROOT}.router.policies") for problem in problems):
         problems += _policy_problems(router.policies)  # indexes are right only in a valid list
     for option in sorted(node.template_options.keys() & RESERVED_OPTIONS):
@@ -319,7 +345,7 @@ def _key_problems(router: RouterSettings) -> Iterator[SettingProblem]:
     for kind, keys in (("api_keys", router.api_keys), ("operator_keys", router.operator_keys)):
         for name, key in keys.items():
             where = f"{kind}.{name}"
-            parse = _parse_tenant if kind == "api_keys" else parse_tenant_id
+            parse = parse_tenant if kind == "api_keys" else parse_tenant_id
             yield from _named_problem(parse, name, f"router.{where}")
             try:
                 digest = key_digest(key)
@@ -354,32 +380,6 @@ def _voter_problems(router: RouterSettings) -> Iterator[SettingProblem]:
         yield _problem("router.voters", f"are at most {VOTERS_MAX}, and different ones")
     if router.voters and not router.standby:
         yield _problem("router.voters", "have no effect without router.standby")
-
-
-def _parse_tenant(name: object) -> TenantId:
-    """Raise RejectedError for an invalid tenant's name, or that of self-tests."""
-    tenant = parse_tenant_id(name)
-    if tenant == SELF_TEST_TENANT:
-        message = "this name is reserved for the self-tests of nodes"
-        raise RejectedError(message)
-    return tenant
-
-
-def _tenant_problems(tenants: dict[str, TenantShare]) -> Iterator[SettingProblem]:
-    if len(tenants) > TENANT_SHARES_MAX:
-        yield _problem("node.tenants", f"at most {TENANT_SHARES_MAX}")
-    for tenant, share in tenants.items():
-        where = f"node.tenants.{tenant}"
-        yield from _named_problem(_parse_tenant, tenant, where)
-        floor = share.floor if share.floor is not None else 0.0
-        yield from _broken(
-            [
-                (0 < share.quota <= 1, f"{where}.quota", "must be over 0 and at most 1"),
-                (0 <= floor <= share.quota, f"{where}.floor", "must be 0 to its quota"),
-            ]
-        )
-    if sum(share.floor or 0 for share in tenants.values()) > 1:
-        yield _problem("node.tenants", "floors are over 1 together")
 
 
 def _policy_problems(policies: tuple[PolicySettings, ...]) -> Iterator[SettingProblem]:
@@ -438,6 +438,14 @@ def _node_rules(node: NodeSettings) -> Iterator[tuple[bool, str, str]]:
     yield node.encrypt_links in ENCRYPTION_MODES, "node.encrypt_links", modes
 
 
+def _tracing_rules(tracing: TracingSettings) -> Iterator[tuple[bool, str, str]]:
+    is_url = not tracing.endpoint or _COLLECTOR.fullmatch(tracing.endpoint) is not None
+    like = "is a URL without user and query, such as http://127.0.0.1:4318 (OTLP over HTTP)"
+    yield is_url, "tracing.endpoint", like
+    is_ratio = 0.0 <= tracing.sample_ratio <= 1.0
+    yield is_ratio, "tracing.sample_ratio", "must be 0-1"
+
+
 def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
     tls, answer = router.tls, COMPLETION_TOKENS_MAX
     host = "is an address or a name without scheme and port, such as 127.0.0.1 or 0.0.0.0"
@@ -462,13 +470,8 @@ def _router_rules(router: RouterSettings) -> Iterator[tuple[bool, str, str]]:
         "router.queue_max",
         f"must be 1-{QUEUED_TURNS_MAX}",
     )
-    weights = router.tenant_weights
-    at_most = f"are at most {TENANT_SHARES_MAX}"
-    yield len(weights) <= TENANT_SHARES_MAX, "router.tenant_weights", at_most
-    for tenant, weight in weights.items():
-        is_weight = TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX
-        between = f"must be {TENANT_WEIGHT_MIN:g}-{TENANT_WEIGHT_MAX:g}"
-        yield is_weight, f"router.tenant_weights.{tenant}", between
+    yield from weight_rules(router.tenant_weights)
+    yield from limit_rules(router.tenant_limits)
     yield router.takeover_after_s > 0, "router.takeover_after_s", "must be positive"
     yield (
         0 <= router.stop_wait_s <= STOP_WAIT_S_MAX,

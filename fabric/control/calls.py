@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar
 
-from fabric.codec import left_out, pack, unpack
+from fabric.codec import left_out, pack, unpack, unpack_newer
 from fabric.control.change_calls import AgentChanges, DescribeChanges, ListChanges, ViewChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt, KnownErasures, ShareErasures
@@ -34,13 +34,16 @@ from fabric.control.node_calls import (
     PinAgent,
     PrefetchAgent,
     ReleaseAgent,
+    Restart,
     SealAgent,
     Stop,
 )
 from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
 from fabric.control.span_calls import OfferSpans, ReturnSpans, SpanOffers, TakeSpan
 from fabric.control.term_calls import GrantTerm, TermAnswer
+from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import RejectedError
+from fabric.ids import Traceparent, TurnId, parse_traceparent, parse_turn_id
 from fabric.limits import (
     CONTROL_TIMEOUT_S,
     COPY_TIMEOUT_S,
@@ -98,6 +101,7 @@ _SPECS: Final = (
     CallSpec("direct_agent", DirectAgent, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("wish_of_agent", ChangeSettings, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("read_memory", ReadMemory, MemoryView, is_open=True),
+    CallSpec("read_turns", ReadTurns, TurnsView, is_open=True),
     CallSpec("cool_agent", DropResident, AgentView, _SAVE_TIMEOUT_S, waits=True),
     CallSpec("drop_replica", DropReplica, Done),
     CallSpec("offer_migration", OfferMigration, Offer, _SAVE_TIMEOUT_S, waits=True),
@@ -120,6 +124,7 @@ _SPECS: Final = (
     CallSpec("meet_peers", PeerList, Done, 2 * HEARTBEAT_S),
     CallSpec("flush", Flush, Done, 120.0, is_open=True),  # including FLUSH_WAIT_S for running turns
     CallSpec("stop", Stop, Done, is_open=True),
+    CallSpec("restart", Restart, Done, _SAVE_TIMEOUT_S),  # and the wait for turns that it names
     # By HTTP, which needs nothing of Ray's head, and sooner than the lease that it renews.
     CallSpec("grant_term", GrantTerm, TermAnswer, 1.0, CallRoute.HTTP, to_lost=True, is_open=True),
 )
@@ -150,11 +155,28 @@ class NamedMessage:
     name: str
     body: bytes = field(repr=False)
     term: int | None = field(default=None, metadata=left_out())  # of the calling router
+    # The turn that the call is made for, and its span; only for nodes that read them.
+    turn: TurnId | None = field(default=None, metadata=left_out())
+    trace: Traceparent | None = field(default=None, metadata=left_out())
 
 
-def encode_call(call: object, term: int | None = None) -> bytes:
-    """Encode a call of `CALLS`, with the term of the router that makes it."""
-    return pack(NamedMessage(spec_of(type(call)).name, pack(call), term))
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """What a call is made for: a router's term, a turn, and the turn's span; all may be unknown."""
+
+    term: int | None = None
+    turn: TurnId | None = None
+    trace: Traceparent | None = None
+
+
+NO_ORIGIN: Final = CallOrigin()
+
+
+def encode_call(call: object, term: int | None = None, origin: CallOrigin = NO_ORIGIN) -> bytes:
+    """Encode a call of `CALLS`, with the term of the router that makes it, or its whole origin."""
+    term = origin.term if term is None else term
+    name = spec_of(type(call)).name
+    return pack(NamedMessage(name, pack(call), term, origin.turn, origin.trace))
 
 
 def is_call(raw: bytes, kind: type) -> bool:
@@ -172,11 +194,20 @@ def decode_call(raw: bytes) -> tuple[str, object]:
 
 def decode_with_term(raw: bytes) -> tuple[object, int | None]:
     """Return the call's message and its router's term; raise as `decode_call`."""
+    call, origin = decode_with_origin(raw)
+    return call, origin.term
+
+
+def decode_with_origin(raw: bytes) -> tuple[object, CallOrigin]:
+    """Return the call's message and its origin; raise as `decode_call`."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"
         raise RejectedError(message, code=UNKNOWN_CALL)
-    return unpack(CALLS[envelope.name].message, envelope.body), envelope.term
+    turn = None if envelope.turn is None else parse_turn_id(envelope.turn)
+    trace = None if envelope.trace is None else parse_traceparent(envelope.trace)
+    origin = CallOrigin(envelope.term, turn, trace)
+    return unpack(CALLS[envelope.name].message, envelope.body), origin
 
 
 def encode_reply(reply: object) -> bytes:
@@ -186,8 +217,8 @@ def encode_reply(reply: object) -> bytes:
 
 
 def decode_reply(kind: type[Reply], raw: bytes) -> Reply | ErrorReply:
-    """Decode the reply to a call that is answered with a `kind`."""
+    """Decode the reply to a call that is answered with a `kind`, also by a newer node."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name == "error":
-        return unpack(ErrorReply, envelope.body)
-    return unpack(kind, envelope.body)
+        return unpack_newer(ErrorReply, envelope.body)
+    return unpack_newer(kind, envelope.body)

@@ -15,8 +15,10 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from xxhash import xxh32_intdigest
 
 from fabric.codec import (
+    from_newer,
     from_plain,
     has_fields,
+    known_part,
     left_out,
     on_wire,
     to_plain,
@@ -58,12 +60,13 @@ class ViewChanges:
     def applied_to(self, known: NodeView | None) -> NodeView:
         """Return the view after these changes; raise RejectedError if they do not fit."""
         if self.since == 0:
-            view: NodeView = from_plain(NodeView, self.fields, "view")
+            view: NodeView = from_newer(NodeView, self.fields, "view")
         elif known is None:
             message = "changes of an unknown view"
             raise RejectedError(message, code="invalid_message")
         else:
-            view = with_fields(known, self.fields, "view") if self.fields else known
+            changed = known_part(NodeView, self.fields)
+            view = with_fields(known, changed, "view") if changed else known
         old = () if known is None or self.has_all_links else known.links
         return _with_links(view, old, self.changed_links)
 

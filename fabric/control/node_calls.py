@@ -10,6 +10,7 @@ from fabric.codec import left_out, on_wire
 from fabric.control.agent_at import AgentAt, AgentName, OfferRequest
 from fabric.control.directive_calls import DirectiveView
 from fabric.control.term_calls import TermView
+from fabric.control.usage_view import ExitView, UsageView
 from fabric.ids import MigrationId, NodeName
 from fabric.limits import BODY_BYTES_MAX
 from fabric.net.links import Address, LinkView
@@ -82,6 +83,7 @@ class AgentView(AgentName):
     branches: int | None = field(default=None, metadata=left_out())
 
 
+ORIGINS_SINCE: Final = 2  # the `CONTROL_VERSION` whose calls name what they are made for
 PRESSURES: Final = ("normal", "warning", "critical")  # memory pressure of a machine
 THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
 
@@ -135,6 +137,25 @@ class NodeView:
     router: TermView | None = field(default=None, metadata=left_out())  # None: it granted no term
     # Of its data plane; None: before nodes asked each other for beginnings of prompts.
     protocol: int | None = field(default=None, metadata=left_out())
+    # Versions by program; None: before turns had names and times.
+    build: dict[str, str] | None = field(default=None, metadata=left_out())
+    usage: UsageView | None = field(default=None, metadata=left_out())
+    last_exit: ExitView | None = field(default=None, metadata=left_out())  # None: not known
+    certificate_ends_s: float | None = field(default=None, metadata=left_out())  # wall clock
+    # At which caches were read from its disk into memory; None: not measured.
+    restore_bytes_per_s: float | None = field(default=None, metadata=left_out())
+    # `CONTROL_VERSION` and `CONTROL_VERSION_MIN` of its code; None: 1, before they were reported.
+    control: int | None = field(default=None, metadata=left_out())
+    control_min: int | None = field(default=None, metadata=left_out())
+    # Idle caches dropped from memory for space, and saves that the disk refused, since its start.
+    dropped_caches: int | None = field(default=None, metadata=left_out())
+    failed_saves: int | None = field(default=None, metadata=left_out())
+    preempted_turns: int | None = field(default=None, metadata=left_out())  # since its start
+
+    @property
+    def reads_origins(self) -> bool:
+        """Whether it reads calls that name their turn and its span."""
+        return (self.control or 1) >= ORIGINS_SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +313,16 @@ class Flush:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Request to finish or cancel running turns, make all agents durable, and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Request to let running turns end, save everything, and end the process.
+
+    The process starts again at once, with the code that is installed then.
+    """
+
+    wait_s: float  # for running turns
 
 
 @dataclass(frozen=True, slots=True)

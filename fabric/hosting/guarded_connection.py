@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fabric.hosting.connection_table import ROUND_S, ClientConnection, ConnectionTable
 from fabric.hosting.limits import (
+    FIRST_REQUEST_S,
     HEAD_BYTES_MAX,
     HEAD_S,
     HEADERS_MAX,
@@ -58,6 +59,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._keeps_count = True  # no event of the parser since the head's last bytes
         self._is_whole = True  # the last request's body has arrived
         self._is_ending = False
+        self._is_last = False  # the server stops: no request follows
         self._closes_after_body = False
         self._discarded_bytes = -1  # at the last check
         self._running: Any = None  # the request being served; `cycle` is the last one parsed
@@ -99,6 +101,18 @@ class GuardedConnection(HttpToolsProtocol):
     def is_idle(self) -> bool:
         """Return whether no request is under way."""
         return self.cycle is None or bool(self.cycle.response_complete)
+
+    def shutdown(self) -> None:
+        """Close after the request under way; a new connection gets a moment for its first one."""
+        self._is_last = True
+        if self.cycle is None:
+            self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
+        else:
+            super().shutdown()
+
+    def _close_unused(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
     def drop(self) -> None:
         """Close at once."""
@@ -181,6 +195,8 @@ class GuardedConnection(HttpToolsProtocol):
             self._stop(400, "too_many_pipelined", f"{PIPELINED_MAX} requests wait already")
         self._is_whole = False
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Pass a part of the body on."""

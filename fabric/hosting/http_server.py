@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import uvicorn
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive
 
+from fabric.errors import TooLargeError
 from fabric.hosting.connection_table import ConnectionSlots, ConnectionTable
 from fabric.hosting.guarded_connection import connections_in
 from fabric.hosting.limits import ACCEPTS_MAX, KEEP_ALIVE_S
@@ -63,6 +64,19 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Install no signal handlers, since signals end the whole process, not just the server."""
         yield
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Return the whole body; raise TooLargeError over the limit."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > limit_bytes:
+            message = f"the request is over {limit_bytes} bytes"
+            raise TooLargeError(message)
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:

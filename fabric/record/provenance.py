@@ -9,11 +9,13 @@ from enum import StrEnum
 
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, parse_node_name
+from fabric.limits import TURNS_CHARS_MAX
 from fabric.turn.prompt_plan import NO_MARKS, PromptMarks
 
 _SERVED, _COPIED, _KEPT, _FORK, _TRUNCATED = "served", "copied", "kept", "fork", "cut"
 _HEAD, _ASKED, _CONVERSATION = "head", "asked", "conversation"
 _ANSWERS = "answers"
+_TURNS = "turns"
 _YES = "yes"
 _DIGITS_MAX = 18
 
@@ -47,6 +49,7 @@ class Provenance:
     )
     marks: PromptMarks = NO_MARKS  # of its last prompt
     answers: str = field(default="", repr=False)  # as `fabric/record/answers.py` spells them
+    turns: str = field(default="", repr=False)  # as `fabric/record/turn_history.py` spells them
 
     def to_wire(self) -> dict[str, str]:
         """Encode it for a record's bytes."""
@@ -62,6 +65,7 @@ class Provenance:
             _ASKED: str(self.marks.asked) if self.marks.asked else None,
             _CONVERSATION: str(self.marks.conversation) if self.marks.conversation else None,
             _ANSWERS: self.answers or None,
+            _TURNS: self.turns or None,
         }
         return {name: text for name, text in notes.items() if text is not None}
 
@@ -80,7 +84,12 @@ class Provenance:
                 conversation=_count(notes.get(_CONVERSATION, "")) or 0,
             ),
             answers=notes.get(_ANSWERS, ""),
+            turns=_bounded(notes.get(_TURNS, "")),
         )
+
+
+def _bounded(turns: str) -> str:
+    return turns if len(turns) <= TURNS_CHARS_MAX else ""
 
 
 def _count(text: str) -> int | None:

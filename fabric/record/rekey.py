@@ -139,7 +139,8 @@ def _with_new_head(record: Manifest, salt: bytes) -> Manifest:
 def _of_context(record: Manifest) -> Provenance:
     """Return the part of the provenance that stays true for another owner."""
     by = TruncatedBy.HIBERNATED if record.is_truncated else None
-    return Provenance(truncated_by=by, answers=record.provenance.answers)
+    known = record.provenance
+    return Provenance(truncated_by=by, answers=known.answers, turns=known.turns)
 
 
 def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: int) -> None:

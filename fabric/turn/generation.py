@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fabric.codec import dump_json, from_plain, left_out, on_wire, parse_json
+from fabric.codec import dump_json, from_newer, left_out, on_wire, parse_json
 from fabric.edit_mode import EditMode
 from fabric.errors import TooLargeError
 from fabric.ids import AgentId, MigrationId, NodeName, OperationId, TenantId
@@ -16,6 +16,7 @@ from fabric.limits import ADDRESSES_MAX, COMPLETION_TOKENS_MAX
 from fabric.net.links import Address
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice, OutputFormat
 from fabric.turn.messages import Message
+from fabric.turn.turn_times import TurnTag, TurnTimes
 
 GENERATE_PATH = "/internal/generate"
 COUNT_PATH = "/internal/count"  # takes the same request, and answers with its prompt's tokens
@@ -168,6 +169,8 @@ class GenerateRequest:
     term: int | None = field(default=None, metadata=left_out())  # of the router that places it
     # Only for nodes whose view has the same `protocol` as the lender's.
     head: HeadLoan | None = field(default=None, metadata=left_out())
+    # Only for nodes whose view has a `build`; these answer with the turn's times.
+    turn: TurnTag | None = field(default=None, metadata=left_out())
 
     @property
     def is_scored(self) -> bool:
@@ -283,6 +286,7 @@ class Finished:
     stop_string: str | None = None
     durable: bool = True  # False: the disk refused; the agent lives in memory only
     broken_calls: int = 0  # cut or malformed; in the text if they have no name
+    times: TurnTimes | None = field(default=None, metadata=left_out())  # if the request has a tag
     event: str = "finished"
 
 
@@ -294,6 +298,7 @@ class HandedOver:
     """
 
     resume: Resumption | None
+    times: TurnTimes | None = field(default=None, metadata=left_out())  # of its part, likewise
     event: str = "handed_over"
 
 
@@ -343,8 +348,8 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(line: bytes) -> Event:
-    """Decode one line; raise RejectedError if it is no known event."""
+    """Decode one line, also of a newer node; raise RejectedError if it is no known event."""
     plain = parse_json(line)
     name = plain.get("event") if isinstance(plain, dict) else None
-    event: Event = from_plain(_EVENTS.get(str(name), Failed), plain, "event")
+    event: Event = from_newer(_EVENTS.get(str(name), Failed), plain, "event")
     return event
