@@ -55,6 +55,7 @@ from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
+from node.tiers.restore import Restores
 from node.tiers.span_leases import SpanLeases
 from node.transfer.peer_calls import PeerCalls
 from node.turn.borrowed_spans import BorrowedSpans
@@ -155,6 +156,7 @@ def _tiers(resources: NodeResources, health: Health) -> Tiers:
     budget = DiskBudget(settings, table, store, workers, survey, eviction, others, leases)
     writers = RecordWriters(store, workers, engine, budget)
     records = AgentRecords(table, store, workers, hot)
+    restores = Restores(store, workers, resources.clock)
     mending = RecordMending(records, writers)
     return Tiers(
         owned=owned,
@@ -168,7 +170,8 @@ def _tiers(resources: NodeResources, health: Health) -> Tiers:
         mending=mending,
         pins=Pins(records, mending),
         flusher=Flusher(table, unsaved, writers, hot),
-        prefetches=Prefetches(owned, store, workers, engine, hot, health),
+        restores=restores,
+        prefetches=Prefetches(owned, store, workers, restores, engine, hot, health),
     )
 
 
@@ -337,6 +340,7 @@ def _turns(
         identity,
         store,
         workers,
+        tiers.restores,
         engine,
         tiers.prefetches,
         health,

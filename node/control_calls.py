@@ -6,7 +6,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
-from fabric.control.calls import CallRoute, decode_with_term, encode_reply, spec_of
+from fabric.control.calls import (
+    CallOrigin,
+    CallRoute,
+    ErrorReply,
+    decode_with_origin,
+    encode_reply,
+    spec_of,
+)
 from fabric.control.change_calls import DescribeChanges, ListChanges
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, ReadMemory
 from fabric.control.erasure_calls import EraseAgent, ShareErasures
@@ -25,17 +32,22 @@ from fabric.control.node_calls import (
     PinAgent,
     PrefetchAgent,
     ReleaseAgent,
+    Restart,
     SealAgent,
     Stop,
 )
 from fabric.control.replica_calls import DropReplica, KeepFork, KeepReplica, OfferCopy, TakeOver
 from fabric.control.span_calls import OfferSpans, ReturnSpans, TakeSpan
 from fabric.control.term_calls import GrantTerm
+from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import FabricError, OverloadedError, RejectedError, UnauthorizedError
 from fabric.fair_share import FairShare
+from fabric.hosting.tracing import span
+from fabric.hosting.turn_context import about_trace, about_turn
 from fabric.ids import NodeName
-from fabric.limits import FLUSH_WAIT_S
+from fabric.limits import FLUSH_WAIT_S, STOP_WAIT_S_MAX
 from fabric.net.links import PeerList
+from fabric.record.turn_history import read_turns
 from node.agents.agent_listing import list_agents, list_changes
 from node.http.routes import error_reply
 from node.limits import NODE_STOP_WAIT_S, WAITING_CALLS_MAX
@@ -68,6 +80,7 @@ class ControlCalls:
             DirectAgent: node.commands.directive_store.change_directives,
             ChangeSettings: node.commands.directive_store.change_settings,
             ReadMemory: node.commands.directive_store.read_memory,
+            ReadTurns: self._read_turns,
             DropResident: node.commands.directive_store.drop_resident,
             DropReplica: node.commands.directive_store.drop_replica,
             OfferMigration: node.moves.source.offer,
@@ -89,6 +102,7 @@ class ControlCalls:
             PeerList: self._set_peers,
             Flush: self._flush,
             Stop: self._stop,
+            Restart: self._restart,
             GrantTerm: node.terms.grant,
         }
 
@@ -104,24 +118,44 @@ class ControlCalls:
         `peer` is the node that made it, as it has proven.
         """
         try:
-            call, term = decode_with_term(raw)
+            call, origin = decode_with_origin(raw)
+        except FabricError as error:
+            return encode_reply(error_reply(error))
+        with about_turn(origin.turn), about_trace(origin.trace):
+            return encode_reply(await self._traced(call, origin, came_by, peer))
+
+    async def _traced(
+        self, call: object, origin: CallOrigin, came_by: CallRoute, peer: NodeName | None
+    ) -> object:
+        if origin.trace is None:  # a heartbeat, or a call of a turn without a span
+            return await self._answer(call, origin, came_by, peer)
+        with span(spec_of(type(call)).name, node=self._node.name) as made:
+            answer = await self._answer(call, origin, came_by, peer)
+            if isinstance(answer, ErrorReply):
+                made.end(answer.code)
+            return answer
+
+    async def _answer(
+        self, call: object, origin: CallOrigin, came_by: CallRoute, peer: NodeName | None
+    ) -> object:
+        try:
             spec = spec_of(type(call))
             if not _may_come(spec.route, came_by):
-                return encode_reply(error_reply(_ELSEWHERE))
+                return error_reply(_ELSEWHERE)
             if isinstance(call, OfferHead) and call.target != peer:
-                return encode_reply(error_reply(_FOR_OTHERS))
+                return error_reply(_FOR_OTHERS)
             if not spec.is_open:
-                await self._terms.admit(term)
+                await self._terms.admit(origin.term)
             is_waited_for = spec.route is CallRoute.HTTP
             async with asyncio.timeout(_LIMIT_S):
                 with low_latency() if is_waited_for else nullcontext():
-                    return encode_reply(await self._execute(call))
+                    return await self._execute(call)
         except FabricError as error:
-            return encode_reply(error_reply(error))
+            return error_reply(error)
         except Exception as error:  # noqa: BLE001 - the caller gets every error as data
             _log.exception("a control call failed")
             message = f"internal error of the node ({type(error).__name__}); see the node's log"
-            return encode_reply(error_reply(FabricError(message)))
+            return error_reply(FabricError(message))
 
     async def _execute(self, call: Any) -> object:
         answer = self._answers[type(call)]
@@ -157,6 +191,11 @@ class ControlCalls:
         config = node.resources.identity.config
         return list_agents(config.name, config.incarnation, node.resources.table, call)
 
+    async def _read_turns(self, call: ReadTurns) -> TurnsView:
+        """List an agent's last turns; raises the errors of `OwnedAgents.require`."""
+        record = self._node.tiers.owned.require(call.key).manifest
+        return TurnsView(read_turns(record.provenance.turns))
+
     async def _abort(self, call: AbortMigration) -> Done:
         await self._node.moves.cleanup.abort(call.migration, call.key)
         return await self._node.moves.source.take_back(call)
@@ -177,7 +216,14 @@ class ControlCalls:
         return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
-        await self._node.live_turns.end(NODE_STOP_WAIT_S)
+        return await self._end_turns(NODE_STOP_WAIT_S)
+
+    async def _restart(self, call: Restart) -> Done:
+        return await self._end_turns(min(call.wait_s, STOP_WAIT_S_MAX))
+
+    async def _end_turns(self, wait_s: float) -> Done:
+        """Give running turns `wait_s` to end, cancel the rest, and save all agents."""
+        await self._node.live_turns.end(wait_s)
         await self._node.background.folders.look()
         return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
 

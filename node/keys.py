@@ -2,9 +2,12 @@
 
 import os
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+
+from cryptography.x509 import load_pem_x509_certificate
 
 from fabric.errors import FatalError
 from fabric.keys import (
@@ -42,6 +45,16 @@ class Keys:
             )
             raise FatalError(message) from None
         return context
+
+
+def certificate_ends_s(folder: Path) -> float | None:
+    """Return when the first of a folder's certificates ends; None if none can be read."""
+    ends = []
+    for name in (AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE):
+        with suppress(OSError, ValueError):
+            certificate = load_pem_x509_certificate((folder / name).read_bytes())
+            ends.append(certificate.not_valid_after_utc.timestamp())
+    return min(ends, default=None)
 
 
 def read_keys(folder: Path) -> Keys:

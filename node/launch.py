@@ -152,6 +152,8 @@ class Launch:
             settings=options.settings.node,
             machine_nodes=options.machine_nodes,
             service_module=options.service_module or SERVICE_MODULE,
+            log_format=options.settings.log_format,
+            tracing=options.settings.tracing,
         )
         packed = pack(start)
         actor = placed.remote(packed)

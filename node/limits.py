@@ -6,6 +6,7 @@ from fabric.limits import GIB, KIB, MIB
 
 # Blocks and files
 ROOM_TOKENS: Final = 512  # free capacity of a new cache; beyond it, the cache grows by copying
+RESTORE_MEASURED_BYTES_MIN: Final = 1 * MIB  # of memory; shorter restores measure the file system
 EDITED_PIECES_MAX: Final = 1 << 10  # of one edited head; an edit beyond them is recomputed instead
 DIRECTIVES_BYTES_MAX: Final = 256 * KIB  # of one agent's directives in memory
 EDITS_SHOWN_MAX: Final = 8  # edits in an agent's view, which heartbeats carry
@@ -26,6 +27,9 @@ STATES_HOT_MAX: Final = 4  # of one agent: after its answer's beginning, prompt,
 QUARANTINE_FILES_MAX: Final = 32  # enough to inspect; a failing drive must not fill up with them
 QUARANTINE_REASON_CHARS_MAX: Final = 40  # part of a quarantined file's name
 DRAIN_FLAG_BYTES_MAX: Final = 64
+DRIVE_LOOK_S: Final = 10.0  # between two looks at a drive's free space
+RUN_MARK_EVERY_S: Final = 60.0  # that a node notes that it still runs
+RUN_MARK_BYTES_MAX: Final = 4_096  # of the mark that a process runs
 INCARNATION_BYTES_MAX: Final = 32
 TERM_FILE_BYTES_MAX: Final = 4 * KIB
 SERVED_FILE_BYTES_MAX: Final = 64 * KIB
@@ -88,6 +92,7 @@ THOUGHT_TAIL_CHARS: Final = 256  # searched for the marker that ends a thought
 
 # Engine
 AGENT_TURNS_WAITING_MAX: Final = 16  # queued for one agent
+TURN_SPANS_MAX: Final = 64  # parts of one turn's span: some ten, and two for each pause
 STREAM_EVENTS_MAX: Final = 4_096  # a client that reads slower than this is dropped
 PREFILL_CHUNK_TOKENS_MAX: Final = 4_096
 PREFILL_CHUNK_TOKENS_MIN: Final = 512
@@ -139,7 +144,7 @@ CALL_ID_CHARS_MAX: Final = 64  # of an id that the model itself gave a tool call
 # Scheduling
 PAUSED_SEQUENCES_MAX: Final = 32  # each one keeps its cache
 ADMISSION_PASSES_MAX: Final = 8  # smaller requests that may overtake one waiting for memory
-BACKGROUND_PATIENCE_S: Final = 30.0  # wait until a background turn counts as interactive
+BACKGROUND_PATIENCE_S: Final = 30.0  # wait until a background turn is promoted
 BACKGROUND_PROMOTED_MAX: Final = 1  # at a time: an old backlog must not displace interactive turns
 TENANT_WAITING_FACTOR: Final = 3  # queue places of one tenant per free place: 3/4 if it is alone
 BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for people who wait

@@ -17,14 +17,24 @@ from pathlib import Path
 from typing import Final
 
 from fabric.control.node_calls import THERMAL_STATES
+from fabric.limits import KIB
 
 LEVEL_NAME: Final = b"kern.memorystatus_vm_pressure_level"
 STALLS: Final = Path("/proc/pressure/memory")
 GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+GROUP_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+MEMINFO: Final = Path("/proc/meminfo")
+STATM: Final = Path("/proc/self/statm")
+SWAP_NAME: Final = b"vm.swapusage"
+_SWAP_WORDS: Final = 4  # of xsw_usage: total, free, used, and the size of a page; `sys/sysctl.h`
+_USED_WORD: Final = 2
+_USAGE_WORDS: Final = 10  # of rusage_info_v0 behind its uuid; `bsd/sys/resource.h`
+_FOOTPRINT_WORD: Final = 7
 # Percent of the last ten seconds in which some task, or all of them, waited for memory.
 SOME_WARNING_PERCENT: Final = 10.0
 FULL_CRITICAL_PERCENT: Final = 10.0
 _QOS_USER_INITIATED: Final = 0x19
+_SWAP: Final = re.compile(r"^Swap(Total|Free):\s+(\d+) kB$", re.MULTILINE)
 _STALL: Final = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
 
 
@@ -48,6 +58,36 @@ def ram_bytes(group_limit: Path = GROUP_LIMIT) -> int:
         return min(installed_bytes, int(group_limit.read_text()))
     except (OSError, ValueError):  # no container, or one without a limit: "max"
         return installed_bytes
+
+
+def process_bytes(platform: str = sys.platform) -> int | None:
+    """Return the RAM that this process takes; on macOS as Activity Monitor shows it."""
+    if platform == "darwin":
+        return _footprint_bytes()
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def swap_bytes(platform: str = sys.platform, meminfo: Path = MEMINFO) -> int | None:
+    """Return the swap space that this machine has in use."""
+    if platform == "darwin":
+        return _swap_used_bytes()
+    try:
+        sizes = dict(_SWAP.findall(meminfo.read_text()))
+        return (int(sizes["Total"]) - int(sizes["Free"])) * KIB
+    except (OSError, KeyError):
+        return None
+
+
+def out_of_memory_kills(events: Path = GROUP_EVENTS) -> int | None:
+    """Return how many processes Linux has killed in this container for lack of memory."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def memory_pressure(platform: str = sys.platform) -> Pressure:
@@ -107,6 +147,20 @@ def _read_thermal_state() -> int:
     )
     info = send(objc.objc_getClass(b"NSProcessInfo"), objc.sel_registerName(b"processInfo"))
     return int(send(info, objc.sel_registerName(b"thermalState")) or 0)
+
+
+def _footprint_bytes() -> int | None:
+    usage = (ctypes.c_uint64 * (2 + _USAGE_WORDS))()
+    read: Callable[..., int] = _library("c").proc_pid_rusage
+    return None if read(os.getpid(), 0, ctypes.byref(usage)) else int(usage[2 + _FOOTPRINT_WORD])
+
+
+def _swap_used_bytes() -> int | None:
+    read: Callable[..., int] = _library("c").sysctlbyname
+    usage = (ctypes.c_uint64 * _SWAP_WORDS)()
+    size = ctypes.c_size_t(ctypes.sizeof(usage))
+    failed = read(SWAP_NAME, ctypes.byref(usage), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return None if failed else int(usage[_USED_WORD])
 
 
 @cache

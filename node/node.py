@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fabric import PROTOCOL_VERSION
+from fabric import CONTROL_VERSION, CONTROL_VERSION_MIN, PROTOCOL_VERSION
 from fabric.control.node_calls import THERMAL_STATES, NodeView, TierBytes
+from fabric.control.usage_view import ExitView, UsageView
 from fabric.ids import NodeName
 from fabric.net.links import LinkView
 from fabric.net.wire import FETCHING, SENDING, bounded
@@ -30,6 +31,7 @@ from node.migration.source import MoveSource
 from node.migration.target import IncomingCopies, MoveTarget
 from node.migration.warm_up import WarmUp
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.loaded_model import build_versions
 from node.net.connections import Connections
 from node.net.link_table import LinkTable
 from node.runtime.health import Health
@@ -57,6 +59,7 @@ from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
 from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
+from node.tiers.restore import Restores
 from node.tiers.span_leases import SpanLeases
 from node.transfer.client import TransferReport, fetch_blocks
 from node.transfer.peer_calls import AskNode
@@ -93,6 +96,9 @@ class NodeResources:
     folders: DataFolders | None = None  # None: they cannot vanish while it runs
     fetch: Callable[..., TransferReport] = fetch_blocks  # of a peer's blocks; blocks its thread
     ask: AskNode | None = None  # of another node; None: over the data plane
+    usage: Callable[[], UsageView | None] = lambda: None
+    last_exit: ExitView | None = None
+    certificate_ends_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class Tiers:
     mending: RecordMending
     pins: Pins
     flusher: Flusher
+    restores: Restores
     prefetches: Prefetches
 
 
@@ -237,4 +244,14 @@ class Node:
             template_warning=has.tokenizer.warning,
             router=self.terms.view,
             protocol=PROTOCOL_VERSION,
+            control=CONTROL_VERSION,
+            control_min=CONTROL_VERSION_MIN,
+            build=build_versions(),
+            usage=has.usage(),
+            last_exit=has.last_exit,
+            certificate_ends_s=has.certificate_ends_s,
+            restore_bytes_per_s=self.tiers.restores.bytes_per_s,
+            dropped_caches=has.table.dropped_count,
+            failed_saves=self.tiers.unsaved.failed_count,
+            preempted_turns=engine.preempted_count,
         )

@@ -16,33 +16,44 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from fabric.codec import unpack
-from fabric.control.calls import ErrorReply, encode_reply, is_call
-from fabric.control.node_calls import Stop
+from fabric.codec import pack, unpack_newer
+from fabric.control.calls import ErrorReply, decode_reply, encode_reply, is_call
+from fabric.control.node_calls import Done, Restart, Stop
 from fabric.errors import FabricError, FatalError, StartFailedError
+from fabric.hosting.log_files import (
+    ENDING,
+    LOGS_FOLDER,
+    node_log,
+    write_log_file,
+)
 from fabric.hosting.process import keep_pauses_short
+from fabric.hosting.tracing import begin_tracing, end_tracing
 from fabric.ids import parse_node_name
-from fabric.settings import NodeSettings
+from fabric.settings import LOG_FORMATS, NodeSettings, TracingSettings
 from node.background_loop import BackOff
-from node.keys import Keys, read_keys
+from node.keys import Keys, certificate_ends_s, read_keys
 from node.limits import INCARNATION_BYTES_MAX
 
 LOADING = "loading"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"
 _RETRY_AFTER_S = 0.5
+RESTART_REPLY_S = 0.5  # for the reply to a restart to leave the process
 _INCARNATION = "incarnation"
 # The first of a data folder is random, so that a wiped folder does not repeat old numbers;
 # JSON keeps integers exact up to 2**53.
 _FIRST_INCARNATION_BITS = 48
 _UNWRITTEN_INCARNATION_BITS = 40
+# Of the step between two starts: a folder that was restored from a copy must not repeat the number
+# of a process that the router has heard, or it would take this process's answers for that one's.
+_STEP_BITS = 20
 START_RETRY_S = 0.5
 START_RETRY_MAX_S = 15.0
 START_AGAIN_S = 5.0  # for wrong settings or missing files, which an operator must correct
@@ -68,6 +79,8 @@ class NodeStart:
     settings: NodeSettings
     machine_nodes: int = 1  # of this fabric on this machine: they share its memory
     service_module: str = SERVICE_MODULE
+    log_format: str = LOG_FORMATS[0]
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
 
 def origin_of(start: bytes) -> bytes:
@@ -83,8 +96,10 @@ class NodeActor:
         self._starting: Any = None  # the service whose start is under way
         self._refusal: ErrorReply | None = _loading("the model is loading")
         self._again_at_s = 0.0  # when a start that failed is tried again
-        self._origin = origin_of(packed)
-        start = unpack(NodeStart, packed)
+        start = unpack_newer(NodeStart, packed)
+        # As this version packs them: an older one may have packed the same options otherwise.
+        self._origin = origin_of(pack(start))
+        self._log_before = _begin_log(start)
         begin = partial(self._begin, start)
         arguments = (start.name, begin)
         threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
@@ -97,9 +112,17 @@ class NodeActor:
             return encode_reply(self._timed(refusal))
         reply = bytes(await asyncio.wrap_future(self._service.control(raw)))
         if is_call(raw, Stop):
-            self._refusal = ErrorReply(503, STOPPING, "the node has stopped", _RETRY_AFTER_S)
-            await asyncio.to_thread(self._service.stop)
+            await self._stop("the node has stopped")
+        elif is_call(raw, Restart) and isinstance(decode_reply(Done, reply), Done):
+            await self._stop("the node is restarting")
+            # Ray restarts the actor in a new process, after the reply has left this one.
+            asyncio.get_running_loop().call_later(RESTART_REPLY_S, _end_process)
         return reply
+
+    async def _stop(self, why: str) -> None:
+        self._refusal = ErrorReply(503, STOPPING, why, _RETRY_AFTER_S)
+        await asyncio.to_thread(self._service.stop)
+        await asyncio.to_thread(end_tracing)
 
     @ray.method(concurrency_group="control")
     async def origin(self) -> bytes:
@@ -143,6 +166,7 @@ class NodeActor:
     def _begin(self, start: NodeStart) -> None:
         keys = _matching(read_keys(Path(start.keys_dir).expanduser()), start.keys_digest)
         importlib.invalidate_caches()  # missing packages may have been installed
+        begin_tracing(start.tracing, start.name)
         service = importlib.import_module(start.service_module)
         folder = Path(start.data_dir).expanduser()
         config = service.NodeConfig(
@@ -155,15 +179,29 @@ class NodeActor:
             host=start.host,
             incarnation=next_incarnation(folder),
             machine_nodes=start.machine_nodes,
+            certificate_ends_s=certificate_ends_s(keys.folder),
         )
-        self._starting = made = service.NodeService(config, _end_process)
+        self._starting = made = service.NodeService(config, _end_process, self._log_before)
         made.start()
         self._service = made
         keep_pauses_short()
 
 
+def _begin_log(start: NodeStart) -> Any:
+    """Write what this process logs to a file; return what the one before left there.
+
+    The folder of a node is `nodes/NAME` of a fabric's data.
+    """
+    from node.last_exit import take_log
+
+    stem = Path(start.data_dir).expanduser().parent.parent / LOGS_FOLDER / node_log(start.name)
+    before = take_log(stem.with_name(f"{stem.name}{ENDING}"))
+    write_log_file(stem, start.name, start.log_format)
+    return before
+
+
 def _end_process() -> None:
-    """End this process at once; Ray restarts the node from its disk."""
+    """End this process at once; Ray restarts the node from its disk, with the installed code."""
     logging.shutdown()
     os._exit(os.EX_SOFTWARE)
 
@@ -187,7 +225,7 @@ def _matching(keys: Keys, digest: str) -> Keys:
 
 
 def next_incarnation(folder: Path) -> int:
-    """Increment and return the number of starts of this data folder's node; durable if possible."""
+    """Increase and return the number of this data folder's node; durable if possible."""
     from node.store.posix_disk import DiskError, PosixDisk
 
     disk = PosixDisk(folder)
@@ -195,7 +233,8 @@ def next_incarnation(folder: Path) -> int:
         last = 0
         with contextlib.suppress(FileNotFoundError, ValueError, FabricError):
             last = int(disk.read(_INCARNATION, INCARNATION_BYTES_MAX))
-        count = last + 1 if last > 0 else 1 + secrets.randbits(_FIRST_INCARNATION_BITS)
+        bits = _STEP_BITS if last > 0 else _FIRST_INCARNATION_BITS
+        count = last + 1 + secrets.randbits(bits)
         try:
             disk.publish(_INCARNATION, [str(count).encode()])
         except DiskError as error:

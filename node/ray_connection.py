@@ -53,7 +53,7 @@ def _failure_to_join(address: str) -> str | None:
         try:
             socket.create_connection((host, int(port)), timeout=PORT_TIMEOUT_S).close()
         except OSError as error:
-            return _NoPort(error)
+            return _NoPort((error.strerror or str(error)).lower())
     import ray
 
     try:

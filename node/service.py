@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from fabric.control.calls import CallRoute, encode_reply
+from fabric.control.usage_view import CRASHED
 from fabric.errors import FatalError, RetryLaterError
 from fabric.hosting.clock import SystemClock
 from fabric.hosting.process import raise_open_files_limit
@@ -30,12 +31,15 @@ from fabric.sampling_defaults import merged_defaults
 from fabric.turn.generation import APPEND_PATH, COUNT_PATH
 from node.agents.agent_table import recovered_table
 from node.assembly import assemble
+from node.background_loop import BackgroundLoop
 from node.control_calls import ControlCalls
 from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.hibernation import HibernationHttp
 from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply, http_server
+from node.last_exit import NO_LOG, ExitWatch, LogBefore
+from node.limits import RUN_MARK_EVERY_S
 from node.mac_services import PowerAssertion, exclude_from_backups
 from node.machine import memory_pressure, ram_bytes, thermal_state
 from node.mlx import device
@@ -63,6 +67,7 @@ from node.store.tombstones import DIRECTORY as ERASED
 from node.store.tombstones import TombstoneStore
 from node.tiers.memory_pressure import MemoryGauge
 from node.transfer.server import TransferServer
+from node.usage import Usage
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -76,13 +81,24 @@ __all__ = ["NodeConfig", "NodeService"]
 class NodeService:
     """A node's whole process: starts and stops the node, and passes control calls to it."""
 
-    def __init__(self, config: NodeConfig, end_process: Callable[[], None] = lambda: None) -> None:
-        """Prepare a node; `end_process` is called when the device keeps failing."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        end_process: Callable[[], None] = lambda: None,
+        log_before: LogBefore = NO_LOG,
+    ) -> None:
+        """Prepare a node; `end_process` is called when the device keeps failing.
+
+        `log_before` is what the process before this one left in its log.
+        """
         if not __debug__:
             message = "assertions guard the cache: do not run under python -O"
             raise FatalError(message)
         self._config = config
         self._end_process = end_process
+        self._exits = ExitWatch(config.data_dir.expanduser(), SystemClock())
+        self._log_before = log_before
+        self._marking: BackgroundLoop | None = None
         self.phase = "loading the model"  # of a start, in words
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="node", daemon=True)
@@ -95,6 +111,7 @@ class NodeService:
         self._prober: LinkProber | None = None
         self._power: PowerAssertion | None = None
         self._share_bytes = sys.maxsize  # of the machine's memory
+        self._plan: MemoryPlan | None = None
         self._begun: list[Callable[[], object]] = []  # undo steps of a start, in order
 
     @property
@@ -154,7 +171,8 @@ class NodeService:
             node.background.pressure,
             node.background.sleep,
         )
-        for each in (*beside, self._encryption, self._power):
+        self._marking = BackgroundLoop("marking the run", self._mark, node.health.note_failed_round)
+        for each in (*beside, self._encryption, self._power, self._marking):
             self._loop.call_soon_threadsafe(each.start)
         links = self._config.settings.encrypt_links
         fingerprint = node.resources.identity.fingerprint
@@ -204,6 +222,10 @@ class NodeService:
         self._thread.join(CONTROL_TIMEOUT_S)
         self._loop.close()
 
+    async def _mark(self) -> float:
+        await self.node.resources.workers.run(self._exits.note_alive)
+        return RUN_MARK_EVERY_S
+
     async def _measure_prefill(self) -> None:
         node = self.node
         tokenizer = node.resources.tokenizer
@@ -234,6 +256,7 @@ class NodeService:
         )
         self.phase = "recovering the disk"
         disk, erased = self._open_disks(loaded)
+        last_exit = self._exits.begin(self._log_before)  # the folder is locked
         blocks = BlockStore(disk, model.spec, model.fingerprint)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of, erased.is_derived)
         store = AgentStore(blocks, manifests, config.cluster_key, model.fingerprint, model.spec)
@@ -254,6 +277,9 @@ class NodeService:
             None if loaded.problem else spec,
             DriveIdentity(config.data_dir.expanduser().resolve()),
         )
+        workers = Workers()
+        limit_bytes = config.settings.disk_bytes
+        usage = Usage(self._plan, limit_bytes, blocks, workers, clock) if self._plan else None
         return assemble(
             NodeResources(
                 identity=NodeIdentity(config, model),
@@ -274,7 +300,10 @@ class NodeService:
                     encrypt_links=config.settings.encrypt_links,
                 ),
                 service_time=service_time,
-                workers=Workers(),
+                workers=workers,
+                usage=usage.view if usage is not None else lambda: None,
+                last_exit=last_exit,
+                certificate_ends_s=config.certificate_ends_s,
                 thermal_state=thermal_state,
                 gauge=MemoryGauge(memory_pressure, lambda: device.used_bytes() - self._share_bytes),
             )
@@ -290,7 +319,7 @@ class NodeService:
             waiting_max=settings.waiting_max,
             exact_chunks=settings.exact_chunks,
             budget=MemoryBudget(plan.hot_bytes, self._make_room),
-            end_process=self._end_process,
+            end_process=self._end_failed,
         )
 
         def build() -> tuple[Engine, LoadedModel]:
@@ -301,6 +330,7 @@ class NodeService:
         self._begun.append(engine.stop)
         loaded: LoadedModel = engine.start(build)
         if loaded.memory is not None and loaded.memory != plan:
+            self._plan = loaded.memory
             engine.budget.resize(loaded.memory.hot_bytes)
             _log.info("memory, with long prompts: %s", loaded.memory.explanation)
         return engine, loaded
@@ -316,7 +346,7 @@ class NodeService:
         )
         plan = plan_memory(machine, weights_bytes(config.model), config.settings.hot_bytes)
         _log.info("memory: %s", plan.explanation)
-        self._share_bytes = plan.share_bytes
+        self._share_bytes, self._plan = plan.share_bytes, plan
         return plan
 
     def _open_disks(self, loaded: LoadedModel) -> tuple[PosixDisk, TombstoneStore]:
@@ -336,6 +366,11 @@ class NodeService:
         tombs = PosixDisk(config.data_dir.expanduser() / ERASED, settings.durability)
         self._begun.append(tombs.close)
         return disk, TombstoneStore(tombs, config.cluster_key)
+
+    def _end_failed(self) -> None:
+        """End a process whose device keeps failing."""
+        self._exits.note_end(CRASHED, "its device kept failing")
+        self._end_process()
 
     def _make_room(self, size_bytes: int) -> None:
         """Pass the engine's request for memory to the event loop, which owns the idle caches."""
@@ -384,8 +419,11 @@ class NodeService:
         left = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()
+        if self._marking is not None:
+            await self._marking.stop()
         if not node.background.folders.is_gone:
             await node.resources.workers.run(node.resources.service_time.save)
+        await node.resources.workers.run(self._exits.note_end)
         if left:
             _log.error("%d agents are lost with this process: %s", left, node.health.degraded)
         if self._server is not None and self._serving is not None:

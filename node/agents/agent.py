@@ -17,6 +17,7 @@ from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.turn_history import last_turn
 from node.agents.outgoing import OutgoingMove, OutgoingState, Successor
 from node.limits import EDITS_SHOWN_MAX
 from node.mlx.resident_cache import ResidentCache
@@ -261,7 +262,7 @@ class Agent:
             busy=self.is_busy,
             created_s=record.created_s,
             used_s=record.used_s,
-            last_match=self.last_match,
+            last_match=self.last_match or _noted_match(record),
             sealed_to=record.sealed_to,
             migration=record.migration,
             durable=self.is_durable,
@@ -275,3 +276,11 @@ class Agent:
             settings=record.settings,
             branches=len(record.branches) if record.branches else None,
         )
+
+
+def _noted_match(record: Manifest) -> LastMatch | None:
+    """Return how the last prompt matched, as its history has it: after a start or a move."""
+    turn = last_turn(record.provenance.turns)
+    if turn is None:
+        return None
+    return LastMatch(turn.match, turn.cached_tokens, turn.prompt_tokens, turn.reason)

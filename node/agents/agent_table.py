@@ -66,6 +66,7 @@ class AgentTable:
         self.spans = SpanIndex()
         self._rules = rules
         self.use = UseLog(clock)
+        self.dropped_count = 0  # resident caches that were freed for space
         self.changes = 0
         # The number of each agent's last change, and of each removal, the oldest first.
         self._changed: OrderedDict[AgentKey, int] = OrderedDict()
@@ -368,6 +369,7 @@ class AgentTable:
         hot = [self._candidate(a, is_fixed=not a.is_durable) for a in self if a.cache is not None]
         for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
             self._agents[gone.key].cache = None
+            self.dropped_count += 1
             self.note_change(gone.key)
 
     @on_its_loop
@@ -382,6 +384,7 @@ class AgentTable:
         for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
             agent = self._agents[gone.key]
             agent.cache = None
+            self.dropped_count += 1
             if agent.is_durable:
                 self.note_change(agent.key)
             elif agent.saved is None:

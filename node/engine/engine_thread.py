@@ -200,6 +200,11 @@ class EngineThread:
         return len(self._queue.decoding)
 
     @property
+    def preempted_count(self) -> int:
+        """How often a sequence was paused for another one, since the start."""
+        return self._scheduler.preempted_count
+
+    @property
     def queued_tokens(self) -> int:
         queued = [*self._arrivals, *self._queue.undecoded]
         return sum(sequence.queued_tokens for sequence in queued)
@@ -222,7 +227,10 @@ class EngineThread:
         queued = [*self._arrivals, *self._queue.undecoded]
         reason = refusal(queued, tenant, priority, self._waiting_max)
         if reason is not None:
-            raise OverloadedError(reason, retry_after_s=self.retry_after_s(len(queued)))
+            message = (
+                f"{reason}: send fewer at once, or this one again after the seconds in Retry-After"
+            )
+            raise OverloadedError(message, retry_after_s=self.retry_after_s(len(queued)))
 
     def retry_after_s(self, waiting_count: int, places: int | None = None) -> float:
         """Estimate when one of `waiting_count` requests gets one of `places`, or of all, slots."""

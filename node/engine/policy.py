@@ -6,6 +6,9 @@ Admission:  interactive before background, then the tenant with the fewest runni
             to interactive, and a tenant with more than its part beside another yields a slot to it.
 Prefill:    interactive before background; prompts with little left before long ones; tenants
             take turns by weight, and so do the long prompts of each.
+Promoted:   a background sequence that waited too long runs beside the others, in a slot of its
+            own, with memory that no interactive one lacks, and its chunks go first.
+Delay:      no background chunk where it would delay an interactive prompt for a second time.
 """
 
 from collections import Counter
@@ -35,6 +38,10 @@ class Schedulable(Protocol):
     def is_resumed(self) -> bool: ...
     @property
     def is_urgent(self) -> bool: ...
+    @property
+    def is_promoted(self) -> bool: ...
+    @property
+    def is_delayed(self) -> bool: ...
     @property
     def needs_bytes(self) -> int: ...
     @property
@@ -98,6 +105,7 @@ def next_move(
         [*held, *waiting],
         key=lambda s: (
             not s.is_urgent,
+            not s.is_promoted,
             slots[s.tenant] / s.weight,
             not (id(s) in first or s.is_resumed),
             started.get(s.tenant, 0),
@@ -105,32 +113,36 @@ def next_move(
         ),
     )
     passed: list[S] = []
+    is_full = False  # without a slot for one sequence, none after it gets one either
     for sequence in queue:
-        if sequence.needs_bytes <= max(0, room.memory_bytes):
-            if room.slots > 0:
-                return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
-            # Without a slot, no sequence after it gets one either.
-            if room.paused <= 0:
-                return None
-            if sequence.is_urgent and victims:
-                return Preempt(victims[0])
-            greedy = _greediest(active, slots, sequence)
-            return Preempt(greedy) if greedy is not None else None
-        if sequence.passed_count >= ADMISSION_PASSES_MAX:
-            room = replace(room, memory_bytes=0)
-        passed.append(sequence)
+        if sequence.needs_bytes > max(0, room.memory_bytes):
+            if sequence.passed_count >= ADMISSION_PASSES_MAX:
+                room = replace(room, memory_bytes=0)
+            passed.append(sequence)
+        elif sequence.needs_bytes and not sequence.is_urgent and any(s.is_urgent for s in passed):
+            continue  # it would have to give that memory to an interactive one
+        elif sequence.is_promoted or (room.slots > 0 and not is_full):
+            return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
+        elif not is_full:
+            is_full = True
+            giving = next(iter(victims), None) if sequence.is_urgent else None
+            if room.paused > 0 and giving is None:
+                giving = _greediest(active, slots, sequence)
+            if giving is not None:
+                return Preempt(giving)
     return None
 
 
 def _victims(sequences: Iterable[S]) -> list[S]:
-    """List the sequences that may be paused, the newest first."""
-    return sorted((s for s in sequences if not s.is_urgent), key=lambda s: -s.order)
+    """List the sequences that may be paused for their slots, the newest first."""
+    found = (s for s in sequences if not (s.is_urgent or s.is_promoted))
+    return sorted(found, key=lambda s: -s.order)
 
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:
     """Choose a sequence to pause for `other`, of a tenant that has at least two slots more."""
     fewer = (slots[other.tenant] + 1) / other.weight
-    over = [s for s in active if slots[s.tenant] / s.weight > fewer]
+    over = [s for s in active if slots[s.tenant] / s.weight > fewer and not s.is_promoted]
     over = [s for s in over if s.tenant != other.tenant and s.is_urgent <= other.is_urgent]
     return max(over, key=lambda s: (slots[s.tenant] / s.weight, s.order), default=None)
 
@@ -148,6 +160,9 @@ def next_prompt(
     `served` has the virtual time of each tenant's next chunk; the lowest one goes first.
     """
     all_ready = list(ready)
+    promoted = next((s for s in all_ready if s.is_promoted and not s.is_urgent), None)
+    if promoted is not None:
+        return promoted
     first = [sequence for sequence in all_ready if sequence.is_urgent] or all_ready
     if not first:
         return None
@@ -158,7 +173,13 @@ def next_prompt(
     return min(long, key=lambda s: (served.get(s.tenant, 0), s.served_order, s.order))
 
 
+def once_delayed(ready: Iterable[S], undecoded: Iterable[Schedulable]) -> list[S]:
+    """List the prompts whose chunk delays no interactive prompt for a second time."""
+    is_any_delayed = any(other.is_urgent and other.is_delayed for other in undecoded)
+    return [sequence for sequence in ready if sequence.is_urgent or not is_any_delayed]
+
+
 def next_starved(unserved: Iterable[S], now_s: float) -> S | None:
-    """Choose the background sequence that has waited long enough to count as interactive."""
+    """Choose the background sequence that has waited long enough to be promoted."""
     starved = [s for s in unserved if now_s - s.served_s >= BACKGROUND_PATIENCE_S]
     return min(starved, key=lambda sequence: (sequence.served_s, sequence.order), default=None)

@@ -22,6 +22,7 @@ from node.engine.policy import (
     next_move,
     next_prompt,
     next_starved,
+    once_delayed,
 )
 from node.engine.prefill_chunks import Speed, prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
@@ -56,6 +57,7 @@ class Scheduler:
         self.heads = Heads()
         self.prefill_speed = Speed()
         self.decode_speed = Speed()
+        self.preempted_count = 0
         self.turn_speed = Speed()  # completed turns of one slot
         self._clock = clock
         self._budget = budget
@@ -65,6 +67,7 @@ class Scheduler:
         self._hold = PrefillHold(clock, self._moving)
         self._arrivals_count = 0
         self._chunks_count = 0
+        self._delays_arrivals = False  # the last chunk was a background prompt's
         self._warm_streak = 0
         self._served: dict[str, float] = {}  # virtual time of each tenant's next chunk
         self._chunks_virtual = 0.0  # of the last chunk
@@ -77,6 +80,7 @@ class Scheduler:
         self._arrivals_count += 1
         sequence.order = self._arrivals_count
         sequence.served_s = self._clock.monotonic_s()
+        sequence.is_delayed = self._delays_arrivals  # it may have arrived during that chunk
         reservation = sequence.reservation or Reservation(self._budget)
         sequence.reservation = reservation
         self.queue.waiting.append(sequence)
@@ -120,7 +124,7 @@ class Scheduler:
         self._leave(sequence)
 
     def _promote(self) -> None:
-        """Promote a starved background sequence to interactive."""
+        """Promote a starved background sequence."""
         if sum(sequence.is_promoted for sequence in self.queue) >= BACKGROUND_PROMOTED_MAX:
             return
         unserved = [sequence for sequence in self.queue.undecoded if not sequence.is_urgent]
@@ -163,7 +167,7 @@ class Scheduler:
         ran = {id(sequence) for sequence in queue.running}
         while waiting or queue.paused:
             room = Capacity(
-                slots=self._active_max - len(queue.running),
+                slots=self._active_max - sum(not s.is_promoted for s in queue.running),
                 paused=PAUSED_SEQUENCES_MAX - len(queue.paused),
                 memory_bytes=self._budget.claimable_bytes if has_room else 0,
             )
@@ -186,7 +190,9 @@ class Scheduler:
         return is_shed or {id(sequence) for sequence in queue.running} != ran
 
     def _make_way(self, waiting: list[Sequence]) -> None:
-        """Have a background sequence give its memory to an interactive one that lacks it."""
+        """Have a background sequence give its memory to an interactive one that lacks only that."""
+        if sum(s.is_urgent for s in self.queue.running) >= self._active_max:
+            return
         free_bytes = max(0, self._budget.claimable_bytes)
         lacks = (s.is_urgent and s.needs_bytes > free_bytes for s in [*waiting, *self.queue.paused])
         if not any(lacks) or any(other.yielding.is_set() for other in self.queue):
@@ -245,6 +251,7 @@ class Scheduler:
         return self._budget.reserved_bytes <= known_bytes
 
     def _preempt(self, move: Preempt[Sequence]) -> None:
+        self.preempted_count += 1
         move.sequence.served_s = self._clock.monotonic_s()
         self.queue.pause(move.sequence)
         self.heads.pause(move.sequence)
@@ -299,6 +306,8 @@ class Scheduler:
         ready = [sequence for sequence in self._unblocked() if not sequence.is_preempted]
         if ready and self._hold.holds():
             ready = [sequence for sequence in ready if sequence.is_resumed]
+        self._delays_arrivals = False
+        ready = once_delayed(ready, self._delayable())
         sequence = next_prompt(ready, self._warm_streak, self._served)
         if sequence is None:
             return False
@@ -317,7 +326,7 @@ class Scheduler:
             position,
             sequence.chunk_left,
             largest=engine.chunk_tokens_max if sequence.scored is None else SCORED_CHUNK_TOKENS,
-            busy=self._is_waited_for(),
+            busy=self._note_delays(sequence) or self._is_waited_for(),
             exact=self._exact,
             tokens_per_s=self.prefill_speed.per_s,
             pairs_max=engine.pairs_max(position),
@@ -345,6 +354,29 @@ class Scheduler:
             sequence.reached(cache.tokens_count)
         if sequence.prefill_left <= 0:
             self._begin(sequence)
+
+    def _delayable(self) -> list[Sequence]:
+        """List the prompts that a background chunk would delay.
+
+        While no interactive sequence runs, one that lacks memory or a slot may wait for just the
+        background ones that hold them.
+        """
+        queue, undecoded = self.queue, self.queue.undecoded
+        if any(sequence.is_urgent for sequence in queue.running):
+            return undecoded
+        free_bytes = max(0, self._budget.claimable_bytes)
+        has_slot = sum(not s.is_promoted for s in queue.running) < self._active_max
+        return [s for s in undecoded if has_slot and s.needs_bytes <= free_bytes]
+
+    def _note_delays(self, sequence: Sequence) -> bool:
+        """Note which interactive prompts a background one's chunk delays; return whether any."""
+        if sequence.is_urgent:
+            return False
+        self._delays_arrivals = True
+        delayed = [other for other in self.queue.undecoded if other.is_urgent]
+        for other in delayed:
+            other.is_delayed = True
+        return bool(delayed)
 
     def _is_waited_for(self) -> bool:
         """Return whether a stream waits for the chunk: a local one, or one on its way here."""

@@ -223,6 +223,7 @@ class Sequence:
     served_order: int = 0  # of its last prefill chunk among all chunks
     passed_count: int = 0  # smaller ones that overtook it while it waited for memory
     is_promoted: bool = False  # background that waited too long
+    is_delayed: bool = False  # by a background prompt's chunk, before its first token
     is_preempted: bool = False  # it gives its memory back
     is_awaited: bool = False  # an urgent sequence waits for what it computes
 
@@ -274,8 +275,7 @@ class Sequence:
 
     @property
     def is_urgent(self) -> bool:
-        is_interactive = self.input.priority is Priority.INTERACTIVE
-        return is_interactive or self.is_promoted or self.is_awaited
+        return self.input.priority is Priority.INTERACTIVE or self.is_awaited
 
     @property
     def queued_tokens(self) -> int:

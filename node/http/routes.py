@@ -24,12 +24,16 @@ from fabric.errors import (
     FabricError,
     RetryElsewhereError,
     RetryLaterError,
-    TooLargeError,
     UnauthorizedError,
 )
 from fabric.hosting.connection_table import ConnectionSlots
 from fabric.hosting.guarded_connection import admit
-from fabric.hosting.http_server import HttpServer, server_config, unless_disconnected
+from fabric.hosting.http_server import (
+    HttpServer,
+    read_body,
+    server_config,
+    unless_disconnected,
+)
 from fabric.ids import NodeName
 from fabric.keys import http_secret
 from fabric.limits import CONTROL_BYTES_MAX, KIB, TURN_BODY_BYTES_MAX, TURN_ITEMS_MAX
@@ -74,7 +78,7 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
 async def read_turn(request: Request, secret: str) -> GenerateRequest:
     """Return the router's turn request; raise UnauthorizedError for other clients."""
     authorize(request, secret)
-    raw = await read_body(request)
+    raw = await read_body(request, TURN_BODY_BYTES_MAX)
     # Parsing a long body on this loop would delay the tokens of all streams.
     return await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
 
@@ -114,19 +118,6 @@ def authorize(request: Request, secret: str) -> None:
         message = "only this cluster's router may call a node"
         raise UnauthorizedError(message)
     admit(request.scope, "the router")
-
-
-async def read_body(request: Request, limit_bytes: int = TURN_BODY_BYTES_MAX) -> bytes:
-    """Return the whole body; raise TooLargeError over the limit."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    async for part in request.stream():
-        size_bytes += len(part)
-        if size_bytes > limit_bytes:
-            message = f"the request is over {limit_bytes} bytes"
-            raise TooLargeError(message)
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def _lines(first: Event, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

@@ -187,7 +187,9 @@ class ForkTarget:
             sketch=(),  # matches no conversation until its first turn
             created_s=wall_s,
             migration=MigrationId(call.operation),  # by which a repeated call is recognized
-            provenance=replace(anew.provenance, is_fork=True, served=self.service_time.stamp()),
+            provenance=replace(
+                anew.provenance, is_fork=True, served=self.service_time.stamp(), turns=""
+            ),
         )
         await self.copies.budget.make_place(record.tenant)
         table.require_room()

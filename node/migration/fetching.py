@@ -3,11 +3,13 @@
 A peer is not trusted: block names are recomputed from the tokens under this cluster's key.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
 from fabric.control.node_calls import Copied, CopyBlocks
+from fabric.hosting.tracing import span
 from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest
@@ -17,6 +19,8 @@ from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.transfer.client import TransferReport
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,14 @@ class Fetching:
         With `cancel`, a turn waits for them, and ends the fetch by setting it.
         """
         run = self.workers.fetch if cancel is None else self.workers.fetch_head
-        return await run(lambda: self._fetch_missing(call, record, on_block, cancel))
+        with span("fetch", node=self.identity.name, source=call.source) as made:
+            copied = await run(lambda: self._fetch_missing(call, record, on_block, cancel))
+            made.note(blocks=copied.blocks_sent, bytes=copied.bytes_sent)
+        blocks, seconds = copied.blocks_sent, copied.seconds
+        if blocks:
+            text = "%s: fetched %d blocks, %d bytes from %s in %.3f s"
+            _log.info(text, call.migration, blocks, copied.bytes_sent, call.source, seconds)
+        return copied
 
     def _fetch_missing(
         self,

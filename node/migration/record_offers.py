@@ -1,5 +1,6 @@
 """Offers of records, whose blocks one other node may fetch for a while."""
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,8 @@ from node.transfer.server import TransferServer
 
 OFFER_VALID_S: Final = 600.0
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordOffers:
@@ -27,6 +30,8 @@ class RecordOffers:
         record = replace(record, branches=None)  # what is superseded does not travel
         refs = list(dict.fromkeys(record.refs))
         ticket = self.transfers.offers.add(call, refs, OFFER_VALID_S)
+        text = "%s: offers %d blocks of an agent to %s"
+        _log.info(text, call.migration, len(refs), call.target)
         return Offer(encode_manifest(record), ticket, self.transfers.addresses())
 
     def withdraw(self, migration: MigrationId) -> None:

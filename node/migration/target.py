@@ -35,6 +35,7 @@ from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
 from node.tiers.agent_records import AgentRecords
 from node.tiers.disk_budget import DiskBudget
+from node.tiers.disk_tier import record_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class MoveTarget:
                 self.moving.begin_pause(call.migration)
             try:
                 copied = await self.copies.copy(tail, record)
+                await self.copies.budget.make_room(record.tenant, record_bytes(record))
             finally:
                 await self.cleanup.abort_if_given_up(call.migration, record)
         try:

@@ -71,9 +71,19 @@ def limit_memory(share_bytes: int, pool_bytes: int) -> None:
         mx.set_cache_limit(pool_bytes)
 
 
+def arrays_bytes() -> int:
+    """Return the bytes of all arrays."""
+    return int(mx.get_active_memory())
+
+
+def pool_bytes() -> int:
+    """Return the bytes of freed arrays that MLX keeps."""
+    return int(mx.get_cache_memory())
+
+
 def used_bytes() -> int:
     """Return the bytes of all arrays and of MLX's pool."""
-    return int(mx.get_active_memory() + mx.get_cache_memory())
+    return arrays_bytes() + pool_bytes()
 
 
 def return_unused() -> None:

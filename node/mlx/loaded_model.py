@@ -1,8 +1,11 @@
 """Loaded model: read from its folder, with the layout and fingerprint of its caches."""
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load
 from xxhash import xxh3_128
 
+from fabric import __version__
 from fabric.errors import FatalError
+from fabric.hosting.installed_code import installed_code
 from fabric.ids import Fingerprint
 from fabric.kvcache.cache_spec import ModelCacheSpec
 from fabric.kvcache.fingerprint import TextFile, WeightFile, model_fingerprint
@@ -144,6 +149,14 @@ def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
     paths = (folder / name for name in _TEXT_FILES)
     texts = (TextFile(path.name, _file_digest(path)) for path in paths if path.is_file())
     return model_fingerprint(weights, texts, spec, numerics_tag())
+
+
+@cache
+def build_versions() -> dict[str, str]:
+    """Return the versions of this node's code, for operators."""
+    own = {"macfabric": __version__, "code": installed_code("node")}
+    own |= {"python": platform.python_version(), "ray": version("ray")}
+    return {**own, "mlx": mx.__version__, "mlx_lm": mlx_lm.__version__}
 
 
 def numerics_tag() -> str:

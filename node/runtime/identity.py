@@ -24,6 +24,7 @@ class NodeConfig:
     incarnation: int
     machine_nodes: int = 1  # of this fabric on this machine: they share its memory
     tls: ssl.SSLContext | None = None  # None: plain HTTP, which real fabrics do not use
+    certificate_ends_s: float | None = None  # wall clock
 
 
 @dataclass(frozen=True, slots=True)

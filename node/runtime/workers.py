@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 from fabric.errors import OverloadedError
@@ -59,7 +59,11 @@ class Workers:
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking work (disk, hashing) on a worker thread."""
         workers = self._low_latency_workers if is_low_latency() else self._workers
-        return await asyncio.get_running_loop().run_in_executor(workers, work)
+        return await asyncio.get_running_loop().run_in_executor(workers, copy_context().run, work)
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Begin blocking work whose result is not awaited."""
+        self._workers.submit(work)
 
     async def fetch(self, work: Callable[[], T]) -> T:
         """Run a fetch, which may take an hour, without delaying turns."""

@@ -7,7 +7,6 @@ starts again, as the node cannot know how much of it is left.
     DIR/<node>/term    the term, its router, and that router's URL
 """
 
-import asyncio
 import logging
 from contextlib import closing
 from functools import partial
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from fabric.codec import pack, unpack
-from fabric.control.term_calls import Ballot, GrantTerm, TermAnswer, TermView
-from fabric.errors import CorruptDataError, FabricError, FatalError, RejectedError
-from fabric.limits import TERM_LEASE_S
+from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
+from fabric.errors import CorruptDataError, FatalError, RejectedError
+from fabric.hosting.stored_ballot import StoredBallot
 from fabric.ports import Clock
 from node.limits import TERM_FILE_BYTES_MAX
 from node.runtime.workers import Workers
@@ -34,9 +33,7 @@ class GrantedTerms:
     def __init__(self, folder: Path, workers: Workers, clock: Clock) -> None:
         self._folder = folder
         self._workers = workers
-        self._clock = clock
-        self._ballot = Ballot()
-        self._changing = asyncio.Lock()
+        self._ballot = StoredBallot(self._store, clock.monotonic_s)
 
     @property
     def view(self) -> TermView | None:
@@ -56,43 +53,29 @@ class GrantedTerms:
                     "obeys is unknown; stop all routers but one and remove the file"
                 )
                 raise FatalError(message) from None
-        self._ballot = Ballot(granted, self._clock.monotonic_s() + TERM_LEASE_S)
+        self._ballot.recall(granted)
 
     async def grant(self, call: GrantTerm) -> TermAnswer:
         """Grant a term, extend its lease, or refuse; raise DiskError if it cannot be written."""
-        async with self._changing:
-            before, now_s = self._ballot, self._clock.monotonic_s()
-            after = before.after(call, now_s)
-            if after is None or call.is_trial:
-                return before.answer(now_s, granted=after is not None)
-            await self._adopt(after)
-            if after.granted.term != before.granted.term:
-                _log.info("term %d is granted to router %s", call.term, call.router)
-            return after.answer(now_s, granted=True)
+        before = self._ballot.granted.term
+        answer = await self._ballot.grant(call)
+        if self._ballot.granted.term != before:
+            _log.info("term %d is granted to router %s", answer.term, answer.router)
+        return answer
 
     async def admit(self, term: int | None) -> None:
         """Take note of a later term; raise OldRouterError for a router whose term is over."""
-        if self._ballot.is_later(term):
-            async with self._changing:
-                if self._ballot.is_later(term) and term is not None:
-                    proven = self._ballot.proven(term, self._clock.monotonic_s())
-                    try:
-                        await self._adopt(proven)
-                    except FabricError as error:
-                        # No vote: routers before it are refused, as long as this process lives.
-                        _log.warning("term %d is in memory only: %s", term, error.message)
-                        self._ballot = proven
+        error = await self._ballot.follow(term)
+        if error is not None:
+            _log.warning("term %d is in memory only: %s", term, error.message)
         self.check(term)
 
     def check(self, term: int | None) -> None:
         """Raise OldRouterError for a changing call of a router whose term is over."""
-        self._ballot.check(term, self._clock.monotonic_s())
+        self._ballot.check(term)
 
-    async def _adopt(self, ballot: Ballot) -> None:
-        """Make a ballot this node's, once its term is on disk; raise DiskError otherwise."""
-        if ballot.granted != self._ballot.granted:
-            await self._workers.run(partial(self._write, ballot.granted))
-        self._ballot = ballot
+    async def _store(self, granted: TermView) -> None:
+        await self._workers.run(partial(self._write, granted))
 
     def _write(self, granted: TermView) -> None:
         with closing(PosixDisk(self._folder, must_exist=True)) as disk:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from fabric.errors import FabricError
 from fabric.ids import SELF_TEST_TENANT, TenantId
@@ -31,6 +32,8 @@ from node.tiers.eviction import Eviction
 from node.tiers.other_folders import OtherFolders
 from node.tiers.span_leases import SpanLeases
 
+FULL: Final = "the disk budget is full"
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,17 +46,26 @@ async def attempt(step: Awaitable[object]) -> None:
 
 
 class NoRoomError(DiskError):
-    """No room in the disk budget or the tenant's quota, and nothing in it may be evicted."""
+    """No room in the disk budget or the tenant's part of it, and nothing in it may be evicted."""
 
     code = "disk_budget"
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, size_bytes: int, *, is_tenants: bool) -> None:
+        """Say which of the two is full."""
+        message = (
+            f"no room for {size_bytes} bytes in the tenant's part of the disk: what it stores is "
+            "in use; raise node.tenants.NAME.disk_bytes or quota, or erase agents"
+            if is_tenants
+            else f"no room for {size_bytes} bytes: all agents on disk are in use or within their "
+            "tenant's floor; raise the disk budget or erase agents"
+        )
         super().__init__(message, errno.EDQUOT)
+        self._is_tenants = is_tenants
 
     @property
     def reason(self) -> str:
-        """Report the problem without an agent's name: health is public."""
-        return "the disk budget is full"
+        """Report the problem without a name of an agent or a tenant: health is public."""
+        return "a tenant's part of the disk is full" if self._is_tenants else FULL
 
 
 class SaveReservation:
@@ -100,7 +112,7 @@ class DiskBudget:
         others: OtherFolders,
         leases: SpanLeases,
     ) -> None:
-        self._rules = replace(settings.rules, ttl_s=settings.disk_ttl_s)
+        self._rules = replace(settings.rules, ttl_s=settings.disk_ttl_s, is_disk=True)
         self._table = table
         self._store = store
         self._workers = workers
@@ -145,11 +157,8 @@ class DiskBudget:
                 return
             await self._fit((tenant, size_bytes), replicas_only=replicas_only)
             if not self._take(tenant, size_bytes):
-                message = (
-                    f"no room for {size_bytes} bytes: all agents on disk are in use or within "
-                    "their tenant's floor; raise the disk budget or erase agents"
-                )
-                raise NoRoomError(message)
+                is_tenants = size_bytes <= self.free_bytes
+                raise NoRoomError(size_bytes, is_tenants=is_tenants)
 
     async def take_free(self, tenant: TenantId, size_bytes: int) -> bool:
         """Grant `size_bytes` if they are free, without evicting; return whether they were."""

@@ -105,10 +105,11 @@ class DiskSurvey:
 def record_bytes(record: Manifest) -> int:
     """Estimate the size of a record's file."""
     tokens_bytes = _TOKEN_RECORD_BYTES * record.tokens_count
-    texts_and_answers_bytes = len(record.provenance.answers) + texts_bytes(record.directives or ())
+    notes_bytes = len(record.provenance.answers) + len(record.provenance.turns)
     return (
         len(record.text)
-        + texts_and_answers_bytes
+        + notes_bytes
+        + texts_bytes(record.directives or ())
         + tokens_bytes
         + _REF_RECORD_BYTES * len(record.kept_refs)
     )

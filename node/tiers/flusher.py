@@ -73,7 +73,7 @@ class Flusher:
             try:
                 record = await writer.publish(record, record.tokens_count)
             except (FabricError, OSError) as error:
-                self._unsaved.note_failure(agent, error)
+                self._unsaved.note_failure(agent, error, is_repeated=True)
                 return error
             agent.note_saved(record, writer.spans)
             self._table.put(agent)

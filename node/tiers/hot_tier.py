@@ -4,9 +4,11 @@ import asyncio
 import logging
 from typing import Protocol
 
+from fabric.ids import AgentKey
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.engine.engine_thread import EngineThread
+from node.limits import AGENTS_PER_NODE_MAX
 from node.runtime.health import Health
 from node.runtime.one_loop import on_its_loop
 from node.store.posix_disk import DiskError
@@ -23,6 +25,8 @@ class Unsaved:
         self._table = table
         self._health = health
         self.is_wanted = asyncio.Event()  # that they are saved now
+        self.failed_count = 0  # saves that the disk refused
+        self._reported: dict[AgentKey, str] = {}  # why each agent could not be saved
 
     def agents(self) -> list[Agent]:
         """List the agents that are in memory only, least recently used first."""
@@ -36,13 +40,23 @@ class Unsaved:
             self.is_wanted.set()
 
     @on_its_loop
-    def note_failure(self, agent: Agent, error: Exception) -> None:
-        """Note that an agent is in memory only, and report it in the node's health."""
+    def note_failure(self, agent: Agent, error: Exception, *, is_repeated: bool = False) -> None:
+        """Note that an agent is in memory only, and report it in the node's health.
+
+        What repeats for the same reason, perhaps every second, is not reported again.
+        """
         agent.is_durable = False
+        self.failed_count += 1
         # Health is public, and a file's name reveals which blocks an agent has.
         reason = error.reason if isinstance(error, DiskError) else type(error).__name__
         self._health.troubles[SAVING] = f"cannot save agents: {reason}"
-        _log.error("a turn is in memory only: %s", error)
+        is_known = is_repeated and self._reported.get(agent.key) == str(error)
+        _log.log(
+            logging.DEBUG if is_known else logging.ERROR, "a turn is in memory only: %s", error
+        )
+        if len(self._reported) >= AGENTS_PER_NODE_MAX:
+            self._reported.clear()
+        self._reported[agent.key] = str(error)
         if isinstance(error, DiskError) and error.is_gone:
             self.is_wanted.set()  # the folder may be made again at once
 
@@ -53,6 +67,7 @@ class Unsaved:
             self.is_wanted.set()
         else:
             self._health.troubles.pop(SAVING, None)
+            self._reported.clear()
 
 
 class IdleMemory(Protocol):

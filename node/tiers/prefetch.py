@@ -20,7 +20,7 @@ from node.runtime.health import Health
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.tiers.hot_tier import HotTier
-from node.tiers.restore import load_layout
+from node.tiers.restore import Restores
 
 
 class Prefetches:
@@ -31,6 +31,7 @@ class Prefetches:
         owned: OwnedAgents,
         store: AgentStore,
         workers: Workers,
+        restores: Restores,
         engine: EngineThread,
         hot: HotTier,
         health: Health,
@@ -38,6 +39,7 @@ class Prefetches:
         self._owned = owned
         self._store = store
         self._workers = workers
+        self._restores = restores
         self._engine = engine
         self._hot = hot
         self._health = health
@@ -157,21 +159,15 @@ class Prefetches:
         engine, room_tokens = self._engine, count + ROOM_TOKENS
         cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
         cache.keeps_slid = self._health.reuses
-        if not await self._workers.run(lambda: self._read(record, ids, cache, cancel)):
+        try:
+            layout = await self._workers.run(lambda: self._store.layout_to_read(record))
+        except CorruptDataError:
+            return None
+        await self._restores.read(record.tenant, ids, layout, cache, cancel)
+        if cache.tokens_count != len(ids):
             return None
         await engine.between_steps(cache.rest)
         return cache
-
-    def _read(
-        self, record: Manifest, ids: list[int], cache: ResidentCache, cancel: threading.Event
-    ) -> bool:
-        """Read all blocks of a record; return False if some are lost."""
-        try:
-            layout = self._store.layout_to_read(record)
-        except CorruptDataError:
-            return False
-        load_layout(self._store, record.tenant, ids, layout, cache, cancel=cancel)
-        return cache.tokens_count == len(ids)
 
     def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
         """Install the cache unless the agent has changed or gone since."""

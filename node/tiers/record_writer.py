@@ -67,6 +67,10 @@ class RecordWriters:
         return self.of(agent, cache, layout or EMPTY_LAYOUT, stored)
 
 
+def _unchanged(record: Manifest) -> Manifest:
+    return record
+
+
 class RecordWriter:
     """Writer of one agent's cache, which begins with the first `cached` tokens of a layout."""
 
@@ -302,12 +306,17 @@ class RecordWriter:
         return pieces.append(refs[count:]), edited
 
     async def publish(
-        self, manifest: Manifest, same_tokens: int, *, is_superseding: bool = False
+        self,
+        manifest: Manifest,
+        same_tokens: int,
+        *,
+        is_superseding: bool = False,
+        completed: Callable[[Manifest], Manifest] = _unchanged,
     ) -> Manifest:
         """Store the blocks, then the record that refers to them; return it.
 
         Its tokens begin with `same_tokens` of those named before. With `is_superseding`, the record
-        before it is kept as a branch.
+        before it is kept as a branch. `completed` adds to the record once the blocks are stored.
         """
         ids = manifest.token_ids
         try:
@@ -320,6 +329,7 @@ class RecordWriter:
             manifest = replace(
                 manifest, pieces=pieces, windows=windows, states=states, edited=edited
             )
+            manifest = completed(manifest)
             manifest = self._with_branches(manifest, is_superseding=is_superseding)
             await self._make_room(record_bytes(manifest))
         except BaseException:

@@ -17,15 +17,56 @@ from fabric.ids import TenantId
 from fabric.kvcache.block_chain import BlockRef
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.kvcache.hashing import token_bytes
+from fabric.ports import Clock
 from fabric.record.edited_head import Origin
 from fabric.record.layout import Held, Hole, Layout, Part
+from node.engine.prefill_chunks import Speed
+from node.limits import RESTORE_MEASURED_BYTES_MIN
 from node.mlx.resident_cache import ResidentCache
+from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.store.block_readers import BlockReads, UnreadBlockError, failed_reads
 from node.store.block_store import BlockMissingError
 from node.store.staging import Place
 
 _log = logging.getLogger(__name__)
+
+
+class Restores:
+    """Reader of layouts on the node's worker threads, which learns how fast they arrive."""
+
+    def __init__(self, store: AgentStore, workers: Workers, clock: Clock) -> None:
+        self._store = store
+        self._workers = workers
+        self._clock = clock
+        self._speed = Speed()
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Speed of the last restores, in bytes of memory; None until one was long enough."""
+        return self._speed.per_s or None
+
+    async def read(
+        self,
+        tenant: TenantId,
+        ids: Sequence[int],
+        layout: Layout,
+        cache: ResidentCache,
+        cancel: threading.Event,
+        *,
+        fills_holes: bool = False,
+    ) -> Layout:
+        """Read a layout's blocks as `load_layout` does, off the event loop."""
+        store, began_s = self._store, self._clock.monotonic_s()
+        held = await self._workers.run(
+            lambda: load_layout(
+                store, tenant, ids, layout, cache, cancel=cancel, fills_holes=fills_holes
+            )
+        )
+        read_bytes = held.tokens_count * store.spec.bytes_per_token
+        if read_bytes >= RESTORE_MEASURED_BYTES_MIN and not cancel.is_set():
+            self._speed.add(read_bytes, self._clock.monotonic_s() - began_s)
+        return held
 
 
 def load_layout(

@@ -13,7 +13,8 @@ from typing import Final
 
 from fabric.control.agent_at import OfferRequest
 from fabric.errors import OverloadedError, RejectedError, TooLargeError, UnauthorizedError
-from fabric.ids import AgentKey, MigrationId, NodeName
+from fabric.hosting.turn_context import current_turn
+from fabric.ids import AgentKey, MigrationId, NodeName, TurnId
 from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
@@ -28,9 +29,18 @@ class _Offer:
     ticket: Ticket
     raw: bytes
     refs: Mapping[str, BlockRef]
+    turn: TurnId | None  # that asked for it
     valid_s: float
     expires_s: float
     ends_s: float  # even if it is in use
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedBlocks:
+    """Blocks by name that a peer may fetch, and the turn for which they were offered."""
+
+    refs: Mapping[str, BlockRef]
+    turn: TurnId | None
 
 
 class OfferBook:
@@ -79,6 +89,7 @@ class OfferBook:
             ticket,
             issue_ticket(self._cluster_key, ticket),
             {ref.name: ref for ref in refs},
+            current_turn(),
             valid_s,
             now_s + valid_s,
             now_s + max(valid_s, OFFER_LIFE_MAX_S),
@@ -104,7 +115,7 @@ class OfferBook:
             live = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
         return frozenset(ticket.key for ticket in live)
 
-    def check(self, raw_ticket: bytes, peer: NodeName) -> Mapping[str, BlockRef]:
+    def check(self, raw_ticket: bytes, peer: NodeName) -> OfferedBlocks:
         """Return the blocks that `peer` may fetch; raise UnauthorizedError if none."""
         ticket = open_ticket(self._cluster_key, raw_ticket)
         if ticket.target != peer:
@@ -120,7 +131,7 @@ class OfferBook:
                 message = "the ticket has expired"
                 raise UnauthorizedError(message, code="ticket_expired")
             self._offers[ticket.nonce] = _renewed(offer, now_s + offer.valid_s)
-        return offer.refs
+        return OfferedBlocks(offer.refs, offer.turn)
 
     def _keep(self, offer: _Offer) -> bytes:
         now_s = self._clock.monotonic_s()

@@ -25,6 +25,7 @@ from fabric.errors import (
     RetryLaterError,
     UnauthorizedError,
 )
+from fabric.hosting.turn_context import begin_turn
 from fabric.ids import Fingerprint, NodeName
 from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import HANDSHAKE_TIMEOUT_S
@@ -281,8 +282,9 @@ class TransferServer:
         index: int,
         compressor: Compressor,
     ) -> int:
-        refs = self.offers.check(request.ticket, peer)
-        wanted = [_find(refs, part) for part in request.parts]
+        offered = self.offers.check(request.ticket, peer)
+        begin_turn(offered.turn)  # of this connection's thread, until its next request
+        wanted = [_find(offered.refs, part) for part in request.parts]
         link = request.link_bytes_per_s
         with (
             self._busy(channel),

@@ -1,13 +1,16 @@
 """Decoding of a turn, the part that holds its agent: plan, restore, prefill, decode, save."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fabric.errors import FabricError, StaleEpochError
 from fabric.record.lenders import Lender
+from fabric.record.turn_history import TurnNote
 from fabric.turn.generation import (
+    Admitted,
     CacheTier,
     Delta,
     Event,
@@ -49,6 +52,9 @@ from node.turn.prefix import Prefixes
 from node.turn.prepared import Prepared
 from node.turn.saver import Saver, Savers
 from node.turn.turn_sequence import Sequences
+from node.turn.turn_timer import Part, TurnTimer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,11 @@ class Decoding:
         emit: Callable[[Event], None],
         unwanted: threading.Event,
         saved: asyncio.Event,
+        timer: TurnTimer,
     ) -> None:
         """Send events to `emit`, stop when `unwanted` is set, set `saved` once the record is."""
+        self._timer = timer
+        self._admitted: Admitted | None = None
         self._parts = parts
         self._request = request
         self._prompt = prompt
@@ -115,6 +124,9 @@ class Decoding:
 
         sequence = parts.sequences.make(request, prepared, self._prompt, emit, head)
         self._wait = parts.fetched.begin(agent, request, head)
+        if self._wait is not None and self._wait.task is not None:
+            self._wait.task.add_done_callback(lambda _: self._timer.note_fetch_end())
+        self._timer.spend(Part.PREPARE)
         try:
             self._submit(sequence, prepared)
         except FabricError:
@@ -175,21 +187,40 @@ class Decoding:
             return self._end_unchanged(sequence, prepared, ended)
         self.is_saving = True
         seal = agent.outgoing.begin_sealing()
-        durable = await saver.commit(ended, self._prompt.shown, seal)
+        reason = _finish_reason(sequence, ended)
+        durable = await saver.commit(
+            ended, self._prompt.shown, seal, lambda: self._note(ended, reason)
+        )
+        self._timer.spend(Part.SAVE)
         self._saved.set()
+        self._log_end(reason, len(ended.answer_ids))
         if agent.outgoing.fence > epoch and not ended.is_handover:
             raise self._fenced()
         if ended.is_handover:
-            return HandedOver(resume)
-        if ended.reason is None:
+            return HandedOver(resume, self._timer.sent_times)
+        if reason is None:
             self._check_stopping()
             return None
-        answer = sequence.answer
-        is_cut = ended.reason is FinishReason.LENGTH and answer.has_cut_call
-        is_calling = answer.has_calls and not is_cut
-        reason = FinishReason.TOOL_CALLS if is_calling else ended.reason
-        tokens_count = len(ended.answer_ids)
-        return Finished(reason, tokens_count, ended.stop_string, durable, answer.broken_calls)
+        tokens_count, broken = len(ended.answer_ids), sequence.answer.broken_calls
+        times = self._timer.sent_times
+        return Finished(reason, tokens_count, ended.stop_string, durable, broken, times)
+
+    def _log_end(self, reason: FinishReason | None, tokens_count: int) -> None:
+        first = self._admitted
+        assert first is not None, "a turn that was saved was admitted"
+        text = "%s: %d of %d tokens reused (%s), %d generated; %s"
+        reused, of = first.cached_tokens, first.prompt_tokens
+        how, times = reason or "stopped", self._timer.times
+        _log.info(text, how, reused, of, first.cache, tokens_count, times)
+
+    def _note(self, ended: Ended, reason: FinishReason | None) -> TurnNote:
+        """Return what the record keeps of the turn."""
+        assert self._admitted is not None, "a turn that computed something was admitted"
+        outcome = "moved" if ended.is_handover else "cancelled" if reason is None else reason.value
+        before = self._request.resume
+        tokens_count = len(ended.answer_ids) - (len(before.answer_ids) if before else 0)
+        node = self._admitted.node
+        return self._timer.note(node, self._admitted, outcome, tokens_count)
 
     async def _start(self, sequence: Sequence, prepared: Prepared) -> Prepared | Ended | Broke:
         """Wait for memory, and restore the prompt's prefix into it if that is on disk.
@@ -212,6 +243,9 @@ class Decoding:
             if self._wait is not None:
                 prepared = self._wait.noted(prepared)
                 self._leave_wait()
+                if prepared.fetched_tokens:
+                    self._timer.spend_fetching()
+            self._timer.spend(Part.QUEUE, sequence.started_s)
             prepared = await parts.prefixes.restore(
                 self._agent, prepared, sequence.cache, self._unwanted
             )
@@ -220,6 +254,7 @@ class Decoding:
             parts.engine.wake()
             await self._end()
             raise
+        self._timer.spend(Part.LOAD)
         if self._unwanted.is_set():
             return await self._end()
         sequence.stops = parts.sequences.stops_of(prepared)
@@ -230,7 +265,8 @@ class Decoding:
 
     def _admit(self, prepared: Prepared) -> None:
         admitted = self._parts.prefixes.admitted(self._agent, prepared)
-        self._emit(replace(admitted, template=self._prompt.rendered.notes))
+        self._admitted = replace(admitted, template=self._prompt.rendered.notes)
+        self._emit(self._admitted)
 
     async def _end(self) -> Ended | Broke:
         """Wait for the sequence's last event."""
@@ -242,7 +278,10 @@ class Decoding:
         index = 0
         while True:
             event = await self._events.get()
+            if sequence.started_s is not None:  # what came before was a wait for memory
+                self._timer.spend(Part.QUEUE, sequence.started_s)
             if isinstance(event, Produced):
+                self._timer.note_token()
                 index = event.index
                 self._show(index, event.shown, event)
             elif isinstance(event, Started):
@@ -256,6 +295,7 @@ class Decoding:
             elif isinstance(event, Awaited):
                 saver.publish_awaited()
             elif isinstance(event, Ended | Broke):
+                self._timer.note_last()
                 if isinstance(event, Ended) and not event.is_handover:
                     self._show(index, event.shown, None)
                 return event
@@ -312,7 +352,7 @@ class Decoding:
         if ended.is_handover:
             if prepared.is_stored:  # not admitted yet: that follows a restore
                 self._admit(prepared)
-            return HandedOver(_resumption(sequence, ended))
+            return HandedOver(_resumption(sequence, ended), self._timer.sent_times)
         self._check_stopping()
         return None
 
@@ -336,6 +376,14 @@ def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
         assert not ids, "an answer with tokens has sampled its next one"
         return None
     return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.input.seed)
+
+
+def _finish_reason(sequence: Sequence, ended: Ended) -> FinishReason | None:
+    """Return why an answer ended, for its client."""
+    if ended.reason is None or ended.is_handover:
+        return None
+    is_cut = ended.reason is FinishReason.LENGTH and sequence.answer.has_cut_call
+    return FinishReason.TOOL_CALLS if sequence.answer.has_calls and not is_cut else ended.reason
 
 
 def _is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:

@@ -20,6 +20,7 @@ from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.head_calls import HeadOffer, LentHead, OfferHead
 from fabric.control.node_calls import CopyBlocks, Offer
 from fabric.errors import CorruptDataError, FabricError, RejectedError, RetryLaterError
+from fabric.hosting.turn_context import call_origin
 from fabric.ids import BlockHash, MigrationId, NodeName, TenantId
 from fabric.kvcache.block_file import payload_bytes
 from fabric.kvcache.cache_spec import CacheGroup
@@ -274,7 +275,8 @@ class FetchedHeads:
             wait_s = HEAD_POLL_S_MAX
 
     async def _offered(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
-        raw = await self._ask(loan.source, loan.addresses, encode_call(call), call.wait_s)
+        raw_call = encode_call(call, origin=call_origin())
+        raw = await self._ask(loan.source, loan.addresses, raw_call, call.wait_s)
         reply = decode_reply(HeadOffer, raw)
         if isinstance(reply, ErrorReply):
             raise RetryLaterError(reply.message, code=reply.code)

@@ -9,6 +9,7 @@ the tenant's salt, and each lender must be of the tenant that is named.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,6 +41,8 @@ from node.store.tombstones import TombstoneStore
 from node.tiers.span_leases import SpanLeases
 from node.transfer.server import TransferServer
 from node.turn.heads import TurnHeads
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,8 @@ class HeadLenders:
         request = OfferRequest(*record.key, record.epoch, call.migration, call.target)
         refs = list(dict.fromkeys(record.refs))
         ticket = self.transfers.offers.add(request, refs, HEAD_OFFER_S)
+        text = "%s: lends the first %d tokens of a prompt, of which it has %d, to %s"
+        _log.info(text, call.migration, record.tokens_count, call.had_tokens, call.target)
         return LentHead(
             agent=record.agent,
             epoch=record.epoch,

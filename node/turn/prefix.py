@@ -39,7 +39,7 @@ from node.runtime.identity import NodeIdentity
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
 from node.tiers.prefetch import Prefetches
-from node.tiers.restore import load_layout
+from node.tiers.restore import Restores
 from node.tiers.span_leases import SpanLeases
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.edited_prefix import EditedPrefixes
@@ -57,6 +57,7 @@ class Prefixes:
     identity: NodeIdentity
     store: AgentStore
     workers: Workers
+    restores: Restores
     engine: EngineThread
     prefetches: Prefetches
     health: Health
@@ -195,11 +196,7 @@ class Prefixes:
         store, refs = self.store, wanted.refs if wanted.is_edited else []
         store.blocks.hold(refs)  # blocks of others may be evicted during the read
         try:
-            layout = await self.workers.run(
-                lambda: load_layout(
-                    store, tenant, ids, wanted, cache, cancel=cancel, fills_holes=True
-                )
-            )
+            layout = await self.restores.read(tenant, ids, wanted, cache, cancel, fills_holes=True)
         finally:
             store.blocks.release(refs)
             if refs:

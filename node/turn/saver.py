@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import SealAgent
@@ -24,6 +24,7 @@ from fabric.record.directive import Directive, mark_applied
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
+from fabric.record.turn_history import TurnNote, noted
 from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
@@ -241,18 +242,31 @@ class Saver:
             self._parts.heads.keep(self._head)
         self._writer.abandon()
 
-    async def commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None = None) -> bool:
+    async def commit(
+        self,
+        ended: Ended,
+        shown: ShownAnswer,
+        seal: SealAgent | None,
+        note: Callable[[], TurnNote],
+    ) -> bool:
         """Publish the turn's record and keep its cache hot; return whether it is durable.
 
-        With `seal`, the published record is also sealed for that move: a client waits for its next
-        token meanwhile, and one write is faster than two.
+        `note` is called once all but the record is saved. With `seal`, the published record is also
+        sealed for that move: a client waits for its next token meanwhile, and one write is faster
+        than two.
         """
         if seal is None:
-            return await self._commit(ended, shown, None)
+            return await self._commit(ended, shown, None, note)
         with low_latency():
-            return await self._commit(ended, shown, seal)
+            return await self._commit(ended, shown, seal, note)
 
-    async def _commit(self, ended: Ended, shown: ShownAnswer, seal: SealAgent | None) -> bool:
+    async def _commit(
+        self,
+        ended: Ended,
+        shown: ShownAnswer,
+        seal: SealAgent | None,
+        note: Callable[[], TurnNote],
+    ) -> bool:
         await self._end_early()
         cache, agent, parts = self._cache, self._agent, self._parts
         if not self._request.is_kept:
@@ -272,13 +286,17 @@ class Saver:
             same_tokens = min(self._named_tokens, manifest.prompt_tokens_count)
             final = manifest if seal is None else manifest.sealed(seal.migration, seal.target)
             saved = await self._writer.publish(
-                final, same_tokens, is_superseding=agent.is_superseded
+                final,
+                same_tokens,
+                is_superseding=agent.is_superseded,
+                completed=lambda record: _with_turn(record, note()),
             )
         except EngineFailedError:
             raise
         except (FabricError, OSError) as error:
             await self._writer.computed(cache.rest)
             parts.unsaved.note_failure(agent, error)
+            manifest = _with_turn(manifest, note())
             agent.manifest = replace(manifest, pinned=agent.manifest.pinned)
             agent.stored_tokens = min(agent.stored_tokens, self._prepared.cached)
             agent.layout = self._writer.layout
@@ -383,5 +401,12 @@ class Saver:
                 truncated_by=truncated_by,
                 marks=marks.within(count),
                 answers=answers,
+                turns=old.provenance.turns,
             ),
         )
+
+
+def _with_turn(record: Manifest, note: TurnNote) -> Manifest:
+    """Return the record with one more turn in its history."""
+    known = record.provenance
+    return replace(record, provenance=replace(known, turns=noted(known.turns, note)))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from fabric.control.node_calls import SealAgent
 from fabric.errors import FabricError, HungUpError, RejectedError
+from fabric.hosting.tracing import span
+from fabric.hosting.turn_context import about_trace, begin_turn
 from fabric.ids import MigrationId, TenantId
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest
@@ -21,6 +23,7 @@ from node.agents.outgoing import OutgoingMove
 from node.engine.sequence import Sequence
 from node.limits import STREAM_EVENTS_MAX
 from node.turn.decoding import Decoding, TurnParts
+from node.turn.turn_timer import Part, TurnTimer
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Turn:
     def __init__(self, parts: TurnParts, request: GenerateRequest) -> None:
         self._parts = parts
         self._request = request
+        self._timer = TurnTimer(parts.savers.clock, request)
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
         self._unwanted = threading.Event()  # the client has left
         self._is_waiting = False  # for its prompt's tokens or its agent
@@ -135,6 +139,17 @@ class Turn:
         self._queue.put_nowait((stopping or error).with_traceback(None))
 
     async def _run(self) -> None:
+        begin_turn(self._timer.id)
+        with (
+            about_trace(self._timer.tag.trace),
+            span("serve", node=self._parts.health.name) as made,
+        ):
+            try:
+                await self._serve()
+            finally:
+                self._timer.add_parts(made)
+
+    async def _serve(self) -> None:
         try:
             last = await self._claim_and_serve()
             if self._is_dropping:
@@ -162,7 +177,7 @@ class Turn:
 
     async def _claim_and_serve(self) -> Finished | HandedOver | None:
         """Return the last event; only when the agent is idle, so that its next turn finds it so."""
-        parts, request = self._parts, self._request
+        parts, request, timer = self._parts, self._request, self._timer
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError
         self._is_waiting = True
@@ -170,16 +185,19 @@ class Turn:
         parts.prompts.encoder.check_sampling(request.sampling)
         if not request.was_admitted:
             parts.engine.check_waiting(request.tenant, request.priority)
+        timer.spend(Part.QUEUE)
         prompt = await parts.prompts.run(request, parts.claims, self._unwanted.is_set)
+        timer.spend(Part.PREPARE)
         async with parts.claims.hold(
             prompt.directed.request, prompt.rendered.text, prompt.located.forms
         ) as agent:
             self._is_waiting = False
+            timer.spend(Part.QUEUE)
             agent.turn, self._outgoing = self, agent.outgoing
             try:
                 prompt = await parts.prompts.refresh(prompt, parts.claims)
                 self._decoding = Decoding(
-                    parts, request, prompt, agent, self._emit, self._unwanted, self.saved
+                    parts, request, prompt, agent, self._emit, self._unwanted, self.saved, timer
                 )
                 last = await self._decoding.run()
             finally:
