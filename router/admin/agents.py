@@ -1,6 +1,6 @@
 """Routes that list, show, erase, pin and migrate a tenant's own agents."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from starlette.requests import Request
@@ -8,14 +8,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fabric.control.node_calls import PinAgent
-from fabric.ids import AgentId, TenantId
-from router.admin.views.agents import PIN, agent_row, erasure_row
+from fabric.ids import AgentId, AgentKey, TenantId
+from router.admin.views.agents import PIN, AgentFilter, agent_row, erasure_row
 from router.admin.views.moves import MIGRATION
 from router.fleet.fleet import Fleet
-from router.http.auth import agent_key, tenant_of
+from router.http.auth import (
+    ALL_TENANTS,
+    TENANT,
+    agent_key,
+    require_operator,
+    seen_agent_key,
+    seen_tenant,
+)
 from router.http.json_body import read_body
+from router.http.paging import listed, page_of
 from router.http.refusals import query_flag
 from router.http.schema import Flag, Text, only
+from router.limits import AGENTS_PAGE_MAX
 from router.moves.erasures import Erasures
 from router.moves.move_registry import MoveRegistry
 
@@ -33,6 +42,11 @@ class QuotingRuns(Protocol):
     async def forget_quoting(self, tenant: TenantId, agent: AgentId) -> Sequence[str]:
         """Remove the ones that have ended; return their names."""
         ...
+
+
+def _row_name(key: AgentKey, *, is_whole: bool) -> str:
+    """Name an agent in a list; of all tenants, with its tenant."""
+    return "/".join(key) if is_whole else key[1]
 
 
 class AgentsApi:
@@ -56,19 +70,40 @@ class AgentsApi:
         ]
 
     async def index(self, request: Request) -> Response:
-        """List the tenant's agents on all nodes that have reported theirs."""
-        self._fleet.discovery.require_nodes()
-        await self._fleet.membership.refresh(relist=True)
-        tenant = tenant_of(request)
-        directory = self._fleet.directory
-        agents = [agent_row(self._fleet, (tenant, agent)) for agent in directory.agents(tenant)]
-        unheard = list(self._fleet.membership.unreported())
-        unmet = self._fleet.discovery.missing_count
+        """List a tenant's agents on all nodes that have reported theirs, a page at a time.
+
+        Operators may list those of another tenant, or of all.
+        """
+        fleet, query = self._fleet, request.query_params
+        page, wanted = page_of(query, AGENTS_PAGE_MAX), AgentFilter.of(query)
+        keys = self._listed_keys(request)
+        fleet.discovery.require_nodes()
+        await fleet.membership.refresh(relist=True)
+        if wanted.node is not None:
+            fleet.require_node(wanted.node, param="node")
+        is_whole = query.get(TENANT) == ALL_TENANTS
+        found = [key for key in keys() if wanted.matches(fleet, key)]
+        shown, has_more = page.cut(found, lambda key: _row_name(key, is_whole=is_whole))
+        agents = [agent_row(fleet, key) for key in shown]
+        if TENANT in query:
+            agents = [row | {"tenant": key[0]} for row, key in zip(agents, shown, strict=True)]
+        last = _row_name(shown[-1], is_whole=is_whole) if shown else None
+        unheard = list(fleet.membership.unreported())
+        unmet = fleet.discovery.missing_count
         reach = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
-        return JSONResponse({"object": "list", "data": agents, **reach})
+        return JSONResponse(listed(agents, last, has_more=has_more) | reach)
+
+    def _listed_keys(self, request: Request) -> Callable[[], list[AgentKey]]:
+        """Return what lists the agents that the caller may see, by their names in the list."""
+        directory = self._fleet.directory
+        if request.query_params.get(TENANT) == ALL_TENANTS:
+            require_operator(request)
+            return lambda: sorted(directory.all_keys(), key="/".join)
+        tenant = seen_tenant(request)
+        return lambda: [(tenant, agent) for agent in directory.agents(tenant)]
 
     async def show(self, request: Request) -> Response:
-        key = agent_key(request)
+        key = seen_agent_key(request)
         await self._fleet.membership.refresh(relist=True)
         if not self._fleet.directory.holdings(key):
             raise self._fleet.discovery.unknown_agent(key[1])

@@ -3,17 +3,25 @@
 from dataclasses import fields
 from typing import Final
 
+from fabric.limits import NODES_MAX, TURNS_KEPT_MAX
+from fabric.turn.turn_times import TurnTimes
 from router.admin import directives_description as directives
 from router.admin.agents import MIGRATE_BODY, PIN_BODY
 from router.admin.copies import FORK_BODY, PREFETCH_BODY, REPLICATE_BODY
+from router.admin.decisions import FLEET, FLEET_TYPE, TRACE, TRACE_TYPE
 from router.admin.decisions import PATH as DECISIONS_PATH
-from router.admin.decisions import TRACE, TRACE_TYPE
 from router.admin.events import LAST_ID_HEADER
 from router.admin.generate import GENERATE_BODY, PATH
 from router.admin.nodes import FLUSH_BODY
+from router.admin.router import RESTART_BODY
+from router.admin.turns import PATH as TURNS_PATH
+from router.admin.usage import PATH as USAGE_PATH
+from router.admin.usage import USAGE
 from router.admin.views.agents import AGENT as AGENT_SHAPE
 from router.admin.views.agents import PIN
 from router.admin.views.moves import FORK, MIGRATION, PREFETCH, REPLICA, RESUMED
+from router.admin.views.shape import type_schema
+from router.admin.views.turns import TURN
 from router.api.openapi import (
     AGENT,
     AGENT_ID,
@@ -41,7 +49,10 @@ from router.api.openapi import (
 )
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER
+from router.limits import AGENTS_PAGE_MAX, USAGE_PAGE_MAX
+from router.placement.decision import How
 from router.placement.terms import Terms
+from router.turns.tenant_usage import Period
 
 GENERATE_ROUTE: Final = described_turn(
     PATH,
@@ -135,6 +146,17 @@ def _verb(
     )
 
 
+def _page(most: int, usual: int | None = None) -> tuple[Parameter, Parameter]:
+    """Describe the parameters of a page."""
+    says = f"Rows; {usual or most:,} by default."
+    return (
+        Parameter("limit", "query", integer(1, most), says),
+        Parameter("after", "query", text(), "The `last_id` of the page before."),
+    )
+
+
+_TENANT: Final = Parameter("tenant", "query", text(), "For operators: whose data is shown.")
+_PAGED: Final = {"has_more": FLAG, "last_id": nullable(text())}
 _AGENTS: Final = (
     GENERATE_ROUTE,
     Described(
@@ -142,8 +164,18 @@ _AGENTS: Final = (
         "/v1/agents",
         "agents",
         "The tenant's agents.",
-        {JSON: listing(ref("Agent"), complete=FLAG, unheard=array(text()), unmet=integer())},
-        TENANTS,
+        {
+            JSON: listing(
+                ref("Agent"), **_PAGED, complete=FLAG, unheard=array(text()), unmet=integer()
+            )
+        },
+        NAMED,
+        parameters=(
+            *_page(AGENTS_PAGE_MAX),
+            Parameter("node", "query", text(), "Only agents that this node owns."),
+            Parameter("tier", "query", one_of("hot", "disk"), "Only agents in this tier."),
+            Parameter("tenant", "query", text(), "For operators: a tenant, or `*` for all."),
+        ),
     ),
     Described(
         "GET",
@@ -152,7 +184,7 @@ _AGENTS: Final = (
         "One agent: owner, epoch, size, tiers, copies, last match.",
         {JSON: ref("Agent")},
         NAMED,
-        parameters=(AGENT,),
+        parameters=(AGENT, _TENANT),
     ),
     Described(
         "DELETE",
@@ -237,11 +269,12 @@ _AGENTS: Final = (
 _TERMS: Final = answer(**dict.fromkeys((field.name for field in fields(Terms)), number()))
 _DECISION: Final = with_rare(
     answer(
+        id=text(),
         object=one_of("placement.decision"),
         at_s=number(),
         agent=text(),
         node=text(),
-        how=one_of("stay", "move", "load", "recompute"),
+        how=one_of(*How),
         terms=_TERMS,
         first_token_estimate_s=number(),
         outcome=text(),
@@ -253,8 +286,48 @@ _DECISION: Final = with_rare(
         admitted_s=number(),
         first_token_s=nullable(number()),
         ended_s=nullable(number()),
+        turn=nullable(text()),
+        times=nullable(type_schema(TurnTimes)),
     ),
     **{"from": nullable(text())},
+)
+_TURNS_ROUTE: Final = Described(
+    "GET",
+    TURNS_PATH,
+    "agents",
+    "The agent's last turns, the newest first: times, reuse, and why a match ended.",
+    {JSON: listing(TURN.schema(), id=AGENT_ID, has_more=FLAG)},
+    NAMED,
+    parameters=(
+        AGENT,
+        Parameter("limit", "query", integer(1, TURNS_KEPT_MAX), "Turns; all by default."),
+        _TENANT,
+    ),
+)
+_USAGE_ROUTE: Final = Described(
+    "GET",
+    USAGE_PATH,
+    "agents",
+    "What the tenant's turns used, by day or hour (UTC), the newest period first.",
+    {
+        JSON: listing(
+            USAGE.schema(),
+            has_more=FLAG,
+            limits=nullable(
+                answer(
+                    turns=nullable(integer(1)),
+                    tokens_per_minute=nullable(integer(1)),
+                    running_turns=nullable(integer()),
+                )
+            ),
+        )
+    },
+    TENANTS,
+    parameters=(
+        Parameter("period", "query", one_of(*Period), "`day` by default."),
+        Parameter("limit", "query", integer(1, USAGE_PAGE_MAX), "Rows; all by default."),
+        _TENANT,
+    ),
 )
 _NODES: Final = (
     Described(
@@ -262,11 +335,13 @@ _NODES: Final = (
         DECISIONS_PATH,
         "nodes",
         "The last placement decisions, with their terms and outcomes.",
-        {JSON: listing(_DECISION), TRACE_TYPE: text()},
+        {JSON: listing(_DECISION), TRACE_TYPE: text(), FLEET_TYPE: text()},
         _OPERATORS,
         parameters=(
             Parameter("limit", "query", integer(1), "Entries of a list; 100 by default."),
-            Parameter("format", "query", one_of("list", TRACE), "A trace is for the simulator."),
+            Parameter(
+                "format", "query", one_of("list", TRACE, FLEET), "The others are for the simulator."
+            ),
         ),
         key="operator",
     ),
@@ -275,8 +350,12 @@ _NODES: Final = (
         "/v1/nodes",
         "nodes",
         "Nodes and the progress of drains; details for operators only.",
-        {JSON: listing(ref("Node"))},
+        {JSON: listing(ref("Node"), **_PAGED)},
         TENANTS,
+        parameters=(
+            *_page(NODES_MAX),
+            Parameter("state", "query", text(), "Only nodes in this state."),
+        ),
     ),
     Described(
         "POST",
@@ -297,6 +376,25 @@ _NODES: Final = (
         {JSON: answer(node=text(), object=one_of("node.drain"), state=one_of("ready"))},
         _OPERATORS,
         parameters=(_NODE,),
+        key="operator",
+    ),
+    Described(
+        "POST",
+        "/v1/nodes/{node}/restart",
+        "nodes",
+        "Saves every agent and restarts the node's process with the installed code.",
+        {
+            JSON: answer(
+                node=text(),
+                object=one_of("node.restart"),
+                incarnation=nullable(integer()),
+                detail=text(),
+            )
+        },
+        (*_OPERATORS, 409),
+        parameters=(_NODE,),
+        body=RESTART_BODY.schema(),
+        statuses=(202,),
         key="operator",
     ),
     Described(
@@ -329,6 +427,8 @@ def _health(path: str) -> Described:
 
 DESCRIBED: Final = (
     *_AGENTS,
+    _TURNS_ROUTE,
+    _USAGE_ROUTE,
     *_NODES,
     Described(
         "GET",
@@ -337,7 +437,16 @@ DESCRIBED: Final = (
         "Events of agents, moves, nodes and links.",
         {EVENTS: EVENT},
         TENANTS,
-        parameters=(Parameter(LAST_ID_HEADER, "header", text(), "Continues after that event."),),
+        parameters=(
+            Parameter(LAST_ID_HEADER, "header", text(), "Continues after that event."),
+            Parameter("node", "query", text(), "Only events of this node."),
+            Parameter("agent", "query", text(), "Only events of this agent."),
+            Parameter("name", "query", text(), "Only events so named, or beginning so."),
+            Parameter("snapshot", "query", FLAG, "False: begin without a snapshot."),
+            Parameter("follow", "query", FLAG, "False: only the past events that are kept."),
+            Parameter("limit", "query", integer(1), "Events after which the stream ends."),
+            _TENANT,
+        ),
     ),
     Described(
         "GET",
@@ -363,6 +472,25 @@ DESCRIBED: Final = (
         "Makes this router the active one with the votes of those that answer.",
         {JSON: ref("Router")},
         (*_OPERATORS, 409),
+        key="operator",
+    ),
+    Described(
+        "POST",
+        "/v1/router/restart",
+        "fabric",
+        "Restarts this router's process with the installed code, once its streams have ended.",
+        {
+            JSON: answer(
+                object=one_of("router.restart"),
+                wait_s=number(),
+                code=text(),
+                pid=integer(),
+                process=text(),
+            )
+        },
+        (*_OPERATORS, 409),
+        body=RESTART_BODY.schema(),
+        statuses=(202,),
         key="operator",
     ),
     _health("/health"),

@@ -6,19 +6,24 @@
 Operators see everything; a tenant sees its own agents, and what GET /v1/nodes shows it of nodes.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fabric.ids import TenantId
 from router.admin.views.events import Snapshots, event_row
-from router.events import FleetEvents, Subscription
-from router.http.auth import caller_of, tenant_of
+from router.admin.views.shape import Row
+from router.events import FleetEvents, Published, Subscription
+from router.http.auth import TENANT, caller_of, seen_tenant
 from router.http.errors import ErrorDialect
 from router.http.forwarded import Principal
+from router.http.paging import LIMIT, limit_of
+from router.http.refusals import query_flag
 from router.http.sse import COMMENT, EventStream, frame
-from router.limits import FLEET_SNAPSHOT_EVERY_S
+from router.limits import FLEET_SNAPSHOT_EVERY_S, FLEET_STREAM_EVENTS_MAX
 
 LAST_ID_HEADER = "last-event-id"
 SNAPSHOT = "snapshot"
@@ -40,33 +45,92 @@ class EventsApi:
         """Start with a snapshot, or after the last event that the client has seen."""
         if request.method == "HEAD":  # a stream without a body would have no end
             return Response(media_type="text/event-stream")
-        caller = caller_of(request)
-        tenant = tenant_of(request) if caller.operator is None else None
+        caller, wanted = caller_of(request), EventFilter.of(request)
+        if not wanted.follows:
+            return Response(self._past(caller, wanted), media_type="text/event-stream")
         after = request.headers.get(LAST_ID_HEADER)
+        tenant = wanted.tenant
         subscription, is_resumed = self._events.follow(caller.owner, tenant, after)
 
         async def leave() -> None:
             self._events.leave(subscription)
 
-        frames = self._frames(subscription, caller, is_resumed=is_resumed)
+        frames = self._frames(subscription, caller, wanted, is_resumed=is_resumed)
         return EventStream(frames, {}, leave, self._dialect)
 
     async def _frames(
-        self, subscription: Subscription, caller: Principal, *, is_resumed: bool
+        self,
+        subscription: Subscription,
+        caller: Principal,
+        wanted: "EventFilter",
+        *,
+        is_resumed: bool,
     ) -> AsyncGenerator[bytes, None]:
-        yield COMMENT if is_resumed else await self._snapshot(caller)
-        while not subscription.is_closed:
+        begins = not is_resumed and wanted.has_snapshot
+        yield await self._snapshot(caller, wanted) if begins else COMMENT
+        left = wanted.limit
+        while not subscription.is_closed and (left is None or left > 0):
             events = await subscription.take()
             if subscription.missed_count:
                 # A client too slow for events must not get a snapshot each time instead.
                 await subscription.rest(FLEET_SNAPSHOT_EVERY_S)
                 missed = frame({"count": subscription.restart()}, MISSED)
-                yield missed + await self._snapshot(caller)
-            else:
-                rows = ((event_row(e, caller), e.event.name, e.number) for e in events)
-                ids = self._events.id_of
-                yield b"".join(frame(row, name, ids(number)) for row, name, number in rows)
+                more = await self._snapshot(caller, wanted) if wanted.has_snapshot else b""
+                yield missed + more
+                continue
+            found = self._frames_of(events, caller, wanted)[:left]
+            left = None if left is None else left - len(found)
+            yield b"".join(found)
 
-    async def _snapshot(self, caller: Principal) -> bytes:
+    def _past(self, caller: Principal, wanted: "EventFilter") -> bytes:
+        """Return the kept events, or the last `limit` of them."""
+        frames = self._frames_of(self._events.past(wanted.tenant), caller, wanted)
+        return b"".join(frames if wanted.limit is None else frames[-wanted.limit :])
+
+    def _frames_of(
+        self, events: Iterable[Published], caller: Principal, wanted: "EventFilter"
+    ) -> list[bytes]:
+        ids = self._events.id_of
+        rows = ((e, event_row(e, caller)) for e in events)
+        return [
+            frame(row, e.event.name, ids(e.number)) for e, row in rows if wanted.matches(e, row)
+        ]
+
+    async def _snapshot(self, caller: Principal, wanted: "EventFilter") -> bytes:
         name = self._events.last_id  # later events follow it
-        return frame(await self._snapshots.show(caller), SNAPSHOT, name)
+        return frame(await self._snapshots.show(caller, wanted.tenant), SNAPSHOT, name)
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Events that a stream is to have."""
+
+    tenant: TenantId | None  # None: all, for operators
+    node: str | None = None  # also as the source or target of a move
+    agent: str | None = None
+    name: str | None = None  # the event's, or its beginning: `agent`, `move.state`
+    limit: int | None = None  # events, after which the stream ends
+    has_snapshot: bool = True
+    follows: bool = True  # False: those that are kept, and no later ones
+
+    @classmethod
+    def of(cls, request: Request) -> "EventFilter":
+        """Return the filter of a request; raise ForbiddenError for another's tenant."""
+        query = request.query_params
+        is_whole = caller_of(request).operator is not None and TENANT not in query
+        limit = limit_of(query, FLEET_STREAM_EVENTS_MAX) if LIMIT in query else None
+        has_snapshot = query_flag(query, "snapshot", default=True)
+        follows = query_flag(query, "follow", default=True)
+        tenant = None if is_whole else seen_tenant(request)
+        node, agent, name = (query.get(part) for part in ("node", "agent", "name"))
+        return cls(tenant, node, agent, name, limit, has_snapshot, follows)
+
+    def matches(self, published: Published, row: Row) -> bool:
+        """Return whether an event, shown as this row, is one of them."""
+        name = published.event.name
+        nodes = {row.get(field) for field in ("node", "from", "to", "peer")}
+        return (
+            (self.name is None or name == self.name or name.startswith(f"{self.name}."))
+            and (self.node is None or self.node in nodes)
+            and (self.agent is None or row.get("id") == self.agent)
+        )

@@ -7,8 +7,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from router.admin.router import router_row
 from router.admin.views.nodes import DOWN, DRAINING, health_row
 from router.fleet.fleet import Fleet
+from router.fleet.term_keeper import TermKeeper
 from router.http.auth import caller_of, require_operator
 from router.telemetry import Telemetry
 from router.turns.running_turns import RunningTurns
@@ -39,9 +41,10 @@ class HealthApi:
 class MetricsApi:
     """Metrics of the router."""
 
-    def __init__(self, fleet: Fleet, telemetry: Telemetry) -> None:
+    def __init__(self, fleet: Fleet, telemetry: Telemetry, terms: TermKeeper | None) -> None:
         self._fleet = fleet
         self._telemetry = telemetry
+        self._terms = terms
 
     def routes(self) -> list[Route]:
         return [Route("/metrics", self.show, methods=["GET"])]
@@ -49,6 +52,12 @@ class MetricsApi:
     async def show(self, request: Request) -> Response:
         """Render all metrics, of all tenants."""
         require_operator(request)
-        self._telemetry.note_router(is_active=self._fleet.terms.is_active)
+        voted = router_row(self._fleet, self._terms)
+        self._telemetry.note_router(
+            is_active=self._fleet.terms.is_active,
+            expected=voted["voters"],
+            answering=voted["voters_answering"],
+            needed=self._terms.terms.quorum if self._terms is not None else 0,
+        )
         body = self._telemetry.exposition(self._fleet.membership)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""Routes that list nodes and, for operators, flush and drain them."""
+"""Routes that list nodes and, for operators, flush, drain and restart them."""
 
 from typing import Final
 
@@ -6,11 +6,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fabric.control.node_calls import Done, Flush
+from fabric.control.calls import UNKNOWN_CALL, spec_of
+from fabric.control.node_calls import Done, Flush, Restart
+from fabric.errors import ConflictError, RejectedError
+from fabric.limits import NODES_MAX
+from router.admin.router import RESTART_BODY
 from router.admin.views.nodes import drain_row, node_rows
 from router.fleet.fleet import Fleet
 from router.http.auth import caller_of, require_operator, tenant_of
 from router.http.json_body import read_body
+from router.http.paging import listed, page_of
 from router.http.schema import Flag, only
 from router.moves.drains import Drains, DrainState
 
@@ -30,16 +35,21 @@ class NodesApi:
             Route("/v1/nodes/{node}/flush", self.flush, methods=["POST"]),
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/undrain", self.undrain, methods=["POST"]),
+            Route("/v1/nodes/{node}/restart", self.restart, methods=["POST"]),
         ]
 
     async def index(self, request: Request) -> Response:
-        """List all nodes, including lost ones; a tenant sees only its own data on them."""
+        """List nodes, including lost ones, a page at a time; a tenant sees only its own data."""
         caller = caller_of(request)
         if caller.operator is None:
             tenant_of(request)  # raises for callers with neither key
+        page, state = page_of(request.query_params, NODES_MAX), request.query_params.get("state")
         await self._fleet.membership.refresh(relist=caller.operator is None)
         rows = node_rows(self._fleet, self._drains, caller)
-        return JSONResponse({"object": "list", "data": rows})
+        rows = [row for row in rows if state is None or row["state"] == state]
+        shown, has_more = page.cut(rows, lambda row: str(row["name"]))
+        last = str(shown[-1]["name"]) if shown else None
+        return JSONResponse(listed(shown, last, has_more=has_more))
 
     async def flush(self, request: Request) -> Response:
         """Save every agent of a node and, with `drop_hot`, drop their caches in RAM."""
@@ -48,6 +58,24 @@ class NodesApi:
         call = Flush(drop_hot=await read_body(request, FLUSH_BODY, may_be_absent=True))
         done = await self._fleet.link(name).call(call, Done)
         return JSONResponse({"node": name, "detail": done.detail})
+
+    async def restart(self, request: Request) -> Response:
+        """Save every agent of a node and restart its process, once running turns have ended."""
+        require_operator(request)
+        wait_s = await read_body(request, RESTART_BODY)
+        name = self._fleet.require_node(request.path_params["node"], param="node")
+        member = self._fleet.membership.find(name)
+        before = member.view.incarnation if member and member.view else None
+        try:
+            limit_s = spec_of(Restart).timeout_s + wait_s
+            done = await self._fleet.link(name).call(Restart(wait_s), Done, limit_s)
+        except RejectedError as error:
+            if error.code != UNKNOWN_CALL:
+                raise
+            message = f"node {name} runs a version that cannot restart itself: use `down` and `up`"
+            raise ConflictError(message, code="cannot_restart") from None
+        row = {"node": name, "object": "node.restart", "incarnation": before}
+        return JSONResponse(row | {"detail": done.detail}, 202)
 
     async def drain(self, request: Request) -> Response:
         """Start or continue a drain; answer at once: 202 while agents are left, then 200."""

@@ -1,6 +1,7 @@
 """JSON views of agents, their copies, edits, settings and erasure receipts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fabric.codec import to_plain
@@ -12,6 +13,7 @@ from router.admin.views.shape import AnswerShape, Row
 from router.api.openapi import array, one_of, text
 from router.fleet.directory import Holding
 from router.fleet.fleet import Fleet
+from router.http.refusals import refuse
 from router.moves.erasures import Erasure
 
 SETTINGS_TYPES: Final[dict[str, Any]] = {
@@ -113,6 +115,34 @@ AGENT: Final = AnswerShape(
     },
 )
 PIN: Final = AnswerShape(AgentView, "agent.pin", "node", "pinned", "pin_held", id="agent")
+
+
+_TIER_NAMES: Final = ("hot", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFilter:
+    """Agents that a list is to show: those of a node, or in a tier of their owner."""
+
+    node: str | None = None
+    tier: str | None = None
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "AgentFilter":
+        """Return the filter of a query; raise RejectedError for an unknown tier."""
+        tier = query.get("tier")
+        if tier is not None and tier not in _TIER_NAMES:
+            refuse("tier", f"expected one of {', '.join(_TIER_NAMES)}")
+        return cls(query.get("node"), tier)
+
+    def matches(self, fleet: Fleet, key: AgentKey) -> bool:
+        """Return whether an agent is one of them."""
+        if self.node is None and self.tier is None:
+            return True
+        owner = fleet.directory.owner(key)
+        if owner is None or (self.node is not None and owner.node != self.node):
+            return False
+        return self.tier is None or (owner.view is not None and self.tier in owner.view.tiers)
 
 
 def agent_row(fleet: Fleet, key: AgentKey) -> Row:

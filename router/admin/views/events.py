@@ -6,10 +6,12 @@ from dataclasses import dataclass, fields
 from heapq import nlargest
 from typing import Any
 
-from fabric.ids import AgentKey
+from fabric.ids import AgentKey, TenantId
+from fabric.turn.turn_times import TurnTimes
 from router.admin.views.agents import agent_row
 from router.admin.views.nodes import health_row, node_rows
 from router.admin.views.shape import Row
+from router.admin.views.turns import times_row
 from router.events import FleetEvent, Published
 from router.fleet.fleet import Fleet
 from router.http.forwarded import Principal
@@ -33,7 +35,8 @@ def _plain(event: FleetEvent, caller: Principal) -> Row:
         if field.name == "key":
             row |= _agent_name(value, caller)
         else:
-            row[_NAMES.get(field.name, field.name)] = value
+            shown = times_row(value) if isinstance(value, TurnTimes) else value
+            row[_NAMES.get(field.name, field.name)] = shown
     return row
 
 
@@ -50,12 +53,13 @@ class Snapshots:
     drains: Drains
     moves: MoveRegistry
 
-    async def show(self, caller: Principal) -> Row:
-        """Show health, nodes, moves and the most recently used agents.
+    async def show(self, caller: Principal, tenant: TenantId | None = None) -> Row:
+        """Show health, nodes, moves and the most recently used agents, or those of one tenant.
 
         Other tasks run meanwhile; their events follow the snapshot.
         """
-        keys = [key for key in self.fleet.directory.all_keys() if _sees(caller, key)]
+        known = self.fleet.directory.all_keys()
+        keys = [key for key in known if _sees(caller, key) and tenant in (None, key[0])]
         used: list[tuple[float, AgentKey]] = []
         async for part in _in_parts(keys):
             used += ((self._used_s(key), key) for key in part)
@@ -63,9 +67,14 @@ class Snapshots:
         moves = self.moves.progress()
         agents: list[Row] = []
         row: Row = {
+            "caller": {"tenant": caller.tenant, "operator": caller.operator is not None},
             "health": health_row(self.fleet, caller),
             "nodes": node_rows(self.fleet, self.drains, caller),
-            "moves": [_plain(move, caller) for move in moves if _sees(caller, move.key)],
+            "moves": [
+                _plain(move, caller)
+                for move in moves
+                if _sees(caller, move.key) and tenant in (None, move.key[0])
+            ],
             "agents": agents,
             "agents_left_out": len(keys) - len(shown),
         }

@@ -21,7 +21,8 @@ _NODE: Final = AnswerShape(
     "prompt_bytes_max", "agents", "tokens", "bytes", "free", "thermal_state", "bytes_per_token",
     "addresses", "links", "incarnation", "active", "waiting", "queue_s", "prefill_tokens_per_s",
     "decode_tokens_per_s", "self_test", "degraded", "evicted_agents", "reuse", "scrubbed_bytes",
-    "damaged_blocks", "template_warning",
+    "damaged_blocks", "template_warning", "build", "protocol", "usage", "last_exit",
+    "certificate_ends_s", "failed_rounds", "fenced_turns", "control", "control_min",
     beside={"name": str, "state": str, "health": str, "memory": OBJECT, "epoch": int,
             "sampling": OBJECT},
 )  # fmt: skip
@@ -128,8 +129,11 @@ def sampling_in_force(view: NodeView) -> Row:
 def _failure(fleet: Fleet, member: Member) -> Row:
     if member.failure is None:
         return {}
-    left_s = max(0.0, member.failure.again_s - fleet.clock.monotonic_s())
-    return {"failure": member.failure.message, "starts_again_in_s": round(left_s, 1)}
+    row: Row = {"failure": member.failure.message}
+    if member.failure.again_s is not None:
+        left_s = max(0.0, member.failure.again_s - fleet.clock.monotonic_s())
+        row["starts_again_in_s"] = round(left_s, 1)
+    return row
 
 
 DOWN = "unavailable"

@@ -1,0 +1,1 @@
+"""The dashboard: a page at `/` that shows the fabric by the router's public API."""
