@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from router.cli.confirmation import add_confirmation, confirm_loss
 from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of
 from router.cli.errors import FAILED
+from router.cli.move_progress import move_progress
 from router.cli.output import (
     human_bytes,
     human_count,
@@ -28,12 +30,12 @@ _MESSAGE = "a tool call's id, or message:N"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One command on an agent: its options, its request, and the answer as pairs for people."""
+    """Command on an agent: its request, the answer as pairs for people, help, options."""
 
     name: str
-    summary: str
     request: Callable[[FabricAgent, argparse.Namespace], Json]
     pairs: Callable[[Json, argparse.Namespace], Pairs]
+    description: str
     options: tuple[Option, ...] = ()
 
 
@@ -125,29 +127,37 @@ def _message(name: str) -> str | int:
     return int(number) if kind == "message" and number.isdigit() else name
 
 
+def _migrate(agent: FabricAgent, arguments: argparse.Namespace) -> Json:
+    with move_progress(agent, quiet=arguments.json):
+        return agent.migrate(arguments.to)
+
+
 VERBS = (
     Verb(
         "migrate",
-        "move an agent to another node",
-        lambda agent, a: agent.migrate(a.to),
+        _migrate,
         _moved,
+        "Move an agent to another node, also in the middle of an answer, which continues there. To "
+        "undo it, move the agent back.",
         (_option("--to", required=True, metavar="NODE", help="its new node"),),
     ),
     Verb(
         "fork",
-        "make a new agent with the context of another one",
         lambda agent, a: agent.fork(a.name, a.to),
         _forked,
+        "Make a new agent with the context of another one, which stays as it is. `macfabric erase "
+        "NEW` undoes it.",
         (
-            _option("--as", dest="name", required=True, metavar="ID", help="its name"),
+            _option("--as", dest="name", required=True, metavar="NEW", help="its name"),
             _option("--to", metavar="NODE", help="its node (default: the other agent's)"),
         ),
     ),
     Verb(
         "replicate",
-        "keep a copy of an agent on another node",
         lambda agent, a: agent.replicate(a.to, keep=not a.once),
         _replicated,
+        "Keep a copy of an agent on another node, which takes over if the agent's node fails. "
+        "`macfabric evict ID --copy-on NODE` undoes it.",
         (
             _option("--to", required=True, metavar="NODE", help="the node that keeps it"),
             _option("--once", action="store_true", help="copy now, and not after each turn"),
@@ -155,23 +165,25 @@ VERBS = (
     ),
     Verb(
         "prefetch",
-        "load an agent ahead of its turn",
         lambda agent, a: agent.prefetch(a.to),
         _prefetched,
+        "Load an agent into RAM ahead of its turn, or bring a copy to another node's disk. "
+        "`macfabric evict ID` undoes it.",
         (_option("--to", metavar="NODE", help="bring a copy to this node's disk instead"),),
     ),
     Verb(
         "pin",
-        "make an agent the last to be evicted",
         lambda agent, a: agent.pin(pinned=not a.off),
         _pinned,
+        "Make an agent the last to be evicted. --off undoes it.",
         (_option("--off", action="store_true", help="evict it like any other again"),),
     ),
     Verb(
         "decay",
-        "evict an agent early, at once or later",
         lambda agent, a: agent.decay(None if a.off else a.after),
         _retention,
+        "Evict an agent before others, at once or later. --off undoes it; what has been evicted "
+        "meanwhile is computed again at its next turn.",
         (
             _option("--after", type=float, default=0.0, metavar="S", help="after S idle seconds"),
             _option("--off", action="store_true", help="evict it like any other again"),
@@ -179,15 +191,17 @@ VERBS = (
     ),
     Verb(
         "close",
-        "drop a finished agent from RAM, and evict it first",
         lambda agent, _: agent.close(),
         _retention,
+        "Drop a finished agent from RAM, remove its pin, and evict it from disk before others. Its "
+        "next turn undoes that, but not the removal of the pin.",
     ),
     Verb(
         "share",
-        "choose which agents may reuse an agent's memory",
         lambda agent, a: agent.share(a.scope),
         _retention,
+        "Choose which agents may reuse an agent's memory. The other --scope undoes it; but with "
+        "--scope agent, what others have borrowed is removed, and they compute it again.",
         (
             _option(
                 "--scope",
@@ -199,16 +213,18 @@ VERBS = (
     ),
     Verb(
         "evict",
-        "drop an agent from RAM, or a copy of it from disk",
         lambda agent, a: agent.evict(a.copy_on),
         _retention,
+        "Drop an agent from RAM, or a copy of it from disk. The only copy is never dropped. "
+        "`macfabric prefetch ID` and `replicate` undo it.",
         (_option("--copy-on", metavar="NODE", help="the copy on that node's disk instead"),),
     ),
     Verb(
         "supersede",
-        "mark a tool result as replaced by a later one",
         lambda agent, a: agent.supersede(a.earlier, a.later, a.edits),
         _superseded,
+        "Mark a tool result as replaced by a later one: the agent then reads that it was. "
+        "`macfabric direct ID --undo OPERATION` undoes it.",
         (
             _option("earlier", metavar="EARLIER", type=_message, help=_MESSAGE),
             _option("later", metavar="LATER", type=_message, help=_MESSAGE),
@@ -222,9 +238,10 @@ VERBS = (
     ),
     Verb(
         "rebuild",
-        "recompute an agent's memory after its edits, with its next turn",
         lambda agent, _: agent.rebuild(),
         _rebuilt,
+        "Recompute an agent's memory after edits, at its next turn. This cannot be undone: what "
+        "was kept after edits is replaced.",
     ),
 )
 
@@ -232,7 +249,7 @@ VERBS = (
 def add_agent_verbs(commands: Any) -> None:
     """Declare the commands."""
     for verb in VERBS:
-        parser = commands.add_parser(verb.name, help=verb.summary)
+        parser = commands.add_parser(verb.name, description=verb.description)
         add_agent_id(parser)
         for name, settings in verb.options:
             parser.add_argument(name, **settings)
@@ -240,9 +257,9 @@ def add_agent_verbs(commands: Any) -> None:
         parser.set_defaults(run=partial(run_verb, verb))
     erase = commands.add_parser(
         "erase",
-        help="remove every byte of an agent, everywhere",
         description="Remove every byte of an agent, on every node, and print a receipt. This "
-        "cannot be undone: to keep a copy, run `macfabric hibernate ID FILE` first.",
+        "cannot be undone: to keep a copy, run `macfabric hibernate ID FILE` first. On a terminal "
+        "it asks before it erases.",
     )
     add_agent_id(erase)
     erase.add_argument(
@@ -250,6 +267,7 @@ def add_agent_verbs(commands: Any) -> None:
         action="store_true",
         help="also remove ended scenario runs that quote it",
     )
+    add_confirmation(erase)
     add_fabric_options(erase)
     erase.set_defaults(run=run_erase)
 
@@ -262,6 +280,7 @@ def run_verb(verb: Verb, arguments: argparse.Namespace) -> int:
 
 def run_erase(arguments: argparse.Namespace) -> int:
     """Erase an agent and print the receipt; return 1 while a node has not erased its part."""
+    confirm_loss(f"erase {arguments.id} on every node", is_confirmed=arguments.yes)
     receipt = agent_of(arguments).erase(runs=arguments.runs)
     if arguments.json:
         print_json(receipt)

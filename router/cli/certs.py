@@ -24,8 +24,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def add_certs(commands: Any) -> None:
     """Declare the command."""
-    certs = commands.add_parser("certs", help="make or renew the keys of a fabric's members")
-    verbs = certs.add_subparsers(metavar="VERB", required=True)
+    certs = commands.add_parser("certs")
+    verbs = certs.add_subparsers(metavar="VERB")
     create = verbs.add_parser(
         "create",
         help="make the keys that `ray up` needs; again after addresses were added",
@@ -39,9 +39,10 @@ def add_certs(commands: Any) -> None:
     rotate = verbs.add_parser(
         "rotate",
         help="replace the members' key and certificate, and Ray's password",
-        description="Replace them for the Macs of a cluster file, which the next `ray up` "
-        "restarts with the new ones; without FILE, for the fabric in DIR, which must not be "
-        "running. The cluster's key stays: stored agents depend on it.",
+        description="Replace the members' key and certificate and Ray's password: for the Macs of "
+        "a cluster file, which the next `ray up` restarts with the new ones; without FILE, for the "
+        "fabric in DIR, which must not be running. This cannot be undone. The cluster's key stays: "
+        "stored agents depend on it.",
     )
     rotate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="cluster.yaml")
     rotate.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")

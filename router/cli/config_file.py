@@ -1,8 +1,11 @@
-"""Our section of a cluster file."""
+"""Our section of a cluster file, and the lines of its settings."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fabric.errors import RejectedError
 from fabric.hosting import cluster_file
@@ -70,3 +73,44 @@ def keys_of_file(path: Path) -> dict[str, str]:
 def others_may_read(path: Path) -> bool:
     """Return whether a file's mode gives others any rights."""
     return bool(path.stat().st_mode & 0o077)
+
+
+def compose(path: Path) -> Any:
+    """Return the node tree of a YAML file, with line numbers."""
+    return yaml.compose(path.read_text(), yaml.SafeLoader)
+
+
+def line_of(tree: Any, where: str) -> int | None:
+    """Return the line of a setting, or of the nearest one around it; None if there is none."""
+    line, rest = None, where
+    while rest:
+        for name, key, value in _children(tree):
+            if rest == name or (rest.startswith(name) and rest[len(name)] in ".["):
+                line, tree = key.start_mark.line + 1, value
+                rest = rest[len(name) :].removeprefix(".")
+                break
+        else:
+            return line
+    return line
+
+
+def repeated_keys(tree: Any, where: str = "") -> Iterator[tuple[str, int]]:
+    """Yield each key that an earlier one of its map shadows, with its line."""
+    seen = set()
+    for name, key, value in _children(tree):
+        path = f"{where}{'' if name.startswith('[') or not where else '.'}{name}"
+        if name in seen:
+            yield path, key.start_mark.line + 1
+        seen.add(name)
+        yield from repeated_keys(value, path)
+
+
+def _children(tree: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, key node and value node of each child."""
+    if isinstance(tree, yaml.MappingNode):
+        for key, value in tree.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key.value, key, value
+    elif isinstance(tree, yaml.SequenceNode):
+        for at, value in enumerate(tree.value):
+            yield f"[{at}]", value, value

@@ -4,12 +4,16 @@ cluster.key   shared by nodes and router; without it stored caches are unreadabl
 ca.pem, …     certificates of nodes, router and Ray (key_folder.py)
 nodes/NAME/   each node's blocks and manifests
 config.yaml   the settings in force        logs/          what every process printed
+settings.json where they come from, without keys, for `macfabric config show`
 endpoint.json the URL of the router        run.json       the processes of the fabric
 stop.json     seconds that a stop waits for running turns, set by `down --wait`
 runs/         scenarios that the router performs     scenarios/    those of the command line
+upgrade.json  the node that `macfabric upgrade` has drained
 roster.json   nodes of the fabric, which its next router expects
+usage.json    what each tenant used, by hour and day
 launch/       files with a model's limits, for programs that `launch` starts
 operator.key  operator key of the command line; new at each start
+watch.key     key for metrics, nodes and events only; stays
 """
 
 import contextlib
@@ -27,6 +31,7 @@ from typing import Any
 import yaml
 
 from fabric.codec import to_plain
+from fabric.hosting.log_files import LOGS_FOLDER
 from fabric.limits import STOP_WAIT_S_MAX
 from fabric.settings import FabricSettings
 from router.cli.errors import CommandError
@@ -39,6 +44,9 @@ KEPT_TEMPORARIES = frozenset({"mlx"})  # kernels that MLX compiles on Linux, sec
 DATA_VARIABLE = "MACFABRIC_DATA"
 
 OPERATOR_KEY_BYTES = 32
+WATCH_KEY = "watch.key"
+_SETTING_ROWS = "settings.json"
+DEMO_PREFIX = "macfabric-demo-"  # of the names of a demo's data folders
 
 
 def default_data_dir(settings: FabricSettings | None = None) -> Path:
@@ -87,6 +95,16 @@ class DataFolder:
         return self.path / "stopping.json"
 
     @property
+    def upgrade(self) -> Path:
+        """Node that `macfabric upgrade` has drained, until it takes agents again."""
+        return self.path / "upgrade.json"
+
+    @property
+    def usage(self) -> Path:
+        """File with what each tenant used."""
+        return self.path / "usage.json"
+
+    @property
     def roster(self) -> Path:
         """Nodes that the router has heard from, for the next router."""
         return self.path / "roster.json"
@@ -96,15 +114,20 @@ class DataFolder:
         """Records of the router's scenario runs."""
         return self.path / "runs"
 
+    @property
+    def logs(self) -> Path:
+        """What every process printed, and the log files of router and nodes."""
+        return self.path / LOGS_FOLDER
+
     def log(self, name: str) -> Path:
-        return self.path / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def create(self) -> None:
         """Make the folder; raise CommandError if another user owns it."""
         try:
-            for folder in (self.path, self.path / "logs", self.path / "tmp"):
+            for folder in (self.path, self.logs, self.path / "tmp"):
                 make_private_folder(folder)
-            close_to_others(self.path / "logs")  # earlier versions left some files open
+            close_to_others(self.logs)  # earlier versions left some files open
         except OSError as error:
             message = f"{self.path} cannot hold a fabric's data: {error.strerror}"
             raise CommandError(message) from None
@@ -123,6 +146,19 @@ class DataFolder:
             return self.operator_key.read_text().strip() or None
         except (OSError, ValueError):
             return None
+
+    def watch_key(self) -> str | None:
+        """Return the key for watching, made where there is none; it outlives restarts.
+
+        None if others can read it, or it cannot be written.
+        """
+        path = self.path / WATCH_KEY
+        with contextlib.suppress(OSError, ValueError):
+            if not path.exists():
+                write_private(path, secrets.token_hex(OPERATOR_KEY_BYTES))
+            if not path.stat().st_mode & 0o077:
+                return path.read_text().strip() or None
+        return None
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
@@ -163,6 +199,18 @@ class DataFolder:
         """Write the settings in force, in the form of a cluster file."""
         whole = {"metadata": {"macfabric": to_plain(settings)}}
         write_private(self.config, yaml.safe_dump(whole, sort_keys=False))
+
+    def write_setting_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Record the settings in force, without keys, and the origin of each."""
+        write_private(self.path / _SETTING_ROWS, json.dumps({"rows": rows}, default=str))
+
+    def read_setting_rows(self) -> list[dict[str, Any]]:
+        """Return what `write_setting_rows` recorded; raise CommandError without a record."""
+        rows = read_json(self.path / _SETTING_ROWS).get("rows")
+        if not isinstance(rows, list):
+            message = f"{self.path} has no record of its settings: restart the fabric"
+            raise CommandError(message)
+        return rows
 
     def write_run(
         self,
@@ -239,6 +287,26 @@ def make_private_folder(path: Path) -> None:
         )
         raise CommandError(message)
     path.chmod(stat.S_IRWXU)
+
+
+def size_of(path: Path, files_max: int) -> tuple[int, int]:
+    """Return number and bytes of the files below a folder, or of one file, up to a number of them.
+
+    Links count as what they are, and are not followed.
+    """
+    count = size_bytes = 0
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            return 1, status.st_size
+    for directory, _, files in os.walk(path):
+        for name in files:
+            if count >= files_max:
+                return count, size_bytes
+            with contextlib.suppress(OSError):
+                size_bytes += (Path(directory) / name).lstat().st_size
+                count += 1
+    return count, size_bytes
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,11 @@ CLEARED = "[cleared]"
 
 def add_direct(commands: Any) -> None:
     """Declare the commands."""
-    direct = commands.add_parser("direct", help="edit parts of an agent's history, or undo that")
+    direct = commands.add_parser(
+        "direct",
+        description="Edit parts of an agent's history: from its next turn on, the agent reads them "
+        "as edited. --undo and --undo-all bring back what was there.",
+    )
     add_agent_id(direct)
     what = direct.add_argument_group("parts to edit (repeatable; all are edited, or none)")
     named = (

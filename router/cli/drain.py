@@ -6,6 +6,7 @@ from typing import Any
 
 from router.cli.endpoint import add_fabric_options, fabric_of
 from router.cli.errors import FAILED, INTERRUPTED, CommandError
+from router.cli.node_report import DRAINED
 from router.cli.output import (
     Steps,
     human_bytes,
@@ -14,7 +15,7 @@ from router.cli.output import (
     print_pairs,
     print_table,
 )
-from router.cli.terminal import print_error, print_json
+from router.cli.terminal import print_error, print_json, print_line
 from router.client.client import Fabric
 
 POLL_S = 0.5
@@ -24,15 +25,18 @@ def add_drain(commands: Any) -> None:
     """Declare the commands."""
     drain = commands.add_parser(
         "drain",
-        help="empty a node before its lid closes",
         description="Stop a node from taking new agents and move its own to others, fastest "
         "first. Exit status 0 when none is left. Ctrl-C stops watching, not the drain; "
-        "`macfabric undrain NODE` ends it.",
+        "`macfabric undrain NODE` ends it, and undoes it except for the moves.",
     )
     drain.add_argument("--no-wait", action="store_true", help="begin, and do not watch")
     drain.add_argument("--timeout", type=float, metavar="S", help="stop watching after S seconds")
     drain.set_defaults(run=run_drain)
-    undrain = commands.add_parser("undrain", help="let a node take agents again")
+    undrain = commands.add_parser(
+        "undrain",
+        description="Let a node take agents again. Agents that were moved off stay where they are. "
+        "`macfabric drain NODE` undoes it.",
+    )
     undrain.set_defaults(run=run_undrain)
     for parser in (drain, undrain):
         parser.add_argument("node", metavar="NODE", help="as `macfabric nodes` lists it")
@@ -53,7 +57,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
         print_json(drain)
     else:
         _print_drain(drain)
-    return 0 if arguments.no_wait or drain.get("state") == "drained" else FAILED
+    return 0 if arguments.no_wait or drain.get("state") == DRAINED else FAILED
 
 
 def run_undrain(arguments: argparse.Namespace) -> int:
@@ -97,6 +101,8 @@ def _print_drain(drain: dict[str, Any]) -> None:
             ("time", human_seconds(drain.get("seconds"))),
         ]
     )
+    if drain.get("state") == DRAINED:
+        print_line(f"{drain.get('node')} has no agents left: its lid may be closed")
     stuck = drain.get("stuck") or ()
     if stuck:
         rows = ((row.get("id"), row.get("message")) for row in stuck)

@@ -18,10 +18,11 @@ def add_fsck(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "fsck",
-        help="check the stored agents of nodes that do not run, and repair them",
         description=(
-            "Read every record and block again. Exit status 0: sound; 1: problems found or, with "
-            "--repair, left; 2: used wrongly, or a node is running on the folder."
+            "Read every record and block of this machine's stopped nodes, and report damage. "
+            "Nothing is changed without --repair. A repair cannot be undone: what it cuts from "
+            "records is computed again. Exit status 0: sound; 1: problems found or, with --repair, "
+            "left; 2: used wrongly, or a node is running on the folder."
         ),
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
@@ -31,7 +32,7 @@ def add_fsck(commands: Any) -> None:
         metavar="DIR",
         help=f"where cluster.key is (default: DIR, then {SHIPPED_KEYS})",
     )
-    parser.add_argument("--node", metavar="NAME", help="check one node (default: all)")
+    parser.add_argument("--node", metavar="NODE", help="check one node (default: all)")
     parser.add_argument(
         "--repair",
         action="store_true",

@@ -14,6 +14,7 @@ from fabric.control.hibernation_calls import (
     SIGNING_KEY_HEADER,
 )
 from fabric.record.hibernation_file import HibernationHeader, SignedWith, caller_signing_key
+from router.cli.confirmation import add_confirmation, confirm_loss
 from router.cli.endpoint import add_agent_id, add_fabric_options, agent_of, fabric_of
 from router.cli.errors import MISUSED, CommandError
 from router.cli.file_exchange import download, read_header, upload
@@ -27,7 +28,12 @@ AGENT_EXISTS = "agent_exists"  # error code
 
 def add_hibernation(commands: Any) -> None:
     """Declare the commands."""
-    hibernate = commands.add_parser("hibernate", help="write an agent into one signed file")
+    hibernate = commands.add_parser(
+        "hibernate",
+        description="Write an agent into one signed file, which holds its conversation in clear "
+        "text. The agent stays; with --no-keep it is erased once the file is safe, which only "
+        "`macfabric resume FILE` undoes.",
+    )
     add_agent_id(hibernate)
     hibernate.add_argument("file", metavar="FILE", type=Path, help="file to write")
     hibernate.add_argument(
@@ -38,15 +44,24 @@ def add_hibernation(commands: Any) -> None:
     )
     hibernate.add_argument("--force", action="store_true", help="replace an existing FILE")
     hibernate.set_defaults(run=run_hibernate)
-    resume = commands.add_parser("resume", help="bring an agent back from its file")
+    resume = commands.add_parser(
+        "resume",
+        description="Bring an agent back from its file. `macfabric erase ID` undoes it. With "
+        "--replace, the agent of that name is lost, which cannot be undone.",
+    )
     resume.add_argument("file", metavar="FILE", type=Path, help="file that `hibernate` wrote")
     resume.add_argument(
-        "--as", dest="name", metavar="ID", help="name of the agent (default: the one in the file)"
+        "--as", dest="name", metavar="NEW", help="name of the agent (default: the one in the file)"
     )
-    resume.add_argument("--node", help="node to resume on (default: the least busy that fits)")
     resume.add_argument(
-        "--replace", action="store_true", help="replace an existing agent of that name"
+        "--node", metavar="NODE", help="node to resume on (default: the least busy that fits)"
     )
+    resume.add_argument(
+        "--replace",
+        action="store_true",
+        help="replace an agent of that name; this cannot be undone, so on a terminal it asks first",
+    )
+    add_confirmation(resume)
     resume.set_defaults(run=run_resume)
     for parser in (hibernate, resume):
         parser.add_argument(
@@ -119,6 +134,8 @@ def run_resume(arguments: argparse.Namespace) -> int:
         if arguments.node:
             query["node"] = arguments.node
         agent = fabric_of(arguments).agent(arguments.name or header.agent)
+        if arguments.replace:
+            confirm_loss(f"replace {agent.name}, if it exists", is_confirmed=arguments.yes)
         path = f"{agent.path}/resume" + (f"?{urlencode(query)}" if query else "")
         try:
             resumed = upload(agent.fabric, path, headers, file, quiet=arguments.json)

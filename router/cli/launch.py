@@ -265,7 +265,6 @@ def add_launch(commands: Any) -> None:
     names = ", ".join(f"{name} ({client.title})" for name, client in PROGRAMS.items())
     launch = commands.add_parser(
         "launch",
-        help="start an agent program on the fabric: claude, codex, opencode, aider, qwen or any",
         description=f"Start an agent program so that it uses the fabric. CLIENT is one of: {names}."
         " Nothing is written to the program's own configuration; a file with the model's limits,"
         " which aider and qwen need, goes to DIR/launch.",
@@ -274,7 +273,7 @@ def add_launch(commands: Any) -> None:
     launch.add_argument(
         "client", metavar="CLIENT", choices=sorted(PROGRAMS), help="which program to start"
     )
-    launch.add_argument("--model", metavar="NAME", help="which model, if several are served")
+    launch.add_argument("--model", metavar="MODEL", help="which model, if several are served")
     launch.add_argument(
         "--print",
         action="store_true",
@@ -283,17 +282,6 @@ def add_launch(commands: Any) -> None:
     )
     launch.set_defaults(run=run_launch)
     add_fabric_options(launch)
-
-
-def split_off(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line at `--` into our arguments and the program's.
-
-    argparse would mix up the options of both.
-    """
-    if argv[:1] != ["launch"] or "--" not in argv:
-        return argv, ()
-    end = argv.index("--")
-    return argv[:end], argv[end + 1 :]
 
 
 def run_launch(arguments: argparse.Namespace) -> int:

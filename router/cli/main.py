@@ -4,8 +4,10 @@ Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from fabric.errors import FabricError
 from router.cli.errors import (
@@ -18,6 +20,8 @@ from router.cli.errors import (
 )
 from router.cli.terminal import discard_output, flush_output, print_error
 from router.client.http_api import ClientError, InvalidUrlError
+
+COMPLETING: Final = "_ARGCOMPLETE"  # set by the scripts of `macfabric completion`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,12 +64,27 @@ def _run(argv: list[str]) -> int:
     # Imported here, so that Ctrl-C during the imports does not end in a traceback either.
     from router.cli.commands import build_parser
     from router.cli.doctor.import_check import require_own_names
-    from router.cli.launch import split_off
 
-    own_argv, further = split_off(argv)
+    if COMPLETING in os.environ:
+        from router.cli.completion import answer_shell
+
+        return answer_shell()
+
+    own_argv, further = _split_off(argv)
     arguments = build_parser(own_argv).parse_args(own_argv, argparse.Namespace(further=further))
     require_own_names()
     return int(arguments.run(arguments))
+
+
+def _split_off(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line at `--` into our arguments and those of another command.
+
+    argparse would mix up the options of both.
+    """
+    if argv[:1] not in (["launch"], ["service"]) or "--" not in argv:
+        return argv, []
+    end = argv.index("--")
+    return argv[:end], argv[end + 1 :]
 
 
 def _fail(message: str, status: int) -> int:

@@ -27,18 +27,28 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
     No cell is truncated: ids are meant to be copied.
     """
+    available = terminal_columns() if output_is_terminal() else None
+    if available is not None:
+        print_line(f"{title}:")
+    lines, left_out = table_lines(columns, rows, available)
+    for line in lines:
+        print_line(line)
+    if left_out:
+        print_error(f"(not shown in {available} columns: {', '.join(left_out)}; --json has all)")
+
+
+def table_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], available: int | None
+) -> tuple[list[str], list[str]]:
+    """Return aligned lines, the names of the columns first, and the names that do not fit."""
     table = [[escape_line(str(cell)) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
-    shown = len(columns)
-    if output_is_terminal():
-        print_line(f"{title}:")
-        shown = _columns_that_fit(widths, terminal_columns())
+    shown = len(columns) if available is None else _columns_that_fit(widths, available)
+    lines = []
     for row in table:
         cells = zip(row[:shown], widths[:shown], strict=True)
-        print_line(_GAP.join(cell.ljust(width) for cell, width in cells).rstrip())
-    if shown < len(columns):
-        left_out = ", ".join(filter(None, columns[shown:]))
-        print_error(f"(not shown in {terminal_columns()} columns: {left_out}; --json has all)")
+        lines.append(_GAP.join(cell.ljust(width) for cell, width in cells).rstrip())
+    return lines, [name for name in columns[shown:] if name]
 
 
 def _columns_that_fit(widths: Sequence[int], available: int) -> int:

@@ -12,8 +12,8 @@ from router.supervise.ray_member import shipped_member
 
 def add_ray_start(commands: Any) -> None:
     """Declare the command."""
-    ray = commands.add_parser("ray", help="start Ray on this Mac, as cluster.yaml does")
-    start = ray.add_subparsers(metavar="COMMAND", required=True).add_parser(
+    ray = commands.add_parser("ray")
+    start = ray.add_subparsers(metavar="COMMAND").add_parser(
         "start",
         help="start Ray from ~/macfabric, and on the head the router",
         description="Start Ray from ~/macfabric as `ray up` does on each Mac of cluster.yaml. On "

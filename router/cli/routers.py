@@ -27,7 +27,6 @@ def add_routers(commands: Any) -> None:
     """Declare the commands."""
     router = commands.add_parser(
         "router",
-        help="run a second router, which takes over if the first one fails",
         description="Run a router without nodes on an existing Ray cluster. It takes over within "
         "5 seconds if the active one dies, freezes or is cut off; until then it forwards requests. "
         "All routers read the same FILE, with router.standby: true.",
@@ -46,7 +45,6 @@ def add_routers(commands: Any) -> None:
     router.set_defaults(run=run_router)
     voter = commands.add_parser(
         "voter",
-        help="run a third voter, with which two Macs can elect a router",
         description="Grant terms to routers, and do nothing else. Any machine that is mostly on "
         "will do. List its URL in router.voters of the file that all routers read.",
     )
@@ -61,10 +59,9 @@ def add_routers(commands: Any) -> None:
         )
     promote = commands.add_parser(
         "promote",
-        help="make a standby the active router, where too few voters are left to elect it",
         description="Make the router at --url the active one with the votes of the nodes that "
         "answer. Only do this when the other router is off: two routers that are cut off from each "
-        "other could both change the fabric.",
+        "other could both change the fabric. To undo it, promote the other router.",
     )
     add_fabric_options(promote)
     promote.set_defaults(run=run_promote)

@@ -13,6 +13,7 @@ from fabric.errors import FabricError
 from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_KEY
 from fabric.limits import NODES_MAX
 from router.cli.config_file import nodes_expected, read_settings
+from router.cli.config_show import plain_rows
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import require_on_every_mac
@@ -33,7 +34,6 @@ def add_serve(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve on an existing Ray cluster, as cluster.yaml does on its head",
         description="Start a node on every Mac that is in the Ray cluster or joins it, and run the "
         "router. Ray is neither started nor stopped; SIGTERM makes the nodes save everything and "
         "leaves them running.",
@@ -79,6 +79,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         folder.stop_request.unlink(missing_ok=True)
+        in_force = replace(settings, router=router)
+        folder.write_setting_rows(plain_rows(in_force, "serve", arguments))
         keys = Path(settings.keys_dir or folder.path).expanduser()
         if settings.keys_dir:
             _require_same_key(folder, keys)

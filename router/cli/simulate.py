@@ -18,7 +18,6 @@ def add_simulate(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "simulate",
-        help="compare policies of placement on a modelled fleet, without any model or Mac",
         description="Drive the shipped placement over seeded workloads or a trace, in simulated "
         "time, and compare it with the rules of other systems. `--list` names what can be chosen.",
     )

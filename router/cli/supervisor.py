@@ -25,6 +25,7 @@ from router.cli.output import failed_again
 from router.client.client import Fabric
 from router.client.http_api import ClientError
 from router.private_files import write_private
+from router.supervise.failures import describe_status, last_words, words_of
 from router.supervise.keeper import KEEPER, Keeper
 from router.supervise.processes import cpu_seconds, identify, send
 from router.supervise.ray_processes import LocalRay, read_log
@@ -93,7 +94,7 @@ ROUTER = "router"
 ROUTER_GRACE_S = 15.0  # in addition to the wait for running turns
 HURRY_GRACE_S = 3.0
 NODES_GRACE_S = 25.0
-START_TRIES = 3  # of one process, before the fabric has served
+START_TRIES = 5  # of one process, before the fabric has served
 RESTART_WINDOW_S = 120.0
 # Restarts slow down for a process that ends repeatedly. Nodes keep running: they hold memory.
 RESTART_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -277,9 +278,11 @@ class Supervisor:
             self.say(f"{node} {failed_again(event.get('message'), event.get('retry_s'))}")
 
     def _on_exit(self, name: str, status: int | None, why: str) -> None:
-        reason = why or f"ended with status {status}"
+        reason = why or ("ended" if status is None else describe_status(status))
         if name == KEEPER:
             raise self._failure(name, reason)
+        if cause := self._why_ended(name, status):
+            reason += f" ({cause})"
         now_s = time.monotonic()
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
         self._ended[name] = recent
@@ -290,6 +293,13 @@ class Supervisor:
         pause_s = RESTART_PAUSES_S[min(len(recent), len(RESTART_PAUSES_S)) - 1]
         self._held_back[name] = now_s + pause_s
         self.say(f"{name} {reason}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
+
+    def _why_ended(self, name: str, status: int | None) -> str:
+        """Return what the logs of an ended process say of the reason; killed ones say nothing."""
+        ray_node = self.ray.find(name) if self.ray else None
+        if ray_node and self.ray:
+            return self.ray.why_ended(ray_node)
+        return last_words(read_log(self.plan.folder.log(name))) if (status or 0) > 0 else ""
 
     def _may_try_again(self, name: str) -> bool:
         """Return whether an ended process may restart; before it served, only if Ray ended."""
@@ -405,18 +415,6 @@ class Supervisor:
 
     def _failure(self, name: str, reason: str) -> CommandError:
         log = self.plan.folder.log(name)
-        words = _words(read_log(log))[-LOG_TAIL_LINES:]
+        words = words_of(read_log(log))[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in words)
         return CommandError(f"{name} {reason}; the end of {log}:\n{tail or '  | (empty)'}")
-
-
-def _words(log: str) -> list[str]:
-    """Return a log's lines without the frames of tracebacks; their last lines say what failed."""
-    kept, in_frames = [], False
-    for line in log.splitlines():
-        if line.startswith("Traceback (most recent call last)"):
-            in_frames = True
-        elif not (in_frames and line.startswith((" ", "\t"))):
-            in_frames = False
-            kept.append(line)
-    return kept

@@ -7,15 +7,21 @@ escaped here (`fabric/shown_text.py`), and characters that the terminal's encodi
 import contextlib
 import json
 import os
+import select
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
-from typing import Any, TextIO
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TextIO
 
 from fabric.shown_text import escape_block, escape_json, escape_line
 from router.cli.errors import CommandError, describe_os_error
 
 _UTF8 = "utf"
+_DUMB = frozenset({"", "dumb", "unknown"})
 
 
 def print_line(text: object = "", *, flush: bool = False) -> None:
@@ -26,6 +32,11 @@ def print_line(text: object = "", *, flush: bool = False) -> None:
 def print_block(text: str, *, flush: bool = False) -> None:
     """Write text of several lines to standard output."""
     _write(sys.stdout, escape_block(text), flush=flush)
+
+
+def print_part(text: str, *, to_errors: bool = False) -> None:
+    """Write a part of a text that grows to standard output, or to standard error, at once."""
+    _write(sys.stderr if to_errors else sys.stdout, escape_block(text), flush=True, end="")
 
 
 def print_error(text: object) -> None:
@@ -45,9 +56,31 @@ def is_error_stream(stream: object) -> bool:
     return stream is None or stream is sys.stderr
 
 
+def input_is_terminal() -> bool:
+    """Return whether standard input is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def read_line(prompt: str) -> str:
+    """Read a line that is typed, which can be edited; raise EOFError at the end."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - `input` uses it
+    return input(prompt)
+
+
 def output_is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def screen_is_possible() -> bool:
+    """Return whether standard output is a terminal with a screen to redraw."""
+    return output_is_terminal() and os.environ.get("TERM", "dumb") not in _DUMB
+
+
+def output_is_utf8() -> bool:
+    """Return whether standard output takes every character."""
+    return _is_utf8(sys.stdout)
 
 
 def errors_are_terminal() -> bool:
@@ -121,15 +154,79 @@ def start_bar(label: str, total: int, *, counts_bytes: bool = False) -> Progress
     return ProgressBar(bar, bar.add_task(escape_line(label), total=total))
 
 
-def _write(stream: TextIO | None, text: str, *, flush: bool) -> None:
+class LiveScreen:
+    """Screen of the whole terminal, which is left as it was found, also by SIGTERM."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console()
+        self._live = Live(
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._keyboard = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else None
+        self._mode: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        self._on_end = signal.signal(signal.SIGTERM, _interrupt)
+        if self._keyboard is not None:
+            self._mode = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        if self._keyboard is not None and self._mode is not None:
+            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._mode)
+        signal.signal(signal.SIGTERM, self._on_end)
+
+    def size(self) -> tuple[int, int]:
+        """Return the terminal's columns and rows."""
+        return self._console.size.width, self._console.size.height
+
+    def show(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Draw lines of text and style; what does not fit is cut off."""
+        from rich.text import Text
+
+        whole = Text(no_wrap=True, overflow="crop")
+        for text, style in lines:
+            whole.append(f"{_encodable(escape_line(text), sys.stdout)}\n", style)
+        whole.rstrip()
+        with _named_failure(sys.stdout):
+            self._live.update(whole, refresh=True)
+
+    def key(self, wait_s: float) -> str | None:
+        """Return the key that is pressed within `wait_s`, if there is a keyboard."""
+        if self._keyboard is None:
+            time.sleep(wait_s)
+        elif select.select([self._keyboard], [], [], wait_s)[0]:
+            return os.read(self._keyboard, 1).decode("ascii", "replace") or None
+        return None
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _write(stream: TextIO | None, text: str, *, flush: bool, end: str = "\n") -> None:
     if stream is None:  # closed before this process started
         return
-    encoding = stream.encoding or "utf-8"
-    shown = text.encode(encoding, "backslashreplace").decode(encoding)
     with _named_failure(stream):
-        stream.write(f"{shown}\n")
+        stream.write(f"{_encodable(text, stream)}{end}")
         if flush:
             stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Escape the characters that a stream's encoding lacks."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from fabric.settings import FabricSettings, RouterSettings, check_hosts_and_orig
 from router.cli.client_key import add_key_options, with_client_keys
 from router.cli.cluster_down import PROGRESS_S, DownProgress, stop_cluster
 from router.cli.config_file import read_settings
+from router.cli.config_show import plain_rows
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import MISUSED, CommandError
 from router.cli.model_choice import chosen_model
@@ -41,12 +42,11 @@ def add_up(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "up",
-        help="start a fabric on this machine and stay in the foreground",
         description="Start Ray, the nodes and the router on this machine. Ctrl-C, SIGTERM or "
         "`macfabric down` save everything and stop all of it. Nothing is written outside DIR.",
     )
     parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: 1)")
-    parser.add_argument("--model", metavar="PATH", help="a bundled model's name, or a folder")
+    parser.add_argument("--model", metavar="PATH|NAME", help="a bundled model's name, or a folder")
     parser.add_argument("--host", help="address of the HTTP API (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="its port; 0 takes a free one (default: 8000)")
     add_key_options(parser)
@@ -68,7 +68,6 @@ def add_down(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "down",
-        help="stop the fabric that `up` started, also after a crash",
         description="Stop the fabric that runs in DIR after it has saved everything, and end "
         "what a crashed one left behind. With --config, stop the one that `ray up FILE` "
         "started: log in to each of its Macs, save everything, and stop router, nodes and Ray.",
@@ -102,6 +101,7 @@ def run_up(arguments: argparse.Namespace) -> int:
             steps.say(done)
         _require_port(settings.router)
         folder.write_settings(settings)
+        folder.write_setting_rows(plain_rows(settings, "up", arguments))
         ends = catch_signals()
         keeper = Keeper(folder.log("keeper"))
         stack.callback(folder.forget_run)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from router.cli.data_folder import DataFolder
+from router.cli.data_folder import DEMO_PREFIX, DataFolder
 from router.cli.demo.demo_client import (
     Conversation,
     DemoTurn,
@@ -62,7 +62,6 @@ def add_demo(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "demo",
-        help="show on this machine what the fabric does, and leave nothing behind",
         description="Start three nodes in a temporary folder, let four agents learn facts, and "
         "ask for them again hot, after every node was killed, after a move, and from a node "
         "killed a moment ago. Exit status 0 only if every answer and every cache state is true.",
@@ -77,7 +76,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     steps, ends = Steps(), catch_signals()
     # Not $TMPDIR: on macOS its path is too long for Ray's sockets.
     parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes it 0700
-    folder = DataFolder(Path(tempfile.mkdtemp(prefix="macfabric-demo-", dir=parent)))
+    folder = DataFolder(Path(tempfile.mkdtemp(prefix=DEMO_PREFIX, dir=parent)))
     try:
         with _fabric(folder, arguments.model, steps, ends) as ready:
             demo = Demo(ready, steps, ends)

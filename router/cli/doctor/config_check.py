@@ -7,14 +7,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fabric.errors import FabricError
 from fabric.hosting.cluster_file import fabric_section
 from fabric.keys import MADE_KEYS, SHIPPED_KEYS, is_plain
 from fabric.settings import PolicySettings, inspect_settings
 from router.cli.certs import cluster_keys
-from router.cli.config_file import others_may_read, read_cluster_file, with_key_files
+from router.cli.config_file import (
+    compose,
+    line_of,
+    others_may_read,
+    read_cluster_file,
+    repeated_keys,
+    with_key_files,
+)
+from router.cli.config_show import add_show
 from router.cli.doctor.cluster_findings import cluster_findings, host_complaint, named_hosts
 from router.cli.doctor.finding import ConfigFinding, error, warning
 from router.cli.doctor.setting_findings import setting_findings
@@ -23,51 +29,10 @@ from router.cli.terminal import print_json, print_line
 from router.policies.registry import configured_policies
 
 
-def compose(text: str) -> Any:
-    """Return the node tree of a YAML text, with line numbers."""
-    return yaml.compose(text, yaml.SafeLoader)
-
-
-def line_of(tree: Any, where: str) -> int | None:
-    """Return the line of a setting, or of the nearest one around it; None if there is none."""
-    line, rest = None, where
-    while rest:
-        for name, key, value in _children(tree):
-            if rest == name or (rest.startswith(name) and rest[len(name)] in ".["):
-                line, tree = key.start_mark.line + 1, value
-                rest = rest[len(name) :].removeprefix(".")
-                break
-        else:
-            return line
-    return line
-
-
-def repeated_keys(tree: Any, where: str = "") -> Iterator[tuple[str, int]]:
-    """Yield each key that an earlier one of its map shadows, with its line."""
-    seen = set()
-    for name, key, value in _children(tree):
-        path = f"{where}{'' if name.startswith('[') or not where else '.'}{name}"
-        if name in seen:
-            yield path, key.start_mark.line + 1
-        seen.add(name)
-        yield from repeated_keys(value, path)
-
-
-def _children(tree: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, key node and value node of each child."""
-    if isinstance(tree, yaml.MappingNode):
-        for key, value in tree.value:
-            if isinstance(key, yaml.ScalarNode):
-                yield key.value, key, value
-    elif isinstance(tree, yaml.SequenceNode):
-        for at, value in enumerate(tree.value):
-            yield f"[{at}]", value, value
-
-
 def add_config(commands: Any) -> None:
     """Declare the command."""
-    config = commands.add_parser("config", help="work with cluster.yaml")
-    verbs = config.add_subparsers(metavar="VERB", required=True)
+    config = commands.add_parser("config")
+    verbs = config.add_subparsers(metavar="VERB")
     check = verbs.add_parser(
         "check",
         help="check a cluster file before `ray up`",
@@ -77,12 +42,13 @@ def add_config(commands: Any) -> None:
     check.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=run_check)
+    add_show(verbs)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Check a file and print the findings."""
     whole = read_cluster_file(arguments.file)
-    tree = compose(arguments.file.read_text())
+    tree = compose(arguments.file)
     findings = [*ray_findings(whole), *own_findings(whole, Path.cwd()), *_keys(arguments.file)]
     findings += key_findings(whole, arguments.file, datetime.now(UTC))
     lines = {finding.where: line_of(tree, finding.where) for finding in findings}

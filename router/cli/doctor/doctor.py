@@ -83,8 +83,9 @@ def add_doctor(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        help="check this machine, and explain the paths between the nodes",
-        description="Exit status 1 if there is an error; warnings do not count.",
+        description="Check whether this machine can run a fabric, and say over which paths the "
+        "nodes of the running one reach each other. Changes nothing. Exit status 1 if there is an "
+        "error; warnings do not count.",
     )
     parser.add_argument(
         "--config",
@@ -98,6 +99,17 @@ def add_doctor(commands: Any) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Run and print all checks."""
+    report = examine(arguments)
+    if arguments.json:
+        print_json(report)
+    else:
+        for check in report["checks"]:
+            print_line(f"{check['verdict']:7}  {check['name']}: {check['detail']}")
+    return 0 if report["ok"] else FAILED
+
+
+def examine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all checks; return them, the paths between nodes, and whether nothing is wrong."""
     folder = (arguments.data or default_data_dir()).expanduser()
     nodes, fabric_found = look_at_fabric(arguments)
     stations = stations_of(nodes)
@@ -106,14 +118,9 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     models = [*template_checks(nodes), *sampling_checks(nodes)]
     found = [fabric_found, *models, *link_checks(stations)]
     checks = [*machine_checks(folder, settings), *keys, *found]
-    wrong = any(check.verdict == "error" for check in checks)
-    if arguments.json:
-        rows, links = [asdict(check) for check in checks], link_rows(stations)
-        print_json({"ok": not wrong, "checks": rows, "links": links})
-    else:
-        for check in checks:
-            print_line(f"{check.verdict:7}  {check.name}: {check.detail}")
-    return FAILED if wrong else 0
+    is_fine = all(check.verdict != "error" for check in checks)
+    rows = [asdict(check) for check in checks]
+    return {"ok": is_fine, "checks": rows, "links": link_rows(stations)}
 
 
 def settings_of(file: Path | None, folder: Path) -> FabricSettings:

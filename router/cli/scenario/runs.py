@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from fabric.codec import from_plain
 from fabric.errors import FabricError
+from router.cli.confirmation import confirm_loss
 from router.cli.endpoint import fabric_of
 from router.cli.errors import FAILED, INTERRUPTED, MISUSED, CommandError, LocatedError
 from router.cli.output import print_answer, print_table
@@ -33,7 +34,7 @@ from router.scenario.source import file_source
 PATH = "/v1/scenarios"
 RECONNECT_S = 1.0
 RECONNECT_TRIES = 60  # while a router restarts
-_ENDED = "ended"
+_ENDED, _RUNNING = "ended", "running"
 
 
 def run_runs(arguments: argparse.Namespace) -> int:
@@ -53,7 +54,10 @@ def run_runs(arguments: argparse.Namespace) -> int:
 
 def run_cancel(arguments: argparse.Namespace) -> int:
     """Cancel a running run, or delete a finished one."""
-    answer = fabric_of(arguments).call("DELETE", _path(arguments.id))
+    fabric, path = fabric_of(arguments), _path(arguments.id)
+    if fabric.get(path).get("state") != _RUNNING:
+        confirm_loss(f"delete run {arguments.id} and its files", is_confirmed=arguments.yes)
+    answer = fabric.call("DELETE", path)
     result = "deleted, with all its files" if answer.get("deleted") else "cancelled, and kept"
     return print_answer(answer, [(arguments.id, result)], as_json=arguments.json)
 

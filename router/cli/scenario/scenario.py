@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import FabricError
+from router.cli.confirmation import add_confirmation
 from router.cli.endpoint import add_fabric_options
 from router.cli.errors import CommandError, LocatedError
 from router.cli.output import print_table
@@ -13,7 +14,7 @@ from router.cli.terminal import print_json, print_line
 from router.scenario.diagnostics import ScenarioError
 from router.scenario.reader import json_schema
 from router.scenario.scenario import Scenario
-from router.scenario.source import read_scenario_file, shipped_names, shipped_scenario
+from router.scenario.source import read_scenario_file, shipped_scenario, shipped_titles
 
 _WHAT = "a scenario file, or the name of a shipped scenario"
 
@@ -22,9 +23,8 @@ def add_scenario(commands: Any) -> None:
     """Declare the commands."""
     scenario = commands.add_parser(
         "scenario",
-        help="agents' scenarios: run, check, list, show, schema, runs, cancel",
     )
-    verbs = scenario.add_subparsers(metavar="VERB", required=True)
+    verbs = scenario.add_subparsers(metavar="VERB")
     run = verbs.add_parser(
         "run",
         help="run a scenario in the fabric's router and follow it",
@@ -40,9 +40,11 @@ def add_scenario(commands: Any) -> None:
     run.add_argument("--as", dest="namespace", default="", metavar="NAME",
                      help="use separate agents for this series of runs")  # fmt: skip
     run.add_argument(
-        "--run", dest="run_name", metavar="NAME", help="the run's name (default: date and time)"
+        "--run", dest="run_name", metavar="RUN", help="the run's name (default: date and time)"
     )
-    run.add_argument("--model", help="a model that the fabric serves (default: its first)")
+    run.add_argument(
+        "--model", metavar="MODEL", help="a model that the fabric serves (default: its first)"
+    )
     run.add_argument("--cold", action="store_true",
                      help="also run without a cache, and compare")  # fmt: skip
     run.add_argument("--repeat", type=int, default=1, metavar="N",
@@ -60,8 +62,14 @@ def add_scenario(commands: Any) -> None:
         verb.set_defaults(run=command)
     runs = verbs.add_parser("runs", help="list the router's runs")
     runs.set_defaults(run=run_runs)
-    cancel = verbs.add_parser("cancel", help="cancel a run, or delete one that has ended")
-    cancel.add_argument("id", metavar="ID", help="as `scenario runs` lists it")
+    cancel = verbs.add_parser(
+        "cancel",
+        help="cancel a run, or delete one that has ended",
+        description="Cancel a run, which `scenario run --run RUN` resumes; or delete one that has "
+        "ended, with its transcript, which cannot be undone: on a terminal it asks first.",
+    )
+    cancel.add_argument("id", metavar="RUN", help="as `scenario runs` lists it")
+    add_confirmation(cancel)
     cancel.set_defaults(run=run_cancel)
     for parser in (runs, cancel):
         add_fabric_options(parser)
@@ -116,7 +124,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 def run_list(arguments: argparse.Namespace) -> int:
     """List the shipped scenarios."""
-    titles = {name: shipped_scenario(name).title or "" for name in shipped_names()}
+    titles = shipped_titles()
     if arguments.json:
         print_json({"data": [{"name": name, "title": title} for name, title in titles.items()]})
     else:

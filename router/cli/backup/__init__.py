@@ -1,0 +1,1 @@
+"""`macfabric backup` and `restore`: a fabric's keys and agents in one folder, and back."""

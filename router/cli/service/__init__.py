@@ -1,0 +1,1 @@
+"""`macfabric service`: units with which launchd or systemd runs a part of a fabric."""

@@ -1,0 +1,1 @@
+"""`macfabric support-bundle`: what a maintainer needs to know, without secrets and names."""

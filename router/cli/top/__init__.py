@@ -1,0 +1,1 @@
+"""`macfabric top`: the fabric as it is now, in the terminal."""
