@@ -50,6 +50,7 @@ class ApiRequest:
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
     left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling
     session: AgentId | None = field(default=None, kw_only=True)  # by a header of coding agents
+    sub_agent: AgentId | None = field(default=None, kw_only=True)  # likewise
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(
@@ -64,6 +65,7 @@ class ApiRequest:
             retain_s=self.retain_s,
             left_out=self.left_out,
             session=self.session,
+            sub_agent=self.sub_agent,
         )
 
 

@@ -22,8 +22,8 @@ from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER, PREFETCH_HEADER, PRIORITY_HEADER
 
 # Statuses of every route, including those of the middleware.
-EVERYWHERE: Final = (400, 401, 408, 413, 414, 429, 431, 500, 503, 529)
-TENANTS: Final = (*EVERYWHERE, 403)  # 403: an operator's key alone does not do
+EVERYWHERE: Final = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503, 529)
+TENANTS: Final = EVERYWHERE
 NAMED: Final = (*TENANTS, 404)
 WRITES: Final = (*NAMED, 409, 507)
 MEANINGS: Final = {

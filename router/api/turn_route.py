@@ -21,10 +21,11 @@ from router.api.models import ModelNames
 from router.api.shared_fields import unenforced_names
 from router.fresh_ids import fresh_operation
 from router.http.auth import tenant_of
+from router.http.errors import request_id_of
 from router.http.json_body import read_parsed
 from router.http.refusals import refuse
 from router.http.sse import EventStream
-from router.http.turn_headers import ignored_header, session_of
+from router.http.turn_headers import ignored_header, session_of, sub_agent_of
 from router.turn_request import TurnRequest
 from router.turns.answer import cache_headers, gather
 from router.turns.fan_out import FanOut
@@ -65,6 +66,7 @@ async def answer_turn(
     tenant = tenant_of(request)
     parsed: ApiRequest = await adapter.with_history(tenant, sent)
     parsed, turn = await unless_disconnected(request.receive, turn_of(services, tenant, parsed))
+    turn = replace(turn, id=request_id_of(request.scope))
     if parsed.batch is not None:
         return await _answer_batch(
             cast("BatchAdapter[Any]", adapter), services.turns, request, parsed, turn
@@ -110,8 +112,13 @@ def parsed_request(adapter: ApiAdapter[A], headers: Mapping[str, str], sent: dic
         refuse("macfabric.truncation", _KEEPS_MEMORY)
     prompt = parsed.prompt
     unenforced = unenforced_names(parsed.sampling.output, prompt.tools or (), prompt.calls)
-    session = session_of(headers)
-    return replace(parsed, edits=edits, ignored=parsed.ignored + unenforced, session=session)
+    return replace(
+        parsed,
+        edits=edits,
+        ignored=parsed.ignored + unenforced,
+        session=session_of(headers),
+        sub_agent=sub_agent_of(headers),
+    )
 
 
 async def _answer_batch(

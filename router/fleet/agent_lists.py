@@ -7,6 +7,7 @@ from functools import partial
 from fabric.control.agent_at import AgentName
 from fabric.control.change_calls import COLUMNS, AgentChanges, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
+from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import FabricError, RejectedError
 from fabric.ids import AgentKey, NodeName
 from router.fleet.directory import Directory
@@ -88,7 +89,7 @@ async def read_list(
             agents[name] = _joined(agents.pop(name, None), item)
             gone.pop(name, None)
     message = f"the list of {link.name} has no end"
-    raise FabricError(message, code="bad_node_answer")
+    raise FabricError(message, code=BAD_NODE_ANSWER)
 
 
 async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
@@ -101,7 +102,7 @@ async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
         agents = tuple(row.listed() for row in found.agents)
     except RejectedError as error:
         message = f"{link.name} sent an invalid list: {error.message}"
-        raise FabricError(message, code="bad_node_answer") from None
+        raise FabricError(message, code=BAD_NODE_ANSWER) from None
     version, gone = (found.incarnation, found.changes), found.gone or ()
     return AgentList(link.name, *version, agents, found.since, gone, bool(found.more))
 

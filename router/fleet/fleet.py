@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fabric.assumed_speeds import DECODE_TOKENS_PER_S
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import READY, AgentView, NodeView
 from fabric.errors import ConflictError, RetryLaterError
-from fabric.ids import AgentKey, NodeName
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.limits import BODY_BYTES_MAX, HEARTBEAT_S
 from fabric.net.links import LinkKind, LinkView
 from fabric.ports import Clock
@@ -167,6 +168,23 @@ class Fleet:
         self.life = term
         self.directory.begin_term()
         self.membership.await_reports()
+
+    def recompute_s(self, node: NodeName, tokens: int) -> float:
+        """Estimate how long a node computes the first tokens of a prompt; 0 without a speed."""
+        view = self._view(node)
+        reported = view.prefill_tokens_per_s if view is not None else 0.0
+        speed = self.profiles.of(node).prefill_tokens_per_s(reported, tokens / 2)
+        return tokens / speed if speed > 0 else 0.0
+
+    def decode_tokens_per_s(self, node: NodeName) -> float:
+        """Return a node's measured speed of all answers, or the assumed one."""
+        member = self.membership.find(node)
+        measured = member.view.decode_tokens_per_s if member and member.view else 0.0
+        return measured or DECODE_TOKENS_PER_S
+
+    def tenant_alias(self, tenant: TenantId) -> str:
+        """Return the name of a tenant in traces, which does not reveal its own."""
+        return self.alias((tenant, AgentId("")))
 
     def link(self, name: NodeName) -> NodeLink:
         """Return the link to a known node; raise NodeLostError for others."""

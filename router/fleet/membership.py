@@ -12,13 +12,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
 from fabric.control.calls import UNKNOWN_CALL
 from fabric.control.change_calls import OTHER_COLUMNS, DescribeChanges, ViewChanges
 from fabric.control.node_calls import ASLEEP, AgentList, Describe, NodeView
+from fabric.control.versions import BAD_NODE_ANSWER, check_versions, why_refused
 from fabric.errors import FabricError, RejectedError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
@@ -26,7 +27,7 @@ from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
-from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
+from router.limits import LEASE_S, LISTED_AT_ONCE, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
@@ -78,10 +79,10 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Reason why a node did not start, and when it retries by the router's clock."""
+    """Reason why a node did not start, or cannot be served with, and when it starts again."""
 
     message: str
-    again_s: float
+    again_s: float | None = None  # by the router's clock; None: not by itself
 
 
 @dataclass(slots=True)
@@ -129,17 +130,20 @@ async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[
             member.knows_changes = False  # an older node
         else:
             return _changed(member, changes, known), (changes.view, changes.links)
-    return await member.link.call(Describe(), NodeView, timeout_s), (0, 0)
+    whole = await member.link.call(Describe(), NodeView, timeout_s)
+    check_versions(member.name, {"control": whole.control, "control_min": whole.control_min})
+    return whole, (0, 0)
 
 
 def _changed(member: Member, changes: ViewChanges, known: NodeView | None) -> NodeView:
     is_same_life = known is not None and changes.incarnation == known.incarnation
     try:
+        check_versions(member.name, changes.fields)
         return changes.applied_to(known if is_same_life else None)
     except RejectedError as error:
         member.known = (0, 0)  # the next heartbeat asks for all
         message = f"{member.name} sent invalid changes: {error.message}"
-        raise FabricError(message, code="bad_node_answer") from None
+        raise FabricError(message, code=BAD_NODE_ANSWER) from None
 
 
 async def _read_list(member: Member, known: tuple[int, int]) -> AgentList:
@@ -304,9 +308,11 @@ class Membership:
         if member is not None:
             await self._describe(member, HEARTBEAT_S)
 
-    def nudge(self, name: NodeName) -> None:
-        """Send one node a heartbeat now, unless one is in progress."""
+    def nudge(self, name: NodeName, *, whole: bool = False) -> None:
+        """Send a node a heartbeat now, unless one is in progress; `whole` asks for all of it."""
         member = self._members.get(name)
+        if member and whole:
+            member.known = (0, 0)
         if member and (member.pulse is None or member.pulse.done()):
             member.pulse = asyncio.create_task(self._pulse(member))
 
@@ -418,6 +424,9 @@ class Membership:
                 member.heartbeat_s = sent_s  # no stale state to protect
             return False
         except FabricError as error:
+            if why := why_refused(error):
+                self._note_refused(member, why)
+                return False
             # The lease handles its silence.
             member.failure, member.was_settled = None, member.was_settled and not member.failure
             _LOG.debug("no heartbeat from %s: %s", member.name, error.code)
@@ -431,6 +440,7 @@ class Membership:
             member.known = known
             member.heartbeat_s = max(sent_s, member.heartbeat_s)
             member.link.http_url = view.http_url.rstrip("/")
+            member.link.reads_origins = view.reads_origins
             if sent_s >= self._reports_since_s and member.listed == member.state:
                 self._unlisted.discard(member.name)  # its list of agents is the latest one
             if restarted:
@@ -439,6 +449,12 @@ class Membership:
                 self._observer.on_restart(member.name)
             self._note_view(member)
         return True
+
+    def _note_refused(self, member: Member, why: str) -> None:
+        """Show why a node that answers is refused; its lease ends as that of a silent one."""
+        if member.failure is None or member.failure.message != why:
+            _LOG.error("%s", why)
+        member.failure, member.was_settled = StartFailure(why), False
 
     def _note_view(self, member: Member) -> None:
         assert member.view is not None, "it has answered"
@@ -469,6 +485,10 @@ class Membership:
         if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
             return  # the next heartbeat asks again
         await self._observer.on_list(agents, requested_s)
+        items, agents = list(agents.agents), replace(agents, agents=())
+        while items:  # freeing a long list at once blocks the loop for 130 ms
+            del items[-LISTED_AT_ONCE:]
+            await asyncio.sleep(0)
         version = (agents.incarnation, agents.changes)
         same_life = member.listed is not None and member.listed[0] == agents.incarnation
         if not same_life or member.listed is None or version >= member.listed:

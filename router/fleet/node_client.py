@@ -18,14 +18,18 @@ import aiohttp
 from fabric.codec import dump_json, parse_json
 from fabric.control.calls import (
     CONTROL_PATH,
+    NO_ORIGIN,
     NODE_HEADER,
+    CallOrigin,
     CallRoute,
+    CallSpec,
     ErrorReply,
     decode_reply,
     encode_call,
     spec_of,
 )
 from fabric.control.term_calls import TERM_HEADER
+from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import (
     ConflictError,
     FabricError,
@@ -39,6 +43,7 @@ from fabric.errors import (
     StartFailedError,
     TooLargeError,
 )
+from fabric.hosting.turn_context import call_origin
 from fabric.ids import NodeName
 from fabric.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from fabric.turn.generation import (
@@ -128,6 +133,7 @@ class NodeLink(Protocol):
 
     name: NodeName
     http_url: str
+    reads_origins: bool  # its node reads calls that name their turn
 
     async def call(
         self, message: object, kind: type[Reply], timeout_s: float | None = None
@@ -176,6 +182,7 @@ class HttpNodeLink:
         self._terms = terms
         self.name = name
         self.http_url = ""  # known from the node's heartbeat
+        self.reads_origins = False  # likewise
         self._transport = transport
         self._http = http
         self._secret = secret
@@ -190,7 +197,7 @@ class HttpNodeLink:
         spec = spec_of(type(message))
         assert spec.reply is kind, "callers know the replies to their calls"
         limit_s = spec.timeout_s if timeout_s is None else timeout_s
-        raw_call = encode_call(message, None if spec.is_open else self._terms.current())
+        raw_call = encode_call(message, origin=self._origin(spec))
         try:
             async with asyncio.timeout(limit_s):
                 by_http = self._uses_http and spec.route is CallRoute.HTTP and self.http_url
@@ -203,7 +210,7 @@ class HttpNodeLink:
             reply = decode_reply(kind, raw)
         except RejectedError as error:
             text = f"{self.name} sent an invalid reply to {type(message).__name__}: {error.message}"
-            raise FabricError(text, code="bad_node_answer") from None
+            raise FabricError(text, code=BAD_NODE_ANSWER) from None
         if isinstance(reply, ErrorReply):
             self._note(reply.code)
             raise remote_error(
@@ -214,6 +221,13 @@ class HttpNodeLink:
                 retry_after_s=reply.retry_after_s,
             )
         return reply
+
+    def _origin(self, spec: CallSpec) -> CallOrigin:
+        """Return the origin of a call; heartbeats and the like work for no turn."""
+        if spec.is_open:
+            return NO_ORIGIN
+        term = self._terms.current()
+        return call_origin(term) if self.reads_origins else CallOrigin(term)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Stream the events of a turn; closing the generator cancels it."""
@@ -324,7 +338,7 @@ class HttpNodeLink:
                     reply += chunk
                     if len(reply) > CONTROL_BYTES_MAX:
                         message = f"an answer of {self.name} is over {CONTROL_BYTES_MAX} bytes"
-                        raise FabricError(message, code="bad_node_answer")
+                        raise FabricError(message, code=BAD_NODE_ANSWER)
             finally:
                 self._http.release(answer)
         return bytes(reply)
@@ -384,7 +398,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> FabricError:
         param, wait = error.get("param"), error.get("retry_after_s")
     except (RejectedError, KeyError, TypeError, AttributeError):
         text = f"the node answered HTTP {response.status} without a known error body"
-        return remote_error(response.status, "bad_node_answer", text)
+        return remote_error(response.status, BAD_NODE_ANSWER, text)
     return remote_error(
         response.status,
         code,

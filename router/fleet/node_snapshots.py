@@ -80,6 +80,7 @@ class NodeSnapshots:
             turn_order=ledger.turn_order(name),
             cold_order=ledger.cold_order(name),
             coming_bytes=ledger.coming_bytes(name),
+            leaving_bytes=ledger.leaving_bytes(name),
             profile=self._profiles.of(name),
         )
         return taken

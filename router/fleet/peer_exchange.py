@@ -80,6 +80,7 @@ class PeerExchange:
         present = {view.name: (view.incarnation, view.addresses) for view in views}
         if present == self._present:
             return
+        await asyncio.sleep(0)
         for name in self._present.keys() - present.keys():
             self._neighbours.drop(name)
         changed = [name for name in present if self._present.get(name) != present[name]]

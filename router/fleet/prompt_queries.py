@@ -7,6 +7,7 @@ from typing import TypeVar
 import aiohttp
 
 from fabric.codec import dump_json, from_plain, parse_json
+from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import FabricError, RejectedError, RetryLaterError
 from fabric.ids import NodeName
 from fabric.limits import TURN_BODY_BYTES_MAX, TURN_ITEMS_MAX
@@ -69,7 +70,7 @@ async def _query(fleet: Fleet, node: NodeName, path: str, turn: TurnRequest, kin
             raw += chunk
             if len(raw) > TURN_BODY_BYTES_MAX:
                 text = f"{node} sent an answer over {TURN_BODY_BYTES_MAX} bytes"
-                raise FabricError(text, code="bad_node_answer")
+                raise FabricError(text, code=BAD_NODE_ANSWER)
     except (aiohttp.ClientError, OSError) as error:
         text = f"the connection to {node} broke ({type(error).__name__})"
         raise NodeLostError(text, node) from None
@@ -79,5 +80,5 @@ async def _query(fleet: Fleet, node: NodeName, path: str, turn: TurnRequest, kin
         reply: T = from_plain(kind, parse_json(bytes(raw), items_max=TURN_ITEMS_MAX), "answer")
     except RejectedError as error:
         text = f"{node} sent an invalid answer about a prompt: {error.message}"
-        raise FabricError(text, code="bad_node_answer") from None
+        raise FabricError(text, code=BAD_NODE_ANSWER) from None
     return reply

@@ -5,11 +5,13 @@ the callers know which calls are safe to repeat.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -82,11 +84,14 @@ def disconnect() -> None:
 class Driver:
     """Client of Ray in this process, which can leave the cluster and rejoin it.
 
-    Meanwhile calls wait, as a call would end the whole process. Calls in progress are lost.
+    Meanwhile calls wait, as a call would end the whole process. Calls in progress are lost. So
+    would the end of a reference to a result that Ray still owes, while the driver leaves: all are
+    kept until it has left, also those of calls that were cancelled.
     """
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Future[Any]] = set()
+        self._owed: dict[int, Any] = {}  # references to results, by identity
         self._has_joined = asyncio.Event()
         self._has_joined.set()
 
@@ -96,7 +101,8 @@ class Driver:
 
     async def result(self, reference: Any) -> Any:
         """Return the result of a call; raise ConnectionError if the driver leaves meanwhile."""
-        call = asyncio.ensure_future(_result(reference))
+        call = self._follow(reference)
+        del reference
         self._calls.add(call)
         try:
             await asyncio.wait({call})
@@ -108,17 +114,53 @@ class Driver:
             self._calls.discard(call)
             call.cancel()
 
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
+    def _follow(self, reference: Any) -> asyncio.Future[Any]:
+        """Return a future of a reference's result; the reference is kept until Ray has it."""
+        loop, key = asyncio.get_running_loop(), id(reference)
+        call: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: concurrent.futures.Future[Any]) -> None:
+            if self._has_joined.is_set():
+                self._owed.pop(key, None)
+            if call.done():
+                return
+            error = result.exception()
+            if error is not None:
+                call.set_exception(error)
+            else:
+                call.set_result(result.result())
+
+        self._owed[key] = reference
+        reference.future().add_done_callback(partial(_soon, loop, settle))
+        return call
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
         """Cancel calls in progress, and have further calls wait until a cluster is joined."""
         self._has_joined.clear()
-        for call in self._calls:
+        for call in tuple(self._calls):
             call.cancel()
+        while self._calls:  # noqa: ASYNC110 - until only `_owed` has references
+            await asyncio.sleep(0)
         try:
             yield
         finally:
             if ray.is_initialized():
                 self._has_joined.set()
+
+    def forget_owed(self) -> None:
+        """Forget the results that Ray owes, once the driver has left."""
+        self._owed.clear()
+
+
+def _soon(
+    loop: asyncio.AbstractEventLoop,
+    settle: Callable[[concurrent.futures.Future[Any]], None],
+    result: "concurrent.futures.Future[Any]",
+) -> None:
+    """Settle a call in its event loop, from one of Ray's threads."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the router has stopped
+        loop.call_soon_threadsafe(settle, result)
 
 
 class ActorTransport:
@@ -175,7 +217,7 @@ class ActorRoster:
         """Return the transports of all nodes, after looking for new and restarted actors."""
         try:
             if self._address is not None and await asyncio.to_thread(_is_orphaned):
-                with self._driver.away():
+                async with self._driver.away():
                     await self._rejoin(self._address)
                     await self._find_actors()
             else:
@@ -199,13 +241,10 @@ class ActorRoster:
             transport.handle = None
         try:
             await asyncio.to_thread(disconnect)
+            self._driver.forget_owed()
             await asyncio.to_thread(connect, address, self._namespace)
         finally:
             self._on_joined()  # also after a failed attempt
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
 
 
 def _is_orphaned() -> bool:

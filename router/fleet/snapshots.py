@@ -21,11 +21,21 @@ from router.placement.decision import TurnFacts
 from router.placement.destination import ANSWER_TOKENS, MESSAGE_TOKENS
 from router.placement.placement import SERVING
 from router.placement.sketch_index import Level, Match
-from router.placement.snapshot import AgentHolder, FleetSnapshot, HolderRole, PrefixHolder
+from router.placement.snapshot import (
+    AgentHolder,
+    FleetSnapshot,
+    HolderRole,
+    NodeSnapshot,
+    PrefixHolder,
+)
 from router.turn_request import TurnRequest
 
 
-def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> TurnFacts:
+def facts_of(
+    turn: TurnRequest,
+    given_up: frozenset[NodeName] = frozenset(),
+    full: frozenset[NodeName] = frozenset(),
+) -> TurnFacts:
     """Return the facts about a turn that placement needs."""
     named = turn.key is not None
     return TurnFacts(
@@ -36,6 +46,8 @@ def facts_of(turn: TurnRequest, given_up: frozenset[NodeName] = frozenset()) -> 
         agent=turn.identity.agent if named else None,
         group=None if named else turn.identity.agent,
         given_up=given_up,
+        full=full,
+        may_fetch=turn.resume is None,
     )
 
 
@@ -43,6 +55,7 @@ def of_turn(
     fleet: Fleet,
     turn: TurnRequest,
     given_up: frozenset[NodeName] = frozenset(),
+    full: frozenset[NodeName] = frozenset(),
     *,
     is_whole: bool = False,
     may_move: bool = False,
@@ -58,9 +71,10 @@ def of_turn(
         holders = _holders(fleet.directory, turn.key)
     elif turn.identity.agent is not None:
         owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
-        group_nodes = tuple(owner.node for owner in owners)
-    elif turn.session is not None:
-        group_nodes = fleet.sessions.nodes(turn.tenant, turn.session)
+        last = fleet.sessions.nodes(turn.tenant, turn.sub_agent)
+        group_nodes = (*last, *(owner.node for owner in owners))
+    else:
+        group_nodes = fleet.sessions.nodes(turn.tenant, turn.sub_agent, turn.session)
     if is_whole or not fleet.nodes.is_large:
         prefixes = _prefixes(fleet, turn)
         key = turn.key or _continued_agent(turn, prefixes)
@@ -74,7 +88,7 @@ def of_turn(
             names |= _least_loaded(fleet, next(iter(names)))
         found = FleetSnapshot(fleet.nodes.of(names), holders)
         return _with_activity(fleet, found, turn.key, may_move=may_move)
-    found = _Narrowing(fleet, turn, given_up, holders, group_nodes).snapshot()
+    found = _Narrowing(fleet, turn, given_up | full, holders, group_nodes).snapshot()
     return _with_activity(fleet, found, turn.key, may_move=False)
 
 
@@ -157,6 +171,7 @@ class _Narrowing:
         erased = {holder.node for holder in holders if holder.role is HolderRole.ERASED}
         self._refused = given_up | erased
         self._names: dict[NodeName, None] = {}  # chosen, in the order of their choice
+        self._looked: dict[NodeName, NodeSnapshot | None] = {}
 
     def snapshot(self) -> FleetSnapshot:
         """Return the snapshot: holders, continued conversations, group, home, then the cheapest."""
@@ -185,8 +200,9 @@ class _Narrowing:
         }
         prefixes = _prefix_holders(self._fleet, turn, matches)
         names |= dict.fromkeys(prefix.node for prefix in prefixes)
+        nodes = ((name, self._look(name)) for name in names)
         return FleetSnapshot(
-            self._fleet.nodes.of(names),
+            {name: node for name, node in nodes if node is not None},
             self._holders,
             prefixes,
             self._group_nodes,
@@ -195,7 +211,15 @@ class _Narrowing:
         )
 
     def _is_refused(self, name: NodeName) -> bool:
-        return name in self._refused or not self._fleet.is_alive(name)
+        if name in self._refused:
+            return True
+        node = self._look(name)
+        return node is None or not node.is_alive
+
+    def _look(self, name: NodeName) -> NodeSnapshot | None:
+        if name not in self._looked:
+            self._looked[name] = self._fleet.nodes.find(name)
+        return self._looked[name]
 
     def _is_taken(self, name: NodeName) -> bool:
         return name in self._names or self._is_refused(name)
@@ -216,7 +240,7 @@ class _Narrowing:
 
     def _cached(self, level: Level, prompt_tokens: int) -> Cached:
         tokens = self._turn.prompt.share(level.pieces_count) * prompt_tokens
-        return Cached(tokens - tokens % BLOCK_TOKENS, level.nodes.keys())
+        return Cached(tokens - tokens % BLOCK_TOKENS, level.nodes)
 
 
 def _unequal(levels: Sequence[Level]) -> list[Level]:

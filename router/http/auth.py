@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fabric.errors import FabricError, ForbiddenError, UnauthorizedError
 from fabric.hosting.guarded_connection import admit
-from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id
+from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id, parse_tenant_id
 from fabric.keys import OPERATOR_HEADER, key_digest, name_of
 from fabric.settings import RouterSettings
 from router.http.forwarded import Forwarding, Principal
@@ -94,7 +94,12 @@ def _is_loopback(host: str) -> bool:
 
 
 OPEN_PATHS = frozenset({"/health", "/healthz"})
+# All that a key for watching opens, by GET and HEAD.
+WATCHED_PATHS = OPEN_PATHS | {"/metrics", "/v1/nodes", "/v1/events", "/v1/router"}
 _SCOPE = "macfabric.caller"
+WATCHER = "the key for watching"  # not a valid name in settings
+TENANT = "tenant"  # parameter of the query, for operators
+ALL_TENANTS = "*"  # a value of it in lists
 
 
 def principal_of(scope: Scope) -> Principal:
@@ -127,6 +132,20 @@ def agent_key(request: Request) -> AgentKey:
     return tenant_of(request), parse_agent_id(request.path_params["agent"])
 
 
+def seen_tenant(request: Request) -> TenantId:
+    """Return the tenant whose data is shown: the caller's, or for operators the query's."""
+    named = request.query_params.get(TENANT)
+    if named is None or named == caller_of(request).tenant:
+        return tenant_of(request)
+    require_operator(request)
+    return parse_tenant_id(named)
+
+
+def seen_agent_key(request: Request) -> AgentKey:
+    """Return the key of the agent in the path, of the tenant whose data is shown."""
+    return seen_tenant(request), parse_agent_id(request.path_params["agent"])
+
+
 def require_operator(request: Request) -> None:
     """Raise ForbiddenError unless the caller is an operator."""
     if caller_of(request).operator is None:
@@ -142,13 +161,21 @@ class Auth:
     """Middleware that resolves keys to callers, and refuses others before the body is read."""
 
     def __init__(
-        self, app: ASGIApp, settings: RouterSettings, forwarding: Forwarding | None = None
+        self,
+        app: ASGIApp,
+        settings: RouterSettings,
+        forwarding: Forwarding | None = None,
+        watch_key: str | None = None,
     ) -> None:
-        """Check the keys of `settings`; with `forwarding`, another router may vouch for callers."""
+        """Check the keys of `settings`; with `forwarding`, another router may vouch for callers.
+
+        The `watch_key` opens metrics, nodes and events only.
+        """
         self._app = app
         self._forwarding = forwarding
         self._tenants = {name: key_digest(key) for name, key in settings.api_keys.items()}
         self._operators = {name: key_digest(key) for name, key in settings.operator_keys.items()}
+        self._watchers = {WATCHER: key_digest(watch_key)} if watch_key else {}
         self._loopback_without_key = settings.loopback_without_key
         self._local = LocalPeers(
             frozenset(settings.allowed_hosts), frozenset(settings.cors_origins)
@@ -160,6 +187,7 @@ class Auth:
             try:
                 scope[_SCOPE] = caller = self._caller(scope)
                 admit(scope, caller.owner)
+                _refuse_other_than_watching(scope, caller)
             except UnauthorizedError:
                 if scope["path"] not in OPEN_PATHS:
                     raise
@@ -175,23 +203,32 @@ class Auth:
             forwarded = self._forwarding.caller(scope, headers)
             if forwarded is not None:
                 return forwarded
-        operator = self._named_operator(headers)
         given = _given_key(headers)
+        if self._is_watcher(given, headers):
+            return Principal(None, WATCHER, only_watches=True)
+        operator = self._named_operator(headers)
         if given is not None:
             tenant = name_of(given, self._tenants)
             if tenant is not None:
                 return Principal(TenantId(tenant), operator)
-            operator = operator or name_of(given, self._operators)
+            given_operator = name_of(given, self._operators)
             # Without configured keys, a key that a client library insists on sending is
             # ignored.
-            if operator is None and self._tenants:
+            if given_operator is None and self._tenants:
                 raise _unknown()
+            operator = operator or given_operator
         why = self._why_keyed(scope, headers)
         if why is None:
             return Principal(DEFAULT_TENANT, operator)
         if operator is not None:
             return Principal(None, operator)
         raise _keyless(why, is_any_known=bool(self._tenants))
+
+    def _is_watcher(self, given: bytes | None, headers: Headers) -> bool:
+        """Return whether the key for watching is the only one that a request has."""
+        shown = headers.get(OPERATOR_HEADER)
+        keys = [key for key in (given, shown.encode() if shown is not None else None) if key]
+        return bool(keys) and all(name_of(key, self._watchers) is not None for key in keys)
 
     def _why_keyed(self, scope: Scope, headers: Headers) -> str | None:
         if not self._loopback_without_key:
@@ -206,6 +243,17 @@ class Auth:
         if operator is None:
             raise _unknown("operator")
         return operator
+
+
+def _refuse_other_than_watching(scope: Scope, caller: Principal) -> None:
+    """Raise ForbiddenError if the key for watching is used for anything else."""
+    is_read = scope["method"] in ("GET", "HEAD")
+    if caller.only_watches and not (is_read and scope["path"] in WATCHED_PATHS):
+        message = (
+            "this key is for watching: it opens GET /metrics, /v1/nodes, /v1/events and "
+            "/v1/router, and nothing else"
+        )
+        raise ForbiddenError(message, code="only_watches")
 
 
 def _unknown(kind: str = "API") -> UnauthorizedError:

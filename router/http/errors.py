@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -14,8 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
-from router.fresh_ids import fresh_name
+from fabric.errors import FabricError, RejectedError, RetryElsewhereError, RetryLaterError
+from fabric.hosting.tracing import is_tracing
+from fabric.hosting.turn_context import about_trace, about_turn
+from fabric.ids import Traceparent, TurnId, parse_traceparent, parse_turn_id
+from router.fresh_ids import fresh_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,9 @@ REQUEST_ID_HEADERS = (
     b"x-request-id",
     b"request-id",
 )  # OpenAI's clients read one, Anthropic's the other
+_NAMES = frozenset(REQUEST_ID_HEADERS)
+TRACE_HEADER = b"traceparent"
+_REQUEST_ID = "macfabric.request_id"
 _RETRY_AFTER_S = 1.0
 _HTTP_CODES = {
     HTTPStatus.NOT_FOUND: "unknown_url",
@@ -134,6 +141,30 @@ def _hint(request: Request) -> str:
     return "; OpenAI's API is below /v1, Anthropic's at /v1/messages, and /openapi.json lists all"
 
 
+def request_id_of(scope: Scope) -> TurnId:
+    """Return a request's id, which is also its turn's."""
+    name: TurnId = scope[_REQUEST_ID]
+    return name
+
+
+def _request_id(scope: Scope) -> TurnId:
+    """Return the id that the client gave its request, if it is valid, or a fresh one."""
+    given = [value for name, value in scope["headers"] if name == REQUEST_ID_HEADERS[0]]
+    with suppress(RejectedError):
+        if len(given) == 1:
+            return parse_turn_id(given[0].decode("latin-1"))
+    return fresh_turn()
+
+
+def _client_trace(scope: Scope) -> Traceparent | None:
+    """Return the client's span of which the request is a part, if it sent a valid one."""
+    given = [value for name, value in scope["headers"] if name == TRACE_HEADER]
+    with suppress(RejectedError):
+        if is_tracing() and len(given) == 1:
+            return parse_traceparent(given[0].decode("latin-1").strip())
+    return None
+
+
 class ErrorBoundary:
     """Outermost middleware: sets the request id, and answers any exception of the others."""
 
@@ -146,7 +177,9 @@ class ErrorBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        name = fresh_name("req_").encode()
+        name = _request_id(scope)
+        scope[_REQUEST_ID] = name
+        shown = [(header, name.encode()) for header in REQUEST_ID_HEADERS]
         dialect = self._dialects.of(scope)
         has_started = False
 
@@ -154,12 +187,14 @@ class ErrorBoundary:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                named_by = [(header, name) for header in REQUEST_ID_HEADERS]
-                message["headers"] = [*message.get("headers", []), *named_by]
+                # A standby's answer has those of the active router already.
+                own = [each for each in message.get("headers", []) if each[0] not in _NAMES]
+                message["headers"] = [*own, *shown]
             await send(message)
 
         try:
-            await self._app(scope, receive, named)
+            with about_turn(name), about_trace(_client_trace(scope)):
+                await self._app(scope, receive, named)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:  # the server is stopping

@@ -28,6 +28,7 @@ class Principal:
 
     tenant: TenantId | None = None
     operator: str | None = None  # the name of the key
+    only_watches: bool = False  # an operator whose key opens metrics, nodes and events alone
 
     @property
     def owner(self) -> str:
@@ -50,7 +51,8 @@ class Forwarding:
 
     def headers(self, caller: Principal, method: str, target: str) -> dict[str, str]:
         """Return the headers that prove a caller to another router."""
-        spelled = json.dumps([caller.tenant, caller.operator]).encode()
+        watches = [True] if caller.only_watches else []  # absent for routers of earlier versions
+        spelled = json.dumps([caller.tenant, caller.operator, *watches]).encode()
         shown = base64.urlsafe_b64encode(spelled).decode()
         return {CALLER_HEADER: shown, PROOF_HEADER: self._proof(shown, method, target)}
 
@@ -66,8 +68,8 @@ class Forwarding:
         if not hmac.compare_digest(proof.encode(), headers.get(PROOF_HEADER, "").encode()):
             message = f"only a router of this fabric may send {CALLER_HEADER}"
             raise UnauthorizedError(message)
-        tenant, operator = json.loads(base64.urlsafe_b64decode(shown))
-        return Principal(tenant, operator)
+        tenant, operator, *watches = json.loads(base64.urlsafe_b64decode(shown))
+        return Principal(tenant, operator, bool(watches and watches[0]))
 
     def _proof(self, shown: str, method: str, target: str) -> str:
         digest = blake2b(digest_size=_DIGEST_BYTES, key=self.cluster_key, person=b"mf-forwarded")

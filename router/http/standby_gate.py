@@ -15,6 +15,7 @@ from yarl import URL
 from fabric.errors import RetryLaterError
 from fabric.keys import OPERATOR_HEADER
 from router.http.auth import principal_of
+from router.http.errors import REQUEST_ID_HEADERS, request_id_of
 from router.http.forwarded import Forwarding, target_of
 
 # What every router answers for itself.
@@ -22,7 +23,7 @@ CHANGES_PATH: Final = "/internal/changes"  # at which a standby copies what the 
 OWN_PATHS: Final = frozenset(
     {
         *("/health", "/healthz", "/metrics", "/openapi.json", CHANGES_PATH),
-        *("/v1/router", "/v1/router/promote"),
+        *("/v1/router", "/v1/router/promote", "/v1/router/restart"),
     }
 )
 AGAIN_S: Final = 1.0
@@ -33,6 +34,7 @@ _OWN_HEADERS: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
         *("transfer-encoding", "upgrade", "host", "authorization", "x-api-key", OPERATOR_HEADER),
+        "x-request-id",
     }
 )
 
@@ -133,7 +135,8 @@ class _Exchange:
         ]
         caller = principal_of(scope)
         proof = self._relay.forwarding.headers(caller, scope["method"], target_of(scope))
-        return [*kept, *proof.items(), (_HOP_HEADER, "1")]
+        named = (REQUEST_ID_HEADERS[0].decode(), request_id_of(scope))
+        return [*kept, *proof.items(), (_HOP_HEADER, "1"), named]
 
     async def _body(self) -> AsyncIterator[bytes]:
         while True:

@@ -16,13 +16,17 @@ AGENT_HEADER = "x-agent-id"
 # Sessions of coding agents, the parent's first: Claude Code, Codex, opencode, Crush.
 SESSION_HEADERS = (
     "x-parent-session-id",
+    "x-codex-parent-thread-id",
     "x-claude-code-session-id",
     "session-id",
     "session_id",
     "x-opencode-session",
     "x-session-id",
     "x-session-affinity",
+    "thread-id",
+    "conversation_id",
 )
+SUB_AGENT_HEADER = "x-claude-code-agent-id"
 IGNORED_HEADER = "x-macfabric-ignored"
 PREFETCH_HEADER = "x-macfabric-prefetch"
 PRIORITY_HEADER = "x-macfabric-priority"
@@ -45,7 +49,15 @@ def identify(headers: Mapping[str, str], keys: Sequence[str | None]) -> Identity
 def session_of(headers: Mapping[str, str]) -> AgentId | None:
     """Return the session of a coding agent and its sub-agents, a hint; None for too long ones."""
     named = (headers.get(name, "").strip() for name in SESSION_HEADERS)
-    key = next((key for key in named if key), "")
+    return _hint(next((key for key in named if key), ""))
+
+
+def sub_agent_of(headers: Mapping[str, str]) -> AgentId | None:
+    """Return the sub-agent of a coding agent that asks, a hint; None for too long names."""
+    return _hint(headers.get(SUB_AGENT_HEADER, "").strip())
+
+
+def _hint(key: str) -> AgentId | None:
     return agent_id_from_key(key) if 0 < len(key) <= KEY_CHARS_MAX else None
 
 

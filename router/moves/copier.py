@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fabric.control.node_calls import AbortMigration, AgentView, Copied, CopyBlocks, Offer
 from fabric.control.replica_calls import OfferCopy
 from fabric.errors import FabricError, RetryElsewhereError, RetryLaterError
+from fabric.hosting.tracing import span
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName
 from fabric.net.wire import Urgency
 from router.fleet.directory import Holding
@@ -62,6 +63,22 @@ async def copy_agent(
 
 
 async def _attempt(
+    fleet: Fleet,
+    key: AgentKey,
+    owner: Holding,
+    target: NodeName,
+    keep: Keep,
+    *,
+    background: bool,
+    verify: bool,
+) -> CopyReceipt:
+    with span("copy", agent=fleet.alias(key), source=owner.node, target=target) as made:
+        receipt = await _copy(fleet, key, owner, target, keep, background=background, verify=verify)
+        made.note(bytes=receipt.bytes_sent)
+    return receipt
+
+
+async def _copy(
     fleet: Fleet,
     key: AgentKey,
     owner: Holding,

@@ -32,7 +32,8 @@ from router.placement.destination import destination
 _LOG = logging.getLogger("macfabric.router.drains")
 
 NOWHERE = RetryLaterError(
-    "no other node runs the agent's model, takes agents and has room for it", code="no_destination"
+    "no other node of its version runs the agent's model, takes agents and has room for it",
+    code="no_destination",
 )
 
 

@@ -23,6 +23,7 @@ from fabric.control.hibernation_calls import (
     encode_header,
 )
 from fabric.control.node_calls import Done, NodeView, ReleaseAgent
+from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import (
     UNDECIDED,
     ConflictError,
@@ -223,5 +224,5 @@ def _decode_resumed(raw: bytes, node: NodeName) -> Resumed:
         resumed: Resumed = from_plain(Resumed, plain, "resumed")
     except RejectedError as error:
         message = f"{node} sent an invalid reply to a resume: {error.message}"
-        raise FabricError(message, code="bad_node_answer") from None
+        raise FabricError(message, code=BAD_NODE_ANSWER) from None
     return resumed

@@ -53,6 +53,7 @@ MOVING = "agent_moving"
 SEAL_WAIT_S = 300.0  # turns are handed over between steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 ASK_AGAIN_S = 0.25
+PROGRESS_S = 1.0  # between two looks at how much has arrived; heartbeats are as frequent
 TAIL_BLOCKS = 1  # the seal follows a round of copying that sends no more than this
 
 
@@ -106,7 +107,10 @@ class Migration:
         self._verify = verify
         self._started_s = fleet.clock.monotonic_s()
         self._sealed_s = 0.0
-        self.progress = MoveChanged(key, name, holding.node, target, MoveState.COPYING)
+        stored_bytes = holding.view.bytes.disk if holding.view is not None else 0
+        self.progress = MoveChanged(
+            key, name, holding.node, target, MoveState.COPYING, bytes_total=stored_bytes
+        )
         self._is_live = False  # a turn ran while the agent was copied
         self.is_committed = False  # valid once the gate is open again
         self.commit_sent = asyncio.Event()  # set also if it never will be
@@ -156,12 +160,14 @@ class Migration:
     def _publish(
         self, state: MoveState, copied: Copied = NOTHING_COPIED, code: str | None = None
     ) -> None:
-        """Publish the move's progress; the only place that does."""
+        """Note and publish the move's progress."""
+        sent_bytes = self.progress.bytes_sent + copied.bytes_sent
         self.progress = replace(
             self.progress,
             state=state,
             blocks_sent=self.progress.blocks_sent + copied.blocks_sent,
-            bytes_sent=self.progress.bytes_sent + copied.bytes_sent,
+            bytes_sent=sent_bytes,
+            bytes_total=max(sent_bytes, self.progress.bytes_total),
             seconds=self._fleet.clock.monotonic_s() - self._started_s,
             code=code,
         )
@@ -210,9 +216,35 @@ class Migration:
     async def _copy(self, offer: Offer) -> Copied:
         self._fleet.partners.note(self._source.name, self._target.name)
         call = CopyBlocks(self._name, self._source.name, offer)
-        copied = await self._target.call(call, Copied)
+        watching = asyncio.create_task(self._watch_copy())
+        try:
+            copied = await self._target.call(call, Copied)
+        finally:
+            watching.cancel()
         self._publish(MoveState.COPYING, copied)
         return copied
+
+    async def _watch_copy(self) -> None:
+        """Publish what the target's heartbeats report of its fetches, while it copies.
+
+        It may fetch other agents as well, so this is an estimate, and at most the whole agent.
+        """
+        before_bytes, shown = self._fetched_bytes(), self.progress
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            sent_bytes = self.progress.bytes_sent + self._fetched_bytes() - before_bytes
+            sent_bytes = min(sent_bytes, self.progress.bytes_total)
+            if sent_bytes > shown.bytes_sent:
+                now_s = self._fleet.clock.monotonic_s()
+                shown = replace(
+                    self.progress, bytes_sent=sent_bytes, seconds=now_s - self._started_s
+                )
+                self._fleet.events.publish(shown)
+
+    def _fetched_bytes(self) -> int:
+        member = self._fleet.membership.find(self._target.name)
+        view = member.view if member is not None else None
+        return view.fetching.get("bytes", 0) if view is not None else 0
 
     async def _seal(self) -> Offer:
         call = SealAgent(*self._key, self._holding.epoch, self._name, self._target.name)

@@ -9,6 +9,7 @@ from fabric.errors import (
     RetryElsewhereError,
     RetryLaterError,
 )
+from fabric.hosting.tracing import span
 from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.record.manifest import OwnerState
 from router.events import MoveChanged
@@ -150,7 +151,10 @@ class MoveRegistry:
         self._running[key] = migration
         alias = self._fleet.alias(key)
         _LOG.info("agent %s moves from %s to %s", alias, holding.node, target)
-        return await migration.run()
+        with span("move", agent=alias, source=holding.node, target=target) as made:
+            receipt = await migration.run()
+            made.note(bytes=receipt.bytes_sent, pause_s=receipt.pause_seconds)
+        return receipt
 
     def _owner(self, key: AgentKey) -> Holding:
         holding = self._fleet.require_owner(key)

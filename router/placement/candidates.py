@@ -8,8 +8,8 @@ reading a thousand views.
 """
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from xxhash import xxh3_64
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
+from router.limits import KNOWN_ROWS_MAX
 from router.placement.seconds import (
     CHUNK_S,
     DECODE_TOKENS_EXPECTED,
@@ -29,13 +30,16 @@ from router.placement.seconds import (
     class_weight,
     tie_limit_s,
 )
+from router.placement.sketch_index import NodeCounts
 from router.placement.snapshot import FleetTotals, NodeSnapshot
+from router.placement.terms import ANSWER_WEIGHT
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Column = npt.NDArray[np.float64]
+    Rows = npt.NDArray[np.intp]
 
 _REWEIGHED_SHARE = 0.05  # by which the median speed moves before all weights are taken anew
 _RING_POINTS = 8  # of a node on the ring of homes
@@ -64,7 +68,7 @@ class Cached:
     """Tokens of a prompt, and the nodes that have them cached."""
 
     tokens: float
-    nodes: AbstractSet[NodeName]
+    nodes: NodeCounts
 
 
 class Ranking:
@@ -84,6 +88,8 @@ class Ranking:
         self._turns_sum = 0
         self._weighed_at = PREFILL_TOKENS_PER_S
         self._ring: list[tuple[int, NodeName]] = []
+        # Rows of the nodes with a beginning, by that; each valid until nodes come or go.
+        self._known_rows: OrderedDict[int, tuple[NodeCounts, int, Rows]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -101,6 +107,7 @@ class Ranking:
             self._nodes.append(node)
             if row == self._table.shape[1]:
                 self._table = self._np.concatenate([self._table, self._table * 0.0], axis=1)
+            self._known_rows.clear()
             for point in _points(node.name):
                 insort(self._ring, (point, node.name))
         else:
@@ -129,6 +136,7 @@ class Ranking:
             return
         self._discount(row)
         last = self._nodes.pop()
+        self._known_rows.clear()
         if last.name != name:
             self._nodes[row], self._rows[last.name] = last, row
             self._table[:, row] = self._table[:, len(self._nodes)]
@@ -166,12 +174,22 @@ class Ranking:
         if len(near) > count:
             fill, cold, held = self._table[_FILL : _HELD + 1, near]
             near = near[self._np.lexsort((held, cold, fill))]
-        found = self._take(near[: 2 * count].tolist(), count, is_taken)
-        if len(found) < count:
-            rows = costs.argsort(kind="stable").tolist()  # equal ones in the same order anywhere
-            more = self._take(rows, count, lambda name: name in found or is_taken(name))
-            found = [*found, *more][:count]
+        found = best = self._take(near[: 2 * count].tolist(), count, is_taken)
+        for most in (4 * count, len(costs)):
+            if len(found) < count:
+                rows = self._cheapest_rows(costs, most)
+                more = self._take(rows, count, lambda name: name in best or is_taken(name))
+                found = [*best, *more][:count]
         return found
+
+    def _cheapest_rows(self, costs: "Column", most: int) -> list[int]:
+        """Return about `most` rows by cost, equal ones in the same order anywhere."""
+        rows = self._np.arange(len(costs))
+        if most < len(costs):
+            limit = self._np.partition(costs, most)[most]
+            rows = self._np.flatnonzero(costs <= limit)
+        ordered: list[int] = rows[costs[rows].argsort(kind="stable")].tolist()
+        return ordered
 
     def homes(self, seed: str, count: int, is_taken: Callable[[NodeName], bool]) -> list[NodeName]:
         """Return the nodes that a seed gives, the same ones while the nodes stay the same."""
@@ -215,7 +233,7 @@ class Ranking:
         share = SHARE_SLACK * (self._agents_sum + 1) / max(self._weights_sum, 1e-9)
         left = np.full(len(self._nodes), work.prompt_tokens)
         for part in cached:
-            self._set(left, work.prompt_tokens - part.tokens, part.nodes)
+            left[self._rows_of(part.nodes)] = work.prompt_tokens - part.tokens
         answer_s = work.answer_tokens * table[_ANSWER]
         own_s = np.maximum(left, 0.0) * table[_PROMPT]
         # Each known prompt delays this one, and this one each of them, by no more than its length.
@@ -224,25 +242,24 @@ class Ranking:
         is_short = left <= SHORT_PROMPT_TOKENS
         waits_s = np.where(is_short, np.minimum(table[_QUEUE], CHUNK_S), unknown_s + turns_s)
         delays_s = turns_s + np.minimum(unknown_s, own_s)
-        costs: Column = waits_s + delays_s + (own_s + answer_s) * table[_SLOW]
+        slow_s = (own_s + answer_s) * (table[_SLOW] - 1.0)
+        costs: Column = waits_s + delays_s + own_s + ANSWER_WEIGHT * answer_s + slow_s
         penalty_s = self._np.full(len(left), SHARE_S)
         if self._is_calm:
             penalty_s = np.maximum(SHARE_S, work.prompt_tokens * table[_PROMPT] + answer_s)
         costs += (table[_FULLNESS] > share) * penalty_s
         return costs
 
-    def _set(self, left: "Column", tokens: float, nodes: AbstractSet[NodeName]) -> None:
-        """Write the tokens that some nodes have left to compute."""
-        if 2 * len(nodes) < len(left):
-            left[[self._rows[name] for name in nodes if name in self._rows]] = tokens
-            return
-        if self._rows.keys() <= nodes:
-            left[:] = tokens
-            return
-        outside = [self._rows[name] for name in self._rows.keys() - nodes]
-        kept = left[outside]
-        left[:] = tokens
-        left[outside] = kept
+    def _rows_of(self, nodes: NodeCounts) -> "Rows":
+        """Return the rows of the nodes that have a beginning."""
+        known = self._known_rows.get(id(nodes))
+        if known is None or known[0] is not nodes or known[1] != nodes.changes:
+            found = [self._rows[name] for name in nodes if name in self._rows]
+            known = nodes, nodes.changes, self._np.array(found, dtype=self._np.intp)
+            self._known_rows[id(nodes)] = known
+            if len(self._known_rows) > KNOWN_ROWS_MAX:
+                self._known_rows.popitem(last=False)
+        return known[2]
 
     def _discount(self, row: int) -> None:
         node = self._nodes[row]
@@ -263,7 +280,8 @@ class Ranking:
         node = self._nodes[row]
         prefill = node.prefill_tokens_per_s() or self._prefill_mean
         decode = node.decode_tokens_per_s or self._decode_mean
-        answer_s = answer_factor(node.turns) / max(decode, TOKENS_PER_S_MIN) if decode > 0 else 0.0
+        per_s = max(decode, TOKENS_PER_S_MIN)
+        answer_s = answer_factor(node.turns) / per_s if decode > 0 else 0.0
         weight = class_weight(prefill / self._weighed_at)
         self._weights_sum += weight - float(self._table[_WEIGHT, row])
         known_s = sum(node.prompts_s)

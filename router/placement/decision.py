@@ -1,8 +1,10 @@
 """Input and output of placement: facts about a turn, and decisions."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from fabric.ids import AgentId, NodeName
+from fabric.turn.generation import HeadLoan
 from router.placement.terms import NO_TERMS, Terms
 
 
@@ -17,15 +19,18 @@ class TurnFacts:
     agent: AgentId | None = None  # as named by the turn
     group: AgentId | None = None  # as named instead of an agent
     given_up: frozenset[NodeName] = frozenset()  # nodes that did not take it
+    full: frozenset[NodeName] = frozenset()  # nodes that have no room for it
+    may_fetch: bool = True  # its node may take a beginning of the prompt from another one
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Decision to serve the turn on the node of its agent or conversation."""
+class How(StrEnum):
+    """Way in which a turn is served."""
 
-    node: NodeName
-    prefill_s: float = 0.0
-    terms: Terms = field(default=NO_TERMS, compare=False)
+    STAY = "stay"  # on the node of its agent or conversation
+    MOVE = "move"  # on another one, to which its idle agent is moved first
+    LOAD = "load"  # begun on a node that has a part of the prompt cached
+    FETCH = "fetch"  # begun on a node to which another one sends a beginning of the prompt
+    RECOMPUTE = "recompute"  # begun on a node that computes all of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +44,31 @@ class Ship:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveAgent:
-    """Decision to move an idle agent from its owner, and to serve the turn on the new one."""
+class Decision:
+    """Way in which a turn is served, and where."""
 
-    agent: AgentId
-    ship: Ship
-    prefill_s: float
-    gain_s: float = 0.0  # estimated, over the turn on the owner
+    how: How
+    node: NodeName
     terms: Terms = field(default=NO_TERMS, compare=False)
+    ship: Ship | None = None  # of a move: what is carried first
+    agent: AgentId | None = None  # of a move: whose cache it is
+    loan: HeadLoan | None = None  # of which the node may take a part of the prompt
+    carried_bytes: int = field(default=0, compare=False)  # of that part
+    gain_s: float = field(default=0.0, compare=False)  # of a move: over the turn on the owner
 
     @property
-    def node(self) -> NodeName:
-        """Node that serves the turn."""
-        return self.ship.target
+    def prefill_s(self) -> float:
+        """Seconds of prefill that the node is given."""
+        return self.terms.prefill_s
 
+    @property
+    def source(self) -> NodeName | None:
+        """Node from which memory comes, if any does."""
+        if self.ship is not None:
+            return self.ship.source
+        return self.loan.source if self.loan is not None else None
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Decision to start on a node that has part of the prompt cached."""
-
-    node: NodeName
-    prefill_s: float
-    terms: Terms = field(default=NO_TERMS, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Recompute:
-    """Decision to start on a node that has nothing of the prompt cached."""
-
-    node: NodeName
-    prefill_s: float
-    terms: Terms = field(default=NO_TERMS, compare=False)
-
-
-Decision = Stay | MoveAgent | Load | Recompute
+    @property
+    def is_cold(self) -> bool:
+        """Whether the node begins without anything of its own."""
+        return self.how in (How.FETCH, How.RECOMPUTE)

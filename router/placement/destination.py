@@ -31,7 +31,9 @@ def routes(fleet: FleetSnapshot) -> list[Ship]:
     for node in fleet.nodes.values():
         if node.name != home.name and _may_take(node, home):
             missing = missing_bytes(owner.view, copies.get(node.name))
-            travel_s = ship_s(missing, rate(home.view, node.view))
+            bytes_per_s = rate(home.view, node.view)
+            ahead_bytes = max(home.leaving_bytes, node.coming_bytes)
+            travel_s = ship_s(missing, bytes_per_s) + ahead_bytes / bytes_per_s
             ships.append(Ship(home.name, node.name, missing, travel_s))
     held_tokens = {ship: fleet.nodes[ship.target].held_tokens for ship in ships}
     return sorted(ships, key=lambda ship: (ship.travel_s, held_tokens[ship], ship.target))
@@ -76,8 +78,9 @@ def fits(ship: Ship, node: NodeSnapshot) -> bool:
 
 def _may_take(node: NodeSnapshot, home: NodeSnapshot) -> bool:
     view = node.view
-    is_same_model = view.fingerprint == home.view.fingerprint
-    return node.is_ready and is_same_model and view.reuse and view.degraded is None
+    # Nodes refuse each other's blocks if either the model or the protocol differs.
+    is_alike = (view.fingerprint, view.protocol) == (home.view.fingerprint, home.view.protocol)
+    return node.is_ready and is_alike and view.reuse and view.degraded is None
 
 
 def missing_bytes(agent: AgentView | None, held: AgentView | None) -> int:

@@ -1,75 +1,119 @@
-"""Choice of the node from which a turn's node takes a beginning that it lacks. Pure.
+"""Beginnings that other nodes send, as ways to serve a turn. Pure.
 
-    fetch      start + bytes / rate < tokens / P
-    await      wait + start + bytes / rate ≲ tokens / P      wait: until the lender has computed it,
-                                                             beyond the turn's own queue
+    fetch      start + bytes / rate  < tokens / P
+    await      the same, and at least until the lender has computed them
 
-What is being computed elsewhere is awaited even where that takes as long: the node can serve other
-turns meanwhile. The nodes have the last word: the lender knows what it may lend, the other one its
-own speed.
+They come while the turn waits in its node's queue. The nodes have the last word: the lender knows
+what it may lend, the other one its own speed.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
-from fabric.ids import NodeName
 from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import HeadLoan
-from router.limits import HEAD_LOAN_TOKENS_MIN
-from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.limits import HEAD_LOAN_TOKENS_MIN, LENDERS_MAX
+from router.placement.decision import How, TurnFacts
 from router.placement.link_rates import rate
-from router.placement.seconds import prefill_s, ship_s, tie_limit_s
+from router.placement.seconds import (
+    Job,
+    NodeCandidate,
+    Option,
+    coming_s,
+    prefill_s,
+    ship_s,
+    terms_of,
+)
 from router.placement.sketch_index import HeadState
 from router.placement.snapshot import FleetSnapshot, NodeSnapshot, PrefixHolder
 
+LONG_CHUNK_S: Final = 1.0  # of computing, by which a prompt gets longer at a time
+
 
 @dataclass(frozen=True, slots=True)
-class ChosenLoan:
-    """Loan for a turn, with the prefill that it saves its node and the time that it takes."""
-
+class _Lender:
+    node: NodeSnapshot
+    tokens: int  # of the prompt, in whole blocks
+    wait_s: float  # until it has computed them
+    chunk_tokens: int  # of them, that it computes last
     loan: HeadLoan
-    tokens: int
-    saved_s: float
-    travel_s: float
 
 
-def head_loan(turn: TurnFacts, fleet: FleetSnapshot, target: NodeName) -> ChosenLoan | None:
-    """Return the loan by which a turn's node has its prompt as soon as by computing it."""
-    home = fleet.nodes.get(target)
-    if home is None or not fleet.prefixes or not _takes(home):
-        return None
-    held = max((_tokens(turn, p) for p in fleet.prefixes if p.node == target), default=0)
-    speed = home.prefill_tokens_per_s(turn.prompt_tokens) or PREFILL_TOKENS_PER_S
-    options = []
-    for prefix in fleet.prefixes:
-        lender, more = fleet.nodes.get(prefix.node), _tokens(turn, prefix) - held
-        if lender is None or more < HEAD_LOAN_TOKENS_MIN or not _lends(lender, home, prefix):
+def fetches_of(
+    turn: TurnFacts, job: Job, fleet: FleetSnapshot, options: Iterable[Option]
+) -> list[Option]:
+    """Return the ways to serve a turn where others would, with beginnings from other nodes."""
+    longest = fleet.prefixes[0].share if fleet.prefixes and turn.may_fetch else 0.0
+    most = longest * turn.prompt_tokens - HEAD_LOAN_TOKENS_MIN
+    lacking = [option for option in options if option.node.cached_tokens <= most]
+    lenders = _lenders(turn, fleet) if lacking else []
+    if not lenders:
+        return []
+    borrowed = {
+        prefix.node: _tokens(turn, prefix)
+        for prefix in fleet.prefixes
+        if prefix.state is HeadState.BORROWED
+    }
+    fetches: list[Option] = []
+    for option in lacking:
+        home = fleet.nodes[option.node.name]
+        if not _takes(home):
             continue
-        compute_s, size_bytes = prefill_s(more, speed), more * lender.view.bytes_per_token
-        fetch_s = ship_s(size_bytes, rate(lender.view, home.view))
-        is_coming = prefix.state is HeadState.COMING
-        wait_s = _wait_s(lender, home, fleet.now_s) if is_coming else 0.0
-        if fetch_s < compute_s and wait_s + fetch_s <= tie_limit_s(compute_s):
-            travel_s = wait_s + fetch_s
-            options.append((compute_s - travel_s, not is_coming, lender.name, more, travel_s))
-    if not options:
+        how = How.STAY if option.how is How.STAY else How.FETCH
+        for lender in lenders:
+            found = _carried(lender, home, option.node, borrowed.get(home.name, 0))
+            if found is not None:
+                carried_bytes, travel_s = found
+                node = replace(option.node, cached_tokens=lender.tokens, coming_s=0.0)
+                terms = terms_of(job, node, travel_s=travel_s)
+                loan = lender.loan
+                fetches.append(Option(how, node, terms, loan=loan, carried_bytes=carried_bytes))
+    return fetches
+
+
+def _carried(
+    lender: _Lender, home: NodeSnapshot, node: NodeCandidate, borrowed_tokens: int
+) -> tuple[int, float] | None:
+    """Return the bytes of a beginning that come and the seconds until then, or None.
+
+    None is where that is not worth asking for. What the node borrows for other turns is carried
+    once; while the lender computes, it sends what it has computed, a chunk at a time.
+    """
+    more = lender.tokens - node.cached_tokens
+    if more < HEAD_LOAN_TOKENS_MIN or not _lends(lender.node, home):
         return None
-    gain_s, is_stored, name, more, travel_s = max(options)
-    loan = HeadLoan(name, fleet.nodes[name].view.addresses, is_coming=not is_stored)
-    return ChosenLoan(loan, more, gain_s + travel_s, travel_s)
+    carried = lender.tokens - max(node.cached_tokens, borrowed_tokens)
+    size_bytes = carried * lender.node.view.bytes_per_token
+    bytes_per_s = rate(lender.node.view, home.view)
+    fetch_s = ship_s(size_bytes, bytes_per_s)
+    if fetch_s >= prefill_s(more, node.prefill_tokens_per_s):
+        return None
+    last_bytes = min(size_bytes, lender.chunk_tokens * lender.node.view.bytes_per_token)
+    after_s = lender.wait_s + ship_s(last_bytes, bytes_per_s) if lender.wait_s else 0.0
+    ahead_s = lender.node.leaving_bytes / bytes_per_s
+    return size_bytes, max(after_s, fetch_s) + ahead_s
 
 
-def with_loan(decision: Stay | Load | Recompute, chosen: ChosenLoan) -> Stay | Load | Recompute:
-    """Return the decision with what its node is expected to do if the loan comes."""
-    terms = decision.terms
-    terms = replace(
-        terms,
-        bring_s=terms.bring_s + chosen.travel_s,
-        prefill_s=max(0.0, terms.prefill_s - chosen.saved_s),
-    )
-    prefill_s = max(0.0, decision.prefill_s - chosen.saved_s)
-    return replace(decision, prefill_s=prefill_s, terms=terms)
+def _lenders(turn: TurnFacts, fleet: FleetSnapshot) -> list[_Lender]:
+    """Return the nodes with the longest beginnings of a prompt, those that wait least first."""
+    lenders: list[_Lender] = []
+    for prefix in fleet.prefixes:
+        node, tokens = fleet.nodes.get(prefix.node), _tokens(turn, prefix)
+        if tokens < HEAD_LOAN_TOKENS_MIN or prefix.state is HeadState.BORROWED or node is None:
+            continue
+        if not (node.is_alive and node.view.reuse and node.view.model == turn.model):
+            continue
+        is_coming = prefix.state is HeadState.COMING
+        per_s = node.prefill_tokens_per_s(tokens) or PREFILL_TOKENS_PER_S
+        lead_s = prefill_s(tokens, per_s)
+        wait_s = coming_s(node.queue_s(fleet.now_s), node.prompts_s, lead_s) if is_coming else 0.0
+        loan = HeadLoan(node.name, node.view.addresses, is_coming=is_coming)
+        lenders.append(_Lender(node, tokens, wait_s, round(per_s * LONG_CHUNK_S), loan))
+    lenders.sort(key=lambda each: (-each.tokens, each.wait_s, each.node.turns, each.node.name))
+    return lenders[:LENDERS_MAX]
 
 
 def _tokens(turn: TurnFacts, prefix: PrefixHolder) -> int:
@@ -81,14 +125,8 @@ def _takes(node: NodeSnapshot) -> bool:
     return node.view.protocol is not None and node.view.reuse and node.view.degraded is None
 
 
-def _lends(lender: NodeSnapshot, home: NodeSnapshot, prefix: PrefixHolder) -> bool:
+def _lends(lender: NodeSnapshot, home: NodeSnapshot) -> bool:
     """Return whether a node may lend what it has to another one of the same model and version."""
     ours, theirs = home.view, lender.view
     is_alike = theirs.fingerprint == ours.fingerprint and theirs.protocol == ours.protocol
-    is_other = lender.name != home.name and prefix.state is not HeadState.BORROWED
-    return is_alike and is_other and lender.is_alive and theirs.reuse
-
-
-def _wait_s(lender: NodeSnapshot, home: NodeSnapshot, now_s: float) -> float:
-    """Estimate the seconds for which a turn waits beyond its own queue until a lender is ready."""
-    return max(0.0, lender.queue_s(now_s) - home.queue_s(now_s))
+    return is_alike and lender.name != home.name

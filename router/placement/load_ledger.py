@@ -6,13 +6,13 @@ and all agents of a draining node to the same empty one.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
 from router.placement import seconds
-from router.placement.decision import Ship
+from router.placement.decision import Decision, Ship
 from router.placement.profiles import PromptProgress
 
 
@@ -33,6 +33,7 @@ class Ledger:
         self._prompts: dict[NodeName, dict[int, Booking]] = {}  # unfinished, by node
         self._turns: Counter[NodeName] = Counter()
         self._coming_bytes: Counter[NodeName] = Counter()
+        self._leaving_bytes: Counter[NodeName] = Counter()
         self._last: dict[NodeName, int] = {}
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
@@ -77,14 +78,36 @@ class Ledger:
 
     @contextmanager
     def shipping(self, ship: Ship) -> Iterator[None]:
-        """Count an agent's bytes at the target while they are being transferred."""
+        """Count an agent's bytes at both ends while they are being transferred."""
         self._coming_bytes[ship.target] += ship.missing_bytes
         self.changed.add(ship.target)
         try:
-            yield
+            with self.lending(ship.source, ship.missing_bytes):
+                yield
         finally:
             self._coming_bytes[ship.target] -= ship.missing_bytes
             self.changed.add(ship.target)
+
+    @contextmanager
+    def lending(self, source: NodeName, size_bytes: int) -> Iterator[None]:
+        """Count bytes that leave a node, while they do."""
+        self._leaving_bytes[source] += size_bytes
+        self.changed.add(source)
+        try:
+            yield
+        finally:
+            self._leaving_bytes[source] -= size_bytes
+            self.changed.add(source)
+
+    def fetching(self, decision: Decision | None) -> AbstractContextManager[None]:
+        """Count what another node sends for a turn, while the turn waits for it."""
+        if decision is None or decision.loan is None:
+            return nullcontext()
+        return self.lending(decision.loan.source, decision.carried_bytes)
+
+    def leaving_bytes(self, node: NodeName) -> int:
+        """Return the bytes that are being transferred from the node."""
+        return self._leaving_bytes[node]
 
     def coming_bytes(self, node: NodeName) -> int:
         """Return the bytes of agents that are being transferred to the node."""

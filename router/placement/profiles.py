@@ -53,9 +53,12 @@ UNKNOWN: Final = NodeProfile()
 
 
 def _nearest(speeds: tuple[float | None, ...], bucket: int) -> float | None:
-    known = (at for at, speed in enumerate(speeds) if speed is not None)
-    nearest = min(known, key=lambda at: (abs(at - bucket), at), default=None)
-    return None if nearest is None else speeds[nearest]
+    """Return the known speed of the nearest bucket, the lower one of two."""
+    for distance in range(len(speeds)):
+        for at in (bucket - distance, bucket + distance):
+            if 0 <= at < len(speeds) and (speed := speeds[at]) is not None:
+                return speed
+    return None
 
 
 @dataclass(slots=True)

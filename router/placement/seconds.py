@@ -1,4 +1,4 @@
-"""Choice of the node that serves a turn at the lowest cost, in seconds. Pure.
+"""What each way to serve a turn costs, in seconds. Pure.
 
     C(i) = wait_i + bring_i + min(U/P_i, load_i + U_c/P_i) + decode(i) + delay_i + evict_i
          + (i is not home) · h + (i has its share) · s + risk_i + price_i
@@ -10,13 +10,14 @@ send work to slow nodes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import fmean, median
 
 from fabric.assumed_speeds import DISK_BYTES_PER_S
 from fabric.ids import NodeName
+from fabric.turn.generation import HeadLoan
+from router.placement.decision import How, Ship
 from router.placement.snapshot import FleetTotals
 from router.placement.terms import Terms
 
@@ -40,9 +41,9 @@ def decode_s(tokens: int, tokens_per_s: float, active: int) -> float:
     return tokens * slowdown / max(tokens_per_s, TOKENS_PER_S_MIN)
 
 
-def load_s(stored_bytes: float) -> float:
+def load_s(stored_bytes: float, bytes_per_s: float = DISK_BYTES_PER_S) -> float:
     """Estimate the time to load a cache from disk into memory."""
-    return stored_bytes / DISK_BYTES_PER_S
+    return stored_bytes / bytes_per_s
 
 
 def ship_s(missing_bytes: int, bytes_per_s: float) -> float:
@@ -65,14 +66,6 @@ SHARE_SLACK = 1.15  # a node with this multiple of its share of agents yields to
 SPEED_CLASS = 3.0  # nodes within a factor of sqrt(this) of the median speed have equal shares
 
 
-class Policy(StrEnum):
-    """Placement policy; all but SECONDS are baselines for comparison."""
-
-    SECONDS = "seconds"
-    LEAST_LOAD = "least-load"
-    ROUND_ROBIN = "round-robin"
-
-
 @dataclass(frozen=True, slots=True)
 class NodeCandidate:
     """Node that may serve the turn."""
@@ -84,6 +77,7 @@ class NodeCandidate:
     prompts_s: tuple[float, ...] = ()  # the queue by prompt, as far as it is known
     active: int = 0
     cached_tokens: int = 0
+    coming_s: float = 0.0  # until they are computed, where a turn was just sent that does
     load_s: float = 0.0  # to bring the cached tokens from disk into memory
     held_tokens: int = 0
     cold_order: int = 0  # higher: given a turn with nothing cached more recently
@@ -101,14 +95,30 @@ class Job:
 
     prompt_tokens: int
     completion_tokens_max: int
-    home: NodeName | None = None
     is_calm: bool = True  # no turn runs on any node
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Way to serve a turn."""
+
+    how: How
+    node: NodeCandidate  # with what it has of the prompt when it begins
+    terms: Terms
+    ship: Ship | None = None  # of the agent that is moved first
+    loan: HeadLoan | None = None  # of the beginning that another node sends
+    carried_bytes: int = 0  # of it
 
 
 def terms_of(
     job: Job, node: NodeCandidate, *, travel_s: float = 0.0, price_s: float = 0.0
 ) -> Terms:
-    """Estimate what serving `job` on `node` costs, where the agent's memory travels first."""
+    """Estimate what serving `job` on `node` costs.
+
+    What travels there first does so while the queue gets shorter.
+    """
+    if travel_s > 0 and node.queue_s > 0:
+        node = _later(node, travel_s)
     rate, load_s = node.prefill_tokens_per_s, node.load_s
     own_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
     rest_s = own_s
@@ -120,7 +130,7 @@ def terms_of(
         share_s = max(SHARE_S, anew_s + answers_s) if job.is_calm else SHARE_S
     is_free = node.queue_s <= 0
     return Terms(
-        queue_s=0.0 if is_free else _wait_s(job, node, own_s),
+        queue_s=0.0 if is_free else max(_wait_s(job, node, own_s), node.coming_s),
         bring_s=travel_s,
         load_s=load_s,
         prefill_s=rest_s,
@@ -131,6 +141,14 @@ def terms_of(
         risk_s=(node.slowness - 1.0) * (rest_s + answers_s),
         price_s=price_s,
     )
+
+
+def _later(node: NodeCandidate, seconds: float) -> NodeCandidate:
+    """Return a node with the queue that is left of its own by then."""
+    left_s = max(0.0, node.queue_s - seconds)
+    share = left_s / node.queue_s
+    prompts_s = tuple(each_s * share for each_s in node.prompts_s)
+    return replace(node, queue_s=left_s, prompts_s=prompts_s)
 
 
 def _rest_s(job: Job, node: NodeCandidate) -> float:
@@ -173,15 +191,10 @@ def _delay_s(node: NodeCandidate, own_s: float) -> float:
     return sum(min(left_s, own_s) for left_s in node.prompts_s) + min(unknown_s, own_s)
 
 
-def cost_s(job: Job, node: NodeCandidate) -> float:
-    """Estimate the seconds that serving `job` on `node` costs, without its share of agents."""
-    terms = terms_of(job, node)
-    return terms.total_s - terms.share_s
-
-
-def whole_cost_s(job: Job, node: NodeCandidate) -> float:
-    """Estimate the seconds with the penalty of a node that has its share of agents already."""
-    return terms_of(job, node).total_s
+def coming_s(queue_s: float, prompts_s: Sequence[float], lead_s: float) -> float:
+    """Estimate the seconds until a node has computed a beginning that takes it `lead_s`."""
+    unknown_s = max(0.0, queue_s - sum(prompts_s))
+    return unknown_s + sum(min(left_s, lead_s) for left_s in prompts_s)
 
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
@@ -219,41 +232,3 @@ def class_weight(speed: float) -> float:
     # Measured speeds are rough: only classes of speed count.
     weight: float = SPEED_CLASS ** round(math.log(speed, SPEED_CLASS))
     return weight
-
-
-def _by_seconds(job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
-    costs = {node.name: whole_cost_s(job, node) for node in nodes}
-    limit_s = tie_limit_s(min(costs.values()))
-    near = [node for node in nodes if costs[node.name] <= limit_s]
-    for node in near:
-        if node.name == job.home:
-            return node
-    # Estimates this close are equal: spread instead of following their noise.
-    return min(near, key=_fill)
-
-
-def _fill(node: NodeCandidate) -> tuple[float, int, int, str]:
-    return (node.agents / node.weight, node.cold_order, node.held_tokens, node.name)
-
-
-def _least_load(_job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
-    return min(nodes, key=lambda node: (node.queue_s, node.active, node.turn_order, node.name))
-
-
-def _round_robin(_job: Job, nodes: Sequence[NodeCandidate]) -> NodeCandidate:
-    return min(nodes, key=lambda node: (node.turn_order, node.name))
-
-
-_CHOICES: dict[Policy, Callable[[Job, Sequence[NodeCandidate]], NodeCandidate]] = {
-    Policy.SECONDS: _by_seconds,
-    Policy.LEAST_LOAD: _least_load,
-    Policy.ROUND_ROBIN: _round_robin,
-}
-
-
-def place(
-    job: Job, nodes: Sequence[NodeCandidate], policy: Policy = Policy.SECONDS
-) -> NodeCandidate:
-    """Choose the node for `job`; the same arguments always give the same node."""
-    assert nodes, "the caller checks that a node is eligible"
-    return _CHOICES[policy](job, nodes)

@@ -40,16 +40,31 @@ class Match:
     state: HeadState = HeadState.STORED
 
 
+class NodeCounts(Counter[NodeName]):
+    """Numbers of agents by node; `changes` counts the nodes that came or went."""
+
+    changes = 0
+
+    def add(self, node: NodeName, change: int) -> None:
+        """Add to a node's number; one without any goes."""
+        before = self[node]
+        self[node] = before + change
+        if before + change <= 0:
+            del self[node]
+        if (before > 0) != (before + change > 0):
+            self.changes += 1
+
+
 @dataclass(slots=True)
 class _Branch:
     edge: Sequence[int]
     parent: "_Branch | None"
     children: dict[int, "_Branch"] = field(default_factory=dict)
     holders: dict[NodeName, dict[AgentId, None]] = field(default_factory=dict)
-    below: Counter[NodeName] = field(default_factory=Counter)  # holders here and further down
+    below: NodeCounts = field(default_factory=NodeCounts)  # holders here and further down
     # Of those, prompts on their way to nodes that compute them, and that take them from others.
-    coming: Counter[NodeName] | None = None
-    borrowed: Counter[NodeName] | None = None
+    coming: NodeCounts | None = None
+    borrowed: NodeCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class Level:
     """Beginning of a prompt, and the nodes that have it."""
 
     pieces_count: int
-    nodes: Mapping[NodeName, int]  # with the number of agents that begin like this
+    nodes: NodeCounts  # with the number of agents that begin like this
     # Agents by node whose whole sketch this is, the latest last.
     agents: Mapping[NodeName, dict[AgentId, None]]
     coming: Mapping[NodeName, int] | None = None  # of `nodes`, those that do not have it yet
@@ -99,8 +114,13 @@ class SketchIndex:
         tag: object = None,
         opening: int | None = None,
         form: int | None = None,
+        *,
+        is_coming: bool = False,
     ) -> None:
-        """Store an agent's sketch and form, unless `tag` shows that it is unchanged."""
+        """Store an agent's sketch and form, unless `tag` shows that it is unchanged.
+
+        What its node still computes of it `is_coming`, until `settle`.
+        """
         key = (tenant, (node, agent))
         known = self._places.get(key)
         if known is not None and tag is not None and known[1] == tag:
@@ -115,6 +135,8 @@ class SketchIndex:
         self._pieces_count += added_count
         leaf.holders.setdefault(node, {})[agent] = None
         self._places[key] = (leaf, tag)
+        if is_coming:
+            self._unstored[key] = HeadState.COMING
         if opening is not None:
             self._openings[key] = opening
         if form is not None:
@@ -169,6 +191,14 @@ class SketchIndex:
             self._unstored[tenant, (node, name)] = state
         self.put(tenant, node, name, sketch, opening=_NO_OPENING)
         return name
+
+    def settle(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
+        """Note that a node has computed what was coming of an agent's sketch."""
+        key = (tenant, (node, agent))
+        state = self._unstored.pop(key, None)
+        if state is not None:
+            _count(self._places[key][0], node, -1, state)
+            _count(self._places[key][0], node, 1, None)
 
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
         """Remove an agent on a node, if it is there."""
@@ -287,9 +317,9 @@ def _split(branch: _Branch, at: int) -> _Branch:
     front = _Branch(
         branch.edge[:at],
         parent,
-        below=Counter(branch.below),
-        coming=Counter(branch.coming) if branch.coming else None,
-        borrowed=Counter(branch.borrowed) if branch.borrowed else None,
+        below=NodeCounts(branch.below),
+        coming=NodeCounts(branch.coming) if branch.coming else None,
+        borrowed=NodeCounts(branch.borrowed) if branch.borrowed else None,
     )
     parent.children[front.edge[0]] = front
     branch.edge, branch.parent = branch.edge[at:], front
@@ -300,16 +330,11 @@ def _split(branch: _Branch, at: int) -> _Branch:
 def _count(leaf: _Branch, node: NodeName, change: int, state: HeadState | None) -> None:
     branch: _Branch | None = leaf
     while branch is not None:
-        _add(branch.below, node, change)
+        branch.below.add(node, change)
         if state is HeadState.COMING:
-            branch.coming = _add(branch.coming or Counter(), node, change)
+            branch.coming = branch.coming or NodeCounts()
+            branch.coming.add(node, change)
         elif state is HeadState.BORROWED:
-            branch.borrowed = _add(branch.borrowed or Counter(), node, change)
+            branch.borrowed = branch.borrowed or NodeCounts()
+            branch.borrowed.add(node, change)
         branch = branch.parent
-
-
-def _add(counts: Counter[NodeName], node: NodeName, change: int) -> Counter[NodeName]:
-    counts[node] += change
-    if counts[node] <= 0:
-        del counts[node]
-    return counts

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from fabric.assumed_speeds import DISK_BYTES_PER_S
 from fabric.control.node_calls import (
     DRAINING,
     PRESSURES,
@@ -73,6 +74,7 @@ class NodeSnapshot:
     turn_order: int = 0  # the higher, the later it was given any turn
     cold_order: int = 0  # the same for turns with nothing cached
     coming_bytes: int = 0  # of agents that are being transferred to it
+    leaving_bytes: int = 0  # of agents and beginnings that are being transferred from it
     profile: NodeProfile = UNKNOWN  # as turns have shown it
 
     @property
@@ -94,6 +96,11 @@ class NodeSnapshot:
     def decode_tokens_per_s(self) -> float:
         """Speed of one sequence alone, as it follows from batches like the next; 0 if unknown."""
         return self.profile.decode_tokens_per_s(self.view.decode_tokens_per_s, self.turns + 1)
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        """Speed at which caches are read from its disk."""
+        return self.view.restore_bytes_per_s or DISK_BYTES_PER_S
 
     @property
     def slowness(self) -> float:

@@ -80,8 +80,6 @@ class RayMember:
             **os.environ,
             **member_environment(self.keys),
             "RAY_TMPDIR": str(self.folder),  # keeps Ray's sockets and logs below our folder
-            # Nodes and routers outlive a lost head for a day; by default, for a minute.
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
             "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",  # 3.12.1 may talk to 3.12.4
         }
 
@@ -124,6 +122,10 @@ class RayMember:
         if self._router() is None:
             self._start_router(cluster_file)
         return True
+
+    def is_running(self) -> bool:
+        """Return whether the router or any process of this folder's Ray runs."""
+        return self._router() is not None or f"{self.temp_dir}/" in _ps("-axwwo", "command=")
 
     # --- Ray ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from fabric.ids import NodeName
 from fabric.keys import AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN
 from router.limits import LOG_BYTES_MAX
 from router.private_files import close_to_others, write_private
+from router.supervise.failures import new_errors, ray_failure, raylet_logs
 from router.supervise.keeper import Keeper
 
 OBJECT_STORE_BYTES = (
@@ -124,14 +125,20 @@ def member_environment(keys: Path) -> dict[str, str]:
         "RAY_TLS_SERVER_KEY": str(keys / MEMBER_KEY),
         "RAY_TLS_CA_CERT": str(keys / AUTHORITY_CERTIFICATE),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # without it, Ray refuses a second Mac
+        # Nodes and routers outlive a lost head for a day. By default they end after a minute, in
+        # which a busy machine may not have restarted its own.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
         # A driver that lost its cluster would otherwise start another one in its own process.
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_worker_niceness": "0",  # Ray's default of 15 slows token generation
     }
 
 
-# For the processes that `ray start` starts, on every machine.
+# For `ray start` and the processes that it starts, on every machine.
 START_ENVIRONMENT: Final = {
+    # Each question for the raylet ends soon, so that `ask_patiently` sees one that has ended. A
+    # raylet does so by itself where its agents take more than 15 seconds to start.
+    "RAY_raylet_start_wait_time_s": "2",
     "RAY_enable_metrics_collection": "0",  # its exporters serve every interface without a password
     "DASHBOARD_METRIC_PORT": "-1",  # likewise
     "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),  # includes what nodes print
@@ -229,6 +236,7 @@ class LocalRay:
         self.address = f"{self.nodes[0].host}:{free_port(self.nodes[0].host)}"
         self.environment = ray_environment(folder, os.environ)
         self._session = f"s{os.getpid()}"
+        self._errors_before: dict[str, dict[Path, int]] = {}  # of raylets, at each node's start
 
     def start(self) -> None:
         """Start all nodes at once; workers wait for the head by themselves."""
@@ -238,7 +246,8 @@ class LocalRay:
     def start_node(self, node: RayNode) -> None:
         """Start a node, or restart one that has ended."""
         node.log.unlink(missing_ok=True)
-        environment = self.environment | {"RAY_START_HOOK": START_HOOK}
+        self._errors_before[node.process] = raylet_logs(node.temp_dir)
+        environment = self.environment | START_ENVIRONMENT | {"RAY_START_HOOK": START_HOOK}
         if self.is_head(node):
             # On disk, so that nodes and actors outlive the head and rejoin it.
             tables = self._base / "gcs"
@@ -261,6 +270,14 @@ class LocalRay:
 
     def has_started(self, node: RayNode) -> bool:
         return STARTED_MARK in read_log(node.log)
+
+    def why_ended(self, node: RayNode) -> str:
+        """Return why a node ended, or "" where its logs do not say it."""
+        try:
+            raylet = new_errors(node.temp_dir, self._errors_before.get(node.process, {}))
+        except OSError:
+            raylet = ""
+        return ray_failure(read_log(node.log), raylet)
 
     def stop(self) -> None:
         """End every node and remove what Ray wrote."""

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from fabric.ids import NodeName
+from fabric.ids import NodeName, TurnId
 from fabric.ports import Clock
 from fabric.turn.generation import Admitted
+from fabric.turn.turn_times import TurnTimes
 from router.limits import DECISION_PIECES_MAX, DECISIONS_KEPT_MAX
-from router.placement.decision import Decision, Load, MoveAgent, Stay
+from router.placement.decision import Decision
 from router.prompt import Prompt
 from router.telemetry import Telemetry
+from router.turns.open_turn import EndedTurn
 
 BLOCK_TOKENS: Final = 128  # per hash of a trace's row
 RUNNING: Final = "running"
+ID_PREFIX: Final = "dec_"
 
 
 @dataclass(slots=True, eq=False)
@@ -38,27 +41,23 @@ class DecidedTurn:
     ended_s: float | None = None
     outcome: str = RUNNING
     completion_tokens: int = 0
-
-    @property
-    def how(self) -> str:
-        """What was decided, in a word."""
-        if isinstance(self.decision, MoveAgent):
-            return "move"
-        if isinstance(self.decision, Stay):
-            return "stay"
-        return "load" if isinstance(self.decision, Load) else "recompute"
+    turn: TurnId | None = None
+    times: TurnTimes | None = None  # None: its node has not sent them
+    number: int = 0  # of all decisions since the router's start
 
     def as_row(self) -> dict[str, Any]:
         """Return the entry for an API."""
         decision, admitted = self.decision, self.admitted
         terms = {name: round(value, 4) for name, value in asdict(decision.terms).items()}
         return {
+            "id": f"{ID_PREFIX}{self.number}",
             "object": "placement.decision",
             "at_s": round(self.at_s, 3),
+            "turn": self.turn,
             "agent": self.agent,
             "node": decision.node,
-            "how": self.how,
-            "from": decision.ship.source if isinstance(decision, MoveAgent) else None,
+            "how": decision.how.value,
+            "from": decision.source,
             "terms": terms,
             "first_token_estimate_s": round(decision.terms.first_token_s, 4),
             "outcome": self.outcome,
@@ -70,6 +69,7 @@ class DecidedTurn:
             "admitted_s": _rounded(self.admitted_s),
             "first_token_s": _rounded(self.first_token_s),
             "ended_s": _rounded(self.ended_s),
+            "times": self.times and {n: _rounded(s) for n, s in asdict(self.times).items()},
         }
 
 
@@ -85,6 +85,7 @@ class DecisionLog:
     telemetry: Telemetry
     entries: deque[DecidedTurn] = field(default_factory=deque)
     _pieces_count: int = 0
+    _count: int = 0
 
     def add(
         self,
@@ -93,6 +94,7 @@ class DecisionLog:
         admitted: Admitted,
         prompt: Prompt,
         started_s: float,
+        turn: TurnId | None = None,
     ) -> DecidedTurn:
         """Keep a decision whose turn was admitted now; the oldest goes if there are too many."""
         now_s = self.clock.monotonic_s()
@@ -100,7 +102,11 @@ class DecisionLog:
         kept = Prompt(
             sketch=prompt.sketch, sketch_ends=prompt.sketch_ends, bytes_count=prompt.bytes_count
         )
-        entry = DecidedTurn(agent, decision, admitted, kept, started_s, at_s, now_s - started_s)
+        entry = DecidedTurn(
+            agent, decision, admitted, kept, started_s, at_s, now_s - started_s, turn=turn
+        )
+        self._count += 1
+        entry.number = self._count
         self.entries.append(entry)
         self._pieces_count += len(kept.sketch)
         while len(self.entries) > 1 and (
@@ -115,39 +121,53 @@ class DecisionLog:
             entry.first_token_s = self.clock.monotonic_s() - entry.started_s
             self.telemetry.estimated(entry.decision.terms, entry.admitted_s, entry.first_token_s)
 
-    def end(self, entry: DecidedTurn, outcome: str, completion_tokens: int) -> None:
+    def end(self, entry: DecidedTurn, ended: EndedTurn) -> None:
         """Note a turn's end."""
         entry.ended_s = self.clock.monotonic_s() - entry.started_s
-        entry.outcome, entry.completion_tokens = outcome, completion_tokens
+        entry.outcome, entry.completion_tokens = ended.outcome, ended.completion_tokens
+        entry.times = ended.times
 
 
 def trace_rows(entries: Iterable[DecidedTurn]) -> Iterator[dict[str, Any]]:
     """Yield the turns that were answered as rows of a trace, in order of their requests."""
     answered = [entry for entry in entries if entry.outcome == "ok" and entry.completion_tokens]
     answered.sort(key=lambda entry: entry.at_s)
+    # One ratio for all: equal beginnings of prompts are then equal blocks.
+    all_tokens = sum(entry.admitted.prompt_tokens for entry in answered)
+    bytes_per_token = sum(entry.prompt.bytes_count for entry in answered) / max(1, all_tokens)
     numbers: dict[object, int] = {}
+    before: dict[str, DecidedTurn] = {}  # the last turn of each agent
     for entry in answered:
-        tokens = entry.admitted.prompt_tokens
-        names = _block_names(entry, tokens)
+        names = _block_names(entry, bytes_per_token)
+        last, before[entry.agent] = before.get(entry.agent), entry
         yield {
             "timestamp": round((entry.at_s - answered[0].at_s) * 1000),
-            "input_length": tokens,
+            "input_length": entry.admitted.prompt_tokens,
             "output_length": entry.completion_tokens,
             "block_length": BLOCK_TOKENS,
             "hash_ids": [numbers.setdefault(name, len(numbers)) for name in names],
             "session_id": entry.agent,
+            "continues": last is not None and _continues(last, entry),
             "node": NodeName(entry.admitted.node),
             "ttft_ms": round(1000 * (entry.first_token_s or 0.0)),
         }
 
 
-def _block_names(entry: DecidedTurn, tokens: int) -> Sequence[object]:
+def _continues(last: DecidedTurn, entry: DecidedTurn) -> bool:
+    """Return whether a prompt has all of the agent's turn before, and its answer."""
+    known = last.prompt.sketch
+    held_tokens = last.admitted.prompt_tokens + last.completion_tokens
+    # The last piece ends where the prompt did; the next one's may be longer.
+    has_all = entry.prompt.sketch[: len(known) - 1] == known[:-1]
+    return bool(known) and has_all and held_tokens < entry.admitted.prompt_tokens
+
+
+def _block_names(entry: DecidedTurn, bytes_per_token: float) -> Sequence[object]:
     """Name a prompt's blocks: equal ones of two prompts begin alike up to their ends.
 
     A block is named by the piece of the sketch in which it ends; behind the sketch, by its turn.
     """
-    prompt = entry.prompt
-    bytes_per_token = prompt.bytes_count / max(1, tokens)
+    prompt, tokens = entry.prompt, entry.admitted.prompt_tokens
     names: list[object] = []
     for number in range(-(-tokens // BLOCK_TOKENS)):
         end = min(tokens, (number + 1) * BLOCK_TOKENS) * bytes_per_token

@@ -21,6 +21,7 @@ from fabric.turn.generation import (
     ToolCallPart,
     ToolCalls,
 )
+from fabric.turn.turn_times import TurnTimes
 from router.fleet.node_client import NodeLostError, remote_error
 from router.telemetry import Telemetry
 from router.turns.running_turns import Breaker
@@ -42,6 +43,22 @@ class Progress:
 AnswerEvent = Delta | ToolCalls | Finished
 
 
+@dataclass(frozen=True, slots=True)
+class EndedTurn:
+    """End of a turn: ok, failed or cancelled; its times are known if its node has sent them."""
+
+    outcome: str
+    completion_tokens: int
+    seconds: float
+    times: TurnTimes | None = None
+    answered_tokens: int = 0  # that were sent to the client, also of a turn that broke off
+
+    def __str__(self) -> str:
+        """Describe it for a log."""
+        spent = f": {self.times}" if self.times else ""
+        return f"{self.outcome}, {self.completion_tokens} tokens in {self.seconds:.3f} s{spent}"
+
+
 class OpenTurn:
     """Admitted turn. Read `events` to the end, or `close` to cancel the turn on its node."""
 
@@ -55,7 +72,7 @@ class OpenTurn:
         telemetry: Telemetry,
         on_prefilled: Callable[[int], None],
         on_decoding: Callable[[], None] = lambda: None,
-        on_end: Callable[[str, int, float], None],
+        on_end: Callable[[EndedTurn], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
         alias: str,
@@ -75,7 +92,9 @@ class OpenTurn:
         self._on_unsaved = on_unsaved
         self._alias = alias  # what logs call the agent
         self._is_closed = False
+        self._times: TurnTimes | None = None  # of the nodes that it has left, and then of its last
         self._breaker = breaker or Breaker()
+        self._answered_tokens = 0
         self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
         telemetry.admitted(admitted)
 
@@ -99,8 +118,11 @@ class OpenTurn:
                 if is_first:
                     is_first = False
                     self._first_token()
+                if isinstance(event, Delta) and not event.is_echo:
+                    self._answered_tokens = event.index + 1
                 answered = _answer_event(event)
                 if isinstance(answered, Finished):
+                    self._add_times(answered.times)
                     self._check_current()
                     if not answered.durable and self._on_unsaved is not None:
                         await self._on_unsaved()
@@ -129,8 +151,13 @@ class OpenTurn:
             if not isinstance(event, HandedOver):
                 yield event
                 continue
+            self._add_times(event.times)
             await self._source.aclose()
             self._source = await self._breaker.wait(self._follow(event))
+
+    def _add_times(self, times: TurnTimes | None) -> None:
+        if times is not None:
+            self._times = times if self._times is None else self._times.plus(times)
 
     @property
     def progress(self) -> Progress | None:
@@ -146,8 +173,11 @@ class OpenTurn:
         if self._is_closed:
             return
         self._is_closed = True
+        seconds = self._clock.monotonic_s() - self._started_s
         self._telemetry.ended(outcome, completion_tokens)
-        self._on_end(outcome, completion_tokens, self._clock.monotonic_s() - self._started_s)
+        self._telemetry.timed(seconds, self._times, completion_tokens)
+        tokens = completion_tokens or self._answered_tokens
+        self._on_end(EndedTurn(outcome, completion_tokens, seconds, self._times, tokens))
         await self._source.aclose()
 
     def _check_current(self) -> None:

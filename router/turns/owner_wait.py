@@ -4,8 +4,10 @@
     no node is awaited  it starts on any node
     time is up          likewise: recomputing the prompt takes no longer than the wait did
 
-The time is the router's estimate of the prefill, at most OWNER_WAIT_S_MAX. A conversation without
-an answer has just started, so it waits only if it names its agent.
+The time is the router's estimate of the prefill, after the queues of the nodes that could do it, at
+most OWNER_WAIT_S_MAX. Of many turns whose time is up at once, the next one sees the first one in
+such a queue, and goes on waiting. A conversation without an answer has just started, so it waits
+only if it names its agent.
 """
 
 import logging
@@ -44,19 +46,26 @@ class OwnerWait:
         discovery = self._fleet.discovery
         if not discovery.may_learn_agents() or self._is_known(turn):
             return
-        estimate_s = recompute_s(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
-        now_s = self._fleet.clock.monotonic_s()
-        patience_s = since_s + min(estimate_s, OWNER_WAIT_S_MAX) - now_s
+        began_s = self._fleet.clock.monotonic_s()
         awaited = discovery.awaited()
         waiting.nodes = awaited
+        watch, left_s = self._watch(turn), self._left_s(turn, since_s)
         try:
-            is_reported = await discovery.wait_for_owner(self._watch(turn), patience_s)
+            while not (is_reported := await discovery.wait_for_owner(watch, left_s)):
+                left_s = self._left_s(turn, since_s)
+                if left_s <= 0 or not discovery.awaited():
+                    break
         finally:
             waiting.nodes = ()
         alias = self._fleet.alias(turn.key) if turn.key else "without a name"
-        waited_s = self._fleet.clock.monotonic_s() - now_s
+        waited_s = self._fleet.clock.monotonic_s() - began_s
         outcome = "its owner joined" if is_reported else "no owner joined"
         _LOG.info("agent %s: waited %.1f s for %s; %s", alias, waited_s, awaited, outcome)
+
+    def _left_s(self, turn: TurnRequest, since_s: float) -> float:
+        """Return for how long a turn that came at `since_s` still waits, by the queues of now."""
+        estimate_s = recompute_s(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))
+        return since_s + min(estimate_s, OWNER_WAIT_S_MAX) - self._fleet.clock.monotonic_s()
 
     def _watch(self, turn: TurnRequest) -> Callable[[], bool]:
         """Return a cheap `_is_known` that compares content only after a new report."""

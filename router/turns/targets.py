@@ -19,8 +19,7 @@ from fabric.turn.generation import HeadLoan
 from router.fleet import snapshots
 from router.fleet.directory import StartReservation
 from router.fleet.fleet import Fleet
-from router.placement.decision import Decision, Load, MoveAgent, Recompute, Stay
-from router.placement.head_lenders import head_loan, with_loan
+from router.placement.decision import Decision, How
 from router.placement.placement import Placement, recompute_s
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
@@ -37,10 +36,19 @@ class Target:
     waits: bool
     prefill_s: float = 0.0
     cold: bool = False
-    move: MoveAgent | None = None  # to be made first; then the target is chosen again
-    head: HeadLoan | None = None  # that the node may take a part of the prompt from
     reservation: StartReservation | None = None
     decision: Decision | None = None  # from which it follows
+
+    @property
+    def move(self) -> Decision | None:
+        """Move to be made first; then the target is chosen again."""
+        is_move = self.decision is not None and self.decision.how is How.MOVE
+        return self.decision if is_move else None
+
+    @property
+    def head(self) -> HeadLoan | None:
+        """Loan of which the node may take a part of the prompt."""
+        return self.decision.loan if self.decision is not None else None
 
 
 class Targets:
@@ -56,42 +64,49 @@ class Targets:
         self._moves_agents = moves_agents
 
     def choose(
-        self, turn: TurnRequest, given_up: frozenset[NodeName], *, may_move: bool = False
+        self,
+        turn: TurnRequest,
+        given_up: frozenset[NodeName],
+        full: frozenset[NodeName] = frozenset(),
+        *,
+        may_move: bool = False,
     ) -> Target:
         """Return a turn's next target; raise RetryLaterError if no node can take it.
 
-        With `may_move`, it may be a node to which the idle agent must be moved first.
+        It is no `full` node, but for an agent that cannot leave it now. With `may_move`, it may be
+        a node to which the idle agent must be moved first.
         """
         near = turn.near
-        if turn.key is None and near and near not in given_up and self._fleet.is_up(near):
+        if turn.key is None and near and near not in given_up | full and self._fleet.is_up(near):
             return Target(near, epoch=0, waits=True)
-        facts = snapshots.facts_of(turn, given_up)
+        began_s = self._fleet.clock.monotonic_s()
+        facts = snapshots.facts_of(turn, given_up, full)
         fleet = snapshots.of_turn(
             self._fleet,
             turn,
             given_up,
+            full,
             is_whole=self._placement.compares_all,
             may_move=may_move and self._moves_agents,
         )
         decision = self._placement.decide(facts, fleet)
-        if isinstance(decision, MoveAgent) or turn.resume is not None:
-            return replace(self._target_of(turn, decision), decision=decision)
-        chosen = head_loan(facts, fleet, decision.node)
-        if chosen is None:
-            return replace(self._target_of(turn, decision), decision=decision)
-        decision = with_loan(decision, chosen)
-        self._fleet.partners.note(chosen.loan.source, decision.node)
-        return replace(self._target_of(turn, decision), decision=decision, head=chosen.loan)
+        self._telemetry.placed(self._fleet.clock.monotonic_s() - began_s)
+        if decision.loan is not None:
+            self._fleet.partners.note(decision.loan.source, decision.node)
+        target = self._target_of(turn.key, decision)
+        return replace(
+            target, prefill_s=decision.prefill_s, cold=decision.is_cold, decision=decision
+        )
 
-    def _target_of(self, turn: TurnRequest, decision: Decision) -> Target:
-        if isinstance(decision, MoveAgent):
-            return Target(decision.node, 0, True, decision.prefill_s, move=decision)
-        if turn.key is None:
-            return _target_by_content(decision)
-        if isinstance(decision, Stay):
-            target = self._target_at_owner(turn.key, decision.node)
-            return replace(target, prefill_s=decision.prefill_s)
-        return self._target_of_start(turn.key, decision)
+    def _target_of(self, key: AgentKey | None, decision: Decision) -> Target:
+        """Return a decision's node with the turn's epoch there, reserved where it needs to be."""
+        node = decision.node
+        if key is None or decision.how is How.MOVE:
+            # The node finds an unnamed agent by content, so its epoch is unknown here.
+            return Target(node, epoch=0, waits=not decision.is_cold)
+        if decision.how is How.STAY:
+            return self._target_at_owner(key, node)
+        return self._target_of_start(key, node)
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
         """Estimate the prefill of the prompt on another node."""
@@ -116,9 +131,9 @@ class Targets:
         epoch = self._fleet.begin_epoch(key)
         return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))
 
-    def _target_of_start(self, key: AgentKey, decision: Load | Recompute) -> Target:
+    def _target_of_start(self, key: AgentKey, node: NodeName) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
-        directory, node = self._fleet.directory, decision.node
+        directory = self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
             self._telemetry.taken_over()
@@ -126,13 +141,4 @@ class Targets:
             _LOG.warning("agent %s: %s takes over from %s", alias, node, owner.node)
         epoch = self._fleet.begin_epoch(key)
         reservation = directory.reserve(key, node, epoch)
-        is_cold = isinstance(decision, Recompute)
-        return Target(node, epoch, False, decision.prefill_s, is_cold, reservation=reservation)
-
-
-def _target_by_content(decision: Stay | Load | Recompute) -> Target:
-    # The node finds the agent by content, so the epoch is unknown here.
-    if isinstance(decision, Stay):
-        return Target(decision.node, 0, True, decision.prefill_s)
-    is_cold = isinstance(decision, Recompute)
-    return Target(decision.node, 0, not is_cold, decision.prefill_s, is_cold)
+        return Target(node, epoch, waits=False, reservation=reservation)

@@ -3,6 +3,9 @@
 Agents that people run take turns: round robin, a parent after its child, a critic after a writer.
 An order that was seen twice in a row is expected to hold, until it does not. Several turns of one
 agent in a row (a tool loop) are one.
+
+Sub-agents are new agents each time, so none of them has a follower yet: a parent that came back
+after two new agents in a row is expected after the next one that follows it.
 """
 
 from collections import OrderedDict
@@ -24,6 +27,8 @@ class _Follower:
 class _Order:
     last: AgentId | None = None
     guess: AgentId | None = None  # expected after the last one, and got ready
+    parent: AgentId | None = None  # before the last one, if that is new
+    returning: _Follower | None = None  # parent that came back after new agents
     after: OrderedDict[AgentId, _Follower] = field(default_factory=OrderedDict)
 
 
@@ -43,6 +48,9 @@ class TurnOrders:
         if before == agent:
             return None
         order.last, order.guess = agent, None
+        is_new = agent not in order.after
+        _learn_return(order, agent)
+        order.parent = before if is_new else None
         if before is not None:
             _learn(order, before, agent)
         return None if guess is None else guess == agent
@@ -53,6 +61,8 @@ class TurnOrders:
         if order is None or order.last != agent:
             return None
         follower = order.after.get(agent)
+        if follower is None and order.returning and order.returning.agent == order.parent:
+            follower = order.returning
         if follower is None or follower.seen_count < TURN_ORDER_SEEN_MIN:
             return None
         return follower.agent
@@ -61,6 +71,18 @@ class TurnOrders:
         """Note that an agent was got ready for the group's next turn."""
         if group in self._orders:
             self._orders[group].guess = agent
+
+
+def _learn_return(order: _Order, agent: AgentId) -> None:
+    """Learn from the agent after a new one whether parents come back."""
+    if order.parent is None:
+        return
+    if agent != order.parent:
+        order.returning = None
+    elif order.returning is not None and order.returning.agent == agent:
+        order.returning.seen_count += 1
+    else:
+        order.returning = _Follower(agent)
 
 
 def _learn(order: _Order, before: AgentId, agent: AgentId) -> None:

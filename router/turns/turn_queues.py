@@ -2,7 +2,7 @@
 
     turn ──▶ place at its node? ── yes ──▶ sent; the place is free again once the node admits it
                     └ no ──▶ waits in the node's queue (FairQueue) ──▶ place
-                                   └ no room for its tenant: 429, Retry-After
+                                   └ no room for its tenant: another node, else 429, Retry-After
 
 A node gets few turns at a time that it has not admitted. The rest waits here, where it costs the
 node nothing: its event loop answers heartbeats. Interactive and background turns have places and
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fabric.errors import OverloadedError
-from fabric.fair_share import FairShare
+from fabric.fair_share import share_of
 from fabric.ids import NodeName, TenantId
 from fabric.limits import RETRY_AFTER_S_MAX
 from fabric.ports import Clock
@@ -54,7 +54,6 @@ class _Waiting:
     work_s: float
     granted: asyncio.Future[None]  # the place; raises NodeLostError
     has_place: bool = False
-    is_counted: bool = False  # among those that wait
 
 
 class _Pace:
@@ -89,8 +88,8 @@ class _NodeQueue:
     def __init__(self, places_max: int, waiting_max: int, rules: QueueRules) -> None:
         self._rules = rules
         self._places_max = places_max
+        self._waiting_max = waiting_max
         self._sent = Counter[str]()  # by tenant
-        self._queued = FairShare[str](waiting_max)
         self._order = FairQueue[_Waiting](rules.weight)
         self._pace = _Pace()
 
@@ -101,9 +100,8 @@ class _NodeQueue:
         """Give a turn a place or let it wait; return False if its tenant's part is full."""
         tenant = waiting.tenant
         if not self._has_place(tenant):
-            if not self._queued.take(tenant):
+            if not self._may_wait(tenant):
                 return False
-            waiting.is_counted = True
             self._pace.begin(now_s)
         self._order.put(tenant, waiting, waiting.work_s)
         self._fill()
@@ -118,9 +116,8 @@ class _NodeQueue:
                 del self._sent[waiting.tenant]
             if is_admitted:
                 self._pace.note(waiting.work_s, now_s, others_wait=len(self._order) > 0)
-        elif waiting.is_counted:
+        elif waiting in self._order:
             self._order.remove(waiting.tenant, waiting)
-            self._uncount(waiting)
         self._fill()
 
     def give_up(self, error: Callable[[], Exception]) -> None:
@@ -128,7 +125,6 @@ class _NodeQueue:
         for tenant in self._order.tenants():
             for waiting in self._order.items(tenant):
                 self._order.remove(tenant, waiting)
-                self._uncount(waiting)
                 if not waiting.granted.done():
                     waiting.granted.set_exception(error())
 
@@ -147,11 +143,24 @@ class _NodeQueue:
         wait_s = own_s / 2 / self._pace.work_per_s
         return min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)
 
+    def is_full(self, tenant: str) -> bool:
+        """Return whether one more turn of a tenant would be refused."""
+        return not (self._has_place(tenant) or self._may_wait(tenant))
+
+    def _may_wait(self, tenant: str) -> bool:
+        """Return whether a tenant's part of the queue has room for one more turn."""
+        waiting_count = self._order.count(tenant)
+        others_count = len(self._order) - waiting_count
+        return waiting_count < share_of(self._waiting_max - others_count)
+
     def _has_place(self, tenant: str) -> bool:
         """Return whether a tenant holds less than its part of the places.
 
-        All that are here share them by weight with one that may come, so it finds some.
+        All that are here share them by weight with one that may come, so it finds some, unless
+        there are more tenants than places.
         """
+        if self._sent.total() >= self._places_max:
+            return False
         weight = self._rules.weight
         here = {tenant, *self._sent, *self._order.tenants()}
         part = weight(tenant) / (sum(map(weight, here)) + 1.0)
@@ -162,14 +171,8 @@ class _NodeQueue:
         while (waiting := self._order.next(self._has_place)) is not None:
             self._sent[waiting.tenant] += 1
             waiting.has_place = True
-            self._uncount(waiting)
             if not waiting.granted.done():  # otherwise it is being cancelled, and leaves
                 waiting.granted.set_result(None)
-
-    def _uncount(self, waiting: _Waiting) -> None:
-        if waiting.is_counted:
-            waiting.is_counted = False
-            self._queued.give(waiting.tenant)
 
 
 class Place:
@@ -228,6 +231,14 @@ class TurnQueues:
     def waiting_count(self, node: NodeName) -> int:
         """Return the number of turns that wait for a place at a node."""
         return sum(len(self._queue(node, priority)) for priority in Priority)
+
+    def full(self, tenant: str, priority: Priority) -> dict[NodeName, float]:
+        """Return the nodes that have no room for a tenant's turn, and when each may have some."""
+        return {
+            node: queue.retry_after_s(tenant)
+            for (node, served), queue in self._queues.items()
+            if served is priority and len(queue) and queue.is_full(tenant)
+        }
 
     def retry_after_s(self, tenant: str) -> float:
         """Return when a tenant with too many requests may send more, by its fullest queue."""

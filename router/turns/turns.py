@@ -6,27 +6,26 @@ Once a node has sent its first event, nothing is retried: the client sees where 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
-from fabric.assumed_speeds import DECODE_TOKENS_PER_S
 from fabric.edit_mode import EditMode
 from fabric.errors import (
     FabricError,
     OverloadedError,
-    RejectedError,
     RetryElsewhereError,
     RetryLaterError,
 )
-from fabric.ids import AgentKey, NodeName
+from fabric.hosting.tracing import Span, failure_of, span
+from fabric.hosting.turn_context import about_trace, current_trace
+from fabric.ids import AgentKey
+from fabric.limits import BLOCK_TOKENS
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import (
     Admitted,
     Event,
-    Failed,
     GenerateRequest,
     HandedOver,
     Identity,
@@ -35,10 +34,9 @@ from fabric.turn.generation import (
 from router.events import FleetEvent, TurnBegan, TurnEnded
 from router.fleet.directory import Directory, StartReservation
 from router.fleet.fleet import Fleet
-from router.fleet.node_client import NodeLostError, remote_error
+from router.fleet.node_client import NodeLostError
+from router.fresh_ids import fresh_turn
 from router.limits import (
-    COMING_FACTOR,
-    COMING_S_MIN,
     MOVE_PATIENCE,
     MOVE_START_S,
     OWNER_WAIT_S_MAX,
@@ -46,19 +44,28 @@ from router.limits import (
 from router.moves.move_registry import MoveRegistry
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
-from router.placement.decision import Decision, MoveAgent
+from router.placement.decision import Decision
 from router.placement.destination import ANSWER_TOKENS
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
-from router.turns.attempts import AdmittedTurn, Attempt, StaleTargetError
+from router.turns import turn_spans
+from router.turns.attempts import (
+    AdmittedTurn,
+    Attempt,
+    StaleTargetError,
+    admission_of,
+    announced,
+    give_up_unless,
+)
 from router.turns.decision_log import DecidedTurn, DecisionLog
 from router.turns.expected_turns import ExpectedTurns
 from router.turns.model_check import ModelCheck
-from router.turns.open_turn import OpenTurn
+from router.turns.open_turn import EndedTurn, OpenTurn
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
 from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
+from router.turns.tenant_limits import TenantAccounts
 from router.turns.turn_queues import Place, QueueRules, TurnQueues
 
 _LOG = logging.getLogger("macfabric.router.turns")
@@ -92,6 +99,7 @@ class Turns:
         rules = QueueRules(settings.queue_max, settings.tenant_weights)
         self.queues = TurnQueues(rules, fleet.clock, telemetry)
         self._expected = ExpectedTurns(fleet.directory, prefetches, self.queues, telemetry)
+        self.accounts = TenantAccounts(settings.tenant_limits, fleet.clock, telemetry)
         self._models = ModelCheck(fleet)
         self._targets = Targets(
             fleet, placement, telemetry, moves_agents=settings.moves_idle_agents
@@ -100,42 +108,28 @@ class Turns:
 
     async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
         """Return the turn once a node has admitted it; `waiting` shows what it waits for."""
-        breaker: Breaker | None = None
-        try:
+        with self.accounts.opening(turn.tenant):
             breaker = self.running.begin()
-            await breaker.wait(self._models.require(turn.model))
-            opened = await breaker.wait(self._open(turn, breaker, waiting or AwaitedNodes()))
-        except BaseException as error:
-            if breaker is not None:
+            try:
+                await breaker.wait(self._models.require(turn.model))
+                opened = await breaker.wait(self._open(turn, breaker, waiting or AwaitedNodes()))
+            except BaseException:
                 self.running.discard(breaker)
-            self._count_refusal(turn, error)
-            raise
+                raise
         self._hint(turn.tenant, turn.prefetch)
         return opened
 
-    def _count_refusal(self, turn: TurnRequest, error: BaseException) -> None:
-        """Count a turn that was not admitted."""
-        if isinstance(error, OverloadedError):
-            self._telemetry.ended("overloaded")
-            self._telemetry.refused(turn.tenant)
-        elif isinstance(error, RetryLaterError):
-            self._telemetry.ended("unavailable")
-        elif isinstance(error, RejectedError):
-            self._telemetry.ended("rejected")
-        elif isinstance(error, asyncio.CancelledError):
-            self._telemetry.ended("cancelled")
-        elif isinstance(error, FabricError):
-            self._telemetry.ended("failed")
-
     async def _open(self, turn: TurnRequest, breaker: Breaker, waiting: AwaitedNodes) -> OpenTurn:
         started_s = self._now_s()
-        placed = await self._admit(turn, waiting)
-        key = turn.tenant, placed.first.agent
+        turn = turn if turn.id is not None else replace(turn, id=fresh_turn())
+        placed, made = await self._admit_counted(turn, waiting)
+        first = placed.first
+        key = turn.tenant, first.agent
         # The client knows which memory serves it, so a continuation must use the same one.
-        edits = turn.edits if placed.first.amortized_tokens else EditMode.FORGET
+        edits = turn.edits if first.amortized_tokens else EditMode.FORGET
         publish = self._fleet.events.publish if turn.is_kept else _discard
-        publish(TurnBegan.of(turn.tenant, placed.first))
-        self._fleet.sessions.note(turn.tenant, turn.session, placed.first.node)
+        publish(TurnBegan.of(turn.tenant, placed.first, turn.id))
+        self._fleet.sessions.note(turn.tenant, placed.first.node, turn.session, turn.sub_agent)
         self._expected.note(turn, key[1])
         self._rebook(placed, 0)
         self._fleet.activity.begin_turn(key)
@@ -143,18 +137,25 @@ class Turns:
 
         def prefilled(tokens: int) -> None:
             self._rebook(placed, tokens)
-            if decided is not None and tokens >= placed.first.prompt_tokens:
-                self.decisions.note_first_token(decided)
+            if tokens >= placed.first.prompt_tokens:
+                self._fleet.sketches.settle(turn.tenant, placed.first.node, key[1])
+                if decided is not None:
+                    self.decisions.note_first_token(decided)
 
-        def end(outcome: str, completion_tokens: int, seconds: float) -> None:
+        def end(ended: EndedTurn) -> None:
             self.running.discard(breaker)
+            self._fleet.sketches.settle(turn.tenant, placed.first.node, key[1])
             if decided is not None:
-                self.decisions.end(decided, outcome, completion_tokens)
+                self.decisions.end(decided, ended)
             self._fleet.activity.end_turn(key)
-            if outcome == "ok":
-                self._fleet.note_answer(placed.entry, completion_tokens)
+            if ended.outcome == "ok":
+                self._fleet.note_answer(placed.entry, ended.completion_tokens)
             placed.end()  # on the node where it runs by then
-            publish(TurnEnded(key, placed.first.node, outcome, completion_tokens, seconds))
+            turn_spans.end_turn_span(made, ended)
+            self._note_end(turn, first, ended)
+            ran = placed.first.node, ended.outcome, ended.completion_tokens, ended.seconds
+            publish(TurnEnded(key, *ran, turn.id, ended.times))
+            _LOG.info("agent %s on %s: %s", self._fleet.alias(key), placed.first.node, ended)
 
         async def follow(handed: HandedOver) -> AsyncGenerator[Event, None]:
             nonlocal placed
@@ -165,8 +166,9 @@ class Turns:
             _LOG.info("agent %s: its turn continues on its new node", self._fleet.alias(key))
             self._resuming[key] += 1
             try:
-                ahead = await self._send_ahead(further, key)
-                placed = ahead or await self._admit(further, waiting, goes_first=True)
+                with about_trace(made.trace):
+                    ahead = await self._send_ahead(further, key)
+                    placed = ahead or await self._admit(further, waiting, goes_first=True)
             finally:
                 self._resuming[key] -= 1
                 self._resuming += Counter()  # drops zeros
@@ -188,17 +190,38 @@ class Turns:
             breaker=breaker,
         )
 
+    def _note_end(self, turn: TurnRequest, first: Admitted, ended: EndedTurn) -> None:
+        recompute_s = self._fleet.recompute_s(first.node, first.cached_tokens)
+        self.accounts.note_end(turn.tenant, ended, first.cache, recompute_s)
+
     def _log(self, turn: TurnRequest, placed: AdmittedTurn, started_s: float) -> DecidedTurn | None:
         if placed.decision is None:
             return None
         alias = self._fleet.alias((turn.tenant, placed.first.agent))
-        return self.decisions.add(alias, placed.decision, placed.first, turn.prompt, started_s)
+        decision, first = placed.decision, placed.first
+        return self.decisions.add(alias, decision, first, turn.prompt, started_s, turn.id)
 
     def _rebook(self, placed: AdmittedTurn, done_tokens: int) -> None:
         """Correct a turn's load by what its node has reported of its prompt."""
         first = placed.first
         done_tokens = max(done_tokens, first.cached_tokens)
         self._fleet.note_progress(placed.entry, first.prompt_tokens, done_tokens)
+
+    async def _admit_counted(
+        self, turn: TurnRequest, waiting: AwaitedNodes
+    ) -> tuple[AdmittedTurn, Span]:
+        """Return the turn on its node and its span, which the caller ends."""
+        made = turn_spans.begin_turn_span(self._fleet, turn)
+        try:
+            with about_trace(made.trace):
+                placed = await self._admit(turn, waiting)
+        except BaseException as error:
+            made.end(failure_of(error))
+            raise
+        alias = self._fleet.alias((turn.tenant, placed.first.agent))
+        turn_spans.note_admission(made, placed.first, alias)
+        self.accounts.note_admission(turn.tenant, placed.first)
+        return placed, made
 
     async def _admit(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
@@ -208,14 +231,16 @@ class Turns:
         while True:
             key = turn.key
             await self._await_ownership(turn, attempt)
-            may_move = not (attempt.has_moved or goes_first or turn.resume)
-            target = self._targets.choose(turn, frozenset(attempt.given_up), may_move=may_move)
+            target = self._choose(turn, attempt)
             if target.move is not None:
                 attempt.has_moved, attempt.move = True, target.move
+                began_s = self._now_s()
                 await self._move_first(turn, target.move)
+                attempt.moved_s += self._now_s() - began_s
                 continue
             try:
-                placed = await self._send(turn, target, waits=attempt.waits_for_place(turn))
+                waits = attempt.waits_for_place(turn)
+                placed = await self._send(turn, target, attempt, waits=waits)
             except StaleTargetError:
                 attempt.has_waited = True  # its turn has come, wherever it goes now
             except NodeLostError as error:
@@ -226,14 +251,32 @@ class Turns:
                     raise RetryLaterError(message, code=error.code) from None
                 attempt.has_refreshed = True
                 await self._fleet.membership.refresh()
+            except OverloadedError as error:
+                full = self.queues.full(turn.tenant, turn.priority)
+                attempt.note_full(target.node, error, full)
             except RetryLaterError:
                 if key is None or not self._moves.is_moving(key):
                     raise  # during a move, nodes refuse the agent's turns until it ends
                 await asyncio.sleep(RETRY_S)
             else:
                 if key is not None or self._is_current(turn, placed):
-                    return replace(placed, decision=_decision_of(target, attempt))
+                    return replace(
+                        placed, decision=attempt.decision_of(target.node, target.decision)
+                    )
                 turn = await self._cancel_and_name(turn, placed)
+
+    def _choose(self, turn: TurnRequest, attempt: Attempt) -> Target:
+        may_move = not (attempt.has_moved or attempt.goes_first or turn.resume)
+        given_up, full = frozenset(attempt.given_up), frozenset(attempt.full)
+        try:
+            with span("placement") as made:
+                target = self._targets.choose(turn, given_up, full, may_move=may_move)
+                made.note(**turn_spans.target_facts(target))
+        except RetryLaterError:
+            if attempt.full:
+                raise attempt.refusal() from None
+            raise
+        return target
 
     def _is_current(self, turn: TurnRequest, placed: AdmittedTurn) -> bool:
         first = placed.first
@@ -259,8 +302,9 @@ class Turns:
         handover = asyncio.create_task(self._moves.wait_for_handover(key, handover_target))
         try:
             async with asyncio.timeout(None) as patience:
-                handover.add_done_callback(partial(_give_up_unless, patience))
-                return await self._send(replace(turn, after=handover_target.migration), target)
+                handover.add_done_callback(partial(give_up_unless, patience))
+                ahead = replace(turn, after=handover_target.migration)
+                return await self._send(ahead, target, Attempt(self._now_s(), AwaitedNodes()))
         except (FabricError, TimeoutError) as error:
             alias = self._fleet.alias(key)
             _LOG.info(
@@ -286,11 +330,13 @@ class Turns:
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)
 
-    async def _move_first(self, turn: TurnRequest, move: MoveAgent) -> None:
+    async def _move_first(self, turn: TurnRequest, move: Decision) -> None:
         """Move an idle agent to the node that serves its turn sooner; a failure is no error.
 
         A move that takes longer than expected goes on, while the owner serves the turn.
         """
+        assert move.ship is not None, "what a move carries is known"
+        assert move.agent is not None, "likewise whose it is"
         fleet, ship, key = self._fleet, move.ship, (turn.tenant, move.agent)
         alias = fleet.alias(key)
         _LOG.info("agent %s moves first: %.1f s sooner on %s", alias, move.gain_s, ship.target)
@@ -307,7 +353,7 @@ class Turns:
             fleet.ledger.end(entry)
 
     async def _send(
-        self, turn: TurnRequest, target: Target, *, waits: bool = False
+        self, turn: TurnRequest, target: Target, attempt: Attempt, *, waits: bool = False
     ) -> AdmittedTurn:
         """Send a turn to its node, with `waits` once the node has a place for it.
 
@@ -319,12 +365,14 @@ class Turns:
             reservation.turns_count += 1
         entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
         source: AsyncGenerator[Event, None] | None = None
+        lent = fleet.ledger.fetching(target.decision)
         try:
-            with self._coming(turn, target, is_private=is_private):
+            with lent, announced(fleet, turn, target, is_private=is_private):
                 place = await self._place(turn, target) if waits else None
                 try:
-                    source = fleet.link(target.node).generate(self._request(turn, target))
-                    first = _admission(await anext(source), target.node)
+                    request = self._request(turn, target, attempt)
+                    source = fleet.link(target.node).generate(request)
+                    first = admission_of(await anext(source), target.node)
                     if place is not None:
                         place.leave(is_admitted=True)
                 finally:
@@ -348,10 +396,14 @@ class Turns:
 
         return AdmittedTurn(first, source, entry, end)
 
-    def _request(self, turn: TurnRequest, target: Target) -> GenerateRequest:
+    def _request(self, turn: TurnRequest, target: Target, attempt: Attempt) -> GenerateRequest:
         directory, defaults = self._directory, self._fleet.sampling_defaults(target.node)
         is_private = turn.key is not None and directory.is_private(turn.key)
         weight = self.queues.weight(turn.tenant)
+        member = self._fleet.membership.find(target.node)
+        view = member.view if member is not None else None
+        names_turns = view is not None and view.build
+        trace = current_trace() if view is not None and view.reads_origins else None
         return turn.request(
             target.epoch,
             directory.floor,
@@ -359,22 +411,19 @@ class Turns:
             weight=weight,
             defaults=defaults,
             head=target.head,
+            tag=attempt.tag(turn, self._fleet.clock, trace) if names_turns else None,
         )
 
     async def _place(self, turn: TurnRequest, target: Target) -> Place:
         """Return a turn's place at its node; raise StaleTargetError if its agent has moved."""
         answer_tokens = min(turn.sampling.max_tokens, ANSWER_TOKENS)
-        work_s = target.prefill_s + answer_tokens / self._decode_tokens_per_s(target.node)
-        place = await self.queues.enter(target.node, turn.tenant, turn.priority, work_s)
+        work_s = target.prefill_s + answer_tokens / self._fleet.decode_tokens_per_s(target.node)
+        with span("queue", node=target.node, priority=turn.priority.value):
+            place = await self.queues.enter(target.node, turn.tenant, turn.priority, work_s)
         if place.had_to_wait and self._is_stale(turn, target):
             place.leave()
             raise StaleTargetError
         return place
-
-    def _decode_tokens_per_s(self, node: NodeName) -> float:
-        member = self._fleet.membership.find(node)
-        measured = member.view.decode_tokens_per_s if member and member.view else 0.0
-        return measured or DECODE_TOKENS_PER_S
 
     def _is_stale(self, turn: TurnRequest, target: Target) -> bool:
         """Return whether a turn's agent is elsewhere since its target was chosen."""
@@ -385,24 +434,6 @@ class Turns:
         has_changed = owner is not None and (owner.node, owner.epoch) != (target.node, target.epoch)
         return has_changed or self._moves.is_moving(key)
 
-    @contextmanager
-    def _coming(self, turn: TurnRequest, target: Target, *, is_private: bool) -> Iterator[None]:
-        """Let other turns find a prompt's beginning on the node that is about to compute it."""
-        if is_private or not turn.is_kept:
-            yield
-            return
-        fleet, tenant, node = self._fleet, turn.tenant, target.node
-        borrows = target.head is not None
-        name = fleet.sketches.put_coming(tenant, node, turn.prompt.sketch, borrows=borrows)
-        limit_s = max(COMING_S_MIN, COMING_FACTOR * fleet.ledger.prefill_s(node))
-        remove = partial(fleet.sketches.remove, tenant, node, name)
-        expiry = asyncio.get_running_loop().call_later(limit_s, remove)
-        try:
-            yield
-        finally:
-            expiry.cancel()
-            remove()
-
     def _note_admission(self, turn: TurnRequest, first: Admitted) -> None:
         tenant, agent = key = turn.tenant, first.agent
         known = self._directory.owner(key)
@@ -412,9 +443,9 @@ class Turns:
         self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)
         prompt = turn.prompt
         form = prompt.form if turn.key is None else None  # a name is no matter of content
-        self._fleet.sketches.put(
-            tenant, first.node, agent, prompt.sketch, opening=prompt.opening, form=form
-        )
+        put = partial(self._fleet.sketches.put, opening=prompt.opening, form=form)
+        is_coming = first.prompt_tokens - first.cached_tokens > BLOCK_TOKENS
+        put(tenant, first.node, agent, prompt.sketch, is_coming=is_coming)
 
     def _release_reservation(self, turn: TurnRequest, reservation: StartReservation | None) -> None:
         if reservation:
@@ -427,7 +458,8 @@ class Turns:
         now_s = self._now_s()
         if attempt.lost_since_s is None:
             attempt.lost_since_s = now_s
-        self._fleet.membership.nudge(target.node)
+        # Its address did not answer, and may be another one now.
+        self._fleet.membership.nudge(target.node, whole=True)
         patience_s = self._takeover_after_s if target.waits else 0.0
         is_returning = self._fleet.membership.is_returning(target.node)
         if target.waits and is_returning:
@@ -458,26 +490,5 @@ class Turns:
         return self._fleet.clock.monotonic_s()
 
 
-def _decision_of(target: Target, attempt: Attempt) -> Decision | None:
-    """Return the decision that led to a target: the move before it, if that was made."""
-    move = attempt.move
-    return move if move is not None and move.node == target.node else target.decision
-
-
-def _give_up_unless(patience: asyncio.Timeout, handover: asyncio.Task[bool]) -> None:
-    if not handover.cancelled() and not handover.result():
-        with suppress(RuntimeError):  # it has started in the same moment
-            patience.reschedule(asyncio.get_running_loop().time())
-
-
 def _discard(_event: FleetEvent) -> None:
     """No-op publisher for turns that are not kept."""
-
-
-def _admission(event: Event, node: NodeName) -> Admitted:
-    if isinstance(event, Failed):
-        raise remote_error(event.status, event.code, event.message)
-    if not isinstance(event, Admitted) or event.node != node:
-        message = f"{node} did not start its answer with an admission"
-        raise FabricError(message, code="bad_event")
-    return event
