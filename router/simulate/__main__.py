@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,10 +15,11 @@ from router.simulate.catalog import (
     COMPARED,
     TUNED,
     WORKLOADS,
-    placement_of,
+    policy_named,
     policy_names,
     workload_named,
 )
+from router.simulate.chart import draw, require_drawing
 from router.simulate.faults import parse_factors, parse_fault, require_nodes
 from router.simulate.fleet_file import FleetModel, read_fleet, shipped_names
 from router.simulate.request import SimulateRequest
@@ -37,16 +39,25 @@ def main() -> int:
             _list(request)
         else:
             _simulate(request)
+        sys.stdout.flush()
     except FabricError as error:
         sys.stderr.write(f"macfabric: {escape_line(error.message)}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"macfabric: {escape_line(str(error.filename))}: {error.strerror}\n")
+        is_output = error.filename is None
+        if is_output:
+            # Python's own exit would fail on what is still buffered: it goes into a pipe instead.
+            os.dup2(os.pipe()[1], sys.stdout.fileno())
+        where = "cannot write to standard output" if is_output else str(error.filename)
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"macfabric: {escape_line(where)}: {error.strerror}\n")
         return 1
     return 0
 
 
 def _simulate(request: SimulateRequest) -> None:
+    if request.html is not None or request.png is not None:
+        require_drawing()
     study = _study(request)
     plans = list(_plans(request, study.fleet))
     progress = _Progress(study, plans)
@@ -62,7 +73,7 @@ def _simulate(request: SimulateRequest) -> None:
         page = report.html(study, cells, request.command())
         Path(request.html).write_text(page, encoding="utf-8")
     if request.png is not None:
-        Path(request.png).write_bytes(report.png(cells))
+        Path(request.png).write_bytes(draw(cells, "png"))
 
 
 def _study(request: SimulateRequest) -> Study:
@@ -72,7 +83,7 @@ def _study(request: SimulateRequest) -> Study:
     policies = tuple(dict.fromkeys(request.policies)) or COMPARED
     for name in policies:
         if name != TUNED:
-            placement_of(name)
+            policy_named(name)
     faults = tuple(parse_fault(text) for text in request.faults)
     require_nodes(faults, (node.name for node in fleet.each()))
     wrong = parse_factors(request.wrong_speeds) if request.wrong_speeds is not None else None

@@ -19,10 +19,11 @@ from typing import Final
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
-from router.placement.decision import Load, MoveAgent, Recompute, Stay, TurnFacts
+from router.placement.decision import Decision, How, TurnFacts
 from router.placement.placement import Placement
 from router.placement.seconds import prefill_s
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
+from router.placement.terms import Terms
 
 DYNAMO_BLOCK_TOKENS: Final = 16
 AGAIN_S: Final = 2.0
@@ -62,7 +63,7 @@ class Baseline(Placement):
         """Whether it needs all nodes of a fleet: none of them is left out as too expensive."""
         return True
 
-    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | Load | Recompute:
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Decision:
         """Return the node of a turn; raise RetryLaterError if none can serve it."""
         owner = _owner(fleet)
         nodes = [
@@ -81,9 +82,10 @@ class Baseline(Placement):
         active = turn.prompt_tokens + turn.completion_tokens_max
         self._decided = _Counted(chosen.name, missing, active)
         if chosen.name == owner:
-            return Stay(chosen.name)
-        kind = Load if known else Recompute
-        return kind(chosen.name, prefill_s(missing, _speed(chosen)))
+            return Decision(How.STAY, chosen.name)
+        how = How.LOAD if known else How.RECOMPUTE
+        terms = Terms(prefill_s=prefill_s(missing, _speed(chosen)))
+        return Decision(how, chosen.name, terms)
 
     def choose(self, question: PlacementQuestion) -> NodeSnapshot:
         """Choose the node with the least load."""
@@ -138,7 +140,7 @@ def _speed(node: NodeSnapshot) -> float:
 class NoMoves(Placement):
     """The shipped placement, except that no agent is moved for its next turn."""
 
-    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Stay | MoveAgent | Load | Recompute:
+    def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Decision:
         """Return the node of a turn; raise RetryLaterError if none can serve it."""
         return super().decide(turn, replace(fleet, is_idle=False))
 

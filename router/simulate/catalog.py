@@ -1,14 +1,15 @@
 """Workloads and policies by name: the shipped placement, its alternatives, and baselines."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from fabric.errors import RejectedError
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from router.simulate.agent_loops import AGENT_LOOPS
 from router.simulate.baselines import (
     DynamoLinear,
@@ -18,6 +19,7 @@ from router.simulate.baselines import (
     RoundRobin,
     Sticky,
 )
+from router.simulate.owner_always import OwnerAlways
 from router.simulate.shared_beginnings import SHARED_BEGINNINGS
 from router.simulate.workload import Workload
 
@@ -40,41 +42,54 @@ def workload_named(name: str) -> Workload:
     return workload
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyModel:
+    """A policy: its placement, and what its router and nodes do beside it."""
+
+    placement: Callable[[], Placement]
+    waits_for_heads: bool = True  # a prompt, for a beginning that another one computes on its node
+    lends_heads: bool = False  # a node, a beginning that it has or computes, to another one
+    follows_prompts: bool = True  # the router: on their way, then by what nodes report of them
+
+
 SHIPPED: Final = Policy.SECONDS.value  # what a fabric runs without any option
 TUNED: Final = "dynamo-tuned"  # the best of all scales, for each workload and load
+OWNER_ALWAYS: Final = "owner-always"  # as this router was before its turns moved agents
 DYNAMO_SCALES: Final = (1, 4, 16, 64, 256)
 TUNED_FROM: Final = tuple(f"dynamo-{scale}" for scale in DYNAMO_SCALES)
 COMPARED: Final = (
-    *(SHIPPED, "seconds-no-moves", "sticky", "least-load", "round-robin", "prefix-only"),
-    *(TUNED_FROM[0], TUNED),
+    *(SHIPPED, "seconds-no-moves", OWNER_ALWAYS, "sticky", "least-load", "round-robin"),
+    *("prefix-only", TUNED_FROM[0], TUNED),
 )
 
-_MAKERS: Final = MappingProxyType[str, Callable[[], Placement]](
+_POLICIES: Final = MappingProxyType[str, PolicyModel](
     {
-        SHIPPED: Placement,
-        "seconds-no-moves": NoMoves,
-        "router-least-load": partial(Placement, Policy.LEAST_LOAD),
-        "router-round-robin": partial(Placement, Policy.ROUND_ROBIN),
-        "sticky": Sticky,
-        "least-load": LeastLoad,
-        "round-robin": RoundRobin,
-        "prefix-only": PrefixOnly,
-        **{f"dynamo-{scale}": partial(DynamoLinear, scale) for scale in DYNAMO_SCALES},
+        SHIPPED: PolicyModel(Placement, lends_heads=True),
+        "seconds-no-moves": PolicyModel(NoMoves, lends_heads=True),
+        "seconds-no-loans": PolicyModel(Placement),
+        "router-least-load": PolicyModel(partial(Placement, Policy.LEAST_LOAD), lends_heads=True),
+        "router-round-robin": PolicyModel(partial(Placement, Policy.ROUND_ROBIN), lends_heads=True),
+        OWNER_ALWAYS: PolicyModel(OwnerAlways, waits_for_heads=False, follows_prompts=False),
+        "sticky": PolicyModel(Sticky),
+        "least-load": PolicyModel(LeastLoad),
+        "round-robin": PolicyModel(RoundRobin),
+        "prefix-only": PolicyModel(PrefixOnly),
+        **{f"dynamo-{n}": PolicyModel(partial(DynamoLinear, n)) for n in DYNAMO_SCALES},
     }
 )
 
 
 def policy_names() -> list[str]:
     """List all policies."""
-    return [*_MAKERS, TUNED]
+    return [*_POLICIES, TUNED]
 
 
-def placement_of(name: str) -> Placement:
-    """Return a new placement; raise RejectedError for an unknown name."""
-    maker = _MAKERS.get(name)
-    if maker is None:
+def policy_named(name: str) -> PolicyModel:
+    """Return a policy; raise RejectedError for an unknown name."""
+    policy = _POLICIES.get(name)
+    if policy is None:
         near = get_close_matches(name, policy_names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(policy_names())}"
         message = f"no policy is called {name!r}; {hint}"
         raise RejectedError(message, code="unknown_policy")
-    return maker()
+    return policy

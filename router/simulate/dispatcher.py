@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -11,7 +12,7 @@ from fabric.ids import DEFAULT_TENANT, AgentId, AgentKey, NodeName, OperationId
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Identity, IdentityKind, Sampling
-from router.placement.decision import MoveAgent
+from router.placement.decision import Decision
 from router.placement.load_ledger import Booking
 from router.prompt import Prompt
 from router.simulate.content import BYTES_PER_TOKEN
@@ -80,7 +81,9 @@ class Sent:
     attempt: TurnAttempt
     target: Target
     booking: Booking
+    on_way: ExitStack = field(default_factory=ExitStack)  # what is noted until it has its memory
     is_admitted: bool = False
+    has_memory: bool = False
 
 
 class Dispatcher:
@@ -94,8 +97,11 @@ class Dispatcher:
         network: Network,
         observer: Observer | None = None,
         on_idle: Callable[[], None] = lambda: None,
+        *,
+        follows_prompts: bool = True,
     ) -> None:
         """Start without turns; `on_idle` is called whenever the last one has ended."""
+        self._follows_prompts = follows_prompts
         self.counters = Counters()
         self.moves = SimulatedMoves(timeline, router.fleet, machines, network, self._is_running)
         self._timeline = timeline
@@ -155,10 +161,40 @@ class Dispatcher:
         booking = self._fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
         if self._observer is not None:
             self._observer.began(attempt.ticket, target.node)
-        self._timeline.after(HOP_S, self._deliver, Sent(attempt, target, booking))
+        sent = Sent(attempt, target, booking)
+        if self._follows_prompts:
+            self._note_on_way(sent)
+        self._timeline.after(HOP_S, self._deliver, sent)
 
-    def _move_first(self, attempt: TurnAttempt, move: MoveAgent) -> None:
+    def _note_on_way(self, sent: Sent) -> None:
+        """Let other turns find a prompt's beginning where it is about to be computed, or lent."""
+        sketches, ledger, target = self._fleet.sketches, self._fleet.ledger, sent.target
+        sketch, borrows = sent.attempt.request.prompt.sketch, target.head is not None
+        name = sketches.put_coming(DEFAULT_TENANT, target.node, sketch, borrows=borrows)
+        sent.on_way.callback(sketches.remove, DEFAULT_TENANT, target.node, name)
+        if target.head is not None and target.decision is not None:
+            lent_bytes = target.decision.carried_bytes
+            sent.on_way.enter_context(ledger.lending(target.head.source, lent_bytes))
+
+    def _note_memory(self, sent: Sent) -> None:
+        """Note that a turn has its memory: only now do real nodes admit those that wait for it."""
+        sent.on_way.close()
+        sent.has_memory = True
+        attempt, node = sent.attempt, sent.target.node
+        prompt, left = attempt.request.prompt, sent.booking.prefill_s
+        self._fleet.sketches.put(
+            DEFAULT_TENANT,
+            node,
+            attempt.turn.agent,
+            prompt.sketch,
+            opening=prompt.opening,
+            is_coming=self._follows_prompts and left > 0,
+        )
+
+    def _move_first(self, attempt: TurnAttempt, move: Decision) -> None:
         """Move the idle agent of a turn, then place the turn again."""
+        assert move.ship is not None, "what a move carries is known"
+        assert move.agent is not None, "likewise whose it is"
         key, ledger = (DEFAULT_TENANT, move.agent), self._fleet.ledger
         attempt.has_moved = True
         self._fleet.activity.note_move(key)
@@ -189,6 +225,7 @@ class Dispatcher:
             on_end=partial(self._on_end, sent),
             on_lost=partial(self._on_lost, sent),
             on_progress=partial(self._on_progress, sent),
+            lender=sent.target.head.source if sent.target.head is not None else None,
         )
         epoch = machine.start(job)
         if sent.target.reservation is not None:
@@ -196,10 +233,6 @@ class Dispatcher:
         self._fleet.note_holding(key, machine.name, epoch, OwnerState.OWNED)
         self._fleet.activity.begin_turn(key)
         sent.is_admitted = True
-        prompt = attempt.request.prompt
-        self._fleet.sketches.put(
-            DEFAULT_TENANT, machine.name, turn.agent, prompt.sketch, opening=prompt.opening
-        )
         before = self._nodes.get(turn.agent)
         self.counters.relocated += before is not None and before != machine.name
         self._nodes[turn.agent] = machine.name
@@ -222,10 +255,17 @@ class Dispatcher:
 
     def _on_progress(self, sent: Sent, done_tokens: int) -> None:
         """Note what a node reports of a prompt, as the router does."""
+        if not self._follows_prompts:
+            return
         self._fleet.note_progress(sent.booking, sent.attempt.turn.prompt.tokens, done_tokens)
+        if not sent.has_memory:
+            self._note_memory(sent)
 
     def _on_first(self, sent: Sent) -> None:
+        if not sent.has_memory:
+            self._note_memory(sent)
         self._fleet.ledger.prefilled(sent.booking)
+        self._fleet.sketches.settle(DEFAULT_TENANT, sent.target.node, sent.attempt.turn.agent)
         sent.attempt.first_s = self._timeline.now_s + HOP_S
         if self._observer is not None:
             self._observer.prefilled(sent.attempt.ticket)
@@ -235,7 +275,8 @@ class Dispatcher:
         turn, first_s = attempt.turn, attempt.first_s
         assert first_s is not None, "an answer has a first token"
         assert not turn.is_answered, "a turn is answered once"
-        self._fleet.note_answer(sent.booking, turn.answer_tokens)
+        if self._follows_prompts:
+            self._fleet.note_answer(sent.booking, turn.answer_tokens)
         self._close(sent)
         turn.is_answered = True
         self.counters.answered += 1
@@ -261,9 +302,11 @@ class Dispatcher:
 
     def _close(self, sent: Sent) -> None:
         key, reservation = sent.attempt.request.key, sent.target.reservation
+        sent.on_way.close()
         if sent.booking.open and reservation is not None and key is not None:
             self._fleet.directory.release(key, reservation)
         self._fleet.ledger.end(sent.booking)
+        self._fleet.sketches.settle(DEFAULT_TENANT, sent.target.node, sent.attempt.turn.agent)
         if sent.is_admitted and key is not None:
             self._fleet.activity.end_turn(key)
             sent.is_admitted = False

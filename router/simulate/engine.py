@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from fabric.ids import AgentId
+from fabric.ids import AgentId, NodeName
 from router.limits import SIMULATED_PASSES_MAX
 from router.simulate.content import Extent
 from router.simulate.fleet_file import NodeModel
@@ -45,6 +45,7 @@ class NodeTurn:
     on_end: Callable[[], None]
     on_lost: Callable[[], None]
     on_progress: Callable[[int], None] = lambda _: None  # tokens of its prompt that are in place
+    lender: NodeName | None = None  # from which it may take its beginning
     order: int = 0  # of arrival
     cached_tokens: int = 0  # of its prompt, when it began
     disk_tokens: int = 0  # of these, to be read from the disk
@@ -52,7 +53,12 @@ class NodeTurn:
     reserved_tokens: int = 0
     passed_count: int = 0
     served_order: int = 0  # of its last chunk
-    held_until_s: float | None = None  # while another turn computes its beginning
+    awaited_tokens: int = 0  # of its prompt, that others compute or send
+    held_since_s: float | None = None  # while another turn computes its beginning, or sends it
+    is_waiting: bool = True  # it has no memory yet
+    coming_tokens: int = 0  # of its prompt, that another node sends
+    has_given_up: bool = False  # that wait, as it took too long
+    has_alarm: bool = False  # for the moment at which it does
     is_awaited: bool = False  # it publishes its blocks as it computes them
     first_s: float | None = None
     is_gone: bool = False  # its node was lost
@@ -61,6 +67,11 @@ class NodeTurn:
     def __post_init__(self) -> None:
         """Count the prompt's tokens once: its content grows, the prompt does not."""
         self.prompt_tokens = self.prompt.tokens
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of its prompt that it is going to compute."""
+        return self.prompt_tokens - max(self.position, self.cached_tokens, self.awaited_tokens)
 
     @property
     def left_tokens(self) -> int:
@@ -79,6 +90,7 @@ class ModelledEngine:
         on_answered: Callable[[NodeTurn], None],
         *,
         shares_heads: bool = False,
+        chunk_tokens_max: int = 4_096,
     ) -> None:
         """Start idle; `on_answered` is called when a job's last token is delivered."""
         self.slowness = 1.0  # factor on the time of all computing
@@ -86,11 +98,13 @@ class ModelledEngine:
         self.reused_tokens = 0  # of prompts, when they got their memory
         self.busy_s = 0.0
         self.changes_count = 0  # of all that a node reports about its turns
+        self.on_published: Callable[[], None] = lambda: None  # of what other nodes await
         self._timeline = timeline
         self._model = model
         self._cache = cache
         self._on_answered = on_answered
         self._shares_heads = shares_heads
+        self._chunk_tokens_max = chunk_tokens_max
         self._waiting: list[NodeTurn] = []
         self._loading: list[NodeTurn] = []
         self._ready: list[NodeTurn] = []
@@ -99,6 +113,7 @@ class ModelledEngine:
         self._count = 0
         self._warm_streak = 0
         self._disk_free_s = 0.0
+        self.has_read = False  # caches from its disk
         self._version = 0  # of the event that is expected next
         self._stretch: tuple[float, float, int] | None = None  # began, seconds and number of steps
         self._is_computing = False
@@ -115,8 +130,8 @@ class ModelledEngine:
 
     @property
     def queue_tokens(self) -> int:
-        """Tokens of prompts that wait to be computed."""
-        return sum(job.left_tokens for job in (*self._waiting, *self._ready))
+        """Tokens of prompts that wait to be computed, without what others compute for them."""
+        return sum(job.queued_tokens for job in (*self._waiting, *self._ready))
 
     def add(self, job: NodeTurn) -> None:
         """Queue a job for a slot and memory."""
@@ -124,7 +139,7 @@ class ModelledEngine:
         self._count += 1
         job.order = self._count
         self._waiting.append(job)
-        self._grant()
+        self.grant()
 
     def abandon(self) -> None:
         """Lose all jobs, as a node that dies does."""
@@ -132,10 +147,11 @@ class ModelledEngine:
         self._waiting, self._loading, self._ready, self._batch = [], [], [], []
         self._version += 1
         self._is_computing, self._stretch = False, None
+        self.on_published()
 
     # --- memory and disk -----------------------------------------------------------------------
 
-    def _grant(self) -> None:
+    def grant(self) -> None:
         """Start waiting jobs for which there is a slot and memory, and no head to wait for."""
         left: list[NodeTurn] = []
         is_blocked = False
@@ -144,7 +160,7 @@ class ModelledEngine:
                 is_blocked = True
                 left.append(job)
                 continue
-            if self._shares_heads and self._is_held(job):
+            if self._is_held(job):
                 left.append(job)
                 continue
             tokens = job.prompt_tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
@@ -159,36 +175,63 @@ class ModelledEngine:
 
     # --- heads ---------------------------------------------------------------------------------
 
-    def _leads(self, job: NodeTurn) -> Iterator[tuple[NodeTurn, int]]:
-        """Yield the running jobs whose prompts begin like this one's, and the common tokens."""
+    def _leads(self, prompt: Extent) -> Iterator[tuple[NodeTurn, int]]:
+        """Yield the jobs with memory whose prompts begin like this one, and the common tokens."""
         batch = (each for _, _, each in self._batch)
         for lead in (*self._loading, *self._ready, *batch):
-            if lead.prompt.content.pieces[0] == job.prompt.content.pieces[0]:
-                common = job.prompt.tokens_of(lead.prompt.common_count(job.prompt))
-                yield lead, min(common, job.prompt_tokens - 1)
+            yield from _common(lead, prompt)
+
+    def lendable(self, prompt: Extent) -> tuple[int, int]:
+        """Return the published and the coming tokens of a beginning that another node awaits."""
+        published = coming = 0
+        for lead, common in self._leads(prompt):
+            lead.is_awaited = True
+            published = max(published, min(common, lead.position))
+            coming = max(coming, common)
+        for job in self._waiting:
+            coming = max(coming, *(common for _, common in _common(job, prompt)), 0)
+        return published, coming
 
     def _is_held(self, job: NodeTurn) -> bool:
-        """Return whether a job waits, in the queue, for a beginning that another one computes."""
+        """Return whether a job waits, in the queue, for a beginning that others compute or send."""
         now_s = self._timeline.now_s
         wanted = max(job.cached_tokens, job.position)
-        awaited = 0
-        for lead, common in self._leads(job):
-            if lead.left_tokens and common > lead.position and common - wanted >= HEAD_TOKENS:
-                lead.is_awaited = True
-                awaited = max(awaited, common)
+        awaited = job.coming_tokens if job.coming_tokens > wanted else 0
+        if not awaited and self._shares_heads:
+            for lead, shared in self._leads(job.prompt):
+                common = min(shared, job.prompt_tokens - 1)
+                if lead.left_tokens and common > lead.position and common - wanted >= HEAD_TOKENS:
+                    lead.is_awaited = True
+                    awaited = max(awaited, common)
+        job.awaited_tokens = min(awaited, job.prompt_tokens)
         if not awaited:
             return False
-        if job.held_until_s is None:
-            alone_s = (awaited - wanted) / self.prefill_tokens_per_s(wanted)
-            job.held_until_s = now_s + HEAD_WAIT_FACTOR * alone_s + HEAD_WAIT_S
-        return now_s < job.held_until_s
+        if job.held_since_s is None:
+            job.held_since_s = now_s
+        if job.has_given_up:
+            job.awaited_tokens = 0
+            return False
+        beside = max(1, len(self._ready))  # prompts that are computed meanwhile
+        alone_s = beside * (awaited - wanted) / self.prefill_tokens_per_s(wanted)
+        until_s = job.held_since_s + HEAD_WAIT_FACTOR * alone_s + HEAD_WAIT_S
+        job.has_given_up = now_s >= until_s
+        if not (job.has_given_up or job.has_alarm):
+            job.has_alarm = True
+            self._timeline.at(until_s, self._wake, job)
+        job.awaited_tokens *= not job.has_given_up
+        return not job.has_given_up
+
+    def _wake(self, job: NodeTurn) -> None:
+        """Look whether a job has waited for too long."""
+        job.has_alarm = False
+        self.grant()
 
     def _look_again(self, job: NodeTurn) -> None:
         """Look for what was published while a job waited."""
         found = self._cache.look_up(job.agent, job.prompt, self._timeline.now_s)
         best, disk = found.tokens, found.disk_tokens
-        for lead, common in self._leads(job):
-            published = min(common, lead.position) if lead.is_awaited else 0
+        for lead, common in self._leads(job.prompt):
+            published = min(common, lead.position, job.prompt_tokens - 1) if lead.is_awaited else 0
             if published > best:
                 best = disk = published
         if best > job.cached_tokens:
@@ -196,8 +239,8 @@ class ModelledEngine:
 
     def _load(self, job: NodeTurn) -> None:
         """Read a job's cached tokens from the disk, after the reads before it."""
-        if self._shares_heads:
-            self._look_again(job)
+        self._look_again(job)
+        job.is_waiting = False
         self._loading.append(job)
         job.position = job.cached_tokens
         self.reused_tokens += job.cached_tokens
@@ -205,6 +248,7 @@ class ModelledEngine:
         if not read_bytes:
             self._loaded(job)
             return
+        self.has_read = True
         began_s = max(self._timeline.now_s, self._disk_free_s)
         self._disk_free_s = began_s + read_bytes / self._model.disk_bytes_per_s
         self._timeline.at(self._disk_free_s, self._loaded, job)
@@ -236,7 +280,8 @@ class ModelledEngine:
         wanted = self.prefill_tokens_per_s(job.position) * (CHUNK_BUSY_S if is_busy else CHUNK_S)
         by_time = 1 << max(0, int(wanted).bit_length() - 1)
         least = CHUNK_BUSY_TOKENS if is_busy else CHUNK_TOKENS
-        return min(job.left_tokens, by_position, max(least, by_time))
+        size = min(by_position, max(least, by_time), self._chunk_tokens_max)
+        return min(job.left_tokens, size)
 
     def _interrupt(self) -> None:
         """Compute a new prompt as soon as the step in progress ends."""
@@ -315,8 +360,10 @@ class ModelledEngine:
             self._ready.remove(job)
             self._count += 1
             heappush(self._batch, (self._steps + max(1, job.answer_tokens), self._count, job))
+        if job.is_awaited:
+            self.on_published()
         if self._shares_heads and self._waiting:
-            self._grant()
+            self.grant()
         self._iterate()
 
     def _advance(self, steps: int) -> None:
@@ -333,4 +380,9 @@ class ModelledEngine:
             self._cache.end_answer(job.agent)
             self._cache.release(job.reserved_tokens)
             self._on_answered(job)
-            self._grant()
+            self.grant()
+
+
+def _common(lead: NodeTurn, prompt: Extent) -> Iterator[tuple[NodeTurn, int]]:
+    if lead.prompt.content.pieces[0] == prompt.content.pieces[0]:
+        yield lead, prompt.tokens_of(lead.prompt.common_count(prompt))

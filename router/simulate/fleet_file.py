@@ -40,8 +40,10 @@ class FleetModel:
     name: str = "fleet"
     kv_bytes_per_token: int = 36_864  # an 8B model at 4 bits
     heartbeat_s: float = HEARTBEAT_S
+    chunk_tokens_max: int = 4_096  # of a prompt, that its devices compute best
     # Whether a prompt waits for the same beginning that another turn is computing on the node.
     shares_heads_in_flight: bool = True
+    lends_heads: bool = True  # whether a node sends another one beginnings that it has or computes
     nodes: tuple[NodeModel, ...] = field(default=())
 
     def each(self) -> Iterator[NodeModel]:
@@ -102,22 +104,25 @@ def parse_fleet(tree: Any) -> FleetModel:
 def _mistakes(fleet: FleetModel) -> Iterator[SettingProblem]:
     if not 1 <= fleet.count <= SIMULATED_NODES_MAX:
         yield SettingProblem("fleet.nodes", f"must be 1-{SIMULATED_NODES_MAX} nodes together")
-    if fleet.kv_bytes_per_token <= 0:
-        yield SettingProblem("fleet.kv_bytes_per_token", "must be positive")
+    for name in ("kv_bytes_per_token", "chunk_tokens_max"):
+        if getattr(fleet, name) <= 0:
+            yield SettingProblem(f"fleet.{name}", "must be positive")
     if not 0 < fleet.heartbeat_s < 3:  # a node that is silent for longer is suspect
         yield SettingProblem("fleet.heartbeat_s", "must be below 3 seconds")
     names = [model.name for model in fleet.nodes]
     for number, model in enumerate(fleet.nodes):
-        where = f"fleet.nodes[{number}]"
         if names.count(model.name) > 1:
-            yield SettingProblem(f"{where}.name", f"{model.name} is there twice: use `count`")
-        for name in ("prefill_tokens_per_s", "decode_tokens_per_s", "context_half_tokens"):
-            if getattr(model, name) <= 0:
-                yield SettingProblem(f"{where}.{name}", "must be positive")
-        for name in ("count", "active_max", "hot_bytes", "disk_bytes"):
-            if getattr(model, name) <= 0:
-                yield SettingProblem(f"{where}.{name}", "must be positive")
-        if model.disk_bytes_per_s <= 0 or model.link_mbit <= 0:
-            yield SettingProblem(where, "disk_bytes_per_s and link_mbit must be positive")
-        if not 0 <= model.batch_exponent <= 1:
-            yield SettingProblem(f"{where}.batch_exponent", "must be 0-1")
+            message = f"{model.name} is there twice: use `count`"
+            yield SettingProblem(f"fleet.nodes[{number}].name", message)
+        yield from _mistakes_of(model, f"fleet.nodes[{number}]")
+
+
+def _mistakes_of(model: NodeModel, where: str) -> Iterator[SettingProblem]:
+    speeds = ("prefill_tokens_per_s", "decode_tokens_per_s", "context_half_tokens")
+    for name in (*speeds, "count", "active_max", "hot_bytes", "disk_bytes"):
+        if getattr(model, name) <= 0:
+            yield SettingProblem(f"{where}.{name}", "must be positive")
+    if model.disk_bytes_per_s <= 0 or model.link_mbit <= 0:
+        yield SettingProblem(where, "disk_bytes_per_s and link_mbit must be positive")
+    if not 0 <= model.batch_exponent <= 1:
+        yield SettingProblem(f"{where}.batch_exponent", "must be 0-1")

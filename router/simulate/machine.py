@@ -1,9 +1,11 @@
 """A modelled node: its engine and caches, and what it tells the router about them."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from fabric import PROTOCOL_VERSION
 from fabric.control.agent_at import AgentName
 from fabric.control.node_calls import (
     DRAINING,
@@ -49,6 +51,7 @@ class Machine:
         self.is_draining = False
         self.misjudged = Misjudged()
         self.turns_count = 0
+        self.on_arrival: Callable[[NodeTurn], None] = lambda _: None  # of a turn, before it queues
         self._timeline = timeline
         self._fleet = fleet
         self._incarnation = 1
@@ -61,7 +64,12 @@ class Machine:
             model.hot_bytes, model.disk_bytes, fleet.kv_bytes_per_token, model.disk_bytes_per_s
         )
         self.engine = ModelledEngine(
-            timeline, model, self.cache, self._answered, shares_heads=fleet.shares_heads_in_flight
+            timeline,
+            model,
+            self.cache,
+            self._answered,
+            shares_heads=fleet.shares_heads_in_flight,
+            chunk_tokens_max=fleet.chunk_tokens_max,
         )
 
     # --- turns ---------------------------------------------------------------------------------
@@ -78,8 +86,16 @@ class Machine:
         found = self.cache.look_up(job.agent, job.prompt, self._timeline.now_s)
         job.cached_tokens, job.disk_tokens = found.tokens, found.disk_tokens
         self.turns_count += 1
+        self.on_arrival(job)
         self.engine.add(job)
         return job.epoch
+
+    def lendable(self, prompt: Extent) -> tuple[int, int]:
+        """Return what it has of a beginning, and what it is going to have, in whole blocks."""
+        published, coming = self.engine.lendable(prompt)
+        ready = max(published, self.cache.shared_tokens(prompt, self._timeline.now_s))
+        most = prompt.tokens - 1
+        return _whole_blocks(min(ready, most)), _whole_blocks(min(coming, most))
 
     def _answered(self, job: NodeTurn) -> None:
         """Save a turn's last blocks, then end it."""
@@ -171,6 +187,8 @@ class Machine:
             self_test=_TESTED,
             changes=self._changes,
             free=TierBytes(cache.free_hot_bytes, cache.free_disk_bytes),
+            protocol=PROTOCOL_VERSION if self._fleet.lends_heads else None,
+            restore_bytes_per_s=model.disk_bytes_per_s if engine.has_read else None,
         )
 
     def list_agents(self, call: ListAgents) -> AgentList:
@@ -234,6 +252,10 @@ class Machine:
                 self._changed.pop(agent, None)
                 self._gone[agent] = self._changes
         self.cache.evicted.clear()
+
+
+def _whole_blocks(tokens: int) -> int:
+    return tokens - tokens % BLOCK_TOKENS
 
 
 def _claimed(job: NodeTurn) -> KeptAgent:

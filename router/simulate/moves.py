@@ -33,13 +33,20 @@ class Network:
         self._rates = {name: node.link_mbit * BYTES_PER_MBIT for name, node in nodes.items()}
         self._free_s = dict.fromkeys(nodes, 0.0)
 
+    def rate(self, source: NodeName, target: NodeName) -> float:
+        """Return the bytes per second between two nodes."""
+        return LINE_SHARE * min(self._rates[source], self._rates[target]) / self.slowness
+
+    def wait_s(self, source: NodeName, target: NodeName) -> float:
+        """Return the seconds until both interfaces are free."""
+        return max(0.0, max(self._free_s[source], self._free_s[target]) - self._timeline.now_s)
+
     def send(
         self, source: NodeName, target: NodeName, size_bytes: int, then: Callable[[], None]
     ) -> float:
         """Carry bytes after the transfers before them; return when they have arrived."""
-        rate = LINE_SHARE * min(self._rates[source], self._rates[target]) / self.slowness
-        began_s = max(self._timeline.now_s, self._free_s[source], self._free_s[target])
-        ended_s = began_s + START_S + size_bytes / rate
+        began_s = self._timeline.now_s + self.wait_s(source, target)
+        ended_s = began_s + START_S + size_bytes / self.rate(source, target)
         self._free_s[source] = self._free_s[target] = ended_s
         self.sent_bytes += size_bytes
         self._timeline.at(ended_s, then)

@@ -7,7 +7,7 @@ published   whole blocks that other agents find: of an answering turn's prompt o
             another, as its saver writes them, and of ended turns all
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +19,7 @@ from router.simulate.content import Extent
 from router.simulate.prefix_tree import PrefixTree
 
 SAVER_FIRST_S: Final = 0.25  # before a node saves the first block of a turn that answers
+BORROWED_S: Final = 60.0  # for which blocks of other nodes are found; turns store them meanwhile
 SAVER_SHARE: Final = 1 / 20  # of the time that it then spends on saving
 
 
@@ -70,6 +71,7 @@ class NodeCache:
         self._disk_tokens_max = max(1, disk_bytes // bytes_per_token)
         self._tree = PrefixTree()
         self._publications: dict[AgentId, Publication] = {}
+        self._borrowed: deque[tuple[float, Extent]] = deque()  # and until when
         self._block_s = BLOCK_TOKENS * bytes_per_token / disk_bytes_per_s / SAVER_SHARE
 
     @property
@@ -97,16 +99,29 @@ class NodeCache:
         kept = self.agents.get(agent)
         own = prompt.tokens_of(kept.extent.common_count(prompt)) if kept is not None else 0
         own = min(own, prompt.tokens - 1)
-        shared = prompt.tokens_of(self._tree.longest(prompt.pieces))
-        for publication in self._publications.values():
-            common = prompt.tokens_of(publication.extent.common_count(prompt))
-            if common > shared:
-                shared = max(shared, min(common, self._saved_tokens(publication, now_s)))
+        shared = self.shared_tokens(prompt, now_s)
         shared = min(shared, prompt.tokens - 1)
         shared -= shared % BLOCK_TOKENS
         if own >= shared:
             return Found(own, 0 if agent in self._hot else own)
         return Found(shared, shared)
+
+    def shared_tokens(self, prompt: Extent, now_s: float) -> int:
+        """Return the tokens of a prompt that any agent's blocks have here."""
+        shared = prompt.tokens_of(self._tree.longest(prompt.pieces))
+        for publication in self._publications.values():
+            common = prompt.tokens_of(publication.extent.common_count(prompt))
+            if common > shared:
+                shared = max(shared, min(common, self._saved_tokens(publication, now_s)))
+        while self._borrowed and self._borrowed[0][0] <= now_s:
+            self._borrowed.popleft()
+        for _, extent in self._borrowed:
+            shared = max(shared, prompt.tokens_of(extent.common_count(prompt)))
+        return shared
+
+    def borrow(self, extent: Extent, now_s: float) -> None:
+        """Store blocks that another node has sent, for as long as an unused lease lasts."""
+        self._borrowed.append((now_s + BORROWED_S, extent))
 
     def _saved_tokens(self, publication: Publication, now_s: float) -> int:
         """Return the tokens of a running turn's prompt whose blocks are saved."""

@@ -5,8 +5,7 @@ from html import escape
 from typing import Final
 
 from fabric.units import format_bytes
-from router.simulate.chart import draw, size_of
-from router.simulate.pages import PixelPage, VectorPage
+from router.simulate.chart import draw
 from router.simulate.statistics import Interval
 from router.simulate.study import Cell, Compared, Study, overall
 
@@ -60,17 +59,9 @@ def summary_rows(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
     return [(policy, f"{mean:.2f}", f"{p95:.2f}") for policy, (mean, p95) in overall(cells).items()]
 
 
-def png(cells: Sequence[Cell]) -> bytes:
-    """Return the chart as a PNG file."""
-    page = PixelPage(*size_of(cells))
-    draw(page, cells)
-    return page.png()
-
-
 def html(study: Study, cells: Sequence[Cell], command: str) -> str:
     """Return a page that needs no other file and no network."""
-    page = VectorPage(*size_of(cells))
-    draw(page, cells)
+    chart = draw(cells, "svg").decode()
     return "\n".join(
         (
             "<!doctype html>",
@@ -80,7 +71,7 @@ def html(study: Study, cells: Sequence[Cell], command: str) -> str:
             f"<style>{_STYLE}</style></head><body>",
             f"<h1>Simulation of {escape(study.fleet.name)}</h1>",
             *_conditions(study, command),
-            page.svg(),
+            chart[chart.index("<svg") :],
             *_notes(cells),
             "<h2>All cells</h2>",
             *_table(COLUMNS, [row for cell in cells for row in rows_of(cell)], _best_of(cells)),

@@ -29,6 +29,7 @@ class MachineLink:
     def __init__(self, machine: Machine) -> None:
         self.name = machine.name
         self.http_url = ""
+        self.reads_origins = False
         self._machine = machine
 
     async def call(self, message: object, kind: type[T], timeout_s: float | None = None) -> T:

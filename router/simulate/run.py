@@ -3,16 +3,17 @@
 import gc
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from router.simulate.baselines import Baseline
-from router.simulate.catalog import placement_of
+from router.simulate.catalog import policy_named
 from router.simulate.dispatcher import Dispatcher
 from router.simulate.faults import Fault, FaultPlan, misjudge
 from router.simulate.fleet_file import FleetModel
+from router.simulate.head_fetches import HeadFetches
 from router.simulate.machine import Machine
 from router.simulate.moves import Network
 from router.simulate.router_side import RouterSide
@@ -80,17 +81,27 @@ class SimulatedRun:
         self._has_arrivals = True
         self._answered = (0, 0.0)  # turns, and when that was new
         self._heartbeat_s = fleet.heartbeat_s
+        chosen = policy_named(policy)
+        lends = chosen.lends_heads and fleet.lends_heads
+        waits = chosen.waits_for_heads and fleet.shares_heads_in_flight
+        fleet = replace(fleet, shares_heads_in_flight=waits, lends_heads=lends)
         machines = [Machine(self.timeline, node, fleet) for node in fleet.each()]
         if suffered.wrong_speeds is not None:
             misjudge(machines, suffered.wrong_speeds, seed)
         self.machines = {machine.name: machine for machine in machines}
-        placement = placement_of(policy)
+        placement = chosen.placement()
         self.router = RouterSide(self.timeline, self.machines, placement)
         self.network = Network(self.timeline, {name: m.model for name, m in self.machines.items()})
         self.network.slowness = suffered.slow_links
-        observer = placement if isinstance(placement, Baseline) else None
+        self.heads = HeadFetches(self.timeline, self.network, self.machines)
         self.dispatcher = Dispatcher(
-            self.timeline, self.router, self.machines, self.network, observer, self._on_idle
+            self.timeline,
+            self.router,
+            self.machines,
+            self.network,
+            placement if isinstance(placement, Baseline) else None,
+            self._on_idle,
+            follows_prompts=chosen.follows_prompts,
         )
         plan = FaultPlan(self.timeline, self.machines, self.router, self.dispatcher.moves)
         plan.schedule(suffered.faults)

@@ -24,14 +24,16 @@ from router.simulate.content import ContentChain, Extent, segment
 from router.simulate.sessions import Arrival, ClientTurn
 
 BLOCK_TOKENS: Final = 512
-_BLOCK: Final = 0x626C6F63  # kind of a segment
+_BLOCK: Final = 0x626C6F63  # kinds of segments
+_ANSWER: Final = 0x616E7377
+_MESSAGE: Final = 0x6D7367
 _NUMBERS: Final = (
     *("timestamp", "delay", "tool_wait_ms", "input_length", "output_length"),
     *("block_length", "ttft_ms"),
 )
 _LISTS: Final = ("hash_ids", "wait_for")
 _FIELDS: Final = frozenset(
-    (*_NUMBERS, *_LISTS, "id", "session_id", "branch", "type", "turn", "node")
+    (*_NUMBERS, *_LISTS, "id", "session_id", "branch", "continues", "type", "turn", "node")
 )
 
 
@@ -50,6 +52,7 @@ class TraceRow:
     waits_for: tuple[str, ...]
     block_tokens: int = BLOCK_TOKENS
     ttft_s: float | None = None  # as it was
+    continues: bool = False  # its prompt begins with the agent's row before and the answer
 
 
 def read_trace(path: Path) -> list[TraceRow]:
@@ -119,6 +122,7 @@ def _row(line: bytes, number: int, last_of: Mapping[str, str]) -> TraceRow:
         waits_for=waits,
         block_tokens=block_tokens,
         ttft_s=_seconds(item, "ttft_ms") if "ttft_ms" in item else None,
+        continues=_flag(item, "continues"),
     )
 
 
@@ -144,6 +148,14 @@ def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         message = f"hash_ids must be whole numbers from 0, not {value!r}"
         raise ValueError(message)
+    return value
+
+
+def _flag(item: Mapping[str, Any], name: str) -> bool:
+    value = item.get(name, False)
+    if not isinstance(value, bool):
+        message = f"{name} must be true or false, not {value!r}"
+        raise ValueError(message)  # noqa: TRY004 - a fault of the file
     return value
 
 
@@ -185,6 +197,8 @@ class TraceSession:
             for name in waiting.row.waits_for:
                 by_name[name].followers.append(waiting)
                 waiting.missing += 1
+        self._continued = {row.agent for row in rows if row.continues}
+        self._contents: dict[AgentId, ContentChain] = {}  # of conversations that go on
         free = (self._at_s(waiting.row) for waiting in self._rows if not waiting.missing)
         self.begins_s = min(free)
 
@@ -193,7 +207,11 @@ class TraceSession:
         return [self._turn(each, self._at_s(each.row) - self.begins_s) for each in ready]
 
     def answer(self, turn: ClientTurn) -> None:
-        """Add nothing: the next row's prompt has the answer's blocks."""
+        """Add the answer where a later row continues it; else that row's prompt has its blocks."""
+        if turn.agent in self._continued:
+            name = segment(_ANSWER, turn.prompt.last, turn.number)
+            turn.prompt.content.append(name, turn.answer_tokens)
+            self._contents[turn.agent] = turn.prompt.content
 
     def after(self, turn: ClientTurn, now_s: float) -> Sequence[ClientTurn]:
         ready: list[ClientTurn] = []
@@ -209,7 +227,13 @@ class TraceSession:
 
     def _turn(self, waiting: _Waiting, delay_s: float) -> ClientTurn:
         row, number = waiting.row, waiting.number
-        return ClientTurn(self, row.agent, _prompt(row), row.output_tokens, delay_s, number=number)
+        before = self._contents.get(row.agent) if row.continues else None
+        if before is not None and before.tokens < row.input_tokens:
+            before.append(segment(_MESSAGE, before.pieces[-1]), row.input_tokens - before.tokens)
+            prompt = Extent.of(before)
+        else:
+            prompt = _prompt(row)
+        return ClientTurn(self, row.agent, prompt, row.output_tokens, delay_s, number=number)
 
 
 def _prompt(row: TraceRow) -> Extent:
