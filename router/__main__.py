@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabric.errors import FabricError
+from fabric.hosting.log_files import ROUTER_LOG, write_log_file
 from fabric.hosting.process import raise_open_files_limit
+from fabric.hosting.tracing import begin_tracing, end_tracing
 from fabric.ids import parse_node_name
 from fabric.limits import TERM_LEASE_S
 from fabric.settings import FabricSettings, RouterSettings
@@ -19,10 +21,11 @@ from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.errors import CommandError
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.node_roster import RosterFile
-from router.listener import listen
+from router.listener import inherited, listen
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from router.policies.registry import configured_policies
+from router.restart import LISTENER_OPTION, RestartRequest, become_restarted
 from router.tls.contexts import read_router_keys
 
 LOCAL_OPERATOR = "this machine's command line"  # not a valid name in settings
@@ -47,13 +50,19 @@ def main() -> int:
         data_dir = arguments.data_dir or default_data_dir(settings)
         keys = read_router_keys(Path(settings.keys_dir or data_dir).expanduser())
         folder = DataFolder(data_dir.expanduser())
+        write_log_file(folder.logs / ROUTER_LOG, ROUTER_LOG, settings.log_format)
+        begin_tracing(settings.tracing, ROUTER_LOG)
         chosen = _operated(_overridden(settings, arguments), folder)
         with ExitStack() as opened:
-            listeners = listen(chosen.host, chosen.port)
+            listeners = inherited(arguments.listener) or listen(chosen.host, chosen.port)
             for listener in listeners:
                 opened.enter_context(listener)
+            # Clients that connect during a restart wait in the queue of these.
+            kept = [opened.enter_context(listener.dup()) for listener in listeners]
+            restart = RestartRequest()
             # This import takes most of a restart. Clients can connect already and wait.
             from router.serve import serve
+            from router.turns.tenant_usage import UsageFile
 
             placement = Placement(Policy(arguments.policy))
             serving = serve(
@@ -66,12 +75,19 @@ def main() -> int:
                 stop_wait_s=lambda: folder.read_stop_wait(chosen.stop_wait_s),
                 expected=_expected_nodes(chosen, arguments),
                 roster_store=RosterFile(folder.roster),
+                usage=UsageFile(folder.usage),
                 patience_s=2 * TERM_LEASE_S if arguments.standby else 0.0,
+                watch_key=folder.watch_key(),
+                restart=restart,
             )
             asyncio.run(serving)
+            if restart.is_wanted:
+                become_restarted(kept)
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start
         return 1
+    finally:
+        end_tracing()
     return 0
 
 
@@ -85,6 +101,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--expect", type=int, help="number of nodes of the fabric")
     parser.add_argument(
         "--expect-node", action="append", default=[], help="the name of a node; may be repeated"
+    )
+    parser.add_argument(
+        LISTENER_OPTION, type=int, action="append", default=[], help=argparse.SUPPRESS
     )
     parser.add_argument(
         "--standby", action="store_true", help="let another router become the active one first"

@@ -23,6 +23,8 @@ from router.admin.hibernation import HibernationApi
 from router.admin.monitoring import HealthApi, MetricsApi
 from router.admin.nodes import NodesApi
 from router.admin.router import RouterApi
+from router.admin.turns import TurnsApi
+from router.admin.usage import UsageApi
 from router.admin.views.events import Snapshots
 from router.admin.waiting import waiting
 from router.anthropic import description as of_anthropic
@@ -36,9 +38,12 @@ from router.api.models import ModelNames, ModelsApi
 from router.api.openapi import ref
 from router.api.probes import PlainErrors, probe_routes
 from router.api.turn_route import TurnServices, turn_routes
+from router.dashboard.files import read_files
+from router.dashboard.pages import Pages
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors
+from router.http.counted import CountedAnswers
 from router.http.errors import Dialects, ErrorBoundary, ErrorDialect, error_handlers
 from router.http.standby_gate import Relay, StandbyGate
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
@@ -53,6 +58,7 @@ from router.openai.responses.input_tokens import INPUT_TOKENS_PATH, InputTokensA
 from router.openai.responses.store import ResponseStore, Settle, StoredApi
 from router.openai.shape import OpenAiErrors
 from router.policies.editing import Editing
+from router.restart import RestartRequest
 from router.runs import description as of_runs
 from router.runs.in_process import InProcessHost
 from router.runs.routes import PATH as RUNS_PATH
@@ -104,12 +110,14 @@ def routes_of(
     stored: ResponseStore,
     runs: Runs,
     settle: Settle,
+    restart: RestartRequest | None,
 ) -> list[BaseRoute]:
     """Return the routes of all APIs."""
     fleet, names, edits = services.fleet, turn_services.names, turn_services.edits
     snapshots = Snapshots(fleet, services.drains, services.moves)
     named = [  # these name agents or nodes
         *AgentsApi(fleet, services.moves, services.erasures, runs).routes(),
+        *TurnsApi(fleet).routes(),
         *DirectivesApi(fleet, services.propagation, fleet.clock).routes(),
         *AgentSettingsApi(fleet, services.propagation, fleet.clock).routes(),
         *HibernationApi(Hibernations(fleet, services.moves)).routes(),
@@ -120,7 +128,7 @@ def routes_of(
     ]
     return [
         *HealthApi(fleet, services.turns.running).routes(),
-        *RouterApi(fleet, services.terms).routes(),
+        *RouterApi(fleet, services.terms, restart).routes(),
         *probe_routes(),
         *turn_routes(adapters, turn_services),
         *CountTokensApi(fleet, names, edits).routes(),
@@ -136,8 +144,9 @@ def routes_of(
         *RunsApi(runs, OpenAiErrors()).routes(),
         *openapi.openapi_routes(described()),
         *waiting(named, fleet.discovery, services.lost_owners),
-        *MetricsApi(fleet, services.telemetry).routes(),
-        *DecisionsApi(services.turns.decisions).routes(),
+        *MetricsApi(fleet, services.telemetry, services.terms).routes(),
+        *DecisionsApi(services.turns.decisions, fleet).routes(),
+        *UsageApi(services.turns.accounts).routes(),
     ]
 
 
@@ -146,11 +155,15 @@ def build_app(
     services: Services,
     runs_dir: Path | None = None,
     relay: Relay | None = None,
+    watch_key: str | None = None,
+    restart: RestartRequest | None = None,
 ) -> Starlette:
     """Build the application; the owner of `services` runs their background work.
 
     The owner also resumes and closes `state.runs`; without `runs_dir`, there are no runs.
-    With a `relay`, requests are forwarded while another router is the active one.
+    The `watch_key` opens metrics, nodes and events only.
+    With a `relay`, requests are forwarded while another router is the active one. Without a
+    `restart`, operators cannot restart this process.
     """
     log = ChangeLog(services.fleet.clock.monotonic_s)
     stored = ResponseStore(services.fleet.directory.floor, log.note, log.note_gone)
@@ -172,15 +185,23 @@ def build_app(
     by_path = {adapter.path: adapter for adapter in adapters}
     by_prefix: dict[str, ErrorDialect] = {**by_path, _OLLAMA: PlainErrors()}
     dialects = Dialects(OpenAiErrors(), by_prefix, {_ANTHROPIC: AnthropicErrors()})
+    routes = [
+        *shadowed,
+        *routes_of(services, turn_services, adapters, responses, stored, runs, log.settle, restart),
+    ]
     app = Starlette(
-        routes=[
-            *shadowed,
-            *routes_of(services, turn_services, adapters, responses, stored, runs, log.settle),
-        ],
+        routes=routes,
         middleware=[
+            Middleware(CountedAnswers, routes=routes, count=services.telemetry.answered),
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
-            Middleware(Auth, settings=settings, forwarding=relay.forwarding if relay else None),
+            Middleware(Pages, files=read_files()),
+            Middleware(
+                Auth,
+                settings=settings,
+                forwarding=relay.forwarding if relay else None,
+                watch_key=watch_key,
+            ),
             Middleware(StandbyGate, relay=relay),
             Middleware(
                 BodyLimit,

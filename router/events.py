@@ -24,10 +24,11 @@ from typing import ClassVar, TypeAlias
 from fabric.control.node_calls import PRESSURES
 from fabric.errors import OverloadedError
 from fabric.fair_share import FairShare
-from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId, TurnId
 from fabric.net.links import LinkKind
 from fabric.ports import Clock
 from fabric.turn.generation import Admitted
+from fabric.turn.turn_times import TurnTimes
 from router.fresh_ids import fresh_event_key
 from router.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 
@@ -119,9 +120,12 @@ class TurnBegan(AgentEvent):
     cache: str
     prompt_tokens: int
     cached_tokens: int
+    turn: TurnId | None = None
+    match: str = ""
+    reason: str = ""  # where and why the match ended, without text of the prompt
 
     @classmethod
-    def of(cls, tenant: TenantId, admitted: Admitted) -> "TurnBegan":
+    def of(cls, tenant: TenantId, admitted: Admitted, turn: TurnId | None) -> "TurnBegan":
         """Return the event of a node's admission."""
         return cls(
             (tenant, admitted.agent),
@@ -130,6 +134,9 @@ class TurnBegan(AgentEvent):
             admitted.cache,
             admitted.prompt_tokens,
             admitted.cached_tokens,
+            turn,
+            admitted.match,
+            admitted.match_reason,
         )
 
 
@@ -142,6 +149,8 @@ class TurnEnded(AgentEvent):
     outcome: str
     completion_tokens: int
     seconds: float
+    turn: TurnId | None = None
+    times: TurnTimes | None = None  # None: its last node has not sent them
 
 
 class MoveState(StrEnum):
@@ -164,6 +173,7 @@ class MoveChanged(AgentEvent):
     state: MoveState
     blocks_sent: int = 0
     bytes_sent: int = 0
+    bytes_total: int = 0  # of the agent on its source's disk; the target may have a part of them
     seconds: float = 0.0
     code: str | None = None  # why it failed
 
@@ -311,6 +321,10 @@ class FleetEvents:
         self._kept.append(published)
         for follower in self._followers:
             follower.offer(published)
+
+    def past(self, tenant: TenantId | None) -> list[Published]:
+        """List the kept events of a tenant, or with None all kept events, the oldest first."""
+        return [e for e in self._kept if tenant is None or concerns(e.event, tenant)]
 
     def follow(
         self, owner: str, tenant: TenantId | None, after: str | None = None

@@ -59,6 +59,13 @@ class FairQueue(Generic[T]):
         """List a tenant's items, in their order."""
         return list(self._waiting.get(tenant, ()))
 
+    def count(self, tenant: str) -> int:
+        """Return the number of a tenant's items."""
+        return len(self._waiting.get(tenant, ()))
+
+    def __contains__(self, item: object) -> bool:
+        return any(item in items for items in self._waiting.values())
+
     def cost(self, tenant: str) -> float:
         """Return the cost of all that a tenant has in the queue."""
         return sum(self._waiting.get(tenant, {}).values())

@@ -2,7 +2,7 @@
 
 import secrets
 
-from fabric.ids import MigrationId, OperationId
+from fabric.ids import MigrationId, OperationId, TurnId
 from fabric.limits import EPOCH_MAX
 from router.limits import EPOCH_GAP, EPOCH_GAP_BITS
 
@@ -38,6 +38,11 @@ def later_life(life: int) -> int:
 def fresh_event_key() -> bytes:
     """Return a random key for the ids of a router's events."""
     return secrets.token_bytes(32)
+
+
+def fresh_turn() -> TurnId:
+    """Return a name for one request and its turn."""
+    return TurnId(fresh_name("req_"))
 
 
 def fresh_name(prefix: str) -> str:

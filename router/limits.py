@@ -20,6 +20,9 @@ BASE64_BLOCK_BYTES: Final = 1 * KIB  # of a body without a space: not text that 
 BASE64_CHARS_MIN: Final = 32  # different characters in such a block; repeated letters are text
 CALL_BODY_BYTES_MAX: Final = 1 * MIB  # of requests that bring no prompt
 BLOCKS_PER_MESSAGE_MAX: Final = 10_000  # content blocks of one message
+CHAT_INPUT_CHARS_MAX: Final = 1_000_000  # of standard input as one message of `macfabric chat`
+CHAT_TRIES_MAX: Final = 5  # of one message, while nodes start or are busy
+CHAT_RETRY_S_MAX: Final = 10.0  # between two of them
 PLACEHOLDER_NAME_CHARS_MAX: Final = 100  # of a file or tool, in its placeholder
 PLACEHOLDER_INPUT_CHARS_MAX: Final = 400  # of a hosted tool's input, in its placeholder
 IGNORED_NAME_CHARS_MAX: Final = 64  # of one name in X-Macfabric-Ignored
@@ -66,7 +69,15 @@ SENT_TURNS_MAX: Final = 64  # to one node, and not admitted by it yet; one tenan
 SENT_BACKGROUND_TURNS_MAX: Final = 16  # likewise, of background turns, which take no others' places
 BACKGROUND_QUEUE_SHARE: Final = 0.5  # of a node's queue: as many background turns may wait beside
 PACE_TURNS: Final = 16  # admitted lately, by which the pace of a queue is measured
+TENANT_WAIT_S_MAX: Final = 3_600.0  # Retry-After of a tenant over its tokens a minute
+USAGE_HOURS: Final = 48  # for which a tenant's usage is kept by hour
+USAGE_DAYS: Final = 400  # likewise by day: a year, and the same month of the year before
+USAGE_ROWS_MAX: Final = 12_000  # of all tenants; the oldest periods go first: JSON_ITEMS_MAX values
+USAGE_BYTES_MAX: Final = 8 * MIB  # of their file: rows have some 100 bytes
+USAGE_SAVE_S: Final = 30.0  # between two writes: what a crash of the router loses
+USAGE_PAGE_MAX: Final = 1_000  # rows of one answer
 TENANT_LABELS_MAX: Final = 64  # tenants of the settings that metrics name; the rest is one label
+REFUSAL_LABELS_MAX: Final = 64  # codes of errors that metrics name: nodes name some of them
 
 # Sessions, and the learnt order of turns
 SESSIONS_MAX: Final = 16_384  # whose last nodes are known; the oldest are forgotten
@@ -88,7 +99,7 @@ WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
 PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; others are spread over the period
 PEERS_TOLD_MAX: Final = 16  # to one node, the nearest; it measures its links to them
 PARTNERS_MAX: Final = 4  # of those: nodes from which it has fetched recently
-PEERS_LISTED_AT_ONCE: Final = 32  # nodes whose lists are built before other tasks run
+PEERS_LISTED_AT_ONCE: Final = 16  # nodes whose lists are built before other tasks run
 SUSPECT_S: Final = 3.0
 TERM_MARGIN: Final = 0.2  # share of a lease by which a router stops before its voters
 TERM_CALL_BYTES_MAX: Final = 16 * KIB  # to a voter
@@ -107,6 +118,8 @@ EPOCH_GAP: Final = 1_024  # more moves and takeovers than an agent has between t
 EPOCH_GAP_BITS: Final = 20  # random bits on top of it
 LOG_BYTES_MAX: Final = 16 * MIB  # of one file; there are two per process
 CHILD_LINE_BYTES_MAX: Final = 1 * MIB  # of one message from the supervisor to the keeper
+FAILURE_CHARS_MAX: Final = 300  # of the reason for which a process ended
+RAYLET_LOG_BYTES_MAX: Final = 65_536  # of the end of each file of a raylet that is read for it
 STOP_LINE_CHARS_MAX: Final = 4_096  # of a line that another Mac prints while it stops
 STOPS_AT_ONCE_MAX: Final = 16  # Macs on which Ray is stopped at a time
 
@@ -121,10 +134,12 @@ RESTING_AGENTS_MAX: Final = 10_000  # agents remembered for that; the oldest are
 HELD_AGENTS_MAX: Final = 10_000  # on nodes that clients chose; the oldest are forgotten
 MOVE_START_S: Final = 1.0  # for the calls of a move before a turn; and for its bytes
 MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves the turn
-MOVES_PER_TURN: Final = 0.07  # by placement, on average: each one loads a disk and a link
-MOVE_PRICE_STEP: Final = 0.2  # by which a move raises the price of the next; turns lower it
+MOVES_PER_TURN: Final = 0.065  # by placement, on average: each one loads a disk and a link
+MOVE_PRICE_STEP: Final = 0.3  # by which a move raises the price of the next; turns lower it
 MOVE_PRICE_MAX: Final = 100.0  # times the usual price
 HEAD_LOAN_TOKENS_MIN: Final = 512  # of a prompt; fewer are computed sooner than asked for
+KNOWN_ROWS_MAX: Final = 64  # beginnings of prompts whose nodes in a large fleet are remembered
+LENDERS_MAX: Final = 4  # nodes weighed as lenders of one turn's head, those with most of it
 MOVE_TARGETS_MAX: Final = 16  # nodes weighed for one idle agent's turn
 DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
 DRAIN_ROUNDS_MAX: Final = 3  # rounds without a move before a drain pauses
@@ -160,8 +175,21 @@ HOMES_MAX: Final = 2  # nodes chosen by the hash of a conversation's beginning
 FLEET_FOLLOWERS_MAX: Final = 64  # at once; one tenant: half
 FLEET_EVENTS_MAX: Final = 512  # kept per follower, and for reconnects; about 300 bytes each
 FLEET_SNAPSHOT_AGENTS_MAX: Final = 1_000  # in one snapshot, last used first; about 700 bytes each
+FLEET_STREAM_EVENTS_MAX: Final = 100_000  # after which a stream may be told to end
 FLEET_SNAPSHOT_EVERY_S: Final = 5.0  # for a follower that does not keep up
+AGENTS_PAGE_MAX: Final = 1_000  # rows of a list, and without a limit
+PAGE_LIMIT_CHARS_MAX: Final = 6
+PAGE_NAME_CHARS_MAX: Final = 256  # of the row that a page begins after
+COMPLETION_S: Final = 1.0  # that a shell's Tab key waits for names of agents and nodes
 FLEET_LINE_BYTES_MAX: Final = 64 * MIB  # of what the command line reads; a snapshot is one line
+TOP_AGENTS_MAX: Final = 2_000  # that `macfabric top` knows; a snapshot has half of them
+TOP_EVENTS_MAX: Final = 200  # of the last ones, more than a screen has lines
+TOP_MOVES_MAX: Final = 256  # under way
+TOP_TURNS_MAX: Final = 32  # of a node, whose median time to the first token is shown
+TOP_NEWS_MAX: Final = 1_024  # events and answers waiting for a redraw; then no more are read
+TOP_READS_MAX: Final = 8  # shown agents that each poll reads again
+TOP_INTERVAL_S_MIN: Final = 0.5  # between two polls
+TOP_INTERVAL_S_MAX: Final = 3_600.0
 LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate must change to be published
 
 # Hibernation: one agent as one file
@@ -210,4 +238,33 @@ SCENARIO_NODES_WAIT_S: Final = 600.0  # wait of a resumed run until nodes have l
 SIMULATED_NODES_MAX: Final = 4_096  # of one fleet; a snapshot of a thousand takes milliseconds
 SIMULATED_FLEET_BYTES_MAX: Final = 256 * KIB  # of one YAML file
 SIMULATED_PASSES_MAX: Final = 8  # prompts that may get memory before one that does not fit
+SIMULATED_FETCHES_MAX: Final = 8  # beginnings of prompts on their way to one modelled node
 SIMULATED_TRACE_LINE_BYTES_MAX: Final = 1 * MIB  # a row of 100,000 hash ids
+
+# Support bundles
+SUPPORT_BUNDLE_BYTES_MAX: Final = 128 * MIB  # of all entries, before they are compressed
+SUPPORT_ENTRY_BYTES_MAX: Final = 16 * MIB  # of one entry that is no log
+SUPPORT_LOG_MIB: Final = 4  # usual part of one log: half of a file before it is rotated
+SUPPORT_LOG_MIB_MAX: Final = 64  # that a command line may ask for
+SUPPORT_LOGS_MAX: Final = 64  # log files; sixteen nodes and their Rays have 50
+SUPPORT_AGENTS_MAX: Final = 10_000  # rows of agents; 700 bytes each
+SUPPORT_PACKAGES_MAX: Final = 1_000  # installed packages that are listed
+SUPPORT_FOLDERS_MAX: Final = 256  # parts of the data folder whose sizes are listed
+SUPPORT_NAME_PARTS_MAX: Final = 128  # of a name and its joints, as many as its characters
+SUPPORT_SECRET_CHARS_MIN: Final = 8  # of a text that counts as a secret; keys have 16
+SUPPORT_SECRET_BYTES_MAX: Final = 64 * KIB  # of one file of a key
+
+# Backups
+BACKUP_AGENTS_MAX: Final = 200_000  # twice the largest fabric's; 400 bytes each in the list
+BACKUP_LIST_BYTES_MAX: Final = 128 * MIB  # of a backup's list, read back
+BACKUP_KEYS_BYTES_MAX: Final = 256 * KIB  # of its key material; usually 2 KiB
+BACKUP_SAVE_S: Final = 5.0  # between two writes of the list, as much as an interruption costs
+BACKUP_TRIES_MAX: Final = 5  # of one agent that the fabric refuses temporarily
+BACKUP_RETRY_S_MAX: Final = 10.0  # between two of them
+
+# Units of launchd and systemd
+UNIT_FILE_BYTES_MAX: Final = 64 * KIB  # of one that is read back; ours have 2 KiB
+SERVICE_COMMAND_S_MAX: Final = 3_900.0  # of launchctl or systemctl: a stop may wait an hour
+
+# Sizes of folders
+FILES_COUNTED_MAX: Final = 1_000_000  # files whose sizes are added up; takes seconds

@@ -20,6 +20,7 @@ _SERVES_IPV4_LOOPBACK: Final = frozenset({IPV4_LOOPBACK, "localhost", "0.0.0.0"}
 # What a machine without IPv6, or without its loopback address, answers.
 _NO_IPV6: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 _ANY_PRIVATE_ADDRESS: Final = "10.255.255.255"
+_ADDED_WORDS: Final = " (while attempting to bind"  # what `create_server` adds to the reason
 _PORT_TRIES: Final = 16  # of free ports, until one is free at both addresses
 
 
@@ -30,6 +31,11 @@ def listen(host: str, port: int) -> tuple[socket.socket, ...]:
     except OSError as error:
         message = f"cannot listen on {error.filename} port {port}: {error.strerror}"
         raise FatalError(message) from None
+
+
+def inherited(descriptors: Sequence[int]) -> tuple[socket.socket, ...]:
+    """Return the listening sockets that the process had before it became another program."""
+    return tuple(socket.socket(fileno=descriptor) for descriptor in descriptors)
 
 
 def bind_listeners(host: str, port: int) -> tuple[socket.socket, ...]:
@@ -59,7 +65,8 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), host) from None
+        why = (error.strerror or str(error)).partition(_ADDED_WORDS)[0]
+        raise OSError(error.errno, why, host) from None
     # Accepted connections inherit this; asyncio does not set it for them.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

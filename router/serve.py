@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import uvicorn
+from starlette.datastructures import State
 from starlette.types import ASGIApp
 
 from fabric.errors import FatalError
@@ -40,11 +41,14 @@ from router.http.forwarded import Forwarding
 from router.http.standby_gate import Relay
 from router.listener import EVERY_ADDRESS, own_address, urls_of
 from router.placement.placement import Placement
+from router.restart import RestartRequest
 from router.runs.runs import Runs
 from router.services import Services, assemble
+from router.shadow.change_log import ChangeLog
 from router.shadow.exchange import Follower
 from router.stop import RouterStop
-from router.tls.contexts import RouterKeys
+from router.tls.contexts import RouterKeys, certificate_ends_s
+from router.turns.tenant_usage import UsageFile
 
 _LOG = logging.getLogger("macfabric.router")
 
@@ -92,9 +96,12 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
+    usage: UsageFile | None = None,
     patience_s: float = 0.0,
+    watch_key: str | None = None,
+    restart: RestartRequest | None = None,
 ) -> None:
-    """Serve clients of the fabric at `ray_address` until SIGTERM or SIGINT."""
+    """Serve clients of the fabric at `ray_address` until SIGTERM, SIGINT or a `restart`."""
     ray_control.connect(ray_address, wait_s=ray_control.JOIN_S)
     signals = StopSignals()
     try:
@@ -111,7 +118,10 @@ async def serve(  # noqa: PLR0913 - all by name, from one place
             stop_wait_s=stop_wait_s,
             expected=expected,
             roster_store=roster_store,
+            usage=usage,
             patience_s=patience_s,
+            watch_key=watch_key,
+            restart=restart,
         )
     finally:
         ray_control.disconnect()
@@ -131,15 +141,16 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
     stop_wait_s: Callable[[], float] | None = None,
     expected: ExpectedNodes | None = None,
     roster_store: RosterStore | None = None,
+    usage: UsageFile | None = None,
     patience_s: float = 0.0,
+    watch_key: str | None = None,
+    restart: RestartRequest | None = None,
 ) -> None:
     """Serve clients of the nodes in `roster` on listening sockets.
 
     With `settings.standby`, this router may be the active one or a standby; it does not ask to be
-    the former during the first `patience_s`.
-
-    Without `keys`, connections to nodes and clients have no TLS; without `runs_dir`, no scenarios
-    run.
+    the former during the first `patience_s`. Without `keys`, connections to nodes and clients have
+    no TLS; without `runs_dir`, no scenarios run.
     """
     tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
     async with AsyncExitStack() as opened:
@@ -158,10 +169,12 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
         voters = {url: _voter_link(url, link) for url in settings.voters}
         terms = keeper or SOLE_ROUTER
         access = NodeAccess(roster, link, SystemClock(), terms=terms, voters=voters)
-        services = assemble(access, settings, cluster_key, placement, expected, roster_store)
+        services = assemble(access, settings, cluster_key, placement, expected, roster_store, usage)
         fleet = services.fleet
+        if keys is not None and tls is not None:
+            services.telemetry.note_certificate(certificate_ends_s(keys, settings.tls))
         relay = await opened.enter_async_context(_relay(settings, cluster_key, keys, keeper))
-        app = build_app(settings, services, runs_dir, relay)
+        app = build_app(settings, services, runs_dir, relay, watch_key, restart)
         runs: Runs = app.state.runs
 
         def end_streams() -> None:
@@ -169,8 +182,8 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
             runs.stop()
 
         server = HttpServer(http_config(app, tls=tls), BACKLOG, end_streams)
-        wait_s, turns = stop_wait_s or _wait_as_set(settings), services.turns.running
-        stop = RouterStop(server, turns, wait_s, _stop_beginning(runs, keeper))
+        wait_s = stop_wait_s or _wait_as_set(settings)
+        stop = _stop_of(server, services, app.state, keeper, wait_s, restart)
         (signals or StopSignals()).call(stop.on_signal)
         fleet.urls = urls_of(listeners, "http" if tls is None else "https")
         if keeper is not None:
@@ -268,6 +281,27 @@ async def _host_runs(runs: Runs, keeper: TermKeeper | None, follower: Follower |
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+def _stop_of(
+    server: uvicorn.Server,
+    services: Services,
+    state: State,
+    keeper: TermKeeper | None,
+    wait_s: Callable[[], float],
+    restart: RestartRequest | None,
+) -> RouterStop:
+    """Return what stops or restarts this router; before a restart, a standby takes over."""
+    log: ChangeLog = state.log
+    return RouterStop(
+        server,
+        services.turns.running,
+        wait_s,
+        _stop_beginning(state.runs, keeper),
+        restart=restart,
+        has_standby=lambda: keeper is not None and keeper.is_active and log.is_followed,
+        is_replaced=lambda: keeper is not None and bool(keeper.active_url),
+    )
 
 
 def _stop_beginning(runs: Runs, keeper: TermKeeper | None) -> Callable[[], None]:

@@ -4,26 +4,41 @@ Labels never name an agent or a prompt. They may name nodes, as there are few, a
 that the operator has named in the settings, up to a limit; all others are one.
 """
 
+import platform
+from asyncio import CancelledError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
-from fabric.control.node_calls import PRESSURES, THERMAL_STATES, NodeView
-from fabric.ids import NodeName
-from fabric.net.wire import FETCHING, SENDING, bounded
+from fabric import PROTOCOL_VERSION, __version__
+from fabric.errors import FabricError, OverloadedError, RejectedError, RetryLaterError
 from fabric.turn.generation import Admitted, CacheTier
-from router.fleet.membership import LeaseState, Member, Membership
-from router.limits import TENANT_LABELS_MAX
-from router.placement.link_rates import best_by_kind
+from fabric.turn.turn_times import TurnTimes
+from router.fleet.membership import Membership
+from router.limits import REFUSAL_LABELS_MAX, TENANT_LABELS_MAX
+from router.node_gauges import NodeGauges
 from router.placement.terms import Terms
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_TURN_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_GAP_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 _ESTIMATED_S_MIN = 0.05  # below, a ratio measures the network
+_PLACEMENT_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 _MOVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second sample of each counter, which no query needs
+OTHER_CODES = "other"
 OTHER_TENANTS = "(other)"  # no tenant's name has brackets
 
 
@@ -35,7 +50,6 @@ class Telemetry:
         self._tenants = frozenset(islice(dict.fromkeys(tenants), TENANT_LABELS_MAX))
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
         self._requests = counter("macfabric_requests", "Turns by outcome.", ["outcome"])
         self._ttft = Histogram(
             "macfabric_ttft_seconds",
@@ -50,54 +64,18 @@ class Telemetry:
             "Prompt tokens that were not computed again, by tier.",
             ["tier"],
         )
+        self._saved_s = counter(
+            "macfabric_saved_seconds",
+            "Seconds of prefill that cached tokens spared, less those to fetch and load them.",
+            ["tier"],
+        )
         self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
         self._takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
-        self._router_active = gauge("macfabric_router_active", "1 while this router is active.")
-        self._router_term = gauge("macfabric_router_term", "Highest term of any router; 0: none.")
-        self._nodes = gauge("macfabric_nodes", "Nodes by the state of their lease.", ["state"])
-        self._up = gauge("macfabric_node_up", "1 while the node's lease is alive.", ["node"])
-        self._agents = gauge("macfabric_node_agents", "Agents held, by node.", ["node"])
-        self._scrubbed = gauge(
-            "macfabric_scrubbed_bytes",
-            "Stored blocks read again in idle moments since the node's start.",
-            ["node"],
-        )
-        self._damaged = gauge(
-            "macfabric_damaged_blocks",
-            "Blocks that failed a check and were taken out of use since the node's start.",
-            ["node"],
-        )
-        self._hot_bytes = gauge(
-            "macfabric_hot_bytes",
-            "Memory for agents' caches: held, limit now, and total as planned.",
-            ["node", "kind"],
-        )
-        self._pressure = gauge(
-            "macfabric_memory_pressure",
-            "How short the node's machine is of memory: 0 normal, 1 warning, 2 critical.",
-            ["node"],
-        )
-        self._thermal = gauge(
-            "macfabric_thermal_state",
-            "How hot the node's machine is: 0 nominal, 1 fair, 2 serious, 3 critical.",
-            ["node"],
-        )
-        self._rtt = gauge(
-            "macfabric_link_rtt_seconds",
-            "Round trip to a peer over its best link of a kind.",
-            ["node", "peer", "kind"],
-        )
-        self._link_rate = gauge(
-            "macfabric_link_bytes_per_second",
-            "Measured rate from a peer over its best link of a kind.",
-            ["node", "peer", "kind"],
-        )
-        self._transfers = gauge(
-            "macfabric_transfer_events",
-            "Counters of the data plane since the node's start: bytes, parts, refusals, failures.",
-            ["node", "side", "event"],
-        )
+        self._node_gauges = NodeGauges(self.registry)
         self._add_estimates()
+        self._add_turn_times()
+        self._add_http()
+        self._add_routers()
         self._add_moves()
         self._add_recovery()
 
@@ -120,6 +98,13 @@ class Telemetry:
             ["tenant"],
             registry=self.registry,
         )
+        self._refusals = Counter(
+            "macfabric_refusals",
+            "Turns that no node admitted, by the code of their error.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._refusal_codes: set[str] = set()
 
     def _add_estimates(self) -> None:
         counter = partial(Counter, registry=self.registry)
@@ -138,6 +123,61 @@ class Telemetry:
             "Actual over estimated time to first token, of turns that take 50 ms or more.",
             buckets=_RATIO_BUCKETS,
             registry=self.registry,
+        )
+        self._placement_s = Histogram(
+            "macfabric_placement_seconds",
+            "Time to find a turn's node: its prompt's sketch looked up, and one decision.",
+            buckets=_PLACEMENT_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def _add_http(self) -> None:
+        self._answers = Counter(
+            "macfabric_http_responses",
+            "Answers to HTTP requests, by the route's path, the method and the class of status.",
+            ["route", "method", "class"],
+            registry=self.registry,
+        )
+        self._certificate_ends_s = Gauge(
+            "macfabric_router_certificate_expiry_timestamp_seconds",
+            "When the certificate ends that clients are shown; 0: there is none.",
+            registry=self.registry,
+        )
+        build = Gauge(
+            "macfabric_router_build_info",
+            "Version of the router's code, and its protocol with nodes.",
+            ["version", "python", "protocol"],
+            registry=self.registry,
+        )
+        build.labels(__version__, platform.python_version(), str(PROTOCOL_VERSION)).set(1)
+
+    def _add_routers(self) -> None:
+        gauge = partial(Gauge, registry=self.registry)
+        self._router_active = gauge("macfabric_router_active", "1 while this router is active.")
+        self._router_term = gauge("macfabric_router_term", "Highest term of any router; 0: none.")
+        self._voters = gauge(
+            "macfabric_router_voters",
+            "Voters on routers' terms: expected, answering, needed; 0: the fabric has one router.",
+            ["kind"],
+        )
+
+    def _add_turn_times(self) -> None:
+        timed = partial(Histogram, registry=self.registry)
+        self._turn_s = timed(
+            "macfabric_turn_seconds",
+            "From the request to the end of its answer.",
+            buckets=_TURN_BUCKETS_S,
+        )
+        self._part_s = timed(
+            "macfabric_turn_part_seconds",
+            "Parts of turns: queue, move, prepare, fetch, load, prefill, decode, save.",
+            ["part"],
+            buckets=_TURN_BUCKETS_S,
+        )
+        self._token_gap_s = timed(
+            "macfabric_token_gap_seconds",
+            "Mean time between an answer's tokens.",
+            buckets=_GAP_BUCKETS_S,
         )
 
     def _add_moves(self) -> None:
@@ -161,7 +201,6 @@ class Telemetry:
     def _add_recovery(self) -> None:
         self._add_queues()
         counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
         self._fenced = counter(
             "macfabric_fenced_turns",
             "Turns whose end was not acknowledged: another node owned the agent by then.",
@@ -172,48 +211,25 @@ class Telemetry:
             "Agents in doubt that were settled: an old claim gave way, or a seal was decided.",
             ["how"],
         )
-        self._expired = gauge("macfabric_expired_leases", "Leases that ran out since the start.")
+        self._expired_count = 0
+        self._expired = counter(
+            "macfabric_expired_leases", "Leases that ran out since the router's start."
+        )
         self._erased_late = counter(
             "macfabric_late_erasures",
             "Agents that a node removed when it came back, erased while it was away.",
         )
-        self._node_fenced = gauge(
-            "macfabric_node_fenced_turns",
-            "Turns that a node itself ended because another owned the agent, since its start.",
-            ["node"],
-        )
-        self._failed_rounds = gauge(
-            "macfabric_node_failed_rounds",
-            "Rounds of a node's background work that failed and were tried again, since its start.",
-            ["node"],
-        )
-
-    def _set_transfers(self, member: Member) -> None:
-        if member.view is None:
-            return
-        sides = (("send", member.view.sending, SENDING), ("fetch", member.view.fetching, FETCHING))
-        for side, counts, names in sides:
-            for event, count in bounded(counts, names).items():
-                self._transfers.labels(member.name, side, event).set(count)
-
-    def _set_links(self, membership: Membership) -> None:
-        self._rtt.clear()
-        self._link_rate.clear()
-        for member in membership.members:
-            if member.view is None or not membership.is_up(member.name):
-                continue
-            for (peer, kind), best in best_by_kind(member.view.links).items():
-                labels = (member.name, peer, kind.value)
-                if best.rtt_s is not None:
-                    self._rtt.labels(*labels).set(best.rtt_s)
-                if best.bytes_per_s is not None:
-                    self._link_rate.labels(*labels).set(best.bytes_per_s)
 
     def admitted(self, event: Admitted) -> None:
         self._prompt.inc(event.prompt_tokens)
         if event.cache is not CacheTier.COLD:
             self._cached.labels(event.cache.value).inc(event.cached_tokens)
         self._fetched.inc(event.fetched_tokens or 0)
+
+    def saved(self, tier: CacheTier, seconds: float) -> None:
+        """Count the seconds by which reuse shortened a turn."""
+        if tier is not CacheTier.COLD:
+            self._saved_s.labels(tier.value).inc(seconds)
 
     def first_token(self, event: Admitted, seconds: float) -> None:
         self._ttft.labels(event.cache.value).observe(seconds)
@@ -229,10 +245,25 @@ class Telemetry:
         if estimate_s > 0 and max(estimate_s, first_token_s) >= _ESTIMATED_S_MIN:
             self._estimate_ratio.observe(first_token_s / estimate_s)
 
+    def placed(self, seconds: float) -> None:
+        """Note how long a decision of placement took."""
+        self._placement_s.observe(seconds)
+
     def ended(self, outcome: str, completion_tokens: int = 0) -> None:
         """Count a turn's end: ok, rejected, overloaded, unavailable, failed or cancelled."""
         self._requests.labels(outcome).inc()
         self._completion.inc(completion_tokens)
+
+    def timed(self, seconds: float, times: TurnTimes | None, completion_tokens: int) -> None:
+        """Note how long a turn took, and each of its parts where they are known."""
+        self._turn_s.observe(seconds)
+        if times is None:
+            return
+        for name, spent_s in asdict(times).items():
+            if name != "first_token_s":
+                self._part_s.labels(name.removesuffix("_s")).observe(spent_s)
+        if completion_tokens > 1 and times.decode_s:
+            self._token_gap_s.observe(times.decode_s / (completion_tokens - 1))
 
     @contextmanager
     def waiting(self, tenant: str) -> Iterator[None]:
@@ -244,9 +275,21 @@ class Telemetry:
         finally:
             waiting.dec()
 
-    def refused(self, tenant: str) -> None:
-        """Count a turn that was refused because a queue is full."""
-        self._refused.labels(self._label_of(tenant)).inc()
+    def not_admitted(self, tenant: str, error: BaseException) -> None:
+        """Count a turn that no node admitted."""
+        if isinstance(error, OverloadedError):
+            self.ended("overloaded")
+            self._refused.labels(self._label_of(tenant)).inc()
+        elif isinstance(error, RetryLaterError):
+            self.ended("unavailable")
+        elif isinstance(error, RejectedError):
+            self.ended("rejected")
+        elif isinstance(error, CancelledError):
+            self.ended("cancelled")
+        elif isinstance(error, FabricError):
+            self.ended("failed")
+        if isinstance(error, FabricError):
+            self._refusals.labels(self._code_of(error)).inc()
 
     def guessed(self, outcome: str) -> None:
         """Count a guess about the next turn of a group: right, wrong or refused."""
@@ -254,6 +297,14 @@ class Telemetry:
 
     def _label_of(self, tenant: str) -> str:
         return tenant if tenant in self._tenants else OTHER_TENANTS
+
+    def _code_of(self, error: FabricError) -> str:
+        """Return an error's code, or one for all that are beyond the limit of labels."""
+        if error.code not in self._refusal_codes:
+            if len(self._refusal_codes) >= REFUSAL_LABELS_MAX:
+                return OTHER_CODES
+            self._refusal_codes.add(error.code)
+        return error.code
 
     def taken_over(self) -> None:
         self._takeovers.inc()
@@ -288,44 +339,27 @@ class Telemetry:
     def migration_failed(self) -> None:
         self._migrations.labels("aborted").inc()
 
-    def _set_memory(self, name: NodeName, view: NodeView) -> None:
-        for kind, count_bytes in (
-            ("held", view.bytes.hot),
-            ("limit", view.hot_limit_bytes),
-            ("total", view.hot_total_bytes),
-        ):
-            self._hot_bytes.labels(name, kind).set(count_bytes)
-        self._pressure.labels(name).set(_index_of(view.memory_pressure, PRESSURES))
-        self._thermal.labels(name).set(_index_of(view.thermal_state, THERMAL_STATES))
+    def answered(self, route: str, method: str, status_class: str) -> None:
+        """Count an answer to an HTTP request."""
+        self._answers.labels(route, method, status_class).inc()
 
-    def note_router(self, *, is_active: bool) -> None:
-        """Show whether this router is the active one."""
+    def note_certificate(self, ends_s: float | None) -> None:
+        """Show when the certificate ends that clients are shown, if it is known."""
+        self._certificate_ends_s.set(ends_s or 0)
+
+    def note_router(self, *, is_active: bool, expected: int, answering: int, needed: int) -> None:
+        """Show whether this router is the active one, and the numbers of voters."""
         self._router_active.set(is_active)
+        counts = {"expected": expected, "answering": answering, "needed": needed}
+        for kind, count in counts.items():
+            self._voters.labels(kind).set(count)
 
     def exposition(self, membership: Membership) -> bytes:
         """Render everything in Prometheus' text format."""
         views = (member.view for member in membership.members)
         granted = (view.router.term for view in views if view is not None and view.router)
         self._router_term.set(max(granted, default=0))
-        by_state = dict.fromkeys(LeaseState, 0)
-        for member in membership.members:
-            health = membership.health(member.name)
-            by_state[health] += 1
-            self._up.labels(member.name).set(health is LeaseState.ALIVE)
-            if member.view is not None:
-                self._set_memory(member.name, member.view)
-                self._agents.labels(member.name).set(member.view.agents)
-                self._scrubbed.labels(member.name).set(member.view.scrubbed_bytes)
-                self._damaged.labels(member.name).set(member.view.damaged_blocks)
-                self._node_fenced.labels(member.name).set(member.view.fenced_turns)
-                self._failed_rounds.labels(member.name).set(member.view.failed_rounds)
-            self._set_transfers(member)
-        self._expired.set(membership.expired_count)
-        self._set_links(membership)
-        for state, count in by_state.items():
-            self._nodes.labels(state.value).set(count)
+        self._expired.inc(membership.expired_count - self._expired_count)
+        self._expired_count = membership.expired_count
+        self._node_gauges.membership = membership
         return generate_latest(self.registry)
-
-
-def _index_of(level: str, levels: tuple[str, ...]) -> int:
-    return levels.index(level) if level in levels else 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fabric.edit_mode import EditMode
-from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, OperationId, TenantId
+from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, OperationId, TenantId, TurnId
 from fabric.sampling_defaults import SamplingDefault, filled_in
 from fabric.turn.generation import (
     GenerateRequest,
@@ -15,6 +15,7 @@ from fabric.turn.generation import (
     Resumption,
     Sampling,
 )
+from fabric.turn.turn_times import TurnTag
 from router.prompt import Prompt
 
 
@@ -38,7 +39,9 @@ class TurnRequest:
     beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
     edits: EditMode | None = None  # None: by the agent's directives
     session: AgentId | None = None  # of a coding agent and its sub-agents; only a hint
+    sub_agent: AgentId | None = None  # of them, that asks; likewise
     left_out: frozenset[str] = frozenset()  # sampling fields that are the node's to choose
+    id: TurnId | None = None  # of its request; None: it gets one
 
     @property
     def is_kept(self) -> bool:
@@ -62,12 +65,14 @@ class TurnRequest:
         weight: float = 1.0,
         defaults: Iterable[SamplingDefault] = (),
         head: HeadLoan | None = None,
+        tag: TurnTag | None = None,
     ) -> GenerateRequest:
         """Return the request for a node, at an epoch of the directory.
 
         `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
         starts the agent or takes it over. `weight` is the tenant's. `defaults` are the node's for
-        what the client left out, and `head` says from where it may take a part of the prompt.
+        what the client left out, and `head` says from where it may take a part of the prompt. `tag`
+        names the turn.
         """
         prompt = self.prompt
         return GenerateRequest(
@@ -100,4 +105,5 @@ class TurnRequest:
             is_private=is_private,
             head=head,
             weight=weight,
+            turn=tag,
         )

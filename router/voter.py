@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -28,13 +28,13 @@ from fabric.control.calls import (
     decode_with_term,
     encode_reply,
 )
-from fabric.control.term_calls import Ballot, GrantTerm, TermAnswer, TermView
+from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, FatalError, RejectedError, UnauthorizedError
 from fabric.hosting.clock import elapsed_s
 from fabric.hosting.guarded_connection import admit
-from fabric.hosting.http_server import HttpServer, server_config
+from fabric.hosting.http_server import HttpServer, read_body, server_config
+from fabric.hosting.stored_ballot import StoredBallot
 from fabric.keys import is_secret
-from fabric.limits import TERM_LEASE_S
 from fabric.settings import TlsSettings
 from fabric.turn.generation import CLUSTER_HEADER
 from router.limits import TERM_CALL_BYTES_MAX
@@ -90,10 +90,10 @@ class Voter:
     def __init__(self, keys: RouterKeys, file: TermFile) -> None:
         self._keys = keys
         self._file = file
+        self._ballot = StoredBallot(self._store, elapsed_s)
         granted = file.read()
-        # The rest of its lease is unknown, so the lease starts again.
-        self._ballot = Ballot(granted, elapsed_s() + TERM_LEASE_S) if granted else Ballot()
-        self._changing = asyncio.Lock()
+        if granted is not None:
+            self._ballot.recall(granted)
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route(CONTROL_PATH, self.control, methods=["POST"])])
@@ -105,9 +105,11 @@ class Voter:
                 message = "only this fabric's routers may ask a voter"
                 raise UnauthorizedError(message)
             admit(request.scope, "a router")
-            reply: object = await self._answer(await _read(request))
+            reply: object = await self._answer(await read_body(request, TERM_CALL_BYTES_MAX))
         except FabricError as error:
             reply = ErrorReply(int(error.status), error.code, error.message)
+        except ClientDisconnect:
+            return Response(status_code=400)
         return Response(encode_reply(reply), media_type="application/msgpack")
 
     async def _answer(self, raw: bytes) -> TermAnswer:
@@ -115,25 +117,14 @@ class Voter:
         if not isinstance(call, GrantTerm):
             message = "a voter only grants terms: send this request to a router"
             raise RejectedError(message, code=UNKNOWN_CALL)
-        async with self._changing:
-            now_s = elapsed_s()
-            after = self._ballot.after(call, now_s)
-            if after is not None and not call.is_trial:
-                if after.granted != self._ballot.granted:
-                    await asyncio.to_thread(self._file.write, after.granted)
-                    _LOG.info("term %d is granted to %s", call.term, call.url or call.router)
-                self._ballot = after
-            return self._ballot.answer(now_s, granted=after is not None)
+        before = self._ballot.granted
+        answer = await self._ballot.grant(call)
+        if self._ballot.granted != before:
+            _LOG.info("term %d is granted to %s", answer.term, answer.url or answer.router)
+        return answer
 
-
-async def _read(request: Request) -> bytes:
-    raw = b""
-    async for part in request.stream():
-        raw += part
-        if len(raw) > TERM_CALL_BYTES_MAX:
-            message = "the call is too long"
-            raise RejectedError(message)
-    return raw
+    async def _store(self, granted: TermView) -> None:
+        await asyncio.to_thread(self._file.write, granted)
 
 
 async def serve_voter(voter: Voter, host: str, port: int, tls: ssl.SSLContext | None) -> None:

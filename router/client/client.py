@@ -8,15 +8,18 @@
 Answers are those of docs/http-api.md, as dicts; errors are those of router/client/http_api.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from router.client.http_api import ClientError, HttpApi
+from router.limits import AGENTS_PAGE_MAX
 
 Json = dict[str, Any]
 
 MIGRATE_TIMEOUT_S: Final = 600.0  # a large agent over Wi-Fi
+SAVE_TIMEOUT_S: Final = 120.0  # of a node's agents, before it restarts
 COPY_TIMEOUT_S: Final = 3_600.0  # likewise; a copy yields to turns
 
 
@@ -25,9 +28,9 @@ class Fabric(HttpApi):
 
     __slots__ = ()
 
-    def nodes(self) -> list[Json]:
-        """List the nodes that the key may see."""
-        return self.rows("/v1/nodes")
+    def nodes(self, **filters: str) -> list[Json]:
+        """List the nodes that the key may see, or some of them (`state`)."""
+        return self.all_rows("/v1/nodes", filters)
 
     def router(self) -> Json:
         """Show the role of the router that the URL names."""
@@ -37,9 +40,18 @@ class Fabric(HttpApi):
         """Make that router the active one."""
         return self.object("POST", "/v1/router/promote")
 
-    def agents(self) -> list[Json]:
-        """List the tenant's agents."""
-        return self.rows("/v1/agents")
+    def restart_router(self, wait_s: float) -> Json:
+        """Restart that router's process; its streams get `wait_s` to end."""
+        return self.object("POST", "/v1/router/restart", {"wait_s": wait_s})
+
+    def agents(self, limit: int | None = None, **filters: str) -> list[Json]:
+        """List the tenant's agents, or some of them (`node`, `tier`, for operators `tenant`)."""
+        return self.all_rows("/v1/agents", filters, limit)
+
+    def usage(self, **filters: str) -> Json:
+        """Return what tenants used (`period`, `limit`, for operators `tenant`), and limits."""
+        query = urlencode(filters)
+        return self.object("GET", f"/v1/usage?{query}" if query else "/v1/usage")
 
     def agent(self, name: str) -> "FabricAgent":
         """Return a client for one agent; the agent need not exist yet."""
@@ -53,14 +65,37 @@ class Fabric(HttpApi):
         """Let a node take agents again."""
         return self._call_node(node, "undrain")
 
+    def restart_node(self, node: str, wait_s: float) -> Json:
+        """Restart a node's process once it has saved its agents; turns get `wait_s` to end."""
+        path = f"/v1/nodes/{quote(node, safe='')}/restart"
+        return self.object("POST", path, {"wait_s": wait_s}, wait_s + SAVE_TIMEOUT_S)
+
     def rows(self, path: str) -> list[Json]:
         """Return the rows of an API list."""
-        answer = self.get(path)
+        return self._rows_of(self.get(path))
+
+    def _rows_of(self, answer: Any) -> list[Json]:
         rows = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(rows, list):
             message = f"{self.url} did not answer with a list; is it a fabric?"
             raise ClientError(message)
         return [row for row in rows if isinstance(row, dict)]
+
+    def all_rows(
+        self, path: str, filters: Mapping[str, str], limit: int | None = None
+    ) -> list[Json]:
+        """Return the rows of all pages of an API list, or the first `limit` of them."""
+        rows: list[Json] = []
+        after: Json = {}
+        while limit is None or len(rows) < limit:
+            count = {} if limit is None else {"limit": str(min(limit - len(rows), AGENTS_PAGE_MAX))}
+            query = urlencode({**filters, **count, **after})
+            answer = self.get(f"{path}?{query}" if query else path)
+            rows += self._rows_of(answer)
+            if not answer.get("has_more"):
+                break
+            after = {"after": str(answer.get("last_id"))}
+        return rows
 
     def _call_node(self, node: str, verb: str) -> Json:
         return self.object("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}")
@@ -88,9 +123,15 @@ class FabricAgent:
         """Path of the agent below the fabric's URL."""
         return f"/v1/agents/{quote(self.name, safe='')}"
 
-    def show(self) -> Json:
-        """Return its node, its size and its settings."""
-        return self._call("GET", "")
+    def show(self, tenant: str | None = None) -> Json:
+        """Return its node, its size and its settings; `tenant` is for operators."""
+        return self._call("GET", "" if tenant is None else f"?{urlencode({'tenant': tenant})}")
+
+    def turns(self, tenant: str | None = None, limit: int | None = None) -> list[Json]:
+        """List its last turns, the newest first; `tenant` is for operators."""
+        given = {"tenant": tenant, "limit": limit}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        return self.fabric.rows(f"{self.path}/turns?{query}" if query else f"{self.path}/turns")
 
     def generate(self, text: str | None = None, *messages: Json, **options: Any) -> Json:
         """Append a text, or messages, to its context and return its answer."""

@@ -84,6 +84,7 @@ class ServerEvents:
 
     url: str
     response: http.client.HTTPResponse
+    on_comment: Callable[[str], None] = lambda _: None
 
     @property
     def headers(self) -> http.client.HTTPMessage:
@@ -102,6 +103,8 @@ class ServerEvents:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             if name:  # a comment has none
                 fields[name] = value
+            elif value:
+                self.on_comment(value)
             elif "data" in fields and line == b"\n":
                 if fields["data"] == _DONE:
                     return
@@ -177,14 +180,15 @@ class HttpApi:
         body: object = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = SILENCE_S,
+        on_comment: Callable[[str], None] = lambda _: None,
     ) -> Iterator[ServerEvents]:
-        """Give the server-sent events that a request is answered with."""
+        """Give the server-sent events that a request is answered with, and its comments."""
         sent = {**(headers or {}), "accept": EVENT_STREAM}
         with self.open(method, path, body, sent, timeout_s) as response:
             if response.headers.get_content_type() != EVENT_STREAM:
                 message = f"{self.url} has no events to follow; is this a fabric of this version?"
                 raise ClientError(message)
-            yield ServerEvents(self.url, response)
+            yield ServerEvents(self.url, response, on_comment)
 
     def events(self, path: str, after: str | None = None) -> Iterator[ServerEvent]:
         """Yield events until the fabric ends the stream; those after the id `after`, if given."""

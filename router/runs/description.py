@@ -101,8 +101,8 @@ DESCRIBED: Final = (
         "GET",
         PATH,
         "scenarios",
-        "The tenant's runs.",
-        {JSON: listing(ref("ScenarioRun"))},
+        "The tenant's runs, and the shipped scenarios.",
+        {JSON: listing(ref("ScenarioRun"), shipped=array(answer(name=text(), title=text())))},
         TENANTS,
     ),
     Described(

@@ -11,9 +11,11 @@ from router.http.errors import ErrorDialect
 from router.http.json_body import read_parsed
 from router.http.refusals import query_flag
 from router.http.sse import EventStream
+from router.large_work import run_apart
 from router.runs.hosted_run import HostedRun
 from router.runs.run_request import parse_run_request
 from router.runs.runs import Runs
+from router.scenario.source import shipped_titles
 
 PATH = "/v1/scenarios"
 LAST_ID_HEADER = "last-event-id"
@@ -45,9 +47,12 @@ class RunsApi:
         return JSONResponse(hosted.row(), status, location)
 
     async def index(self, request: Request) -> Response:
-        """List the tenant's runs."""
-        rows = [hosted.row() for hosted in await self._runs.all(tenant_of(request))]
-        return JSONResponse({"object": "list", "data": rows})
+        """List the tenant's runs, and the shipped scenarios, which it may start."""
+        tenant = tenant_of(request)
+        rows = [hosted.row() for hosted in await self._runs.all(tenant)]
+        titles = await run_apart(tenant, shipped_titles)  # the first time it reads files
+        shipped = [{"name": name, "title": title} for name, title in titles.items()]
+        return JSONResponse({"object": "list", "data": rows, "shipped": shipped})
 
     async def show(self, request: Request) -> Response:
         """Return a run with its transcripts, or stream its events."""

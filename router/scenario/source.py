@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
@@ -139,6 +140,12 @@ def with_variables(scenario: Scenario, values: Mapping[str, str]) -> Scenario:
 def shipped_names() -> tuple[str, ...]:
     """Return the names of the shipped scenarios."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+@cache
+def shipped_titles() -> Mapping[str, str]:
+    """Return the titles of the shipped scenarios by their names."""
+    return {name: shipped_scenario(name).title or "" for name in shipped_names()}
 
 
 def shipped_scenario(name: str) -> Scenario:

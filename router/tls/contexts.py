@@ -4,6 +4,8 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.x509 import load_pem_x509_certificate
+
 from fabric.errors import FatalError
 from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_KEY, MEMBER_CERTIFICATE, MEMBER_KEY
 from fabric.settings import TlsSettings
@@ -51,6 +53,16 @@ class RouterKeys:
         else:
             _load(context, self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
         return context
+
+
+def certificate_ends_s(keys: RouterKeys, settings: TlsSettings) -> float | None:
+    """Return when the certificate ends that clients are shown; None if it cannot be read."""
+    path = Path(settings.certificate).expanduser() if settings.certificate else None
+    try:
+        raw = (path or keys.folder / MEMBER_CERTIFICATE).read_bytes()
+        return load_pem_x509_certificate(raw).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return None
 
 
 def read_router_keys(folder: Path) -> RouterKeys:
