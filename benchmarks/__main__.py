@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import as_record, print_record, show
+from benchmarks.saved_results import options_shown, render_all, save
 from router.cli.main import run_guarded
 from router.cli.output import print_pairs
 
@@ -39,7 +40,16 @@ def list_all(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="macfabric bench", description="List the benchmarks.")
     parser.add_argument("--list", action="store_true", help="(this is what happens anyway)")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="render all results of the folder again",
+    )
     arguments = parser.parse_args(argv)
+    if arguments.report is not None:
+        print("\n".join(render_all(arguments.report)))
+        return 0
     if arguments.json:
         print_record(found())
     else:
@@ -55,15 +65,24 @@ def run_one(name: str, argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the result there, as JSON, Markdown and PNG",
+    )
     module.add_arguments(parser)
     arguments = parser.parse_args(argv)
     report = module.run(arguments)
     if arguments.quick:
         report = replace(report, is_judged=False, notes=(*report.notes, QUICK_NOTE))
+    record = as_record(name, report, options_shown(argv))
     if arguments.json:
-        print_record(as_record(name, report))
+        print_record(record)
     else:
         show(name, report)
+    if arguments.report is not None:
+        save(record, arguments.report)
     return MISSED if report.met is False else 0
 
 

@@ -7,29 +7,17 @@ Hidden is what the node spends on reading blocks while no client waits for a fir
 """
 
 import argparse
-import asyncio
-import json
 import random
-import socket
 import statistics
-import tempfile
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Limit, Report, open_directly, say
-from fabric.control.node_calls import AgentView
-from fabric.ids import AgentId, NodeName, TenantId
-from fabric.settings import NodeSettings, RouterSettings
+from benchmarks.chat_client import Message
+from benchmarks.local_fabric import LocalFabric, local_fabric
+from benchmarks.report import Limit, Report, say
 from node.limits import ROOM_TOKENS
-from node.service import NodeConfig, NodeService
-from router.fleet.node_client import ControlTransport
-from router.serve import serve_roster
 
 DESCRIPTION = "five agents in turn with memory for two: reload time hidden behind decode"
 
@@ -41,7 +29,7 @@ ANSWER_TOKENS = 48
 IN_MEMORY = 2  # agents, with what their turns add and the room for their next answers
 HIDDEN_MIN = 0.8
 WORDS = 0.75  # of a token
-NODE, KEY = NodeName("hiding"), bytes(range(32))
+NODE = "node-a"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,39 +48,18 @@ class Turn:
     was_hot: bool
 
 
-class Fabric:
-    """A node, its router, and the conversations of all agents."""
+class _Agents:
+    """Agents of one node, and their conversations."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        settings = NodeSettings(durability="none")
-        self.node = NodeService(
-            NodeConfig(NODE, folder / "node", model, KEY, settings, "127.0.0.1", 1)
-        )
-        self.url = ""
+    def __init__(self, fabric: LocalFabric) -> None:
+        self._client = fabric.client()
+        self._messages: dict[str, list[Message]] = {}
         self.reads: list[tuple[float, float]] = []  # begin and end of each block's read
-        self._model = model
-        self._said: dict[str, list[dict[str, str]]] = {}
+        self._watch_reads(fabric)
 
-    def start(self) -> None:
-        """Start the node, then the router."""
-        self.node.start()
-        self._watch_reads()
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        is_ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        work = serve_roster(
-            RouterSettings(), KEY, self._roster, [listener], on_ready=lambda *_: is_ready.set()
-        )
-        self._serving = self._loop.create_task(work)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        is_ready.wait()
-
-    def _watch_reads(self) -> None:
+    def _watch_reads(self, fabric: LocalFabric) -> None:
         """Note when the node reads blocks."""
-        blocks = self.node.node.resources.store.blocks
+        blocks = fabric.node(NODE).node.resources.store.blocks
         load = blocks.load_into
 
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -104,81 +71,14 @@ class Fabric:
 
         blocks.load_into = watched  # type: ignore[method-assign]
 
-    def _serve(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serving)
-        except asyncio.CancelledError:
-            self._loop.close()
-
-    def stop(self) -> None:
-        """Stop the router, then the node."""
-        self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._thread.join()
-        self.node.stop()
-
-    async def _roster(self) -> dict[NodeName, ControlTransport]:
-        async def send(raw: bytes) -> bytes:
-            return await asyncio.wrap_future(self.node.control(raw))
-
-        return {NODE: send}
-
-    def hold(self, agents: int, tokens: int) -> None:
-        """Let the node's memory hold caches of so many agents."""
-        size_bytes = self.node.node.resources.store.spec.resident_bytes(tokens)
-        self.node.node.resources.engine.budget.resize(agents * size_bytes)
-
-    def drop(self) -> None:
-        """Drop all caches from memory."""
-        hot = self.node.node.tiers.hot
-        self.node._on_loop(_called(lambda: hot.drop_resident(0))).result()  # noqa: SLF001
-
-    def view(self, agent: str) -> AgentView:
-        """Return the node's view of an agent."""
-        found = self.node.node.resources.table.require((TenantId("default"), AgentId(agent)))
-        return found.view()
-
     def ask(self, agent: str, text: str) -> Turn:
         """Ask an agent, and add its answer to the conversation."""
-        said = self._said.setdefault(agent, [])
-        said.append({"role": "user", "content": text})
-        body = {
-            "model": self._model,
-            "messages": said,
-            "max_tokens": ANSWER_TOKENS,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        headers = {"content-type": "application/json", "x-agent-id": agent}
-        url = f"{self.url}/v1/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
-        began_s, first_s, parts = time.perf_counter(), 0.0, []
-        with open_directly(request, 600.0) as answer:
-            was_hot = answer.headers["x-macfabric-cache"] == "hot"
-            for line in answer:
-                choices = json.loads(line[6:]).get("choices") if line.startswith(b"data: {") else []
-                part = choices[0]["delta"].get("content") if choices else None
-                if part:
-                    first_s = first_s or time.perf_counter() - began_s
-                    parts.append(part)
-        said.append({"role": "assistant", "content": "".join(parts)})
-        return Turn(began_s, first_s, was_hot)
-
-
-async def _called(work: object) -> None:
-    assert callable(work)
-    work()
-
-
-@contextmanager
-def _fabric(model: str) -> Iterator[Fabric]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = Fabric(Path(folder), model)
-        made.start()
-        try:
-            yield made
-        finally:
-            made.stop()
+        messages = self._messages.setdefault(agent, [])
+        messages.append({"role": "user", "content": text})
+        answer = self._client.chat(messages, ANSWER_TOKENS, agent=agent)
+        messages.append(answer.message())
+        was_hot = answer.headers["x-macfabric-cache"] == "hot"
+        return Turn(answer.began_s, answer.ttft_s, was_hot)
 
 
 def _orders(laps: int, rng: random.Random, *, is_fixed: bool) -> list[list[int]]:
@@ -194,12 +94,12 @@ def _orders(laps: int, rng: random.Random, *, is_fixed: bool) -> list[list[int]]
     return orders
 
 
-def _laps(fabric: Fabric, arm: str, orders: Sequence[Sequence[int]]) -> list[Turn]:
+def _laps(agents: _Agents, arm: str, orders: Sequence[Sequence[int]]) -> list[Turn]:
     """Let agents take turns; return those after the laps in which an order is learnt."""
     turns: list[Turn] = []
     for number, lap in enumerate(orders):
         for agent in lap:
-            turn = fabric.ask(f"{arm}-{agent}", f"Lap {number}: go on.")
+            turn = agents.ask(f"{arm}-{agent}", f"Lap {number}: go on.")
             if number >= LEARNT_LAPS:
                 turns.append(turn)
     return turns
@@ -211,17 +111,20 @@ def run(arguments: argparse.Namespace) -> Report:
     laps = QUICK_LAPS if arguments.quick else LAPS
     rng = random.Random(arguments.seed)
     arms: dict[str, list[Turn]] = {}
-    with _fabric(arguments.model) as fabric:
+    with local_fabric(arguments.model) as fabric:
+        agents = _Agents(fabric)
         for arm in ("fixed", "random"):
             say(f"{AGENTS} agents of {tokens} tokens, {arm} order")
             for agent in range(AGENTS):
                 words = [f"word{rng.randrange(1000)}" for _ in range(int(WORDS * tokens / 2))]
-                fabric.ask(f"{arm}-{agent}", " ".join(words))
-            view = fabric.view(f"{arm}-0")
-            fabric.hold(IN_MEMORY, view.tokens + laps * 2 * ANSWER_TOKENS + ROOM_TOKENS)
-            fabric.drop()
-            arms[arm] = _laps(fabric, arm, _orders(laps, rng, is_fixed=arm == "fixed"))
-        reads = list(fabric.reads)
+                agents.ask(f"{arm}-{agent}", " ".join(words))
+            view = fabric.agent(NODE, f"{arm}-0").view()
+            room_tokens = view.tokens + laps * 2 * ANSWER_TOKENS + ROOM_TOKENS
+            spec = fabric.node(NODE).node.resources.store.spec
+            fabric.hold(NODE, IN_MEMORY * spec.resident_bytes(room_tokens))
+            fabric.drop(NODE)
+            arms[arm] = _laps(agents, arm, _orders(laps, rng, is_fixed=arm == "fixed"))
+        reads = list(agents.reads)
     return _report(arguments.model, view.tokens, arms, reads)
 
 

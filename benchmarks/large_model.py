@@ -12,7 +12,19 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from benchmarks import workload
 from benchmarks.workload import Geometry
 
+# SmolLM2-135M's shape: large enough that computing a prompt costs what it costs.
+# Source: its config.json.
+SMALL_LLM = Geometry(
+    hidden=576,
+    intermediate=1536,
+    layers=30,
+    query_heads=9,
+    kv_heads=3,
+    head_dim=64,
+    vocabulary=49_152,
+)
 END = "<|im_end|>"
+CONTEXT_TOKENS = 65_536
 WORD_CHARS_MAX = 10
 # Calls are JSON behind a mark; of tools only the names are told, so that prompts stay short.
 TEMPLATE = (
@@ -29,7 +41,11 @@ def write_model(folder: Path, shape: Geometry) -> Path:
     weights = dict(tree_flatten(workload.build_model(shape).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     end_id = write_tokenizer(folder, shape.vocabulary)
-    config = {**workload.config_of(shape), "eos_token_id": end_id}
+    config = {
+        **workload.config_of(shape),
+        "eos_token_id": end_id,
+        "max_position_embeddings": CONTEXT_TOKENS,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import environment
+from fabric.hosting.chip import chip_name
 from router.cli.doctor.doctor_network import run
 from router.cli.main import run_guarded
 from router.cli.output import Steps
@@ -161,11 +162,10 @@ def used_swap_mib() -> float:
 def machine() -> dict[str, str]:
     """Describe this machine without naming it, nor any path."""
     found = {key: str(value) for key, value in environment().items()}
-    chip = run("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip()
     memory = run("/usr/sbin/sysctl", "-n", "hw.memsize").strip()
     commit = run("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()
     system = f"macOS {platform.mac_ver()[0]}" if platform.mac_ver()[0] else platform.system()
-    return {"system": system, "chip": chip, "memory": memory, "commit": commit} | {
+    return {"system": system, "chip": chip_name() or "", "memory": memory, "commit": commit} | {
         key: found[key] for key in ("mlx", "mlx_lm", "backend", "python")
     }
 

@@ -7,27 +7,21 @@ other node.
 """
 
 import argparse
-import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from http import HTTPStatus
-from http.client import HTTPResponse
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.chat_client import ChatAnswer, ChatClient, Message
 from benchmarks.control_calls import measure_calls
-from benchmarks.report import Limit, Report, open_directly, say
+from benchmarks.prompts import QUICK_MODEL, add_model_argument, model_folder
+from benchmarks.report import Limit, Report, say
+from benchmarks.servers import running_fabric
 
 DESCRIPTION = "an agent moved while it streams: every token once, the pause, and what it saves"
 
@@ -38,52 +32,24 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 STEPS_MAX = 3
 GIGABIT_BYTES_PER_S = 118e6  # of payload on gigabit Ethernet
 PREFILL_RATIO_MIN = 10.0
-_START_S, _STOP_S, _PATIENCE_S = 120.0, 60.0, 60.0
 _WORDS = ("river", "stone", "lantern", "copper", "meadow", "violin", "harbor", "winter", "orchard")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare this benchmark's own options."""
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--model", default="recall")
+    add_model_argument(parser, default=QUICK_MODEL)
     parser.add_argument(
         "--busy", type=int, default=0, help="repeat each move beside so many busy processes"
     )
-
-
-@dataclass(slots=True)
-class Stream:
-    """One answer as it arrived."""
-
-    texts: list[str] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
-    began_s: float = 0.0
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    node: str = ""
-
-    @property
-    def text(self) -> str:
-        """The whole answer."""
-        return "".join(self.texts)
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Times between neighbouring chunks."""
-        return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
-
-    @property
-    def ttft_s(self) -> float:
-        """Time to the first token."""
-        return self.times_s[0] - self.began_s
 
 
 def run(arguments: argparse.Namespace) -> Report:
     """Run the benchmark."""
     rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
     tokens = QUICK_TOKENS if arguments.quick else TOKENS
-    with _fabric(arguments.model) as url:
-        client = _Client(url, arguments.model)
+    with model_folder(arguments) as model, running_fabric(str(model), nodes=2) as url:
+        client = ChatClient(url, model.name)
         moves, crowded = [], []
         for index in range(rounds):
             # Another document each time: nothing of it is on the other node.
@@ -104,9 +70,9 @@ def run(arguments: argparse.Namespace) -> Report:
 class Move:
     """One agent's answers: computed cold, from memory, and moved in the middle."""
 
-    cold: Stream
-    calm: Stream
-    answer: Stream
+    cold: ChatAnswer
+    calm: ChatAnswer
+    answer: ChatAnswer
     receipt: dict[str, Any]
 
     @property
@@ -193,7 +159,7 @@ def _tail_bytes(receipts: list[dict[str, Any]]) -> float:
     return float(statistics.median(per_block))
 
 
-def _messages(tokens: int, seed: int = 0) -> list[dict[str, str]]:
+def _messages(tokens: int, seed: int = 0) -> list[Message]:
     """Return a long document and a request to recite its beginning."""
     words = [f"{_WORDS[i * 7 % len(_WORDS)]}{i * 31 % 997}" for i in range(tokens // 4)]
     document = f"Report {100 + seed}. " + " ".join(words)
@@ -204,92 +170,30 @@ def _messages(tokens: int, seed: int = 0) -> list[dict[str, str]]:
     ]
 
 
-class _Client:
-    def __init__(self, url: str, model: str) -> None:
-        self._url = url
-        self._model = Path(model).name
-
-    def stream(
-        self, messages: list[dict[str, str]], agent: str, moved: threading.Event | None = None
-    ) -> Stream:
-        """Stream one answer; set `moved` when it is time to move."""
-        body = {
-            "model": self._model,
-            "messages": messages,
-            "max_tokens": ANSWER_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        answer, began_s = self._post("/v1/chat/completions", body, {"x-agent-id": agent})
-        out = Stream(began_s=began_s)
-        with answer:
-            out.node = answer.headers["x-macfabric-node"]
-            for line in answer:
-                if not line.startswith(b"data: {"):
-                    continue
-                self._take(json.loads(line[6:]), out)
-                if moved is not None and len(out.texts) >= MOVE_AT:
-                    moved.set()
-        return out
-
-    @staticmethod
-    def _take(chunk: dict[str, Any], out: Stream) -> None:
-        if chunk.get("usage"):
-            out.prompt_tokens = chunk["usage"]["prompt_tokens"]
-            out.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-        for choice in chunk["choices"]:
-            text = choice["delta"].get("content")
-            if text:
-                out.texts.append(text)
-                out.times_s.append(time.perf_counter())
-
-    def migrate(self, agent: str, target: str) -> dict[str, Any]:
-        answer, _ = self._post(f"/v1/agents/{agent}/migrate", {"to": target}, {})
-        with answer:
-            return dict(json.load(answer))
-
-    def _post(
-        self, path: str, body: dict[str, Any], headers: dict[str, str]
-    ) -> tuple[HTTPResponse, float]:
-        """Return the answer and when it was asked for; come again where one is told to."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return self._post_once(path, body, headers)
-            except urllib.error.HTTPError as error:
-                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
-                    raise
-                say(f"refused for now: {error.read().decode()}")
-                time.sleep(float(error.headers.get("retry-after", 1)))
-
-    def _post_once(
-        self, path: str, body: dict[str, Any], headers: dict[str, str]
-    ) -> tuple[HTTPResponse, float]:
-        began_s = time.perf_counter()
-        request = urllib.request.Request(  # noqa: S310 - our own loopback endpoint
-            self._url + path,
-            json.dumps(body).encode(),
-            {"content-type": "application/json", **headers},
-        )
-        return open_directly(request, 600), began_s
-
-
-def _move_during(client: _Client, messages: list[dict[str, str]], agent: str) -> Move:
-    answers: list[Stream] = []
+def _move_during(client: ChatClient, messages: list[Message], agent: str) -> Move:
+    answers: list[ChatAnswer] = []
     ready = threading.Event()
 
     def listen() -> None:
-        answers.append(client.stream(messages, agent, ready))
+        try:
+            answers.append(
+                client.chat(
+                    messages,
+                    ANSWER_TOKENS,
+                    agent=agent,
+                    on_part=lambda count: ready.set() if count >= MOVE_AT else None,
+                )
+            )
+        finally:
+            ready.set()
 
-    cold = client.stream(messages, agent)
-    calm = client.stream(messages, agent)
-    target = "node-b" if calm.node == "node-a" else "node-a"
+    cold = client.chat(messages, ANSWER_TOKENS, agent=agent)
+    calm = client.chat(messages, ANSWER_TOKENS, agent=agent)
+    target = "node-b" if calm.headers["x-macfabric-node"] == "node-a" else "node-a"
     listener = threading.Thread(target=listen)
     listener.start()
-    ready.wait(120)
-    receipt = client.migrate(agent, target)
+    ready.wait()
+    receipt = client.call(f"/v1/agents/{agent}/migrate", {"to": target})
     listener.join()
     return Move(cold, calm, answers[0], receipt)
 
@@ -306,35 +210,3 @@ def busy_processes(count: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def _fabric(model: str) -> Iterator[str]:
-    """Run `macfabric up` with two nodes; yield its address."""
-    parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - a short path, 0700
-    with tempfile.TemporaryDirectory(prefix="mf-bench-", dir=parent) as folder:
-        command = [sys.executable, "-m", "router.cli.main", "up", "--json", "--nodes", "2"]
-        command += ["--port", "0", "--data", folder, "--model", model]
-        log = Path(folder) / "up.log"
-        with log.open("w") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            say("starting two nodes")
-            yield _ready_url(process)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(_STOP_S)
-
-
-def _ready_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None, "piped"
-    deadline_s = time.monotonic() + _START_S
-    while time.monotonic() < deadline_s:
-        line = process.stdout.readline()
-        if not line:
-            break
-        event = json.loads(line) if line.startswith("{") else {}
-        if event.get("url"):
-            return str(event["url"])
-    message = "macfabric up did not become ready"
-    raise RuntimeError(message)

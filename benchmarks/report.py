@@ -5,17 +5,23 @@ import json
 import math
 import os
 import platform
+import shlex
+import subprocess
 import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fabric import __version__
+from fabric.hosting.chip import chip_name
 from router.cli.output import Steps, print_pairs, print_table
 
 if TYPE_CHECKING:
     from node.mlx.backend import Backend
+
+SCHEMA = 2  # of the document that `--json` prints
 
 # Standard output belongs to the report; what is going on is said on standard error.
 say = Steps().say
@@ -44,8 +50,18 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over a logarithmic axis; each point is `(x, y, low, high)`."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Sequence[tuple[float, float, float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one benchmark; figures may be tables: {row: {column: number}}."""
+    """The result of one benchmark; figures may be tables: {row: {column: number or text}}."""
 
     parameters: Mapping[str, Any]
     figures: Mapping[str, Any]
@@ -53,6 +69,7 @@ class Report:
     limits: tuple[Limit, ...]
     notes: tuple[str, ...] = field(default=())  # what the figures do not show
     is_judged: bool = True  # against the limits: a run of seconds is not
+    charts: tuple[Chart, ...] = ()
 
     @property
     def met(self) -> bool | None:
@@ -61,7 +78,7 @@ class Report:
 
 
 def environment() -> dict[str, Any]:
-    """Return what figures depend on besides the code; no date and no path."""
+    """Return what figures depend on besides a benchmark's parameters; no date and no path."""
     preloaded = (Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":"))
     return {
         "mlx": importlib.metadata.version("mlx"),
@@ -70,9 +87,34 @@ def environment() -> dict[str, Any]:
         "blas": [name for name in preloaded if "blas" in name.lower()],
         "system": platform.system(),
         "machine": platform.machine(),
+        "processor": _processor(),
         "cores": _cores(),
         "python": platform.python_version(),
+        "version": __version__,
+        "commit": _commit(),
     }
+
+
+def _processor() -> str:
+    """Return the processor's model, or the architecture where the system does not say."""
+    return chip_name() or platform.machine()
+
+
+def _commit() -> str:
+    """Return the checkout's commit, with a plus sign if files differ from it; empty outside git."""
+    found = _output(["git", "rev-parse", "--short=12", "HEAD"])
+    changed = _output(["git", "status", "--porcelain", "--untracked-files=no"])
+    return f"{found}+" if changed else found
+
+
+def _output(command: list[str]) -> str:
+    try:
+        ran = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return ran.stdout.strip()
 
 
 def is_gpu() -> bool:
@@ -92,10 +134,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def as_record(name: str, report: Report) -> dict[str, Any]:
-    """Return the report as the JSON document that `--json` prints."""
+def as_record(name: str, report: Report, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the report of `macfabric bench NAME OPTIONS` as the document that `--json` prints."""
     return {
+        "schema": SCHEMA,
         "name": name,
+        "command": shlex.join(["macfabric", "bench", name, *map(_shown, options)]),
         "environment": environment(),
         "parameters": dict(report.parameters),
         "figures": dict(report.figures),
@@ -113,7 +157,13 @@ def as_record(name: str, report: Report) -> dict[str, Any]:
         ],
         "notes": list(report.notes),
         "met": report.met,
+        "charts": [asdict(chart) for chart in report.charts],
     }
+
+
+def _shown(option: str) -> str:
+    """Return an option without the folders of a path, which differ between machines."""
+    return Path(option).name if option.startswith("/") else option
 
 
 def show(name: str, report: Report) -> None:

@@ -3,6 +3,7 @@
     decision   the snapshot of a turn and its placement, for named, continued and new agents
     regret     seconds that the chosen node costs more than the best of all nodes
     periodic   the longest step of each background task, and its CPU time per second
+    streams    CPU time of a streamed token, and what the router adds to the first one
 
 The router's own services over nodes in memory (`benchmarks/router_fleet.py`); no model runs.
 """
@@ -23,6 +24,7 @@ from benchmarks.router_fleet import (
     start_fleet,
     turn_of,
 )
+from benchmarks.router_streams import measure_streams
 from fabric.control.calls import encode_call
 from fabric.control.change_calls import COLUMNS, DescribeChanges, ListChanges
 from fabric.control.node_calls import AgentSketch
@@ -31,8 +33,9 @@ from fabric.ids import NodeName
 from fabric.settings import RouterSettings
 from router.fleet import snapshots
 from router.fleet.node_http import NodeHttp
-from router.placement.decision import Load, Recompute
-from router.placement.placement import Placement, candidate_costs
+from router.placement.decision import How
+from router.placement.options import costs_of_nodes
+from router.placement.placement import Placement
 
 DESCRIPTION = "the router's own CPU: decisions at 4 to 1,000 nodes, periodic work, heartbeats"
 
@@ -48,6 +51,7 @@ REGRET_MAX = 0.01
 STEP_MS_MAX = 5.0
 BEAT_PEERS = (0, 3, 16, 63)
 BEAT_PIECES = (100, 1_000, 8_000)
+STREAM_LIMITS = {"CPU per token [us]": 100.0, "added to the first token, p99 [ms]": 5.0}
 UNCHANGED_BYTES_MAX, TURN_BYTES_MAX = 300.0, 400.0
 NOTE = "CPU time of one thread; beside other processes, the slowest of many is slower"
 
@@ -92,10 +96,14 @@ async def _run(arguments: argparse.Namespace) -> Report:
             periodic |= {f"{label}: {task}": figures for task, figures in tasks.items()}
             slowest = max(figures["longest step [ms]"] for figures in tasks.values())
             limits.append(Limit(f"longest step [ms], {label}", slowest, STEP_MS_MAX, False))
+        say("streams")
+        streams = await measure_streams(http, quick=is_quick)
     parameters = {"decisions": QUICK_DECISIONS if is_quick else DECISIONS, "seed": arguments.seed}
     beats, beat_limits = measure_heartbeats(arguments.seed)
     limits += beat_limits
+    limits += [Limit(name, streams[name], most, False) for name, most in STREAM_LIMITS.items()]
     tables = {"decision": decisions, "periodic work": periodic, "heartbeat": beats}
+    tables["streams"] = {"over HTTP": streams}
     return Report(parameters, tables, {}, tuple(limits), (NOTE,))
 
 
@@ -178,9 +186,9 @@ def _time_decisions(
         facts = snapshots.facts_of(turn)
         decision = placement.decide(facts, snapshots.of_turn(router, turn))
         times_s.append(time.thread_time() - began_s)
-        if isinstance(decision, (Load, Recompute)):
+        if decision.how is not How.STAY:
             if number % 10 == 0:
-                costs = candidate_costs(facts, snapshots.of_turn(router, turn, is_whole=True))
+                costs = costs_of_nodes(facts, snapshots.of_turn(router, turn, is_whole=True))
                 regrets.append(_regret(costs, decision.node))
             entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
             if draw.random() < 0.9:

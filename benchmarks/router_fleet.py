@@ -210,11 +210,15 @@ async def start_fleet(
     agents_count: int,
     seed: int,
     settings: RouterSettings | None = None,
+    *,
+    http_url: str | None = None,
 ) -> BenchFleet:
-    """Return a router that has heard all nodes and all their agents."""
+    """Return a router that has heard all nodes and all their agents; turns go to `http_url`."""
     draw = random.Random(f"{seed}:{nodes_count}")
     nodes = [MemoryNode(n, agents_count // nodes_count, draw) for n in range(nodes_count)]
     for number, node in enumerate(nodes):
+        if http_url is not None:
+            node.view = replace(node.view, http_url=http_url)
         near = [nodes[(number + step) % nodes_count] for step in range(1, min(17, nodes_count))]
         node.measure(near)
 

@@ -39,7 +39,7 @@ MODEL = Geometry(256, 768, 2, 4, 2, 64, 151_936)
 QUICK_MODEL = Geometry(128, 256, 1, 2, 1, 64, 8_192)
 BATCHES = (1, 8)
 TOKENS, QUICK_TOKENS = 32, 8
-ROUNDS = 12
+ROUNDS = 6
 FIRST_ROUNDS = 30  # of answers of one token
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
 

@@ -23,8 +23,10 @@ from benchmarks.report import Limit, Report, say
 from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, NodeName, OperationId, TenantId
 from fabric.record.layout import unedited_layout
+from fabric.record.turn_history import TurnNote
 from fabric.settings import NodeSettings
 from fabric.turn.generation import (
+    Admitted,
     CacheTier,
     FinishReason,
     GenerateRequest,
@@ -62,6 +64,7 @@ from node.store.tombstones import TombstoneStore
 from node.transfer.server import TransferServer
 from node.turn.prepared import Prepared
 from node.turn.saver import Saver
+from node.turn.turn_timer import TurnTimer
 
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
 
@@ -250,6 +253,14 @@ def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
     return Saver(desk.node.turns.savers, agent, prepared, prompt, None), ended
 
 
+def _note(timer: TurnTimer, prompt_tokens: int) -> TurnNote:
+    node, tokens = NodeName("node-a"), prompt_tokens
+    admitted = Admitted(
+        AgentId("a"), node, 1, CacheTier.HOT, MatchKind.DIVERGE, tokens, 0, "it differs there"
+    )
+    return timer.note(node, admitted, "stop", ANSWER_TOKENS)
+
+
 async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
     """Go on behind the held tokens with a prompt and an answer; count only the saving."""
     saver, ended = _turn(desk, talk, prompt_tokens)
@@ -258,7 +269,11 @@ async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
     await asyncio.sleep(NAMING_S)
     talk.cache.rewind(talk.held)
     talk.cache.assume(talk.held + prompt_tokens + ANSWER_TOKENS)
-    durable = await saver.commit(ended, ShownAnswer())
+    request = GenerateRequest(
+        OperationId("bench"), TENANT, Identity(IdentityKind.AGENT), Sampling(), prompt=""
+    )
+    timer = TurnTimer(desk.node.resources.clock, request)
+    durable = await saver.commit(ended, ShownAnswer(), None, lambda: _note(timer, prompt_tokens))
     talk.cpu_s.append(time.process_time() - before_s)
     talk.written_bytes.append(desk.disk.written_bytes - before_bytes)
     assert durable, desk.node.health.degraded

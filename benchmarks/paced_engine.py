@@ -1,0 +1,82 @@
+"""Nodes whose steps take a stated time, on a machine that computes them sooner.
+
+Three nodes on one machine share its cores, so none of them has a speed of its own. With this knob
+each prefill chunk and each decode step of a node lasts at least as long as at the stated speed; the
+engine's thread sleeps for the rest. What is computed, stored and sent stays as it is. A step that
+the machine computes more slowly than that is late, and counted.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from node import service
+from node.mlx.engine import Engine
+from node.mlx.loaded_model import LoadedModel, load_model
+
+
+@dataclass(slots=True)
+class Pace:
+    """Speeds of one node, and how many of its steps were late."""
+
+    prefill_tokens_per_s: float
+    decode_steps_per_s: float
+    steps_count: int = 0
+    late_count: int = 0
+
+    def wait(self, began_s: float, seconds: float) -> None:
+        """Wait until a step has lasted so long."""
+        left_s = began_s + seconds - time.perf_counter()
+        self.steps_count += 1
+        if left_s > 0:
+            time.sleep(left_s)
+        else:
+            self.late_count += 1
+
+
+@dataclass(slots=True)
+class Paces:
+    """Speeds of all nodes, in the order of their starts."""
+
+    nodes: Sequence[Pace] = field(default_factory=tuple)
+
+    @property
+    def late_share(self) -> float:
+        """Share of all steps that this machine was too slow for."""
+        steps_count = sum(pace.steps_count for pace in self.nodes)
+        return sum(pace.late_count for pace in self.nodes) / max(1, steps_count)
+
+
+@contextmanager
+def paced_nodes(paces: Paces) -> Iterator[None]:
+    """Slow down the engines of the nodes that start within the block."""
+    left = iter(paces.nodes)
+
+    def load_paced(*arguments: Any, **options: Any) -> LoadedModel:
+        loaded = load_model(*arguments, **options)
+        _slow_down(loaded.engine, next(left))
+        return loaded
+
+    # The only way to a node's engine before it measures its speed.
+    with patch.object(service, "load_model", load_paced):
+        yield
+
+
+def _slow_down(engine: Engine, pace: Pace) -> None:
+    prefill, launch = engine.prefill, engine.launch
+
+    def prefill_paced(cache: Any, tokens: list[int]) -> None:
+        began_s = time.perf_counter()
+        prefill(cache, tokens)
+        pace.wait(began_s, len(tokens) / pace.prefill_tokens_per_s)
+
+    def launch_paced(step: Any) -> None:
+        began_s = time.perf_counter()
+        launch(step)
+        pace.wait(began_s, 1 / pace.decode_steps_per_s)
+
+    engine.prefill = prefill_paced  # type: ignore[method-assign]
+    engine.launch = launch_paced  # type: ignore[method-assign]
