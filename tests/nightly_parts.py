@@ -10,6 +10,7 @@ from typing import Final
 # Path prefix below tests/ -> name of the part. `REST` takes what no prefix matches.
 PREFIXES: Final = {
     "sim/test_simulation.py": "lives",
+    "sim/test_two_routers.py": "routers",
     "sim/": "faults",
     "faults/": "faults",
     "fuzz/": "fuzz",
@@ -21,11 +22,12 @@ PREFIXES: Final = {
     "node/turn/test_reuse.py": "templates",
     "clients/": "clients",
     "cluster/": "cluster",
+    "e2e/test_dashboard_session.py": "cluster",
     "chaos/": "chaos",
     "fleet/": "fleet",
 }
 REST: Final = "rest"
-SHARES: Final = {"lives": 5}
+SHARES: Final = {"lives": 5, "routers": 5}
 
 
 def parts() -> list[str]:

@@ -86,6 +86,14 @@ CASES = {
         {"router/placement/x.py": "import time"},
         "fabric and placement have no I/O",
     ),
+    "OpenTelemetry elsewhere": (
+        {"node/turn/x.py": "def f():\n    import opentelemetry.trace"},
+        "OpenTelemetry enters",
+    ),
+    "OpenTelemetry where it may enter": (
+        {"fabric/hosting/otel_spans.py": "import opentelemetry.sdk"},
+        None,
+    ),
     "Ray elsewhere": ({"router/app.py": "from ray import get"}, "Ray enters"),
     "MLX elsewhere in node": ({"node/store/pool.py": "import mlx.core"}, "MLX enters"),
     "MLX in the router": ({"router/turns/x.py": "import mlx_lm"}, "MLX enters"),

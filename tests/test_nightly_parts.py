@@ -30,11 +30,13 @@ def collected(*options):
 
 
 def test_every_test_is_in_exactly_one_part():
-    paths = ["sim/test_simulation.py"] * 12 + ["sim/test_disk.py", "fuzz/a.py", "router/b.py"]
+    lives = ["sim/test_simulation.py"] * 12 + ["sim/test_two_routers.py"] * 5
+    paths = [*lives, "sim/test_disk.py", "fuzz/a.py", "router/b.py"]
     chosen = {part: select(paths, part) for part in parts()}
 
     assert all(sum(column) == 1 for column in zip(*chosen.values(), strict=True))
     assert [sum(chosen[f"lives-{n}"]) for n in range(1, 6)] == [3, 3, 2, 2, 2]
+    assert [sum(chosen[f"routers-{n}"]) for n in range(1, 6)] == [1] * 5
     assert chosen[REST][-1]
 
 

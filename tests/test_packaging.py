@@ -100,15 +100,25 @@ def test_console_script_is_installed():
     assert Path(sys.executable).with_name("macfabric").is_file()
 
 
+def names_of(requirements):
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
 def test_every_import_is_a_declared_dependency():
-    """What comes along with another package today may not come along tomorrow."""
+    """What comes along with another package today may not come along tomorrow.
+
+    What only an extra brings may be imported by a function, never by loading a module.
+    """
     owners = metadata.packages_distributions()
-    declared = {
-        canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]
-    }
+    needed = names_of(PYPROJECT["project"]["dependencies"])
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    optional = names_of([*extras["bench"], *extras["otel"]])
     undeclared = {}
     for path in (p for name in ("fabric", "node", "router") for p in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        inner = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            declared = needed | optional if node in inner else needed
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for top in {module.split(".")[0] for module in modules} - sys.stdlib_module_names:

@@ -17,6 +17,13 @@ NODES = [
         "addresses": [{"kind": "ethernet", "host": "192.168.1.10", "speed_mbit": 10000}],
         "self_test": {"passed": True, "detail": "came back", "seconds": 0.1},
         "degraded": None,
+        "memory": {"pressure": "warning", "hot_limit_bytes": 2 << 30},
+        "usage": {"disk_limit_bytes": 5 << 30},
+        "active": 2,
+        "waiting": 1,
+        "prefill_tokens_per_s": 1200.4,
+        "build": {"macfabric": "0.1.0"},
+        "last_exit": {"at_s": 1.7e9, "cause": "killed", "detail": "by a signal", "lines": []},
     },
     {
         "name": "node-b",
@@ -113,7 +120,57 @@ STUCK = {
     "stuck": [{"id": "mira", "code": "cannot_seal", "message": "the disk is full"}],
     "stuck_others": 2,
 }
+TURNS = [
+    {
+        "id": "req_2b1e5f0c",
+        "at_s": 1789000100.0,
+        "node": "node-b",
+        "outcome": "stop",
+        "cache": "disk",
+        "match": "extend",
+        "reason": "the stored text ends there",
+        "not_hot": "its cache had left the memory",
+        "prompt_tokens": 2060,
+        "cached_tokens": 2040,
+        "fetched_tokens": 0,
+        "completion_tokens": 30,
+        "times": {
+            "queue_s": 0.5,
+            "move_s": 0.0,
+            "prepare_s": 0.01,
+            "fetch_s": 0.0,
+            "load_s": 0.125,
+            "prefill_s": 0.25,
+            "decode_s": 2.0,
+            "save_s": 0.05,
+            "first_token_s": 0.885,
+        },
+    }
+]
 PINNED = {"id": "mira", "node": "node-a", "pinned": True, "pin_held": True}
+USAGE = {
+    "object": "list",
+    "data": [
+        {
+            "object": "usage",
+            "tenant": "one",
+            "period": "hour",
+            "start_s": 1767322800,
+            "turns": 41,
+            "broken_turns": 2,
+            "refused_turns": 5,
+            "prompt_tokens": 12000,
+            "cached_tokens": 9000,
+            "fetched_tokens": 0,
+            "computed_tokens": 3000,
+            "completion_tokens": 700,
+            "compute_s": 61.5,
+            "saved_s": 754.0,
+        }
+    ],
+    "has_more": False,
+    "limits": {"turns": 8, "tokens_per_minute": None, "running_turns": 3},
+}
 ANSWERS = {
     ("GET", "/healthz"): {"status": "degraded"},
     ("GET", "/v1/models"): {"object": "list", "data": [{"id": "recall", "object": "model"}]},
@@ -121,7 +178,12 @@ ANSWERS = {
     ("GET", "/v1/nodes"): {"object": "list", "data": NODES},
     ("GET", "/v1/events"): {"object": "none"},
     ("GET", "/v1/agents"): {"object": "list", "data": [AGENT, {"id": "new", "state": "owned"}]},
+    ("GET", "/v1/agents?tenant=%2A"): {"object": "list", "data": [AGENT, AGENT, AGENT]},
+    ("GET", "/v1/usage?period=hour"): USAGE,
+    ("GET", "/v1/usage?period=day&tenant=one&limit=1"): USAGE,
     ("GET", "/v1/agents/mira"): AGENT,
+    ("GET", "/v1/agents/mira/turns"): {"object": "list", "data": TURNS},
+    ("GET", "/v1/agents/mira/turns?tenant=one"): {"object": "list", "data": TURNS},
     ("POST", "/v1/agents/mira/migrate"): MOVED,
     ("POST", "/v1/agents/mira/fork"): FORKED,
     ("POST", "/v1/agents/mira/replicate"): REPLICA,
@@ -157,6 +219,7 @@ class FakeFabric:
         self.page: bytes | None = None
         self.media_type = "application/json"
         self.holds = False  # does not answer before it is closed
+        self.streams: dict[str, list[bytes]] = {}  # event streams by path, which grow; b"" ends one
         self._closes = threading.Event()
         fabric = self
 
@@ -187,6 +250,9 @@ class FakeFabric:
         if self.holds:
             self._closes.wait(60)
             return
+        if request.path in self.streams:
+            self._stream(request)
+            return
         answer = ANSWERS.get((request.command, request.path))
         status = STATUSES.get((request.command, request.path), 200) if answer else 404
         answer = answer or {"error": {"message": "no agent is called that"}}
@@ -198,3 +264,16 @@ class FakeFabric:
         request.send_header("content-length", str(len(raw)))
         request.end_headers()
         request.wfile.write(raw)
+
+    def _stream(self, request: BaseHTTPRequestHandler) -> None:
+        """Send what a stream has, and what is added to it, until it ends or this is closed."""
+        frames, sent = self.streams[request.path], 0
+        request.send_response(200)
+        request.send_header("content-type", "text/event-stream")
+        request.end_headers()
+        while not self._closes.wait(0.02):
+            for part in frames[sent:]:
+                if not part:
+                    return
+                request.wfile.write(part)
+            sent = len(frames)

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import papers
+from benchmarks.measured_cells import MeasuredCells
+from benchmarks.saved_results import options_shown
+from benchmarks.smoke import better, worse
 from node.mlx import backend
 from router.cli import bench
 from router.cli.main import main
@@ -27,7 +31,7 @@ import signal
 import sys
 import time
 
-from benchmarks.report import Limit, Report
+from benchmarks.report import Chart, Limit, Report
 
 DESCRIPTION = "returns the figure that it is given"
 
@@ -45,7 +49,9 @@ def run(arguments):
         time.sleep(600)
     limit = Limit("the figure", arguments.figure, 1.0, is_least=True)
     parameters = {"quick": arguments.quick}
-    return Report(parameters, {"t": {"row": {"column": 2.5}}}, {"r": 0.5}, (limit,), ("a note",))
+    figures = {"t": {"row": {"column": 2.5}}}
+    chart = Chart("A fake", "x", "seconds", {"line": [(1.0, 2.0, 1.5, 2.5), (2.0, 4.0, 3.0, 4.0)]})
+    return Report(parameters, figures, {"r": 0.5}, (limit,), ("a note",), charts=(chart,))
 '''
 
 
@@ -70,7 +76,7 @@ def fake(tmp_path, monkeypatch):
     """Put a fake benchmark in the place of ours."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    for name in ("__main__.py", "report.py"):
+    for name in ("__main__.py", "report.py", "saved_results.py", "papers.py"):
         shutil.copy(ROOT / "benchmarks" / name, folder)
     (folder / "fake.py").write_text(FAKE)
     monkeypatch.setattr(bench, "FOLDER", folder)
@@ -192,3 +198,120 @@ def test_real_benchmark_prints_json(run):
             assert ratio == pytest.approx(row["perplexity"] / full)
             assert 100 * (ratio - 1) == pytest.approx(row["added_percent"])
     assert {limit["met"] for limit in record["limits"]} <= {None}
+
+
+def test_report_is_written_as_json_markdown_and_png(run, fake, tmp_path):
+    folder = tmp_path / "results"
+    status, out, _ = run("fake", "--json", "--report", str(folder))
+    record = json.loads((folder / "fake.json").read_text())
+
+    assert status == 0
+    assert record == json.loads(out)
+    assert record["command"] == "macfabric bench fake", "options of the output change no figure"
+    assert record["environment"]["version"]
+    page = (folder / "fake.md").read_text()
+    assert "| row | 2.5 |" in page
+    assert "the figure | 1 | ≥ 1 | met" in page
+    image = (folder / "fake-1.png").read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert "](fake-1.png)" in page
+
+    (folder / "fake.md").unlink()
+    assert run("--report", str(folder))[:2] == (0, "fake\n")
+    assert (folder / "fake.md").read_text() == page
+    assert (folder / "fake-1.png").read_bytes() == image, "the same figures, the same bytes"
+    assert "not measured yet" in (folder / "papers.md").read_text()
+
+
+def test_command_of_a_report_shows_what_changes_figures(run, fake):
+    argv = ("fake", "--json", "--quick", "--report=/tmp/elsewhere", "--figure", "2.0")
+    assert options_shown(argv[1:]) == ["--quick", "--figure", "2.0"]
+
+
+def test_file_of_measured_cells_is_no_part_of_a_command():
+    argv = [
+        "--keep",
+        "cells.jsonl",
+        "--quick",
+        "--keep=more.jsonl",
+        "--report",
+        "out",
+        "--rounds",
+        "2",
+    ]
+    assert options_shown(argv) == ["--quick", "--rounds", "2"]
+
+
+def test_cells_of_a_cut_run_are_kept_and_those_of_another_are_not(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    first = MeasuredCells(path, {"rounds": 2})
+    first.add("a", {"cold": [1.5]})
+    first.add("b", {"cold": [2.5]})
+    with first.until_cut():
+        raise KeyboardInterrupt
+    first.finish()
+    text = path.read_text()
+    path.write_text(text[:-4])  # the last line, as a kill leaves it
+
+    second = MeasuredCells(path, {"rounds": 2})
+    assert second.get("a") == {"cold": [1.5]}
+    assert "b" not in second
+    second.add("b", {"cold": [3.5]})
+    assert MeasuredCells(path, {"rounds": 2}).get("b") == {"cold": [3.5]}
+    assert MeasuredCells(path, {"rounds": 3}).get("a") is None, "other parameters"
+    last = MeasuredCells(path, {"rounds": 3})
+    last.finish()
+    assert not path.exists()
+
+
+def test_terminated_run_reports_what_it_has_measured(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    cells = MeasuredCells(tmp_path / "cells.jsonl", {})
+    with cells.until_cut():
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    assert cells.is_cut
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def judged(figure, *, is_least=True):
+    return {"the figure": {"statement": "the figure", "figure": figure, "is_least": is_least}}
+
+
+@pytest.mark.parametrize(
+    ("before", "figure", "is_least", "is_worse"),
+    [
+        (3.0, 2.1, True, False),
+        (3.0, 1.9, True, True),
+        (3.0, 9.0, True, False),
+        (1.0, 1.4, False, False),
+        (1.0, 1.6, False, True),
+        (0.0, 1.0, False, True),
+        (1.0, None, False, True),
+        (None, 1.0, True, False),
+    ],
+)
+def test_worse_figures_are_named_with_both_values(before, figure, is_least, is_worse):
+    then, now = judged(before, is_least=is_least), judged(figure, is_least=is_least)
+    named = list(worse(then, now, 1.5))
+
+    assert bool(named) == is_worse
+    assert all("the figure" in each and f"was {before:.4g}" in each for each in named)
+
+
+def test_better_of_two_runs_counts():
+    assert better(judged(1.0), judged(2.0))["the figure"]["figure"] == 2.0
+    assert better(judged(1.0, is_least=False), judged(2.0))["the figure"]["figure"] == 1.0
+    assert better(judged(None), judged(2.0))["the figure"]["figure"] == 2.0
+    assert list(worse(judged(1.0), {}, 1.5)) == ["the figure: no longer measured"]
+
+
+def test_papers_page_shows_our_figures_where_they_are_measured():
+    seconds = {"4096": {"cold": 40.0, "hot": 0.5, "disk": 0.8}}
+    ttft = {"figures": {"seconds to the first token, 1 at once": seconds}}
+    text = papers.page({"ttft": ttft})
+
+    assert "| Gemma 3 27x, DeepSeek 15x, Llama 35x | 40 s / 0.8 s = 50x |" in text
+    assert "| Gemma 3 22x, DeepSeek 11x, Llama 24x | 40 s / 0.5 s = 80x |" in text
+    assert text.count("not measured yet") == papers.page({}).count("not measured yet") - 2

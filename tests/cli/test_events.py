@@ -1,10 +1,12 @@
 """`macfabric events`: a stream as lines for people or for programs, and how it ends."""
 
 import json
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from router.cli import events
+from tests.cli.fake_fabric import ANSWERS
 
 SNAPSHOT = {
     "health": {"status": "ok"},
@@ -59,10 +61,10 @@ def test_json_output_is_one_object_per_line(run, stream):
 
 
 def test_ctrl_c_exits_with_0(run, stream, monkeypatch):
-    def interrupted(event):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(events, "_as_line", interrupted)
+    monkeypatch.setattr(events, "event_line", interrupted)
     assert run("events", "--url", stream.url) == (0, "", "")
 
 
@@ -98,3 +100,23 @@ def test_help_mentions_ctrl_c(run):
     status, out, _ = run("events", "--help")
     assert status == 0
     assert "Ctrl-C" in out
+
+
+def test_filters_are_part_of_the_request(run, stream):
+    run("events", "--agent", "mira", "--node", "node-a", "--limit", "1", "--url", stream.url)
+    [(_, path, _)] = stream.requests
+    assert dict(parse_qsl(urlsplit(path).query)) == {
+        "agent": "mira",
+        "node": "node-a",
+        "limit": "1",
+    }
+
+
+def test_past_events_end_the_command_without_complaint(run, stream, monkeypatch):
+    path = "/v1/events?name=agent&follow=false"
+    monkeypatch.setitem(ANSWERS, ("GET", path), {"object": "none"})
+    status, out, err = run("events", "--past", "--name", "agent", "--url", stream.url)
+
+    assert (status, err) == (0, "")
+    assert "agent.moved" in out
+    assert stream.requests[-1][:2] == ("GET", path)

@@ -1,6 +1,9 @@
 """Arguments: accepted, refused, and their exit status."""
 
 import argparse
+import errno
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.commands import DECLARATIONS, build_parser
+from router.cli.commands import COMMANDS as DECLARED
+from router.cli.commands import ELSEWHERE, GROUPS, build_parser
 from router.cli.doctor import import_check
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     *("up", "down", "serve", "status", "nodes", "agents", "agent", "migrate", "pin", "erase"),
+    *("usage", "chat"),
     *("hibernate", "resume", "fork", "replicate", "prefetch", "drain", "undrain", "ray"),
     *("router", "voter", "promote"),
-    *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "direct"),
-    *("rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
-    "simulate",
+    *("doctor", "fsck", "config", "certs", "demo", "bench", "launch", "events", "logs", "direct"),
+    *("completion", "top", "rebuild", "decay", "close", "evict", "share", "supersede", "scenario"),
+    *("backup", "restore", "service", "simulate", "support-bundle", "uninstall", "upgrade"),
 }
 MISUSES = {
     "no command": [],
@@ -69,8 +74,45 @@ def test_help_describes_command_and_every_argument(parser):
     assert named == []
 
 
-def test_help_of_erase_states_that_it_is_final(run):
-    assert "cannot be undone" in " ".join(run("erase", "--help")[1].split())
+# What each command changes: nothing that lasts, or something that its help says how to undo.
+UNCHANGING = {
+    *("status", "nodes", "agents", "agent", "top", "usage", "events", "logs", "completion"),
+    *("demo", "bench", "simulate", "launch", "chat", "doctor", "config check", "config show"),
+    *("service show", "scenario check", "scenario show", "scenario list", "scenario schema"),
+    *("scenario runs", "up", "down", "serve", "ray start", "router", "voter"),
+    *("backup", "support-bundle", "certs create", "scenario run", "upgrade"),
+}
+CHANGING = {
+    *("migrate", "fork", "replicate", "prefetch", "pin", "decay", "close", "share", "evict"),
+    *("supersede", "rebuild", "erase", "hibernate", "resume", "restore", "direct", "drain"),
+    *("undrain", "scenario cancel", "certs rotate", "service install", "service uninstall"),
+    *("uninstall", "promote", "fsck"),
+}
+FINAL = {"erase", "uninstall", "certs rotate"}
+
+
+def leaves() -> dict[str, argparse.ArgumentParser]:
+    found = {parser.prog.removeprefix("macfabric "): parser for parser in parsers()}
+    return {name: parser for name, parser in found.items() if not parser._subparsers}
+
+
+def test_each_command_is_classified():
+    assert set(leaves()) == UNCHANGING | CHANGING
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+def test_help_states_what_can_be_undone(name):
+    assert "undo" in " ".join(leaves()[name].description.split())
+
+
+@pytest.mark.parametrize("name", sorted(FINAL))
+def test_help_of_final_command_warns(name):
+    assert "cannot be undone" in " ".join(leaves()[name].description.split())
+
+
+@pytest.mark.parametrize("name", sorted(leaves()))
+def test_description_does_not_begin_with_exit_status(name):
+    assert not leaves()[name].description.startswith("Exit status")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +122,10 @@ def test_help_of_erase_states_that_it_is_final(run):
         (["erease", "mira"], "Did you mean erase"),
         (["config", "chek"], "Did you mean check"),
         (["fly"], "See `macfabric --help`"),
+        (["pull", "qwen"], "docs/models.md"),
+        (["run", "qwen"], "macfabric chat"),
+        (["ps"], "macfabric nodes"),
+        (["-v", "migrat"], "Did you mean migrate"),
     ],
 )
 def test_unknown_command_suggests_a_similar_one(run, argv, hint):
@@ -89,7 +135,33 @@ def test_unknown_command_suggests_a_similar_one(run, argv, hint):
     assert hint in err
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - {"config", "certs", "ray", "scenario"}))
+def test_names_of_other_servers_commands_are_free():
+    assert not set(ELSEWHERE) & set(DECLARED)
+    named = {word for text in ELSEWHERE.values() for word in re.findall(r"macfabric (\w+)", text)}
+    assert named <= set(DECLARED)
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["nodes", "--jsn"], "unrecognized arguments: --jsn. Did you mean --json?"),
+        (["config", "check", "file", "--jason=1"], "Did you mean --json?"),
+        (["drain", "node-a", "node-b"], "unrecognized arguments: node-b\n"),
+        (["--verson"], "Did you mean --version?"),
+    ],
+)
+def test_unknown_option_suggests_a_similar_one_of_its_command(run, argv, hint):
+    status, out, err = run(*argv)
+    command = " ".join(word for word in argv[:2] if word in {"nodes", "config", "check", "drain"})
+
+    assert (status, out) == (2, "")
+    assert hint in err
+    assert err.startswith(f"usage: macfabric {command}".rstrip())
+
+
+@pytest.mark.parametrize(
+    "command", sorted(COMMANDS - {"config", "certs", "ray", "scenario", "service"})
+)
 def test_every_command_has_a_json_option(command):
     assert "--json" in choices()[command].format_help()
 
@@ -142,7 +214,7 @@ def test_address_of_another_machine_is_reported(run, tmp_path):
     status, _, err = run("up", "--data", str(tmp_path / "d"), "--host", host, "--port", "0")
 
     assert status == 1
-    assert f"cannot listen on {host} port 0" in err
+    assert f"cannot listen on {host} port 0 ({os.strerror(errno.EADDRNOTAVAIL)}); " in err
     assert "--host takes an address of this machine" in err
     assert "a free one" not in err
 
@@ -169,11 +241,33 @@ def test_foreign_package_is_refused(run, monkeypatch, tmp_path):
 def test_each_command_is_declared_in_its_module():
     everything = _choices(build_parser())
 
-    assert list(DECLARATIONS) == list(everything)
-    for name, place in DECLARATIONS.items():
+    assert set(DECLARED) == set(everything)
+    for name in DECLARED:
         alone = _choices(build_parser([name]))
-        assert set(alone) == {each for each in DECLARATIONS if DECLARATIONS[each] == place}
+        assert set(alone) == set(everything)
         assert alone[name].format_help() == everything[name].format_help()
+
+
+@pytest.mark.parametrize("argv", [[], ["config"], ["scenario"], ["certs"], ["ray"]])
+def test_missing_command_prints_the_help_as_misuse(run, argv):
+    status, out, err = run(*argv)
+
+    assert (status, out) == (2, "")
+    assert err == run(*argv, "--help")[1]
+    assert err.startswith(f"usage: {' '.join(['macfabric', *argv])} [-h]")
+    assert ("check and measure" in err) == (not argv)
+
+
+def test_help_lists_each_command_once_in_its_group(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listed, group = {}, None
+    for line in run("--help")[1].splitlines():
+        if line.endswith(":"):
+            group = line.removesuffix(":")
+        elif line.startswith("  ") and group in GROUPS:
+            listed[line.split()[0]] = group  # a summary that wraps would be a command of its own
+
+    assert listed == {each.name: name for name, group in GROUPS.items() for each in group}
 
 
 def _choices(parser):
@@ -193,10 +287,10 @@ def test_command_does_not_import_other_commands():
     assert done.stdout.strip() == "[]"
 
 
-def test_help_imports_no_heavy_package():
+def test_help_imports_no_command():
     code = (
-        "import sys; from router.cli.commands import build_parser; build_parser();"
-        "print(sorted({'ray', 'mlx', 'openai', 'rich', 'aiohttp'} & set(sys.modules)))"
+        "import sys; from router.cli.commands import build_parser; build_parser([]);"
+        "print([name for name in sys.modules if name.startswith(('router.client', 'ray'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks import against_mlx_lm, migrate
+from benchmarks.chat_client import ChatClient
 from router.cli.demo.demo_client import CHAT, Conversation, Pulse, Speaker
 from router.cli.demo.demo_script import make_agents
 from router.client.client import Fabric
@@ -56,12 +56,10 @@ def test_demo_health_check_bypasses_proxies(fabric):
 
 
 def test_benchmarks_bypass_proxies(streaming):
-    sample = against_mlx_lm.ask(streaming.url, "recall", "hi", 2)
-    client = migrate._Client(streaming.url, "recall")
-    answer, _ = client._post_once(CHAT, {}, {})
+    answer = ChatClient(streaming.url, "recall").chat([{"role": "user", "content": "hi"}], 2)
 
-    assert sample.completion_tokens == 2
-    assert answer.status == 200
+    assert answer.completion_tokens == 2
+    assert answer.text == "otter lantern"
 
 
 def test_queries_bypass_proxies(fabric, run):

@@ -1,11 +1,15 @@
 """Output of commands that query a running fabric, as text and as JSON, and their errors."""
 
+import io
 import json
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from router.cli import move_progress, queries
 from router.cli.data_folder import DataFolder
 from router.client.client import Fabric
 from router.private_files import write_private
@@ -23,12 +27,30 @@ from tests.cli.fake_fabric import (
     REPLICA,
     STATUSES,
     STUCK,
+    TURNS,
+    USAGE,
 )
+from tests.cli.test_events import frame
 
 # Command line -> what the text must contain, and the JSON it must print.
 COMMANDS = {
-    "nodes": (["nodes"], ["node-a", "ready", "1.0 MiB", "expired"], NODES),
+    "nodes": (
+        ["nodes"],
+        ["node-a", "ready", "1.0 MiB/2.0 GiB", "512.0 KiB/5.0 GiB", "stuck", "expired"],
+        NODES,
+    ),
+    "nodes --wide": (
+        ["nodes", "--wide"],
+        ["1.0 MiB/2.0 GiB", "1,200", "warning", "0.1.0", "killed 2"],
+        NODES,
+    ),
     "agents": (["agents"], ["mira", "2,040/2,060", "the stored text ends there"], None),
+    "why": (
+        ["agents", "--why", "mira"],
+        ["req_2b1e5f0c", "node-b", "disk", "2,040/2,060", "885 ms", "had left the memory; the st"],
+        TURNS,
+    ),
+    "why of a tenant": (["agents", "--why", "mira", "--tenant", "one"], ["req_2b1e5f0c"], TURNS),
     "agent": (["agent", "mira"], ["owner", "node-a", "hot 1.0 MiB"], AGENT),
     "migrate": (
         ["migrate", "mira", "--to", "node-b"],
@@ -38,10 +60,24 @@ COMMANDS = {
     "fork": (["fork", "mira", "--as", "ivan"], ["ivan", "2,048", "3 sent, 5 there"], FORKED),
     "replicate": (["replicate", "mira", "--to", "node-b"], ["after each turn", "2.0 KiB"], REPLICA),
     "prefetch": (["prefetch", "mira"], ["hot, disk", "1.0 MiB"], PREFETCHED),
-    "drain": (["drain", "node-a", "--no-wait"], ["drained", "7 agents, 512.0 KiB"], DRAINED),
+    "drain": (
+        ["drain", "node-a", "--no-wait"],
+        ["drained", "7 agents, 512.0 KiB", "node-a has no agents left: its lid may be closed"],
+        DRAINED,
+    ),
     "undrain": (["undrain", "node-a"], ["node-a", "ready"], {"node": "node-a", "state": "ready"}),
     "pin": (["pin", "mira"], ["node-a", "pinned"], PINNED),
     "erase": (["erase", "mira"], ["8 blocks, 512.0 KiB", "node-a  removed", "3"], RECEIPT),
+    "usage": (
+        ["usage", "--period", "hour"],
+        ["2026-01-02 03:00", "one", "12,000", "9,000", "3,000", "12 min 34 s", "turns", "8"],
+        USAGE,
+    ),
+    "usage of a tenant": (
+        ["usage", "--tenant", "one", "--limit", "1"],
+        ["2026-01-02 03:00"],
+        USAGE,
+    ),
     "status": (["status"], ["3, 1 ready", "degraded", "no space left", "3 of 9"], None),
 }
 
@@ -76,9 +112,16 @@ def test_columns_are_aligned_in_a_pipe(run, fabric):
 def test_status_json_has_counts(run, fabric):
     printed = json.loads(run("status", "--url", fabric.url, "--json")[1])
 
-    assert printed["agents"] == 2
+    assert printed["agents"] == 3, "of all tenants, as the nodes' tokens are"
     assert printed["nodes"] == NODES
     assert printed["url"] == fabric.url
+
+
+def test_status_counts_a_tenants_own_agents(run, fabric, monkeypatch):
+    rows = [{"name": "node-a", "state": "ready", "agents": 2, "tokens": 2048}]
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), {"object": "list", "data": rows})
+
+    assert json.loads(run("status", "--url", fabric.url, "--json")[1])["agents"] == 2
 
 
 def test_status_lists_every_listening_address(run, fabric, monkeypatch):
@@ -100,6 +143,92 @@ def test_status_shows_why_a_node_failed_and_its_next_start(run, fabric, monkeypa
     assert "unavailable" in printed
     failure = "node-c failed: FatalError: no model; tries to start again in 12 s"
     assert f"warning: {failure}" in printed
+
+
+NOW_S = 1.9e9
+
+
+def nodes(monkeypatch, *rows, **health):
+    monkeypatch.setattr(queries, "time", SimpleNamespace(time=lambda: NOW_S))
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), {"data": list(rows)})
+    monkeypatch.setitem(ANSWERS, ("GET", "/healthz"), {"status": "degraded", **health})
+
+
+@pytest.mark.parametrize(
+    ("row", "warning"),
+    [
+        ({"state": "suspect"}, "has not answered for 2 s"),
+        ({"state": "expired"}, "does not answer; its agents are served by other nodes"),
+        ({"state": "asleep"}, "sleeps"),
+        ({"state": "draining", "drain": DRAINED}, "is drained: its lid may be closed"),
+        ({"state": "draining", "drain": STUCK}, "cannot be drained"),
+        ({"memory": {"pressure": "critical"}}, "memory pressure (critical)"),
+        ({"thermal_state": "serious"}, "its Mac is hot (serious)"),
+        ({"certificate_ends_s": NOW_S + 2.5 * 86_400}, "a certificate that ends in 2 days"),
+        ({"template_warning": "its calls are text"}, "its calls are text"),
+        (
+            {"last_exit": {"at_s": NOW_S - 61, "cause": "killed", "detail": "by a signal"}},
+            "was started again; its process before, last seen 1 min 1 s ago: by a signal",
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_status_names_the_node_and_its_problem(run, fabric, monkeypatch, row, warning):
+    nodes(monkeypatch, {"name": "node-x", "state": "ready", **row})
+    (line,) = [
+        line for line in run("status", "--url", fabric.url)[1].splitlines() if "warn" in line
+    ]
+
+    assert line.startswith("warning: node-x ")
+    assert warning in line
+
+
+def test_status_of_a_sound_fabric_has_no_warning(run, fabric, monkeypatch):
+    stopped = {"at_s": NOW_S - 5, "cause": "stopped", "detail": "stopped on request"}
+    old = {"at_s": NOW_S - 7200, "cause": "killed", "detail": "by a signal"}
+    row = {"state": "ready", "memory": {"pressure": "normal"}, "thermal_state": "nominal"}
+    nodes(monkeypatch, {"name": "a", "last_exit": stopped, **row}, {"name": "b", "last_exit": old})
+
+    assert "warning" not in run("status", "--url", fabric.url)[1]
+
+
+def test_status_names_nodes_that_have_not_joined(run, fabric, monkeypatch):
+    nodes(monkeypatch, {"name": "node-a", "state": "ready"}, missing=["node-z"], unmet=2)
+    printed = run("status", "--url", fabric.url)[1]
+
+    assert "warning: node-z has not joined yet" in printed
+    assert "warning: 2 expected nodes have not joined yet" in printed
+
+
+def test_status_shows_what_reuse_saved_today(run, fabric, monkeypatch):
+    day = {"start_s": NOW_S - 60, "prompt_tokens": 10_000, "saved_s": 62.0}
+    rows = [{**day, "cached_tokens": 9_000}, {**day, "start_s": 0, "cached_tokens": 70}]
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/usage?period=day"), {"data": rows})
+    nodes(monkeypatch)
+    printed = run("status", "--url", fabric.url)[1]
+
+    assert "1 min 2 s of computing: 9,000 of 10,000 prompt tokens were reused" in printed
+
+
+def test_nodes_are_listed_by_the_end_of_their_drain(run, fabric, monkeypatch):
+    nodes(monkeypatch, {"name": "b", "state": "draining", "drain": DRAINED}, {"name": "a"})
+    listed = json.loads(run("nodes", "--state", "drained", "--json", "--url", fabric.url)[1])
+
+    assert [row["name"] for row in listed] == ["b"]
+
+
+@pytest.mark.parametrize(("order", "first"), [("tokens", "big"), ("used", "late"), ("disk", "big")])
+def test_agents_are_sorted(run, fabric, monkeypatch, order, first):
+    rows = [
+        {"id": "small", "tokens": 5, "used_s": 2.0},
+        {"id": "big", "tokens": 9, "used_s": 1.0, "bytes": {"hot": 0, "disk": 7}},
+        {"id": "late", "used_s": 3.0},
+    ]
+    monkeypatch.setitem(ANSWERS, ("GET", "/v1/agents"), {"data": rows})
+    printed = run("agents", "--sort", order, "--limit", "2", "--json", "--url", fabric.url)[1]
+
+    assert len(json.loads(printed)) == 2
+    assert json.loads(printed)[0]["id"] == first
 
 
 def test_pin_sends_its_state_and_warns_when_without_effect(run, fabric):
@@ -168,6 +297,31 @@ def test_migrate_sends_its_target(run, fabric):
     run("migrate", "mira", "--to", "node-b", "--url", fabric.url)
 
     assert fabric.requests == [("POST", "/v1/agents/mira/migrate", {"to": "node-b"})]
+
+
+def test_migrate_reports_its_progress_on_a_terminal(fabric, monkeypatch):
+    frames = fabric.streams["/v1/events?agent=mira&name=move.state&snapshot=false"] = []
+    agent = Fabric(fabric.url).agent("mira")
+    monkeypatch.setattr(move_progress, "REPORT_S", 0.0)
+    monkeypatch.setattr(move_progress, "errors_are_terminal", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    deadline_s = time.monotonic() + 50
+    with move_progress.move_progress(agent, quiet=False):
+        data = {"id": "mira", "state": "copying", "bytes_sent": 4096, "bytes_total": 8192}
+        frames.append(frame("move.state", data))
+        while not shown.getvalue() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
+    assert "copying, 4.0 KiB of 8.0 KiB sent" in shown.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_needs_a_terminal_and_no_json(fabric, monkeypatch, quiet):
+    monkeypatch.setattr(move_progress, "errors_are_terminal", lambda: quiet)
+    with move_progress.move_progress(Fabric(fabric.url).agent("mira"), quiet=quiet):
+        pass
+
+    assert fabric.requests == []
 
 
 def test_names_are_quoted_in_paths(run, fabric):

@@ -46,6 +46,7 @@ START_VARIABLES = {
     "RAY_enable_metrics_collection": "0",
     "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES_MAX),
     "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_raylet_start_wait_time_s": "2",
 }
 
 

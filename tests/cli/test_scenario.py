@@ -50,3 +50,15 @@ def test_each_error_starts_with_its_position(run, tmp_path):
     lines = errors.splitlines()
     assert len(lines) == 2
     assert all(re.match(r"bad\.yaml:\d+:\d+: ", line) for line in lines)
+
+
+def test_variables_and_repeats_are_part_of_the_request(run, fabric):
+    """The fabric refuses it here, which ends the command."""
+    options = ("--set", "topic=lanterns", "--set", "tone=a=b", "--repeat", "3")
+    status, _, err = run("scenario", "run", "debate", *options, "--url", fabric.url)
+    [(method, path, body)] = fabric.requests
+    assert (status, method, path) == (1, "POST", "/v1/scenarios"), err
+    assert body["set"] == {"topic": "lanterns", "tone": "a=b"}
+    assert (body["scenario"], body["repeat"]) == ("debate", 3)
+    assert run("scenario", "run", "debate", "--set", "topic", "--url", fabric.url)[0] == 2
+    assert run("scenario", "run", "debate", "--repeat", "0", "--url", fabric.url)[0] == 2

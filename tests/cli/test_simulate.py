@@ -59,6 +59,44 @@ def test_simulate_plays_a_trace(run, tmp_path):
     assert out.splitlines()[1].startswith("t ")
 
 
+def test_conditions_change_the_study_and_are_named_in_it(run):
+    common = ("W8", "--sessions", "12", "--seeds", "1", "--first-seed", "4", "--json")
+    _, out, _ = run(*common)
+    plain = json.loads(out)
+    assert plain["seeds"] == [4]
+    for options, name, value in (
+        (("--wrong-speeds", "0.5-2"), "wrong_speeds", [0.5, 2.0]),
+        (("--slow-links", "8"), "slow_links", 8.0),
+        (
+            ("--fault", "slow:pro@1+30x4"),
+            "faults",
+            [{"kind": "slow", "node": "pro", "at_s": 1.0, "lasts_s": 30.0}],
+        ),
+    ):
+        status, out, err = run(*common, *options)
+        assert status == 0, err
+        changed = json.loads(out)
+        assert changed[name] == value
+        assert options[0] in changed["command"]
+        if name != "slow_links":  # this workload may ship nothing
+            assert changed["cells"] != plain["cells"], name
+
+
+def test_speedup_divides_the_times_of_a_trace(run, tmp_path):
+    rows = [
+        {"timestamp": at, "input_length": 600, "output_length": 5, "hash_ids": [at, 2]}
+        for at in (0, 60_000)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ("--trace", str(tmp_path / "t.jsonl"), "--policy", "sticky", "--seeds", "1", "--json")
+    lasted_s = []
+    for speedup in ("1", "10"):
+        _, out, _ = run(*common, "--speedup", speedup)
+        [cell] = json.loads(out)["cells"]
+        lasted_s.append(cell["policies"]["sticky"]["runs"][0]["simulated_s"])
+    assert lasted_s[0] > 5 * lasted_s[1], lasted_s
+
+
 def test_list_names_workloads_fleets_and_policies(run):
     status, out, _ = run("--list", "--json")
 

@@ -46,7 +46,7 @@ class FakeRay:
     """A cluster of one Ray node that starts once `runs` is set."""
 
     def __init__(self):
-        self.started, self.runs, self.short_dir = [], False, None
+        self.started, self.runs, self.short_dir, self.reason = [], False, None, ""
         self.nodes = (SimpleNamespace(process="ray-node-a"),)
 
     def find(self, process):
@@ -57,6 +57,9 @@ class FakeRay:
 
     def has_started(self, node):
         return self.runs
+
+    def why_ended(self, node):
+        return self.reason
 
 
 @pytest.fixture
@@ -77,8 +80,8 @@ def supervisor(tmp_path):
     return instance
 
 
-def exited_event(name):
-    return {"event": "exited", "name": name, "status": -9, "why": ""}
+def exited_event(name, status=-9):
+    return {"event": "exited", "name": name, "status": status, "why": ""}
 
 
 @pytest.mark.parametrize("name", [ROUTER, NODES])
@@ -132,7 +135,7 @@ def test_process_that_never_starts_ends_the_fabric_with_its_reason(supervisor, n
     log.write_text(TRACEBACK)
     supervisor.keeper.events.append(exited_event(name))
 
-    with pytest.raises(CommandError, match=f"{name} ended with status -9") as caught:
+    with pytest.raises(CommandError, match=f"{name} was killed by SIGKILL") as caught:
         supervisor._step()
 
     assert "ValueError: the reason" in str(caught.value)
@@ -157,9 +160,31 @@ def test_ray_start_is_retried(supervisor):
     supervisor.ray.runs = True
     supervisor._step()
     assert [name for name, _ in supervisor.keeper.started] == [NODES]
+    supervisor._ended["ray-node-a"] = [time.monotonic()] * (START_TRIES - 1)
     supervisor.keeper.events.append(exited_event("ray-node-a"))
-    with pytest.raises(CommandError, match="ray-node-a ended"):
+    with pytest.raises(CommandError, match="ray-node-a was killed"):
         supervisor._step()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "line"),
+    [
+        (ROUTER, 1, "router ended with status 1 (ValueError: the reason); starting it again"),
+        (ROUTER, -9, "router was killed by SIGKILL; starting it again"),
+        ("ray-node-a", 1, "ray-node-a ended with status 1 (its agents are late); starting"),
+        ("ray-node-a", -9, "ray-node-a was killed by SIGKILL (its agents are late); starting"),
+    ],
+)
+def test_line_of_a_restart_has_the_reason(supervisor, name, status, line):
+    lines = []
+    supervisor.say, supervisor.ray = lines.append, FakeRay()
+    supervisor.ray.reason = "its agents are late"
+    log = supervisor.plan.folder.log(name)
+    log.parent.mkdir()
+    log.write_text(TRACEBACK)
+    supervisor.keeper.events.append(exited_event(name, status))
+    supervisor._step()
+    assert lines[0].startswith(line)
 
 
 def test_failed_start_names_the_process_that_failed_first(supervisor):
@@ -175,10 +200,10 @@ def test_failed_start_names_the_process_that_failed_first(supervisor):
     supervisor._ended[NODES] = [time.monotonic()] * START_TRIES  # it has used its tries
     supervisor.keeper.events.append(exited_event(NODES))
 
-    with pytest.raises(CommandError, match="nodes ended") as caught:
+    with pytest.raises(CommandError, match="nodes was killed") as caught:
         supervisor._step()
 
-    assert "first failure of this start: ray-node-a ended with status -9" in str(caught.value)
+    assert "first failure of this start: ray-node-a was killed by SIGKILL" in str(caught.value)
     assert "GCS has become overloaded" in str(caught.value)
 
 
@@ -197,7 +222,7 @@ def test_serve_fails_if_ray_was_never_joined(supervisor):
     del supervisor.phases["ready"]
     supervisor.plan = replace(supervisor.plan, waits_indefinitely=True)
     supervisor.keeper.events.append(exited_event(NODES))
-    with pytest.raises(CommandError, match="nodes ended"):
+    with pytest.raises(CommandError, match="nodes was killed"):
         supervisor._step()
 
     supervisor._on_line(NODES, '{"event": "connected"}')

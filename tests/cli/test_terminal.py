@@ -27,6 +27,7 @@ OTHER_PROCESSES = {
     "router/__main__.py",
     "router/serve.py",
     "router/simulate/__main__.py",
+    "router/restart.py",
     "router/stop.py",
     "router/supervise/keeper.py",
     "router/voter.py",
@@ -223,7 +224,7 @@ def test_ctrl_c_ends_a_child_without_a_traceback(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
-@pytest.mark.parametrize("argv", [["bench", "--list"], ["fsck"]])
+@pytest.mark.parametrize("argv", [["bench", "--list"], ["fsck"], ["simulate", "--list"]])
 def test_full_disk_of_child_is_a_one_line_error(argv, tmp_path):
     (tmp_path / "nodes" / "node-a").mkdir(parents=True)
     data = ["--data", str(tmp_path)] if argv == ["fsck"] else []

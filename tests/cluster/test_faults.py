@@ -33,6 +33,7 @@ SECRETS = (
 AGENTS_PER_NODE = 2
 FROZEN_S = 20.0
 GONE_S = 20.0
+AWAY_S = 75.0  # Ray gives its head 60
 LONG_TOKENS = 3_000
 NEW_AGENTS = 200
 NODE_SHARE_MAX = 0.4  # of all new agents on three equal nodes
@@ -281,6 +282,30 @@ def test_nodes_keep_serving_without_ray_head(fabric, agents_on):
     assert watch.standstill_s < HANG_S
     fabric.check_all()
     assert {name: fabric.actor(name) for name in others} == others, "the other nodes kept running"
+
+
+@pytest.mark.nightly
+def test_nodes_and_router_outlive_ray_head_that_is_away_for_over_a_minute(fabric, agents_on):
+    """Ray's own patience is a minute, in which a busy machine may not have restarted its head."""
+    elsewhere = [agents_on("node-b")[0], agents_on("node-c")[0]]
+    before, router = fabric.incarnation("node-a"), fabric.router()
+    others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
+    fabric.popen.send_signal(signal.SIGSTOP)  # it would restart the head at once
+    try:
+        with fabric.watched(elsewhere) as watch:
+            kill(fabric.head())
+            time.sleep(AWAY_S)
+    finally:
+        fabric.popen.send_signal(signal.SIGCONT)
+    print(f"\nRay's head away for {AWAY_S:.0f} s: {watch.turns} turns elsewhere")
+
+    assert fabric.router() == router
+    assert watch.failures == []
+    assert watch.turns >= 2
+    fabric.await_return("node-a", before, 180)
+    fabric.await_ready()
+    assert {name: fabric.actor(name) for name in others} == others, "the other nodes kept running"
+    fabric.check_all()
 
 
 @pytest.mark.nightly

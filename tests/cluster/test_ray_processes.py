@@ -26,6 +26,7 @@ from tests.cluster.conftest import NAMES, ROOT, start_ray
 from tests.support.keys import make_keys
 
 KEYS = {"authority.key", "ca.pem", "cluster.key", "member.key", "member.pem"}
+RAYLET_NOTICED_S = 60.0  # of the 600 that Ray waits for what a dead raylet never reports
 LINUX = sys.platform.startswith("linux")
 # Prints the addresses and labels that Ray knows, as a driver of the cluster.
 DRIVER = """
@@ -156,6 +157,7 @@ def test_inherited_ray_variables_are_dropped(tmp_path):
     assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray.token")
     assert environment["RAY_USE_TLS"] == "1"
     assert environment["RAY_worker_niceness"] == "0"
+    assert environment["RAY_gcs_rpc_server_reconnect_timeout_s"] == "86400"
     assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
@@ -248,6 +250,85 @@ def test_ray_starts_on_a_machine_slower_than_its_own_limit(tmp_path, keeper):
         assert event is None or event["event"] != "exited", ray.nodes[0].log.read_text()
         assert time.monotonic() < deadline_s + 120
     ray.stop()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
+def test_ray_start_ends_soon_after_its_raylet(tmp_path, keeper):
+    """On a busy machine raylets end by themselves: they give their agents 15 seconds."""
+    make_keys(tmp_path)
+    ray = LocalRay(tmp_path, ("node-a",), keeper)
+    ray.start()
+    kill_raylet(keeper)
+    try:
+        await_exit(keeper, RAYLET_NOTICED_S)
+        assert "raylet ended" in ray.why_ended(ray.nodes[0])
+    finally:
+        ray.stop()
+
+
+@pytest.mark.cluster
+@pytest.mark.nightly
+@pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
+def test_ray_start_with_late_agents_ends_with_that_reason(tmp_path, keeper):
+    make_keys(tmp_path)
+    ray = LocalRay(tmp_path, ("node-a",), keeper)
+    ray.start()
+    stopped, began_s, event = set(), time.monotonic(), None
+    try:
+        while event is None or event["event"] != "exited":
+            assert time.monotonic() - began_s < 2 * RAYLET_NOTICED_S
+            for process in descendants([keeper.process.pid]):
+                if process.pid not in stopped and is_agent(process.pid):
+                    os.kill(process.pid, signal.SIGSTOP)
+                    stopped.add(process.pid)
+            event = keeper.next_event(0.1)
+        assert ray.why_ended(ray.nodes[0]) == "its agents took more than 15 s to start"
+    finally:
+        ray.stop()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
+def test_killed_raylet_of_a_running_node_is_named(tmp_path, keeper):
+    make_keys(tmp_path)
+    ray = LocalRay(tmp_path, ("node-a",), keeper)
+    ray.start()
+    began_s = time.monotonic()
+    try:
+        while not ray.has_started(ray.nodes[0]):
+            assert time.monotonic() - began_s < 2 * RAYLET_NOTICED_S
+            keeper.next_event(0.2)
+        kill_raylet(keeper)
+        await_exit(keeper, 2 * RAYLET_NOTICED_S)
+        assert ray.why_ended(ray.nodes[0]) == "its raylet was killed by SIGKILL"
+    finally:
+        ray.stop()
+
+
+def await_exit(keeper, limit_s):
+    """Wait until one of the keeper's processes has ended."""
+    began_s, event = time.monotonic(), None
+    while event is None or event["event"] != "exited":
+        assert time.monotonic() - began_s < limit_s
+        event = keeper.next_event(0.2)
+
+
+def is_agent(pid):
+    """Say whether a process is one of the agents that a raylet waits for."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return words[1:2] == ["-u"] and words[2].endswith(("/agent.py", "/agent/main.py"))
+    return False
+
+
+def kill_raylet(keeper):
+    deadline_s, found = time.monotonic() + 60, []
+    while not found and time.monotonic() < deadline_s:
+        found = [p for p in descendants([keeper.process.pid]) if is_raylet(p.pid)]
+    os.kill(found[0].pid, signal.SIGKILL)
 
 
 def is_raylet(pid):

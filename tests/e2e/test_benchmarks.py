@@ -12,9 +12,10 @@ import pytest
 from benchmarks.__main__ import found, main
 
 ROOT = Path(__file__).resolve().parents[2]
-EMULATED = {"transfer"}  # tests/e2e/test_bench_transfer.py runs it on emulated Macs
-CLUSTER = {"migrate"}
-OWN_PROCESS = CLUSTER | {"soak"}  # they start processes and Ray
+# On emulated Macs and links: tests/e2e/test_bench_transfer.py and test_bench_shipped_head.py.
+EMULATED = {"shipped-head", "transfer"}
+CLUSTER = {"demo", "migrate", "peers", "staggered", "ttft"}
+OWN_PROCESS = CLUSTER | {"append", "soak"}  # they start processes, or judge this one's memory
 HANG_S = 540
 # Of limits that count something, which a short run keeps as well as a long one.
 COUNTED = (
@@ -29,11 +30,13 @@ COUNTED = (
     "copied by a step",
     "extra peak",
     "failed requests",
+    "wrong answers",
     "graph nodes",
     "measured by computed",
     "memory still reserved",
     "problems found",
     "regret",
+    "share of the history",
     "Q4/fp16",
 )
 

@@ -9,8 +9,8 @@ from node.engine import heads
 from node.transfer import peer_calls
 from node.turn import fetched_heads
 from node.turn.fetched_heads import FetchedHeads
-from router.placement import head_lenders
-from router.placement.seconds import Policy
+from router.placement import choice, head_lenders
+from router.placement.choice import Policy
 from tests.support.agent_traffic import words
 from tests.support.local_fabric import local_fabric
 from tests.support.shared_heads import Counted, chat
@@ -26,7 +26,7 @@ def _patience(monkeypatch):
     Tests of `head_lenders` and of nodes show which choice its figures lead to.
     """
     monkeypatch.setattr(head_lenders, "ship_s", lambda *_: 0.0)
-    monkeypatch.setattr(head_lenders, "tie_limit_s", lambda _: math.inf)
+    monkeypatch.setattr(choice, "tie_limit_s", lambda _: math.inf)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
     monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
@@ -66,7 +66,7 @@ def fetched(fabric):
 
 def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
     """The first sentence of the README: three agents with one system prompt, on three nodes."""
-    head = words(1, 2_800)
+    head = words(1, 900)
     first, second, third = [ask(fabric, "one", number, head) for number in range(3)]
     assert {first.node, second.node, third.node} == set(NAMES)
     assert first.cached_tokens == 0
@@ -79,19 +79,20 @@ def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
     assert all(answer.cached_tokens > first.prompt_tokens - TAIL_MOST for answer in again)
 
 
-@pytest.mark.nightly
-def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted):
+@pytest.mark.parametrize("head_tokens", [1_000, pytest.param(4_000, marks=pytest.mark.nightly)])
+def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted, head_tokens):
     """Their head is computed once, and crosses each link once."""
-    before, sent, head = fetched(fabric), sent_bytes(fabric), words(2, 2_800)
+    before, sent, head = fetched(fabric), sent_bytes(fabric), words(2, head_tokens * 7 // 10)
+    name = f"eight-{head_tokens}"
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda number: ask(fabric, "eight", number, head), range(8)))
+        answers = list(threads.map(lambda number: ask(fabric, name, number, head), range(8)))
     assert {answer.node for answer in answers} == set(NAMES)
-    assert min(answer.prompt_tokens for answer in answers) > 4_000
+    assert min(answer.prompt_tokens for answer in answers) > head_tokens
     shared = max(answer.cached_tokens for answer in answers) // 256 * 256
     tails = sum(answer.prompt_tokens - shared for answer in answers)
     assert counted.tokens <= 1.1 * shared + tails, [answer.cached_tokens for answer in answers]
     table = fabric.services[answers[0].node].node.resources.table
-    blocks = table.get(("default", "eight-0")).saved.pieces.blocks[: shared // 256]
+    blocks = table.get(("default", f"{name}-0")).saved.pieces.blocks[: shared // 256]
     crossed = sorted(now - then for now, then in zip(fetched(fabric), before, strict=True))
     assert crossed == [0, len(blocks), len(blocks)]
     most = 2 * sum(ref.payload_bytes for ref in blocks)  # fewer where compressed

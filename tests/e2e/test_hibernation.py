@@ -9,6 +9,7 @@ import pytest
 from router.cli.main import main
 from tests.support.local_fabric import local_fabric
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.typed import type_words
 
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 30}
 HELLO = [SYSTEM, {"role": "user", "content": "hello"}]
@@ -96,7 +97,7 @@ def test_key_file_makes_hibernation_file_portable(fabric, run, tmp_path):
     assert "chmod 600" in run("resume", file, "--key-file", key)[2]
 
 
-def test_refusals_are_explained(fabric, run, tmp_path):
+def test_refusals_are_explained(fabric, run, tmp_path, monkeypatch):
     fabric.chat(HELLO, "carol", max_tokens=4)
     file, cut, other = tmp_path / "carol.mfa", tmp_path / "cut.mfa", tmp_path / "other"
     assert run("hibernate", "carol", file)[0] == 0
@@ -121,6 +122,12 @@ def test_refusals_are_explained(fabric, run, tmp_path):
     file.write_bytes(damaged)
     assert "damaged" in run("resume", file, "--as", "eve")[2]
     assert run("hibernate", "carol", file, "--force")[0] == 0
+    with monkeypatch.context() as terminal:
+        type_words(terminal, "no\n")
+        before = fabric.http.get("/v1/agents/carol").json()["epoch"]
+        status, _, err = run("resume", file, "--replace")
+        assert (status, "replace carol" in err) == (1, True)
+        assert fabric.http.get("/v1/agents/carol").json()["epoch"] == before
     assert run("resume", file, "--replace")[0] == 0
     assert names(tmp_path) == [
         "carol.mfa",

@@ -121,7 +121,7 @@ def test_forks_answer_like_their_source(fabric):
     assert {answer.cached_tokens >= hers.cached_tokens for answer in theirs} == {True}
     assert fabric.chat(later, "beside").cached_tokens > hers.cached_tokens
     assert fabric.http.get("/v1/agents/mother").status_code == 404
-    metric = f'macfabric_transfer_events{{event="blocks",node="{others[0]}",side="fetch"}}'
+    metric = f'macfabric_transfer_events_total{{event="blocks",node="{others[0]}",side="fetch"}}'
     wait_for(lambda: metric in fabric.http.get("/metrics").text)
 
 

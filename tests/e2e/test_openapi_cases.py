@@ -6,9 +6,10 @@ import httpx2
 import pytest
 
 from tests.support.local_fabric import OPERATOR_KEY, local_fabric
-from tests.support.openapi_cases import OPEN, operations, send_cases
+from tests.support.openapi_cases import ALLOWS_RANDOM_THREADS, OPEN, operations, send_cases
 
-KEY = "key-of-whoever-sends-anything"
+pytestmark = ALLOWS_RANDOM_THREADS
+KEY = "key-of-a-random-client"
 TOKENS_MAX = 4  # of an answer, whatever is asked for
 
 

@@ -5,9 +5,10 @@ import secrets
 import pytest
 
 from tests.support.local_fabric import OPERATOR_KEY, local_fabric
-from tests.support.openapi_cases import TURNS, send_turns
+from tests.support.openapi_cases import ALLOWS_RANDOM_THREADS, TURNS, send_turns
 from tests.support.template_shapes import SHAPES, write_shape
 
+pytestmark = ALLOWS_RANDOM_THREADS
 KEY = "key-of-a-random-client"
 ACCEPTED_MIN = 0.5  # of the turns in each dialect
 TOKENS_MAX = 24  # of an answer, whatever is asked for: enough for a call and a format

@@ -44,6 +44,7 @@ VERBS = {
     ("post", f"{BASE}/generate"): ({"text": " The code of the vault is", "max_tokens": 4}, SEEN),
     ("post", f"{BASE}/resume"): (None, {400}),  # without a file: no node is called
     ("get", BASE): (None, SEEN),
+    ("get", f"{BASE}/turns"): (None, SEEN),
     ("delete", BASE): (None, SEEN),
 }
 KINDS = ("first", "alone", "copied")

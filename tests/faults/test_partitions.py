@@ -107,7 +107,7 @@ async def test_suspended_router_expires_no_lease(tmp_path, monkeypatch):
         )
         health = [fleet.membership.health(name) for name in world.macs]
         _, after = await world.ask("alice", STORY, first, QUESTION)
-        expired = metric(world, "macfabric_expired_leases")
+        expired = metric(world, "macfabric_expired_leases_total")
 
     assert LeaseState.EXPIRED not in health
     assert (after.node, after.epoch) == (admitted.node, 1)

@@ -20,7 +20,7 @@ def test_a_spike_on_a_small_fabric_is_served_or_put_off(tmp_path):
 
     assert set(outcomes) == {"200", "429"}, outcomes
     assert outcomes["200"] >= 2 * 32
-    assert "macfabric_expired_leases 0.0" in metrics
+    assert "macfabric_expired_leases_total 0.0" in metrics
     assert 'macfabric_waiting_turns{tenant="default"} 0.0' in metrics
     assert f'macfabric_refused_turns_total{{tenant="default"}} {outcomes["429"]}.0' in metrics
     assert [node["state"] for node in nodes] == ["ready"] * 2
@@ -37,4 +37,4 @@ def test_request_spike_is_served_or_deferred(tmp_path, count):
 
     assert set(outcomes) <= {"200", "429"}, outcomes
     assert outcomes["200"] > 0
-    assert "macfabric_expired_leases 0.0" in metrics
+    assert "macfabric_expired_leases_total 0.0" in metrics

@@ -11,6 +11,7 @@ from node.machine import (
     pressure_of_level,
     pressure_of_stalls,
     ram_bytes,
+    swap_bytes,
 )
 
 
@@ -106,3 +107,21 @@ def test_container_limit_caps_ram(tmp_path):
     assert ram_bytes(limit) == installed_bytes > 1 << 28
     limit.write_text("1073741824\n")
     assert ram_bytes(limit) == min(installed_bytes, 1 << 30)
+
+
+def test_swap_in_use_is_read(tmp_path):
+    meminfo = tmp_path / "meminfo"
+
+    meminfo.write_text(
+        "MemTotal: 9 kB\nSwapCached: 5 kB\nSwapTotal:   2048 kB\nSwapFree:  1024 kB\n"
+    )
+    assert swap_bytes("linux", meminfo) == 1 << 20
+    meminfo.write_text("MemTotal: 9 kB\n")
+    assert swap_bytes("linux", meminfo) is None
+    assert swap_bytes("linux", tmp_path / "none") is None
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: sysctlbyname")
+def test_macos_reports_swap():
+    assert swap_bytes() >= 0

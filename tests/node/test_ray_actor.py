@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from fabric.codec import pack
 from fabric.control.calls import ErrorReply, decode_reply, encode_call
-from fabric.control.node_calls import Describe, Done, NodeView, Stop
+from fabric.control.node_calls import Describe, Done, NodeView, Restart, Stop
 from fabric.settings import NodeSettings
 from node import ray_actor
 from node.background_loop import BackOff
@@ -98,6 +99,25 @@ def test_start_failing_temporarily_is_retried(model, tmp_path, monkeypatch, star
     ask(actor, Stop(), Done)
 
 
+def test_restart_saves_all_and_ends_the_process(model, start, monkeypatch):
+    ended = asyncio.Event()
+    monkeypatch.setattr(ray_actor, "_end_process", ended.set)
+    monkeypatch.setattr(ray_actor, "RESTART_REPLY_S", 0.01)
+    actor = start(model)
+    until(actor, lambda reply: isinstance(reply, NodeView))
+
+    async def restarted():
+        raw = await actor.control(encode_call(Restart(0.0)))
+        after = await actor.control(encode_call(Describe()))
+        async with asyncio.timeout(60):
+            await ended.wait()
+        return decode_reply(Done, raw), decode_reply(NodeView, after)
+
+    done, refused = asyncio.run(restarted())
+    assert done.detail == "0 agents are durable"
+    assert (refused.status, refused.code) == (503, "stopping")
+
+
 def test_start_with_bad_settings_is_retried_with_backoff_until_mended(
     model, tmp_path, start, caplog
 ):
@@ -130,11 +150,22 @@ def test_retry_waits_double_up_to_a_limit():
 def test_incarnations_stay_unique_on_a_full_drive(tmp_path, monkeypatch):
     folder = tmp_path / "node-a"
     first = next_incarnation(folder)
-    assert next_incarnation(folder) == first + 1
+    second = next_incarnation(folder)
+    assert second > first
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     faults.is_broken = True
     others = [next_incarnation(folder) for _ in range(2)]
     faults.mend()
     last = next_incarnation(folder)
-    assert min(others) > first + 1
-    assert len({first, first + 1, *others, last}) == 5
+    assert min(others) > second
+    assert len({first, second, *others, last}) == 5
+
+
+def test_incarnations_stay_unique_in_a_restored_folder(tmp_path):
+    folder = tmp_path / "node-a"
+    first = next_incarnation(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    second = next_incarnation(folder)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    assert len({first, second, next_incarnation(folder)}) == 3

@@ -34,11 +34,13 @@ from fabric.control.node_calls import (
     TierBytes,
 )
 from fabric.control.term_calls import GrantTerm
+from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import ConflictError, NotFoundError, RetryLaterError, StaleEpochError
 from fabric.kvcache.hashing import agent_digest
 from fabric.net.links import Address, LinkKind, PeerList
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import tombstone
+from fabric.record.turn_history import read_turns
 from tests.router.fake_copies import FakeCopies
 from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
 
@@ -53,6 +55,7 @@ class FakeControl(FakeCopies):
             EraseAgent: self._erase,
             ShareErasures: self._share_erasures,
             PinAgent: self._pin,
+            ReadTurns: self._read_turns,
             OfferMigration: self._offer,
             CopyBlocks: self._copy,
             SealAgent: self._seal,
@@ -71,6 +74,13 @@ class FakeControl(FakeCopies):
         if after is not None and not call.is_trial:
             self.ballot = after
         return self.ballot.answer(now_s, granted=after is not None)
+
+    def _read_turns(self, call):
+        memory = self.memory.get(call.key)
+        if memory is None or memory.state is not OwnerState.OWNED:
+            message = "no such agent here"
+            raise NotFoundError(message, code="agent_not_found")
+        return TurnsView(read_turns(memory.turns))
 
     def _meet(self, call):
         self.peers = call.peers
@@ -108,6 +118,7 @@ class FakeControl(FakeCopies):
             changes=self.changes,
             erased=self.erased.fingerprint,
             router=self.ballot.granted if self.ballot.granted.term else None,
+            build={"macfabric": "0.1.0"},
         )
         return replace(view, **self.view_changes)
 

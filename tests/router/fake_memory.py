@@ -56,6 +56,7 @@ class Memory:
     pinned: bool = False
     kept: bool = False
     last_match: LastMatch | None = None
+    turns: str = ""  # its history, as a real record has it
     seal: SealAgent | None = None  # the move that a running turn is to be handed over to
 
     @property
@@ -63,7 +64,7 @@ class Memory:
         return self.tenant, self.agent
 
     def record(self):
-        names = ("tenant", "agent", "text", "group", "sketch")
+        names = ("tenant", "agent", "text", "group", "sketch", "turns")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
 

@@ -7,6 +7,7 @@ so that every claim about reuse, ownership and epochs can be checked.
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -32,6 +33,7 @@ from fabric.errors import (
 from fabric.keys import http_secret
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import Tombstones
+from fabric.record.turn_history import TurnNote, noted
 from fabric.turn.generation import (
     CLUSTER_HEADER,
     GENERATE_PATH,
@@ -46,6 +48,7 @@ from fabric.turn.generation import (
     Resumption,
     encode_event,
 )
+from fabric.turn.turn_times import TurnTimes
 from router.fleet.node_client import NodeLostError
 from tests.router.fake_control import FakeControl
 from tests.router.fake_memory import Behaviour, Memory, block_names, match, prompt_text
@@ -294,10 +297,13 @@ class FakeNode(FakeControl):
                     request.transport.abort()
                     return response
                 if isinstance(event, Finished) and turn.is_kept:
-                    self._remember(memory, turn, text)
+                    self._remember(memory, turn, text, admitted, event)
+                if isinstance(event, Finished) and turn.turn is not None:
+                    event = replace(event, times=times_of(turn))  # noqa: PLW2901
                 elif count and memory.seal is not None:
                     ids = (1,) * (event.index if isinstance(event, Delta) else 0)
-                    event = HandedOver(Resumption(ids, sampled=1, top=(), seed=0))  # noqa: PLW2901
+                    resume = Resumption(ids, sampled=1, top=(), seed=0)
+                    event = HandedOver(resume, times_of(turn))  # noqa: PLW2901
                     self.seal_now(memory, memory.seal)
                 raw = event if isinstance(event, bytes) else encode_event(event)
                 await response.write(raw)
@@ -313,7 +319,14 @@ class FakeNode(FakeControl):
             self.running -= 1
         return response
 
-    def _remember(self, memory, turn, text):
+    def _remember(self, memory, turn, text, admitted, finished):
+        if turn.turn is not None:
+            note = TurnNote(
+                turn.turn.id, turn.turn.began_s, self.name, "stop", admitted.cache.value,
+                admitted.match.value, admitted.match_reason, admitted.prompt_tokens,
+                admitted.cached_tokens, 0, finished.completion_tokens, times_of(turn),
+            )  # fmt: skip
+            memory.turns = noted(memory.turns, note)
         memory.text, memory.sketch, memory.hot = text, turn.sketch, True
         memory.revision += 1
         self.blocks |= block_names(text)
@@ -326,6 +339,14 @@ class FakeNode(FakeControl):
         resumed_count = len(turn.resume.answer_ids) if turn.resume is not None else 0
         deltas = [Delta(i, word + " ") for i, word in enumerate(words)]
         return [*deltas[resumed_count:], Finished(FinishReason.STOP, len(deltas))]
+
+
+def times_of(turn):
+    """A fake node's times: the router's own, and easily recognized others."""
+    if turn.turn is None:
+        return None
+    tag = turn.turn
+    return TurnTimes(tag.queue_s, tag.move_s, 0.25, 0.0, 0.5, 1.0, 2.0, 0.125, 1.75)
 
 
 def _error(status, code, message, param=None, retry_after_s=None):

@@ -126,6 +126,7 @@ async def rig(
     runs_dir=None,
     roster_store=None,
     expected=None,
+    watch_key=None,
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
@@ -146,7 +147,7 @@ async def rig(
         access = NodeAccess(roster, connect, ScaledClock(scale), HEARTBEAT_S / scale)
         services = assemble(access, settings, CLUSTER_KEY, placement, expected, roster_store)
         fleet = services.fleet
-        app = build_app(settings, services, runs_dir)
+        app = build_app(settings, services, runs_dir, watch_key=watch_key)
         listener = socket.create_server(("127.0.0.1", 0))
         documented = Documented(app)
         config = http_config(documented, slots)

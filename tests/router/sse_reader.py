@@ -32,6 +32,10 @@ class Reader:
                 return ServerEvent(values["event"], json.loads(values["data"]), values.get("id"))
         return None
 
+    async def __aiter__(self):
+        while (event := await self.next()) is not None:
+            yield event
+
     async def until(self, name, **fields):
         """Read up to an event with this name and these fields; return all events read."""
         events = []
@@ -46,7 +50,7 @@ class Reader:
 
 
 @asynccontextmanager
-async def following(http, after=None, **headers):
+async def following(http, after=None, path="/v1/events", **headers):
     headers |= {"last-event-id": after} if after else {}
-    async with http.stream("GET", "/v1/events", headers=headers) as response:
+    async with http.stream("GET", path, headers=headers) as response:
         yield Reader(response)

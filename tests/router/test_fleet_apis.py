@@ -1,5 +1,8 @@
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from fabric.control.node_calls import Done, Restart
+from fabric.control.usage_view import ExitView, UsageView
 from fabric.turn.generation import Delta, Finished, FinishReason
 from tests.router.fake_node import MODEL, FakeNode
 from tests.router.rig import rig, until
@@ -119,6 +122,25 @@ async def test_nodes_are_listed_with_state():
     assert bodiless.status_code == 200
 
 
+async def test_node_is_restarted_by_operators_only():
+    async with rig("ab") as fabric:
+        http, node = fabric.http(), fabric["node-a"]
+        older = await http.post("/v1/nodes/node-a/restart", json={"wait_s": 5})
+        node._handlers[Restart] = lambda call: Done(f"waited {call.wait_s:g} s")
+        path = "/v1/nodes/node-a/restart"
+        restarted = await http.post(path, json={"wait_s": 5})
+        unbounded = await http.post(path, json={"wait_s": 1e9})
+        tenant = await fabric.http(operates=False).post(path, json={"wait_s": 5})
+        router = await http.post("/v1/router/restart", json={"wait_s": 5})
+
+    assert (older.status_code, older.json()["error"]["code"]) == (409, "cannot_restart")
+    assert restarted.status_code == 202
+    assert restarted.json()["detail"] == "waited 5 s"
+    assert unbounded.status_code == 400
+    assert tenant.status_code in {401, 403}
+    assert (router.status_code, router.json()["error"]["code"]) == (409, "cannot_restart")
+
+
 async def test_unknown_template_format_is_listed_as_warning():
     odd = FakeNode("node-b")
     odd.view_changes = {"template_warning": "calls are shown as text"}
@@ -162,6 +184,11 @@ async def test_metrics_count_requests_and_gauge_nodes():
             "hot_total_bytes": 800,
             "memory_pressure": "critical",
             "thermal_state": "serious",
+            "usage": UsageView(process_bytes=900, disk_limit_bytes=1000),
+            "evicted_agents": 7,
+            "degraded": "no space left on device",
+            "certificate_ends_s": 1.8e9,
+            "last_exit": ExitView(1.7e9, "killed", "ended without a trace"),
         }
         await fabric.fleet.membership.refresh()
         await fabric.chat("hello", agent="alice")
@@ -173,14 +200,85 @@ async def test_metrics_count_requests_and_gauge_nodes():
     assert 'macfabric_requests_total{outcome="ok"} 2.0' in metrics
     assert 'macfabric_requests_total{outcome="rejected"} 1.0' in metrics
     assert 'macfabric_cached_tokens_total{tier="hot"} 11.0' in metrics
+    assert 'macfabric_saved_seconds_total{tier="hot"}' in metrics
     assert 'macfabric_ttft_seconds_count{cache="cold"} 1.0' in metrics
     assert 'macfabric_nodes{state="alive"} 2.0' in metrics
     assert 'macfabric_node_up{node="node-a"} 1.0' in metrics
-    assert 'macfabric_scrubbed_bytes{node="node-b"} 5000.0' in metrics
-    assert 'macfabric_damaged_blocks{node="node-b"} 2.0' in metrics
+    assert 'macfabric_scrubbed_bytes_total{node="node-b"} 5000.0' in metrics
+    assert 'macfabric_damaged_blocks_total{node="node-b"} 2.0' in metrics
     assert 'macfabric_hot_bytes{kind="limit",node="node-b"} 700.0' in metrics
     assert 'macfabric_memory_pressure{node="node-b"} 2.0' in metrics
     assert 'macfabric_memory_pressure{node="node-a"} 0.0' in metrics
     assert 'macfabric_thermal_state{node="node-b"} 2.0' in metrics
+    assert 'macfabric_thermal_state{node="node-a"} 0.0' in metrics
+    assert "macfabric_turn_seconds_count 2.0" in metrics
+    assert 'macfabric_turn_part_seconds_sum{part="decode"} 4.0' in metrics
+    chats = 'method="POST",route="/v1/chat/completions"'
+    assert f'macfabric_http_responses_total{{class="2xx",{chats}}} 2.0' in metrics
+    assert f'macfabric_http_responses_total{{class="4xx",{chats}}} 1.0' in metrics
+    assert 'macfabric_node_state{node="node-b",state="ready"} 1.0' in metrics
+    assert 'macfabric_disk_bytes{kind="limit",node="node-b"} 1000.0' in metrics
+    assert 'macfabric_memory_bytes{kind="process",node="node-b"} 900.0' in metrics
+    assert 'kind="arrays",node="node-b"' not in metrics
+    assert 'macfabric_evicted_agents_total{node="node-b"} 7.0' in metrics
+    assert 'macfabric_node_degraded{node="node-b"} 1.0' in metrics
+    assert 'macfabric_certificate_expiry_timestamp_seconds{node="node-b"} 1.8e+09' in metrics
+    cause = 'cause="killed",node="node-b"'
+    assert f"macfabric_node_last_exit_timestamp_seconds{{{cause}}} 1.7e+09" in metrics
+    assert 'macfabric_node_build_info{fingerprint="ffffffffffffffff"' in metrics
+    assert "macfabric_router_build_info{" in metrics
+    assert "_created" not in metrics
     assert "alice" not in metrics
     assert "default" not in metrics
+
+
+async def test_names_of_metrics_follow_the_conventions():
+    async with rig("ab") as fabric:
+        await fabric.chat("hello", agent="alice")
+        metrics = (await fabric.http().get("/metrics")).text
+
+    families = list(text_string_to_metric_families(metrics))
+    assert len(families) == len({family.name for family in families}) > 50
+    for family in families:
+        assert family.name.startswith("macfabric_")
+        assert family.documentation.endswith((".", ".)")), family.name
+        assert not family.name.endswith(("_ms", "_mb", "_percent", "_total")), family.name
+        for sample in family.samples:
+            is_total = sample.name.endswith("_total")
+            assert is_total == (family.type == "counter"), sample.name
+            assert len(sample.labels.get("route", "")) < 60
+
+
+async def test_answers_are_counted_by_route_and_not_by_url():
+    async with rig("a") as fabric:
+        http = fabric.http()
+        for path in ("/v1/agents/secret-name", "/v1/agents/other-name", "/nowhere/at/all"):
+            await http.get(path)
+        await http.request("BREW", "/v1/nodes")
+        metrics = (await http.get("/metrics")).text
+
+    agent = 'class="4xx",method="GET",route="/v1/agents/{agent}"'
+    assert f"macfabric_http_responses_total{{{agent}}} 2.0" in metrics
+    assert 'class="4xx",method="GET",route="(other)"} 1.0' in metrics
+    assert "secret-name" not in metrics
+    assert "nowhere" not in metrics
+    assert "BREW" not in metrics
+
+
+async def test_operators_see_usage_versions_and_the_last_exit():
+    async with rig("a") as fabric:
+        lines = ("error: the device failed",)
+        fabric["node-a"].view_changes = {
+            "usage": UsageView(process_bytes=900, disk_limit_bytes=1000, chip="Apple M4"),
+            "last_exit": ExitView(1.7e9, "crashed", "Fatal Python error: Aborted", lines),
+            "build": {"macfabric": "0.1.0", "mlx": "0.32"},
+        }
+        await fabric.fleet.membership.refresh()
+        (node,) = (await fabric.http().get("/v1/nodes")).json()["data"]
+        (own,) = (await fabric.http(operates=False).get("/v1/nodes")).json()["data"]
+
+    assert node["usage"]["process_bytes"] == 900
+    assert node["usage"]["chip"] == "Apple M4"
+    assert node["last_exit"]["lines"] == ["error: the device failed"]
+    assert node["build"]["mlx"] == "0.32"
+    assert not {"usage", "last_exit", "build"} & own.keys()

@@ -101,9 +101,13 @@ async def test_expected_travel_time_uses_measured_link_rate():
         fabric["node-b"].view_changes = {"addresses": (LAN, CABLE)}
         http = fabric.http()
         await fabric.chat("word " * 10_000, agent="alice", http=http)
-        await fabric.fleet.membership.refresh(relist=True)
         key = ("default", "alice")
-        [route] = routes(snapshots.of_agent(fabric.fleet, key))
+        found = []
+        async with asyncio.timeout(60):  # a busy machine's nodes may be silent for a while
+            while not found:
+                await fabric.fleet.membership.refresh(relist=True)
+                found = routes(snapshots.of_agent(fabric.fleet, key))
+        [route] = found
 
         assert route.missing_bytes > 10_000
         assert route.travel_s == pytest.approx(0.03 + route.missing_bytes / 1e6)
@@ -117,7 +121,7 @@ async def test_transfer_counters_are_exported_under_known_names_only():
         await fabric.fleet.membership.refresh()
         metrics = (await fabric.http().get("/metrics")).text
 
-    name = "macfabric_transfer_events"
+    name = "macfabric_transfer_events_total"
     assert f'{name}{{event="bytes",node="node-a",side="send"}} 5000.0' in metrics
     assert f'{name}{{event="tampered",node="node-a",side="fetch"}} 3.0' in metrics
     assert f'{name}{{event="other",node="node-a",side="send"}} 50.0' in metrics

@@ -71,6 +71,19 @@ async def test_tenant_and_operator_keys_combine():
     assert wrong.status_code == 401
 
 
+async def test_unknown_tenant_key_is_refused_beside_an_operator_key():
+    """Otherwise a mistyped key would erase the agent of that name of the default tenant."""
+    settings = RouterSettings(api_keys={"one": KEY}, takeover_after_s=0.3)
+    async with rig("a", settings=settings) as fabric:
+        await fabric.chat("hello", agent="alice", http=fabric.http())
+        erased = await fabric.http("mistyped-key-0123").delete("/v1/agents/alice")
+        operator = await fabric.http(OPERATOR_KEY).get("/v1/agents/alice")
+        kept = await fabric.http().get("/v1/agents/alice")
+
+    assert erased.status_code == 401, erased.text
+    assert operator.status_code == kept.status_code == 200
+
+
 async def test_node_list_shows_tenants_their_own_counts():
     async with rig("a", settings=TENANTS) as fabric:
         one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)

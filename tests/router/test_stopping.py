@@ -29,3 +29,22 @@ async def test_requests_outlasting_the_stop_get_503_without_log_noise(caplog):
     assert answer.json()["error"]["code"] == "stopping"
     assert int(answer.headers["retry-after"]) >= 1
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_connection_accepted_before_the_stop_gets_its_first_answer():
+    async with rig("a") as fabric:
+        parts = httpx2.URL(fabric.url)
+        reader, writer = await asyncio.open_connection(parts.host, parts.port)
+        unused = await asyncio.open_connection(parts.host, parts.port)
+        await until(lambda: len(fabric.server.server_state.connections) == 2)
+        fabric.server.should_exit = True
+        await until(lambda: not fabric.server.servers[0].is_serving())
+        writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        answer = await reader.read()
+        rest = await unused[0].read()
+        for each in (writer, unused[1]):
+            each.close()
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in answer
+    assert rest == b""

@@ -115,12 +115,11 @@ class Chaos:
         self.cut_power(self._random)
 
     def cut_power(self, random):
-        """End every process; the router starts first, and each node joins within a minute."""
+        """End every process; the routers start first, and each node joins within a minute."""
         self._world.note("the power is cut")
         hosts = [host for host in self._world.nodes.values() if self._is_well(host)]
         self._is_cut = True
-        router = self._world.router
-        boots = [router] if self._is_well(router) else []
+        boots = [router for router in self._world.router.hosts if self._is_well(router)]
         for host in (*boots, *hosts):
             host.kill()
         self._is_cut = False

@@ -158,7 +158,7 @@ class Clients:
 
     async def _attempt(self, talk, sampling, hang_up_after):
         world = self._world
-        router, judge = world.router, world.directing.judge
+        router, judge = world.router.host, world.directing.judge
         variants = judge.variants(talk, sampling)
         epochs_by_agent = reported_epochs(router, world.nodes, talk.tenant)
         edits = EditMode.FORGET if judge.may_forget(talk) else talk.edits
@@ -172,7 +172,7 @@ class Clients:
             waiting_turn = world.owner_wait_judge.ask(
                 talk.key, acked.node, acked.epoch, talk.messages
             )
-        call = self._send(talk, sampling)
+        call = self._send(router, talk, sampling)
         try:
             while True:
                 event = await call.outbox.get()
@@ -210,13 +210,13 @@ class Clients:
         world.watch.check_fence(talk, admitted, call.operation, router)
         answer = oracle.Expected(text, event.reason, event.completion_tokens)
         if found := judge.check_answer(talk, admitted, sampling, answer, variants):
+            talk.epochs.note(admitted.agent, router.incarnation, admitted.epoch)
             self._finish(talk, found, text, event, admitted, call.operation)
 
     def _finish(self, talk, found, text, finished, admitted, operation):
         world = self._world
         self.answered_count += 1
         self.answered_s = world.loop.now_s
-        talk.epochs.note(admitted.agent, world.router.incarnation, admitted.epoch)
         talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
         world.note(
             f"{talk.name}: answered by {admitted.node} at epoch {admitted.epoch},"
@@ -304,10 +304,10 @@ class Clients:
 
     # --- the client's connection to the router -----------------------------------------------
 
-    def _send(self, talk, sampling):
-        call = _Call(OperationId(f"op-{talk.random.randrange(10**12):012}"))
+    def _send(self, router, talk, sampling):
+        operation = OperationId(f"op-{talk.random.randrange(10**12):012}")
+        call = _Call(operation, router.process)
         self._calls[call] = None
-        router = self._world.router
         if router.services is None:
             call.task = asyncio.create_task(asyncio.sleep(0))
             call.outbox.put_nowait(_gone())
@@ -325,9 +325,10 @@ class Clients:
         call.task = self._world.loop.spawn(router.process, work)
         return call
 
-    def on_router_death(self):
+    def on_router_death(self, process):
         for call in list(self._calls):
-            call.outbox.put_nowait(_gone())
+            if call.process is process:
+                call.outbox.put_nowait(_gone())
 
     def _note_error(self, talk, error):
         self._world.note(f"{talk.name}: {error.status} {error.code}")
@@ -342,6 +343,7 @@ class Clients:
 @dataclass(eq=False)
 class _Call:
     operation: str
+    process: object  # of the router that it goes through
     outbox: asyncio.Queue = field(default_factory=asyncio.Queue)
     task: object = None
 

@@ -19,6 +19,7 @@ class PrivacyProbes:
         self._world = world
         self._verbs = verbs
         self._random = world.stream("mimics")
+        self._is_draining = False  # one at a time: some node must take the probes
 
     async def act(self, talk):
         """Now and then say the same as a private agent, perhaps while its node is emptied."""
@@ -30,7 +31,8 @@ class PrivacyProbes:
         if random.random() < CROWD_ODDS:
             await self._crowd(talk)
         actions, host = self._world.chaos.actions, None
-        if random.random() < DRAIN_ODDS:
+        if random.random() < DRAIN_ODDS and not self._is_draining:
+            self._is_draining = True
             host = self._world.nodes[talk.acked.node]
             await actions.begin_drain(host)
             await self._await_blocks(talk)
@@ -39,8 +41,11 @@ class PrivacyProbes:
             await self._probe(talk)
         finally:
             talk.end_copy()
-        while host is not None and not await actions.undrain(host):  # noqa: ASYNC110 - simulated time
+        if host is None:
+            return
+        while not await actions.undrain(host):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
+        self._is_draining = False
 
     async def _crowd(self, talk):
         """Say the same as many strangers at once as there are nodes: the router spreads them."""

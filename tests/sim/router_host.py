@@ -49,6 +49,11 @@ class RouterHost:
         self.keeper = None  # of its term, where it may have a standby
 
     @property
+    def host(self):
+        """The one that clients reach."""
+        return self
+
+    @property
     def hosts(self):
         return (self,)
 
@@ -57,6 +62,8 @@ class RouterHost:
         return self.services is not None
 
     def boot(self):
+        """Start a process of a new incarnation."""
+        assert self.process is None or self.process.is_dead, "one process at a time"
         self.incarnation = self._world.next_router_life(self)
         name = f"{self.name}#{self.incarnation}"
         self.process = Process(name, self._world.stream(name))
@@ -81,7 +88,7 @@ class RouterHost:
         for response in self._connections:
             response.requests.break_off()
         self._connections.clear()
-        self._world.clients.on_router_death()
+        self._world.clients.on_router_death(self.process)
         self._world.chaos.boot_later(self)
 
     def freeze(self):

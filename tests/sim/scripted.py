@@ -21,10 +21,10 @@ FILLER = "river stone amber cloud lantern meadow harbor quiet copper " * 5
 class Script(World):
     """A world with `script(world)` for a life; what it returns is `result`."""
 
-    def __init__(self, seed, loop, script, kind, settings):
+    def __init__(self, seed, loop, script, kind, settings, *, has_standby=False):
         self._script, self._kind, self._settings = script, kind, settings
         self.result = None
-        super().__init__(seed, loop)
+        super().__init__(seed, loop, has_standby=has_standby)
 
     def __post_init__(self):
         super().__post_init__()
@@ -108,8 +108,12 @@ def begin(word):
     ]
 
 
-def play(script, *, kind="full", settings=SETTINGS, seed=1):
+def play(script, *, kind="full", settings=SETTINGS, seed=1, has_standby=False):
     """Live a script's life; return the world, or fail with what was violated."""
-    world = run(seed, lambda seed, loop: Script(seed, loop, script, kind, settings))
+
+    def make(seed, loop):
+        return Script(seed, loop, script, kind, settings, has_standby=has_standby)
+
+    world = run(seed, make)
     assert world.violation is None, world.violation
     return world

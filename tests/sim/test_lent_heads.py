@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 
 from node.migration.prefix_target import SharedPrefixTarget
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from tests.sim.scripted import FILLER, SETTINGS, Script
 from tests.sim.world import World, run
 from tests.support.incoming import pinned_blocks

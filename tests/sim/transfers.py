@@ -45,7 +45,7 @@ def fetch_from(world):
         offered = peer.node.resources.transfers.offers.check(ticket, name)
         sent_bytes, spent_s = 0, 0.0
         for ref in refs:
-            if ref.name not in offered:
+            if ref.name not in offered.refs:
                 message = "the ticket does not cover that block"
                 raise UnauthorizedError(message, code="not_offered")
             is_lost = network.random.random() < network.weather.loss_odds

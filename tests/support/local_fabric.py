@@ -21,8 +21,8 @@ from fabric.limits import COMPLETION_TOKENS_MAX
 from fabric.settings import RouterSettings
 from node.service import NodeService
 from router.fleet.node_client import ControlTransport, NodeLostError
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from router.serve import serve_roster
 from tests.support.services import KEY, call, start_service
 

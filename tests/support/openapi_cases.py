@@ -14,6 +14,7 @@ from functools import partial
 from threading import Event
 
 import hypothesis
+import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase
@@ -24,6 +25,10 @@ from schemathesis.specs.openapi import checks
 from tests.support import chat_bodies
 from tests.support.documented import DOCUMENT
 
+# The fabric's threads draw random numbers while a case is drawn, which is no part of its strategy.
+ALLOWS_RANDOM_THREADS = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+)
 JUDGES = [
     not_a_server_error,
     checks.status_code_conformance,

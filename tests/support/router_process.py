@@ -12,21 +12,25 @@ from pathlib import Path
 
 import aiohttp
 
+from fabric.ids import DEFAULT_TENANT
 from fabric.settings import RouterSettings
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.node_client import NodeLostError
-from router.listener import listen
+from router.listener import inherited, listen
+from router.restart import LISTENER_OPTION, RestartRequest, become_restarted
 from router.serve import serve_roster
 from tests.support.services import KEY
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL_S = 60.0
+API_KEY = "key-of-a-client-elsewhere"
+OPERATOR_KEY = "key-of-an-operator-elsewhere"
 
 
 class ControlRelay:
     """Control calls of router processes to nodes of this process, as Ray carries them."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, host="127.0.0.1"):
         relay = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,9 +46,9 @@ class ControlRelay:
                 pass
 
         self.nodes = nodes
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{host}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self):
@@ -55,11 +59,12 @@ class ControlRelay:
 class RouterProcess:
     """One of a fabric's routers."""
 
-    def __init__(self, relay, log):
-        argv = [relay.url, *relay.nodes]
+    def __init__(self, relay, log, host="127.0.0.1", prefix=(), *, standby=True):
+        """Start it, listening at `host`, by a command that `prefix` begins."""
+        argv = [host, relay.url, "standby" if standby else "sole", *relay.nodes]
         self._log = log.open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.router_process", *argv],
+            [*prefix, sys.executable, "-m", "tests.support.router_process", *argv],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -79,7 +84,7 @@ class RouterProcess:
         self._log.close()
 
 
-async def _serve(relay, names):
+async def _serve(listeners, relay, role, names, restart):
     async with aiohttp.ClientSession() as session:
 
         def transport(name):
@@ -97,10 +102,27 @@ async def _serve(relay, names):
         async def roster():
             return nodes
 
-        settings = RouterSettings(standby=True, nodes_expected=len(names), takeover_after_s=20.0)
+        settings = RouterSettings(
+            standby=role == "standby",
+            nodes_expected=len(names),
+            takeover_after_s=20.0,
+            api_keys={DEFAULT_TENANT: API_KEY},
+            operator_keys={"ops": OPERATOR_KEY},
+        )
         expected = ExpectedNodes(len(names))
-        await serve_roster(settings, KEY, roster, listen("127.0.0.1", 0), expected=expected)
+        await serve_roster(settings, KEY, roster, listeners, expected=expected, restart=restart)
+
+
+def _main(host, relay, role, *more):
+    option = f"{LISTENER_OPTION}="
+    names = [each for each in more if not each.startswith(option)]
+    left = [int(each.removeprefix(option)) for each in more if each.startswith(option)]
+    listeners = inherited(left) or listen(host, 0)
+    kept, restart = [listener.dup() for listener in listeners], RestartRequest()
+    asyncio.run(_serve(listeners, relay, role, names, restart))
+    if restart.is_wanted:
+        become_restarted(kept)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], sys.argv[2:]))
+    _main(*sys.argv[1:])

@@ -36,6 +36,7 @@ from fabric.turn.generation import (
     IdentityKind,
     Sampling,
 )
+from fabric.turn.turn_times import TurnTag
 from node import service as node_service
 from node.service import NodeConfig, NodeService
 from tests.support.conversations import read_messages
@@ -148,6 +149,7 @@ def ask(
     retain_s: float = 0.0,
     edits: EditMode | None = None,
     term: int | None = None,
+    turn: TurnTag | None = None,
     **sampling: Any,
 ) -> Reply:
     """Run one turn to its end."""
@@ -165,6 +167,7 @@ def ask(
         retain_s=retain_s,
         edits=edits,
         term=term,
+        turn=turn,
     )
 
     async def drain() -> Reply:

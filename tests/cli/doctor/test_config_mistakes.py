@@ -9,7 +9,7 @@ import yaml
 
 from fabric.keys import SHIPPED_KEYS
 from fabric.limits import GIB, MIB
-from router.cli.doctor.config_check import compose, line_of, repeated_keys
+from router.cli.config_file import compose, line_of, repeated_keys
 from router.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -263,8 +263,10 @@ def test_duplicate_key_is_found(run, home, tmp_path, monkeypatch):
     assert found["line"] == len(path.read_text().splitlines())
 
 
-def test_line_numbers_of_dotted_paths_and_list_items():
-    tree = compose("a:\n  b.c/d:\n    - x\n    - y: 1\n  e: 2\n")
+def test_line_numbers_of_dotted_paths_and_list_items(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("a:\n  b.c/d:\n    - x\n    - y: 1\n  e: 2\n")
+    tree = compose(path)
 
     assert [line_of(tree, where) for where in ("a", "a.b.c/d", "a.b.c/d[1].y", "a.e")] == [
         1,
@@ -273,7 +275,8 @@ def test_line_numbers_of_dotted_paths_and_list_items():
         5,
     ]
     assert [line_of(tree, where) for where in ("a.b.c/d[7]", "a.none", "none")] == [2, 1, None]
-    assert list(repeated_keys(compose("a: 1\nb: {c: 1, c: 2}\na: 2\n"))) == [("b.c", 2), ("a", 3)]
+    path.write_text("a: 1\nb: {c: 1, c: 2}\na: 2\n")
+    assert list(repeated_keys(compose(path))) == [("b.c", 2), ("a", 3)]
 
 
 def test_file_with_warnings_only_is_accepted_with_a_note(check):

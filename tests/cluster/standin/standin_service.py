@@ -39,7 +39,9 @@ class NodeConfig:
 class NodeService:
     """As node.service has it."""
 
-    def __init__(self, config: NodeConfig, end_process: object = None) -> None:
+    def __init__(
+        self, config: NodeConfig, end_process: object = None, log_before: object = None
+    ) -> None:
         self.config = config
 
     def start(self) -> None:

@@ -10,8 +10,10 @@ import pytest
 from fabric.control import erasure_calls, head_calls, node_calls, replica_calls, span_calls
 from fabric.control.calls import (
     CALLS,
+    CallOrigin,
     CallRoute,
     decode_call,
+    decode_with_origin,
     decode_with_term,
     encode_call,
     is_call,
@@ -21,6 +23,7 @@ from fabric.control.head_calls import OfferHead
 from fabric.control.node_calls import CommitMigration, Describe, Flush, SealAgent, Stop
 from fabric.control.term_calls import GrantTerm
 from fabric.errors import RejectedError
+from fabric.ids import Traceparent, TurnId
 
 SPECS = list(CALLS.values())
 
@@ -77,6 +80,7 @@ def test_only_calls_independent_of_terms_are_open_to_any_router():
         "list_changes",
         "offer_head",
         "read_memory",
+        "read_turns",
         "share_erasures",
         "stop",
     }
@@ -88,6 +92,23 @@ def test_call_carries_the_term_of_its_router():
     assert decode_with_term(encode_call(Flush())) == (Flush(), None)
     assert encode_call(Flush()) == encode_call(Flush(), None), "as before there were terms"
     assert b"term" not in encode_call(Flush())
+
+
+def test_a_call_names_the_turn_that_it_is_made_for():
+    trace = Traceparent(f"00-{'a' * 32}-{'b' * 16}-01")
+    origin = CallOrigin(7, TurnId("turn-of-a-client"), trace)
+
+    assert decode_with_origin(encode_call(Flush(), origin=origin)) == (Flush(), origin)
+    assert decode_with_origin(encode_call(Flush(), 7)) == (Flush(), CallOrigin(7))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [CallOrigin(turn="a b c d e f"), CallOrigin(trace="00-0-0-0"), CallOrigin(turn="\n" * 9)],
+)
+def test_an_invalid_origin_is_refused(origin):
+    with pytest.raises(RejectedError):
+        decode_call(encode_call(Flush(), origin=origin))
 
 
 def test_every_call_has_a_timeout():

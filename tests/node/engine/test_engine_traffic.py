@@ -90,6 +90,7 @@ def test_retry_after_follows_queue_length_and_turn_speed():
             with pytest.raises(OverloadedError) as refused:
                 door.thread.check_waiting("tenant-7", Priority.INTERACTIVE)
             assert refused.value.retry_after_s == expected
+            assert "Retry-After" in refused.value.message
             door.gate.set()
             for _, _, done in waiting:
                 done.get(timeout=60)

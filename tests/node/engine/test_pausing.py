@@ -46,6 +46,7 @@ def test_preempted_sequence_is_bit_equal_to_an_undisturbed_one(
     whole, whole_events = narrow.submit(prompt, sampling)
     want = ended(whole_events).answer_ids
     paused, paused_events = narrow.make(prompt, sampling, priority=Priority.BACKGROUND)
+    preempted_before = narrow.thread.preempted_count
     urgent_events = interrupt(narrow, paused, at)
     done_first = []
     at_token(paused, 11, lambda: done_first.append(not urgent_events.empty()))
@@ -56,6 +57,7 @@ def test_preempted_sequence_is_bit_equal_to_an_undisturbed_one(
     assert narrow.bytes_of(whole.cache) == narrow.bytes_of(paused.cache)
     assert done_first == [True]
     assert len(ended(urgent_events).answer_ids) == 12
+    assert narrow.thread.preempted_count == preempted_before + 1
 
 
 @pytest.mark.parametrize(

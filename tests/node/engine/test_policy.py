@@ -30,6 +30,8 @@ class Item:
     tenant: str = ""
     is_resumed: bool = False
     weight: float = 1.0
+    is_promoted: bool = False
+    is_delayed: bool = False
 
 
 def interactive(needs_bytes=0, **fields):

@@ -13,8 +13,8 @@ from fabric.ids import OperationId
 from fabric.turn.generation import CacheTier, GenerateRequest, Sampling
 from node.engine.memory_budget import Reservation
 from node.limits import BLOCKED_POLL_S
+from node.tiers import restore
 from node.tiers.restore import load_layout
-from node.turn import prefix
 from tests.support.erasures import wait_until
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, identity_of, running
@@ -217,7 +217,7 @@ def test_failed_restore_ends_only_its_turn_and_releases_memory(model, tmp_path, 
             raise OSError(5, "cannot")
 
         with monkeypatch.context() as patch:
-            patch.setattr(prefix, "load_layout", broken)
+            patch.setattr(restore, "load_layout", broken)
             with pytest.raises(FabricError) as caught:
                 ask(service, WORDS * 30, agent="a", **BRIEF)
         assert caught.value.status == 500
@@ -248,7 +248,7 @@ def test_hang_up_during_restore_keeps_the_record(model, tmp_path, monkeypatch):
             return [e async for e in service.node.turns.serve(request("a", WORDS * 60))]
 
         with monkeypatch.context() as patch:
-            patch.setattr(prefix, "load_layout", slow)
+            patch.setattr(restore, "load_layout", slow)
             on_loop(service, scenario())
         assert loads == [0]
         assert agent.manifest is record
@@ -276,7 +276,7 @@ def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monk
         return [e async for e in service.node.turns.serve(request("carl", foreign))]
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefix, "load_layout", read)
+        patch.setattr(restore, "load_layout", read)
         on_loop(service, scenario())
     assert loads == [512]
     again = ask(service, own + first.text + " and then", agent="carl", **BRIEF)

@@ -58,13 +58,17 @@ def chunks_before_answer(bench: Bench, chunks: Chunks, urgent: Sequence, others:
     return seen
 
 
+@pytest.mark.parametrize("is_promoted", [False, True], ids=["waiting", "promoted"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_interactive_prompt_waits_for_the_chunk_being_computed(bench: Bench, count: int) -> None:
+def test_an_interactive_prompt_waits_for_the_chunk_being_computed(
+    bench: Bench, count: int, is_promoted: bool
+) -> None:
     chunks = Chunks(bench)
     slow = [
         bench.make(prompt_of(LONG, seed), GREEDY, bench.cache(LONG + 64), priority=BACKGROUND)
         for seed in range(count)
     ]
+    slow[0][0].is_promoted = is_promoted
     urgent, urgent_events = bench.make(prompt_of(SHORT, 99), GREEDY, bench.cache(SHORT + 64))
     seen = chunks_before_answer(bench, chunks, urgent, [sequence for sequence, _ in slow])
     ended(urgent_events)

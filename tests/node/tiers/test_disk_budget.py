@@ -52,6 +52,7 @@ def test_full_budget_degrades_the_node_but_fails_no_turn(model, agent_bytes, tmp
         first = talk(service, 0)
         assert not first.finished.durable
         assert service.node.health.degraded == "cannot save agents: the disk budget is full"
+        assert service.node.view().failed_saves >= 1
         assert talk(service, 0).admitted.cache is CacheTier.HOT
         assert talk(service, 0).text == first.text
         assert stored(service) == set()
@@ -108,7 +109,7 @@ def test_hot_memory_of_unsaved_agents_is_bounded(model, agent_bytes, tmp_path):
 
 def test_flood_of_one_tenant_does_not_evict_other_tenants(model, agent_bytes, tmp_path):
     quiet = TenantId("quiet")
-    budget = 8 * agent_bytes
+    budget = 9 * agent_bytes  # floors of four and a half agents: the flood exceeds its own
     with running(tmp_path, model, disk_bytes=budget) as service:
         for number in range(3):
             talk(service, number, quiet, "q")
@@ -170,6 +171,47 @@ def test_tenant_quota_holds_on_an_otherwise_empty_disk(model, agent_bytes, tmp_p
         assert "a-5" in stored(service)
 
 
+def test_bytes_of_a_tenant_on_disk_are_limited_and_not_those_in_memory(
+    model, agent_bytes, tmp_path
+):
+    shares = {str(TENANT): TenantShare(disk_bytes=3 * agent_bytes)}
+    other = TenantId("other")
+    with running(tmp_path, model, disk_bytes=20 * agent_bytes, tenants=shares) as service:
+        for number in range(6):
+            assert talk(service, number).finished.durable
+            talk(service, number, other, "o")
+        assert 2 <= len(stored(service)) <= 3
+        assert "a-5" in stored(service)
+        assert len(stored(service, other)) == 6
+
+
+def test_agent_over_its_tenants_bytes_is_reported_once(model, agent_bytes, tmp_path, caplog):
+    shares = {str(TENANT): TenantShare(disk_bytes=agent_bytes // 2)}
+    with running(tmp_path, model, disk_bytes=20 * agent_bytes, tenants=shares) as service:
+        assert not talk(service, 0).finished.durable
+        reason = "cannot save agents: a tenant's part of the disk is full"
+        assert service.node.health.degraded == reason
+        for _ in range(5):
+            assert "memory only" in call(service, Flush(), Done).detail
+        failed_count = service.node.view().failed_saves
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    reported = [text for text in errors if "in memory only" in text]
+    assert failed_count > 5
+    assert 1 <= len(reported) <= 2, "by its turn, and at most once by what saves it again"
+    assert all("node.tenants.NAME.disk_bytes" in text for text in reported)
+
+
+def test_estimate_of_a_record_counts_the_history_of_its_turns(model, tmp_path):
+    with running(tmp_path, model) as service:
+        for _ in range(12):
+            talk(service, 0)
+        (agent,) = service.node.resources.table
+        estimated_bytes = record_bytes(agent.saved)
+        (file,) = (path for path in tmp_path.rglob("manifests/*") if path.is_file())
+        assert len(agent.saved.provenance.turns) > 1_000
+        assert 0.8 * file.stat().st_size < estimated_bytes
+
+
 def test_number_of_agents_per_node_is_bounded(model, tmp_path, monkeypatch):
     for module in ("node.agents.agent_table", "node.tiers.disk_budget"):
         monkeypatch.setattr(f"{module}.AGENTS_PER_NODE_MAX", 4)
@@ -204,10 +246,13 @@ async def _turn(service):
     return await asyncio.to_thread(lambda: talk(service, 0).text)
 
 
-def test_migration_evicts_on_the_target_or_is_refused(model, agent_bytes, tmp_path):
+@pytest.mark.parametrize("short_bytes", [0, 8])
+def test_migration_evicts_on_the_target_or_is_refused(model, agent_bytes, tmp_path, short_bytes):
+    """Records with two turns are longer than those with one, which the budget was measured by."""
+    budget_bytes = 2 * agent_bytes - short_bytes
     with (
         running(tmp_path, model, "left") as left,
-        running(tmp_path, model, "right", disk_bytes=2 * agent_bytes) as right,
+        running(tmp_path, model, "right", disk_bytes=budget_bytes) as right,
         running(tmp_path, model, "tiny", disk_bytes=agent_bytes // 2) as tiny,
     ):
         text = talk(left, 0).text
@@ -219,4 +264,4 @@ def test_migration_evicts_on_the_target_or_is_refused(model, agent_bytes, tmp_pa
         assert talk(left, 0).text == text
         migrate(left, right, "a-0", 1)
         assert "a-0" in stored(right)
-        check(right, 2 * agent_bytes)
+        check(right, budget_bytes)

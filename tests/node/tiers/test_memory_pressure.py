@@ -81,6 +81,7 @@ def test_idle_agents_move_to_disk_under_pressure_without_loss(tmp_path, model):
         assert view.hot_limit_bytes == total_bytes // MEMORY_FLOOR_PARTS
         assert view.hot_total_bytes == total_bytes
         assert view.free.hot == max(0, view.hot_limit_bytes - view.bytes.hot)
+        assert view.dropped_caches == 6 - len(hot_agents(bench)) > 0
 
         again = ask(bench.service, PROMPT, agent="a", max_tokens=4)
         assert again.admitted.cached_tokens > 0, "its memory was on disk"

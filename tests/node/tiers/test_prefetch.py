@@ -9,10 +9,12 @@ import pytest
 from fabric.control.node_calls import (
     AgentList,
     AgentView,
+    Describe,
     Done,
     DrainNode,
     Flush,
     ListAgents,
+    NodeView,
     PrefetchAgent,
 )
 from fabric.errors import FabricError
@@ -94,6 +96,28 @@ def test_prefetch_is_idempotent(service):
     assert set(tiers) == {("hot", "disk")}
     assert code_of(lambda: prefetch(service, "alice", epoch=4)) == (421, "stale_epoch")
     assert code_of(lambda: prefetch(service, "nobody")) == (404, "agent_not_found")
+
+
+@pytest.mark.parametrize("loads", [prefetch, lambda service, _: turn(service, HELLO, "alice")])
+def test_restores_show_the_speed_of_the_disk(model, tmp_path, monkeypatch, loads):
+    with running(tmp_path, model) as service:
+        turn(service, HELLO, "alice")
+        assert call(service, Describe(), NodeView).restore_bytes_per_s is None
+        cool(service)
+        monkeypatch.setattr("node.tiers.restore.RESTORE_MEASURED_BYTES_MIN", 1)
+
+        loads(service, "alice")
+
+        assert call(service, Describe(), NodeView).restore_bytes_per_s > 0
+
+
+def test_short_restore_shows_no_speed(model, tmp_path):
+    with running(tmp_path, model) as service:
+        turn(service, HELLO, "alice")
+        cool(service)
+        prefetch(service, "alice")
+
+        assert call(service, Describe(), NodeView).restore_bytes_per_s is None
 
 
 class Slow:

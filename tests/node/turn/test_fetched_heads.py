@@ -16,8 +16,9 @@ from fabric.control.node_calls import AgentView, Done
 from fabric.control.span_calls import ReturnSpans
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
-from fabric.ids import AgentId, BlockHash, MigrationId, NodeName, OperationId, TenantId
+from fabric.ids import AgentId, BlockHash, MigrationId, NodeName, OperationId, TenantId, TurnId
 from fabric.turn.generation import CacheTier, HeadLoan, Sampling
+from fabric.turn.turn_times import TurnTag
 from node.engine import heads
 from node.net.link_table import LinkTable
 from node.store.block_store import BlockStore
@@ -28,6 +29,7 @@ from node.turn.fetched_heads import FetchedHeads
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
 from tests.support.incoming import pinned_blocks
+from tests.support.logged_turns import logged_turns
 from tests.support.services import TENANT, ask, call, running
 from tests.support.shared_heads import HEAD, Counted, chat, request_of, serve_turn, together
 from tests.support.small_node import on_loop
@@ -129,6 +131,31 @@ def test_stored_head_is_fetched(pair, counted, calm):
     assert head > first.admitted.prompt_tokens // 2
     assert counted.of(there) - before == reply.admitted.prompt_tokens - 1 - head
     assert pinned_blocks(there.node) == {}
+
+
+def test_lender_logs_the_turn_that_borrows(model, tmp_path):
+    with two(tmp_path, model) as (here, there):
+        together(here, [request_of(0)])
+        tag = TurnTag(TurnId("turn-that-borrows"), 0.0)
+        with logged_turns("node") as lines:
+            (reply,) = together(there, [replace(lent(request_of(1), here), turn=tag)])
+        assert reply.admitted.cache is CacheTier.PEER
+        named = {turn for message, turn in lines if ": lends the first" in message}
+        assert named == {tag.id}
+
+
+def test_refused_transfer_names_the_turn_of_its_ticket(model, tmp_path, monkeypatch):
+    with two(tmp_path, model) as (here, there):
+        together(here, [request_of(0)])
+
+        def lose(store, ref):
+            raise FileNotFoundError
+
+        monkeypatch.setattr(BlockStore, "open_payload", lose)
+        tag = TurnTag(TurnId("turn-that-borrows"), 0.0)
+        with logged_turns("node.transfer") as lines:
+            together(there, [replace(lent(request_of(1), here), turn=tag)])
+        assert {turn for message, turn in lines if "no longer here" in message} == {tag.id}
 
 
 def at_once(*pairs):

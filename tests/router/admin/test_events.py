@@ -10,6 +10,7 @@ from router.admin import events as module
 from router.admin.views import events as views
 from router.events import AgentErased, NodeChanged
 from router.limits import FLEET_EVENTS_MAX
+from router.moves import migration
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.sse_reader import following
 from tests.router.test_operators import TENANT_FIELDS
@@ -51,6 +52,33 @@ async def test_event_stream_shows_chat_and_move_to_operator():
     assert (moves[0]["from"], moves[0]["to"]) == (node, other)
     moved_event = next(event.data for event in moved if event.name == "agent.moved")
     assert (moved_event["from"], moved_event["to"], moved_event["epoch"]) == (node, other, 2)
+
+
+async def test_long_copy_reports_how_much_of_the_agent_has_arrived(monkeypatch):
+    monkeypatch.setattr(migration, "PROGRESS_S", 0.02)
+    async with rig("ab") as fabric, following(fabric.http()) as stream:
+        node = (await fabric.chat("x" * 300, agent="alice")).headers["x-macfabric-node"]
+        target = fabric["node-b" if node == "node-a" else "node-a"]
+        target.view_changes = {"fetching": {"bytes": 1000}}  # of an earlier move
+        await fabric.fleet.membership.refresh()
+        (whole,) = (await fabric.http().get("/v1/agents")).json()["data"]
+        target.does.slow = {"copy_blocks": 0.6}
+        moving = asyncio.create_task(
+            fabric.http().post("/v1/agents/alice/migrate", json={"to": target.name})
+        )
+        await stream.until("move.state", state="copying")
+        for bytes_fetched in (1001, 10**9):  # the second fetched other agents as well
+            target.view_changes = {"fetching": {"bytes": bytes_fetched}}
+            await fabric.fleet.membership.refresh()
+            await asyncio.sleep(0.1)
+        await moving
+        moved = await stream.until("move.state", state="committed")
+
+    moves = [event.data for event in moved if event.name == "move.state"]
+    sizes = [(move["bytes_sent"], move["bytes_total"]) for move in moves]
+    total = whole["bytes"]["disk"]
+    assert sizes[:2] == [(1, total), (total, total)]  # nothing again without progress
+    assert all(sent <= total for sent, total in sizes)
 
 
 async def test_snapshot_equals_rest_listings():
@@ -257,3 +285,27 @@ async def test_stopping_router_ends_event_streams():
         fabric.fleet.events.publish(NodeChanged("node-z", "ready", None))
         fabric.fleet.events.close()
         assert [(await stream.next()).data["node"], await stream.next()] == ["node-z", None]
+
+
+async def test_past_events_are_answered_at_once_and_filtered():
+    async with rig("ab", settings=TENANTS) as fabric:
+        one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
+        for agent in ("alice", "bob"):
+            await fabric.chat("hello", agent=agent, http=one)
+        await fabric.chat("hello", agent="secret", http=two)
+        past = "/v1/events?follow=false"
+        read = {}
+        for name, http, path in (
+            ("all", fabric.http(), past),
+            ("own", one, past),
+            ("last", one, f"{past}&name=agent.created&limit=1"),
+        ):
+            async with following(http, path=path) as stream:
+                read[name] = [event async for event in stream]
+
+    created = [e.data["id"] for e in read["all"] if e.name == "agent.created"]
+    assert created == ["alice", "bob", "secret"]
+    own = [e.data["id"] for e in read["own"] if e.name == "turn.ended"]
+    assert own == ["alice", "bob"]
+    assert not [e for e in read["own"] if e.data.get("id") == "secret"]
+    assert [e.data["id"] for e in read["last"]] == ["bob"]

@@ -238,21 +238,23 @@ async def test_max_tokens_zero_warms_prefix_cache():
 
 
 ERRORS = [
-    (RejectedError("no", code="template_refused"), 400, "invalid_request_error"),
-    (OverloadedError("no", retry_after_s=7.2), 429, "rate_limit_error"),
-    (RetryLaterError("no", retry_after_s=3.0), 529, "overloaded_error"),
+    (RejectedError("no", code="template_refused"), 400, "invalid_request_error", "no"),
+    (OverloadedError("no", retry_after_s=7.2), 429, "rate_limit_error", "no node has room"),
+    (RetryLaterError("no", retry_after_s=3.0), 529, "overloaded_error", "no"),
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=str)
-async def test_node_error_maps_to_anthropic_type_and_status(error, status, kind):
+@pytest.mark.parametrize(("error", "status", "kind", "message"), ERRORS, ids=str)
+async def test_node_error_maps_to_anthropic_type_and_status(error, status, kind, message):
     async with rig("a") as fabric:
         fabric["node-a"].does.refuse = error
         with pytest.raises(anthropic.APIStatusError) as caught:
             await fabric.anthropic().messages.create(**BODY)
 
     assert caught.value.status_code == status
-    assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "no"}}
+    found = caught.value.body["error"].pop("message")
+    assert found == message or found.startswith(f"{message} for")
+    assert caught.value.body == {"type": "error", "error": {"type": kind}}
     if status != 400:
         assert int(caught.value.response.headers["retry-after"]) >= 3
 

@@ -4,7 +4,14 @@ import time
 import pytest
 from aiohttp import web
 
-from fabric.control.calls import NODE_HEADER, ErrorReply, encode_call, encode_reply
+from fabric.control.calls import (
+    NO_ORIGIN,
+    NODE_HEADER,
+    CallOrigin,
+    ErrorReply,
+    encode_call,
+    encode_reply,
+)
 from fabric.control.node_calls import Describe, Done, Flush, NodeView, Offer, SealAgent
 from fabric.errors import (
     ConflictError,
@@ -14,6 +21,8 @@ from fabric.errors import (
     RetryLaterError,
     StaleEpochError,
 )
+from fabric.hosting.turn_context import about_turn
+from fabric.ids import TurnId
 from fabric.keys import http_secret
 from fabric.turn.generation import Admitted, GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
@@ -242,6 +251,20 @@ async def test_only_urgent_calls_use_http():
             await linked.link.call(SEAL, Offer)
 
     assert offer.manifest == encode_call(SEAL)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_calls_name_their_turn_to_nodes_that_read_it(reads):
+    async def answer(request):
+        return web.Response(body=encode_reply(Offer(await request.read(), b"", ())))
+
+    async with Linked(sealing(answer)) as linked:
+        linked.link.reads_origins = reads
+        with about_turn(TurnId("turn-of-a-client")):
+            offer = await linked.link.call(SEAL, Offer)
+
+    expected = CallOrigin(turn=TurnId("turn-of-a-client")) if reads else NO_ORIGIN
+    assert offer.manifest == encode_call(SEAL, origin=expected)
 
 
 @pytest.mark.parametrize("moment", ["before", "within"])

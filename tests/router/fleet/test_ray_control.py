@@ -1,6 +1,10 @@
-"""How the router's process joins Ray and leaves it: one thread at a time."""
+"""How the router's process joins Ray and leaves it: one thread at a time, owed nothing."""
 
+import asyncio
+import concurrent.futures
+import gc
 import threading
+import weakref
 
 import pytest
 import ray
@@ -55,3 +59,60 @@ def test_hung_connect_does_not_block_exit(slow, monkeypatch):
     monkeypatch.setattr(ray_control, "LEAVE_TIMEOUT_S", 0.05)
     ray_control.disconnect()
     assert slow.calls == ["join"]
+
+
+class Reference:
+    """A reference to a result that Ray owes, as far as a driver uses one."""
+
+    def __init__(self):
+        self._result = concurrent.futures.Future()
+
+    def future(self):
+        return self._result
+
+
+async def is_kept(reference):
+    await asyncio.sleep(0)
+    gc.collect()
+    return reference() is not None
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+
+
+@pytest.mark.anyio
+async def test_reference_is_dropped_once_its_result_is_there():
+    driver, reference = ray_control.Driver(), Reference()
+    result, known = reference.future(), weakref.ref(reference)
+    call = asyncio.create_task(driver.result(reference))
+    del reference
+    assert await is_kept(known)
+    threading.Thread(target=result.set_result, args=(b"reply",)).start()
+    assert await call == b"reply"
+    assert not await is_kept(known)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_references_are_kept_until_the_driver_has_left(joined, is_abandoned):
+    """Ray ends a process that drops one while it leaves."""
+    driver, reference = ray_control.Driver(), Reference()
+    result, known = reference.future(), weakref.ref(reference)
+    call = asyncio.create_task(driver.result(reference))
+    del reference
+    await asyncio.sleep(0)
+    if is_abandoned:
+        call.cancel()
+        await asyncio.wait({call})
+    async with driver.away():
+        assert call.done()
+        result.set_exception(ConnectionError("lost"))
+        assert await is_kept(known)
+        driver.forget_owed()
+        assert not await is_kept(known)
+    if not is_abandoned:
+        with pytest.raises(ConnectionError, match="rejoined"):
+            await call
+    await asyncio.wait_for(driver.joined(), HANG_S)

@@ -200,7 +200,7 @@ async def test_stream_outliving_its_lease_is_fenced():
     assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "2"
     assert late.status_code == 503
     assert late.json()["error"]["code"] == "fenced"
-    for line in ("fenced_turns_total", "takeovers_total", "expired_leases"):
+    for line in ("fenced_turns_total", "takeovers_total", "expired_leases_total"):
         assert f"macfabric_{line} 1.0" in metrics
     assert 'macfabric_recovered_agents_total{how="gave_way"} 1.0' in healed
 

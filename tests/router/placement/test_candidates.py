@@ -6,8 +6,10 @@ import pytest
 
 from router.placement.candidates import Cached, Ranking, TurnWork
 from router.placement.decision import TurnFacts
-from router.placement.placement import Placement, candidate_costs
+from router.placement.options import costs_of_nodes
+from router.placement.placement import Placement
 from router.placement.seconds import tie_limit_s
+from router.placement.sketch_index import NodeCounts
 from router.placement.snapshot import FleetSnapshot, PrefixHolder
 from tests.router.placement.snapshots import node
 
@@ -55,7 +57,7 @@ def test_ranking_cost_equals_decision_cost(seed):
     ranking = ranked(nodes)
     snapshot = FleetSnapshot(by_name(nodes), totals=ranking.totals)
 
-    expected = candidate_costs(TURN, snapshot)
+    expected = costs_of_nodes(TURN, snapshot)
     found = dict(zip((each.name for each in nodes), ranking._costs(WORK, ()), strict=True))
 
     assert found == pytest.approx(expected, rel=1e-9)
@@ -67,14 +69,14 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
     ranking, draw = ranked(nodes), random.Random(seed)
     holders = draw.sample(nodes, draw.choice([3, 50, 190]))
     prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in holders]
-    cached = [Cached(3_840, {each.name for each in holders})]
+    cached = [Cached(3_840, NodeCounts(each.name for each in holders))]
     names = set(ranking.cheapest(WORK, 16, no_node, cached))
     few = FleetSnapshot(
         {each.name: each for each in nodes if each.name in names},
         prefixes=[prefix for prefix in prefixes if prefix.node in names],
         totals=ranking.totals,
     )
-    costs = candidate_costs(TURN, FleetSnapshot(by_name(nodes), prefixes=prefixes))
+    costs = costs_of_nodes(TURN, FleetSnapshot(by_name(nodes), prefixes=prefixes))
 
     chosen = Placement().decide(TURN, few).node
 
@@ -86,11 +88,30 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
 def test_cached_prefix_counts_by_its_longest_match():
     nodes = [node(f"n{at:02}", known={"promised_s": 3.0}) for at in range(40)]
     ranking = ranked(nodes)
-    most = Cached(2_000, {each.name for each in nodes[2:]})
-    few = Cached(6_000, {nodes[5].name, nodes[1].name, "gone"})
+    most = Cached(2_000, NodeCounts(each.name for each in nodes[2:]))
+    few = Cached(6_000, NodeCounts([nodes[5].name, nodes[1].name, "gone"]))
 
     assert set(ranking.cheapest(WORK, 2, no_node, [most, few])) == {"n05", "n01"}
     assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in their order"
+
+
+def test_nodes_that_come_and_go_count_in_the_next_decision():
+    nodes = [node(f"n{at:02}") for at in range(40)]
+    ranking = ranked(nodes)
+    counts = NodeCounts(["n07", "n09"])
+
+    def first():
+        return set(ranking.cheapest(WORK, 2, no_node, [Cached(6_000, counts)]))
+
+    assert first() == {"n07", "n09"}
+    counts.add("n07", 1)
+    counts.add("n09", -1)
+    counts.add("n30", 1)
+    assert first() == {"n07", "n30"}
+    ranking.drop("n07")
+    ranking.put(node("n99"))
+    counts.add("n99", 1)
+    assert first() == {"n30", "n99"}
 
 
 def test_refused_nodes_are_replaced_by_others():

@@ -7,11 +7,12 @@ import pytest
 from fabric import PROTOCOL_VERSION
 from fabric.ids import NodeName
 from fabric.net.links import Address, LinkKind, LinkView
-from router.placement.decision import TurnFacts
-from router.placement.head_lenders import head_loan
+from router.placement.choice import Policy
+from router.placement.decision import How, TurnFacts
+from router.placement.placement import Placement
 from router.placement.sketch_index import HeadState
-from router.placement.snapshot import PrefixHolder
-from tests.router.placement.snapshots import fleet, node
+from router.placement.snapshot import HolderRole, PrefixHolder
+from tests.router.placement.snapshots import fleet, holder, node
 
 HERE, FAR, SLOW = NodeName("here"), NodeName("far"), NodeName("slow")
 TURN = TurnFacts("m", 5_000, 100, "seed")
@@ -39,19 +40,29 @@ def has(name, share=0.8, **words):
     return PrefixHolder(NodeName(name), share, **words)
 
 
-def loan(*nodes, prefixes):
-    found = head_loan(TURN, fleet(*nodes, prefixes=prefixes), HERE)
-    return None if found is None else found.loan.source
+def decide(*nodes, prefixes, turn=TURN, policy=Policy.ROUND_ROBIN):
+    """Decide about a turn; in turns, the node that is to begin with is HERE."""
+    others = [replace(each, turn_order=1) for each in nodes if each.name != HERE]
+    home = [each for each in nodes if each.name == HERE]
+    return Placement(policy).decide(turn, fleet(*home, *others, prefixes=prefixes))
+
+
+def loan(*nodes, prefixes, turn=TURN):
+    decision = decide(*nodes, prefixes=prefixes, turn=turn)
+    assert decision.node == HERE
+    assert (decision.how is How.FETCH) == (decision.loan is not None)
+    assert decision.source == (decision.loan and decision.loan.source)
+    return decision.source
 
 
 def test_longest_beginning_that_arrives_sooner_is_fetched():
     nodes = [here(), of(FAR), of(SLOW)]
-    found = head_loan(TURN, fleet(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.3)]), HERE)
+    found = decide(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.3)])
     assert found.loan.source == FAR
     assert found.loan.addresses == nodes[1].view.addresses
-    assert found.tokens == 3_840
-    assert found.saved_s == pytest.approx(3.84)
-    assert found.travel_s == pytest.approx(0.03 + 3_840 * 1_000 / (100 * MIB))
+    assert not found.loan.is_coming
+    assert found.prefill_s == pytest.approx(5.0 - 3.84)
+    assert found.terms.bring_s == pytest.approx(0.03 + 3_840 * 1_000 / (100 * MIB))
     assert loan(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.8)]) == FAR, "the faster link"
 
 
@@ -62,12 +73,14 @@ def test_slow_links_and_short_heads_lead_to_recomputation():
     assert loan(here(1.1 * MIB), of(FAR), prefixes=[has(FAR)]) == FAR
     assert loan(here(), of(FAR), prefixes=[has(FAR, 0.1)]) is None
     assert loan(here(prefill=1e6), of(FAR), prefixes=[has(FAR)]) is None, "a fast node"
+    assert loan(here(), of(FAR), prefixes=[has(FAR)], turn=replace(TURN, may_fetch=False)) is None
 
 
 def test_cached_tokens_are_not_fetched():
-    assert loan(here(), of(FAR), prefixes=[has(FAR, 0.8), has(HERE, 0.75)]) is None
-    assert loan(here(), of(FAR), prefixes=[has(FAR, 0.8), has(HERE, 0.3)]) == FAR
-    assert loan(here(), prefixes=[has(HERE, 0.8)]) is None
+    for share, source in ((0.75, None), (0.3, FAR)):
+        found = decide(here(), of(FAR), prefixes=[has(FAR, 0.8), has(HERE, share)])
+        assert found.source == source
+    assert decide(here(), prefixes=[has(HERE, 0.8)]).how is How.LOAD
     assert loan(here(), of(FAR), prefixes=[]) is None
 
 
@@ -94,17 +107,58 @@ def test_nodes_that_cannot_store_blocks_fetch_nothing(words):
 def test_head_in_progress_is_awaited_only_while_it_costs_no_time():
     busy = of(FAR, known={"promised_s": 3.0})
     coming = has(FAR, state=HeadState.COMING)
-    found = head_loan(TURN, fleet(here(), busy, prefixes=[coming]), HERE)
+    found = decide(here(), busy, prefixes=[coming])
     assert found.loan.is_coming
-    assert found.travel_s > 3.0
+    assert found.terms.bring_s > 3.0
     busy = of(FAR, known={"promised_s": 30.0})
     assert loan(here(), busy, prefixes=[coming]) is None
     queued = replace(here(), promised_s=30.0)
     assert loan(queued, busy, prefixes=[coming]) == FAR, "it comes before the turn's own memory"
-    stored = has(FAR)
-    assert not head_loan(TURN, fleet(here(), busy, prefixes=[stored]), HERE).loan.is_coming
+    assert not decide(here(), busy, prefixes=[has(FAR)]).loan.is_coming
 
 
 def test_borrowing_nodes_do_not_lend():
     borrowed = has(FAR, state=HeadState.BORROWED)
     assert loan(here(), of(FAR), prefixes=[borrowed]) is None
+
+
+def test_node_with_a_cheap_link_to_a_lender_is_chosen():
+    """The lender is busy, and of two idle nodes the one that is behind a slow link is faster."""
+    lender = of(FAR, known={"promised_s": 60.0, "turns": 8})
+    near = of("near", links=(link(FAR, 1_000 * MIB),), prefill=900.0)
+    distant = of("distant", links=(link(FAR, MIB // 2),))
+    found = decide(lender, near, distant, prefixes=[has(FAR)], policy=Policy.SECONDS)
+    assert (found.how, found.node, found.source) == (How.FETCH, "near", FAR)
+    found = decide(lender, near, distant, prefixes=[], policy=Policy.SECONDS)
+    assert (found.how, found.node) == (How.RECOMPUTE, "distant")
+
+
+def test_owner_of_an_agent_fetches_a_longer_beginning():
+    holders = (holder(HERE, HolderRole.OWNER),)
+    snapshot = fleet(here(), of(FAR), prefixes=[has(FAR)], holders=holders)
+    found = Placement().decide(replace(TURN, agent="alice"), snapshot)
+    assert (found.how, found.node, found.source) == (How.STAY, HERE, FAR)
+
+
+def test_lenders_of_another_model_do_not_hide_those_of_this_one():
+    others = [of(f"other{at}", model="n", fingerprint="n") for at in range(9)]
+    prefixes = [*(has(each.name, 0.9) for each in others), has(FAR)]
+    assert loan(here(), *others, of(FAR), prefixes=prefixes) == FAR
+
+
+def test_each_turn_gets_the_loan_that_its_node_is_about_to_take():
+    """The first of them to arrive begins the fetch, whichever was decided first."""
+    coming = has(FAR, state=HeadState.COMING)
+    prefixes = [coming, has(HERE, state=HeadState.BORROWED)]
+    assert loan(here(), of(FAR), prefixes=prefixes) == FAR
+    first = decide(here(), of(FAR), prefixes=[coming]).terms
+    second = decide(here(), of(FAR), prefixes=prefixes).terms
+    assert second.bring_s < first.bring_s, "the bytes are carried once"
+
+
+def test_lender_sends_to_one_node_after_another():
+    free = decide(here(), of(FAR), prefixes=[has(FAR)]).terms
+    sending = of(FAR, known={"leaving_bytes": 50 * MIB})
+    assert decide(here(), sending, prefixes=[has(FAR)]).terms.bring_s == pytest.approx(
+        free.bring_s + 0.5
+    )

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from fabric.control.node_calls import DRAINING, TierBytes
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
-from router.placement.decision import Load, Recompute, Stay, TurnFacts
+from router.placement.choice import Policy
+from router.placement.decision import Decision, How, TurnFacts
 from router.placement.load_ledger import Ledger
 from router.placement.placement import Placement, recompute_s
-from router.placement.seconds import Policy
+from router.placement.sketch_index import HeadState
 from router.placement.snapshot import HolderRole, PrefixHolder
 from tests.router.placement.snapshots import fleet, holder, node
 
@@ -37,7 +38,7 @@ def of(*nodes, holders=(), **held):
 
 
 def stays(decision, name):
-    return isinstance(decision, Stay) and decision.node == name
+    return decision.how is How.STAY and decision.node == name
 
 
 STAYS = {
@@ -71,7 +72,7 @@ def test_no_policy_moves_agent_with_running_turns(policy):
 
 
 BEGINS = {
-    "on the quicker node, as nobody has it": (of(node("a", prefill=300.0), B), Recompute),
+    "on the quicker node, as nobody has it": (of(node("a", prefill=300.0), B), How.RECOMPUTE),
     "with a copy, as its owner is dead": (
         of(
             A,
@@ -80,22 +81,22 @@ BEGINS = {
             holders=[("c", OWNER), ("b", COPY)],
             prefixes=(prefix("b", is_resident=True), prefix("c")),
         ),
-        Load,
+        How.LOAD,
     ),
     "with the copy of a node that drains": (
         of(node("b", state=DRAINING), holders=[("b", COPY)], prefixes=(prefix("b"),)),
-        Load,
+        How.LOAD,
     ),
-    "on no node that drains": (of(node("a", state=DRAINING), B), Recompute),
-    "on no node that dies": (of(node("a", known=SUSPECT), B), Recompute),
-    "on no node that starts again": (of(node("a", known=RETURNING), B), Recompute),
-    "on no node of another model": (of(node("a", model="other"), B), Recompute),
-    "where no erasure is due": (of(A, B, holders=[("a", ERASED)]), Recompute),
-    "not where it was tried": (of(node("tried", prefill=9e9), B), Recompute),
-    "with what begins alike": (of(A, B, prefixes=(prefix("b", 0.5, None),)), Load),
+    "on no node that drains": (of(node("a", state=DRAINING), B), How.RECOMPUTE),
+    "on no node that dies": (of(node("a", known=SUSPECT), B), How.RECOMPUTE),
+    "on no node that starts again": (of(node("a", known=RETURNING), B), How.RECOMPUTE),
+    "on no node of another model": (of(node("a", model="other"), B), How.RECOMPUTE),
+    "where no erasure is due": (of(A, B, holders=[("a", ERASED)]), How.RECOMPUTE),
+    "not where it was tried": (of(node("tried", prefill=9e9), B), How.RECOMPUTE),
+    "with what begins alike": (of(A, B, prefixes=(prefix("b", 0.5, None),)), How.LOAD),
     "anew, as less than a block begins alike": (
         of(node("a", prefill=300.0), B, prefixes=(prefix("b", 0.05, "bob"),)),
-        Recompute,
+        How.RECOMPUTE,
     ),
     "anew, as others have what there is": (
         of(A, node("b", known={"agents": 1}), node("c", known={"agents": 9}, prefill=999.0)),
@@ -111,7 +112,7 @@ def test_named_agent_starts(case):
     decision = Placement().decide(tried, snapshot)
 
     assert decision.node == ("b" if kind else "a")
-    assert type(decision) is (kind or Recompute)
+    assert decision.how is (kind or How.RECOMPUTE)
     assert decision.prefill_s == pytest.approx(expected_s(decision, snapshot))
 
 
@@ -138,6 +139,15 @@ def test_resident_prefix_is_preferred_over_prefix_on_disk():
     assert Placement().decide(NAMED, of(*nodes, prefixes=prefixes)).node == "b"
 
 
+def test_longer_prefix_on_a_disk_that_proved_slow_is_avoided():
+    sized = {"bytes_per_token": 1 << 20}
+    slow, fast = node("a", restore_bytes_per_s=1e8, **sized), node("b", **sized)
+    prefixes = prefix("a", 0.9), prefix("b", 0.8)
+
+    assert Placement().decide(NAMED, of(node("a", **sized), fast, prefixes=prefixes)).node == "a"
+    assert Placement().decide(NAMED, of(slow, fast, prefixes=prefixes)).node == "b"
+
+
 def test_turn_that_excludes_its_owner_goes_to_another_node():
     snapshot = STAYS["its owner"]
 
@@ -151,10 +161,10 @@ def test_unnamed_turn_goes_to_owner_of_its_conversation():
     dead = of(A, node("b", known=EXPIRED), prefixes=(prefix("b", 0.9),))
 
     assert stays(Placement().decide(UNNAMED, lives), "b")
-    assert Placement().decide(UNNAMED, copied) == Recompute("a", 4.0)
-    assert Placement().decide(UNNAMED, dead) == Recompute("a", 4.0)
+    assert Placement().decide(UNNAMED, copied) == Decision(How.RECOMPUTE, "a")
+    assert Placement().decide(UNNAMED, dead) == Decision(How.RECOMPUTE, "a")
     for policy in set(Policy) - {Policy.SECONDS}:
-        assert Placement(policy).decide(UNNAMED, lives) == Load("a", 2.208), "a baseline"
+        assert Placement(policy).decide(UNNAMED, lives) == Decision(How.LOAD, "a"), "a baseline"
 
 
 def test_unknown_conversation_hashes_to_a_stable_home():
@@ -181,6 +191,14 @@ def test_recompute_time_is_that_of_fastest_other_node():
 
     assert recompute_s(replace(NAMED, given_up=frozenset("a")), fleet(*nodes[:2], dead)) == 8.0
     assert recompute_s(NAMED, fleet(dead)) == float("inf")
+
+
+def test_recompute_time_counts_what_is_queued_before():
+    busy, slow = node("a", prefill=4000.0), node("b", prefill=500.0)
+    busy = replace(busy, promised_s=3.0)
+
+    assert recompute_s(NAMED, fleet(busy, slow)) == 4.0
+    assert recompute_s(NAMED, fleet(replace(busy, promised_s=60.0), slow)) == 8.0
 
 
 KNOWN = st.sampled_from([{}, SUSPECT, EXPIRED, RETURNING, BUSY])
@@ -236,7 +254,7 @@ def test_decision_is_deterministic_and_valid_for_any_fleet(
     chosen = next(each for each in nodes if each.name == decision.node)
     assert decision.node not in tried
     assert chosen.is_up or chosen.is_returning
-    if not isinstance(decision, Stay):
+    if decision.how is not How.STAY:
         assert chosen.is_alive
         assert decision.prefill_s >= 0.0
         erased = {each.node for each in holders if each.role is ERASED}
@@ -273,9 +291,9 @@ def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
         dead = {"studio"} if turn >= 400 else set()
         agent = f"agent-{turn * 7 % 40}"
         decision = placement.decide(replace(NAMED, agent=agent), look(agent, dead))
-        ledger.end(ledger.begin(decision.node, 0.0, cold=isinstance(decision, Recompute)))
+        ledger.end(ledger.begin(decision.node, 0.0, cold=decision.is_cold))
         home = lives.get(agent)
-        assert isinstance(decision, Stay) == (home is not None and home not in dead)
+        assert (decision.how is How.STAY) == (home is not None and home not in dead)
         moved += home is not None and home != decision.node
         lives[agent] = decision.node
         if turn == 399:
@@ -317,3 +335,14 @@ def test_owner_in_trouble_serves_its_agent():
     for words in HARDSHIPS.values():
         snapshot = of(A, node("b", **words), holders=[("b", OWNER)])
         assert stays(Placement().decide(NAMED, snapshot), "b")
+
+
+def test_beginning_that_is_being_computed_is_waited_for():
+    """A short rest overtakes other prompts, but not the one that computes its beginning."""
+    busy = node("a", known={"promised_s": 3.0, "prompts_s": (3.0,), "turns": 1})
+    prefixes = (prefix("a", 0.96, None, state=HeadState.COMING),)
+    decision = Placement().decide(NAMED, of(busy, prefixes=prefixes))
+
+    assert decision.terms.queue_s == pytest.approx(3.0)
+    stored = Placement().decide(NAMED, of(busy, prefixes=(prefix("a", 0.96, None),)))
+    assert stored.terms.queue_s == pytest.approx(0.5)

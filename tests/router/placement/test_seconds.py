@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.placement.choice import Policy, choose
+from router.placement.decision import How
 from router.placement.load_ledger import Ledger
 from router.placement.seconds import (
     Job,
     NodeCandidate,
-    Policy,
+    Option,
     assumed_rates,
-    cost_s,
-    place,
     terms_of,
     with_shares,
 )
@@ -38,16 +38,26 @@ JOBS = st.builds(
     Job,
     prompt_tokens=st.integers(1, 100_000),
     completion_tokens_max=st.integers(1, 4096),
-    home=st.none() | st.sampled_from([f"n{i}" for i in range(9)]),
 )
+HOMES = st.none() | st.sampled_from([f"n{i}" for i in range(9)])
 
 
-@given(JOBS, NODES, st.sampled_from(Policy), st.randoms())
-def test_placement_ignores_node_order(job, nodes, policy, random):
+def cost_s(job, node):
+    return terms_of(job, node).total_s
+
+
+def place(job, nodes, policy=Policy.SECONDS, home=None):
+    """Return the node on which a turn is begun."""
+    options = [Option(How.LOAD, node, terms_of(job, node)) for node in nodes]
+    return choose(options, home, policy).node
+
+
+@given(JOBS, NODES, st.sampled_from(Policy), HOMES, st.randoms())
+def test_placement_ignores_node_order(job, nodes, policy, home, random):
     shuffled = nodes[:]
     random.shuffle(shuffled)
 
-    assert place(job, nodes, policy) == place(job, shuffled, policy)
+    assert place(job, nodes, policy, home) == place(job, shuffled, policy, home)
 
 
 @given(JOBS, NODES)
@@ -75,7 +85,7 @@ def test_cost_is_monotonic_in_its_inputs(job, nodes, tokens, seconds):
 
 @given(JOBS, NODES)
 def test_home_wins_only_within_margin(job, nodes):
-    at_home = place(replace(job, home=nodes[0].name), nodes)
+    at_home = place(job, nodes, home=nodes[0].name)
     costs = {node.name: cost_s(job, node) for node in nodes}
     best_s = min(costs.values())
     near = costs[nodes[0].name] <= best_s + max(0.15, 0.1 * best_s)
@@ -102,7 +112,7 @@ def test_slow_node_with_cached_prefix_beats_fast_cold_node():
 def test_long_queue_outweighs_cached_prefix():
     busy = node("mini", cached_tokens=9_000, queue_s=60.0)
 
-    assert place(Job(10_000, 16, home="mini"), [busy, node("studio")]).name == "studio"
+    assert place(Job(10_000, 16), [busy, node("studio")], home="mini").name == "studio"
 
 
 def test_disk_load_is_skipped_when_prefill_is_faster():
@@ -222,13 +232,24 @@ def test_terms_add_up_to_the_compared_cost():
         evict_s=0.25,
         slowness=1.5,
     )
-    terms = terms_of(job, busy, travel_s=1.0, price_s=0.3)
+    terms = replace(terms_of(job, busy, price_s=0.3), bring_s=1.0)
 
     assert (terms.queue_s, terms.bring_s, terms.load_s, terms.prefill_s) == (2.0, 1.0, 0.5, 2.0)
     assert terms.first_token_s == 5.5
     assert terms.risk_s == pytest.approx(0.5 * (2.0 + terms.answer_s))
     assert terms.felt_s == pytest.approx(5.5 + 2.0 + 0.25 + terms.risk_s)
-    assert terms.total_s == pytest.approx(terms.felt_s + terms.answer_s + 0.3)
+    assert terms.total_s == pytest.approx(terms.felt_s + 0.25 * terms.answer_s + 0.3)
+
+
+def test_memory_travels_while_the_queue_gets_shorter():
+    job = Job(4_000, 16)
+    queued = node("a", cached_tokens=2_000, queue_s=3.0, prompts_s=(3.0,))
+
+    assert terms_of(job, queued).first_token_s == pytest.approx(4.0)
+    for travel_s, left_s in ((1.0, 2.0), (2.0, 1.0), (3.0, 0.0), (5.0, 0.0)):
+        terms = terms_of(job, queued, travel_s=travel_s)
+        assert (terms.bring_s, terms.queue_s) == (travel_s, pytest.approx(left_s))
+        assert terms.first_token_s == pytest.approx(travel_s + left_s + 2.0)
 
 
 @given(JOBS, NODES)

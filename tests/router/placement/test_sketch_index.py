@@ -151,3 +151,19 @@ def test_index_distinguishes_coming_from_stored_prompts():
     for node, name in (("a", coming), ("b", borrowed)):
         index.remove("x", node, name)
     assert states() == {"a": HeadState.STORED, "b": HeadState.STORED}
+
+
+def test_admitted_prompt_is_coming_until_it_is_computed():
+    index = SketchIndex()
+    sketch = chain(1, 2, 3)
+    index.put("t", "a", "alice", sketch, is_coming=True)
+    assert index.matches("t", sketch)["a"].state is HeadState.COMING
+    index.settle("t", "a", "alice")
+    index.settle("t", "a", "alice")
+    assert index.matches("t", sketch)["a"].state is HeadState.STORED
+    index.put("t", "a", "bob", sketch, is_coming=True)
+    assert index.matches("t", sketch)["a"].state is HeadState.STORED, "alice's is"
+    index.remove("t", "a", "alice")
+    assert index.matches("t", sketch)["a"].state is HeadState.COMING
+    index.remove("t", "a", "bob")
+    assert index.matches("t", sketch) == {}

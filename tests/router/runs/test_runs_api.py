@@ -11,7 +11,7 @@ import pytest
 from fabric.settings import RouterSettings
 from router.limits import SCENARIO_REQUEST_BYTES_MAX
 from router.runs import runs as module
-from router.scenario.source import ScenarioSource
+from router.scenario.source import ScenarioSource, shipped_names
 from tests.router.fake_node import FakeNode
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.router.sse_reader import Reader
@@ -199,6 +199,14 @@ async def test_run_that_cannot_resume_reports_its_error(tmp_path):
     assert "line 2" in events[-1].data["message"]
     assert str(tmp_path) not in events[-1].data["message"]
     assert states == {"one": "corrupt_data", "two": "tenant_unknown"}
+
+
+async def test_list_names_the_shipped_scenarios(tmp_path):
+    async with rig("a", runs_dir=tmp_path) as fabric:
+        shipped = (await fabric.http().get("/v1/scenarios")).json()["shipped"]
+
+    assert {"name": "debate", "title": "A debate with a judge"} in shipped
+    assert [row["name"] for row in shipped] == list(shipped_names())
 
 
 async def test_unreadable_run_is_replaced(tmp_path):

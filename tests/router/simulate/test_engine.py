@@ -54,6 +54,20 @@ def test_long_prompts_alternate_in_chunks():
     assert first == pytest.approx(second - 2.0)  # a chunk of each in turn
 
 
+def test_chunks_are_as_large_as_the_device_computes_best():
+    """Of two long prompts, the first one's chunk ends sooner where chunks are shorter."""
+    fast, answers = node(prefill_tokens_per_s=4_096.0, decode_tokens_per_s=FAST_DECODE), {}
+    for most in (512, 4_096):
+        one = OneNode(fast, chunk_tokens_max=most)
+        one.ask(0.0, "long", prompt((1, 8_192)))
+        one.ask(0.01, "short", prompt((2, 256)))
+        one.run()
+        answers[most] = one.first_s["short"]
+
+    assert answers[512] == pytest.approx(0.125 + 256 / 4_096 - 0.01, abs=1e-3)
+    assert answers[4_096] == pytest.approx(1.0 + 256 / 4_096 - 0.01, abs=1e-3)
+
+
 def test_short_prompt_overtakes_long_one():
     one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "long", prompt((1, 16_384)))

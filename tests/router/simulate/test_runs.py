@@ -144,7 +144,7 @@ def test_policies_produce_different_results():
         outcome = workload_run("W1", name, sessions=14, load=1.2, on=on).play()
         figures[name] = (outcome.ttft_mean_s, outcome.cached_share, outcome.relocated_share)
 
-    assert len(set(figures.values())) == len(names) == 6 + len(DYNAMO_SCALES)
+    assert len(set(figures.values())) == len(names) == 8 + len(DYNAMO_SCALES)
     assert figures["sticky"][2] == 0.0
     assert figures["round-robin"][2] > 0.5
     assert figures["sticky"][1] > figures["round-robin"][1]

@@ -1,18 +1,21 @@
 """Fleets, workloads, statistics and reports of the simulator."""
 
+import importlib.util
+import io
+import json
 import math
 import re
-import struct
-import zlib
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 import yaml
+from matplotlib.image import imread
 
 from fabric.errors import RejectedError
 from router.simulate import report
-from router.simulate.catalog import DYNAMO_SCALES, WORKLOADS, placement_of, workload_named
+from router.simulate.__main__ import main
+from router.simulate.catalog import DYNAMO_SCALES, WORKLOADS, policy_named, workload_named
+from router.simulate.chart import draw
 from router.simulate.faults import FaultKind, parse_factors, parse_fault, require_nodes
 from router.simulate.fleet_file import parse_fleet, read_fleet, shipped_names
 from router.simulate.request import SimulateRequest
@@ -167,7 +170,7 @@ def test_invalid_factors_are_rejected(text):
 
 def test_unknown_names_are_rejected_with_suggestions():
     with pytest.raises(RejectedError, match="did you mean 'sticky'"):
-        placement_of("stiky")
+        policy_named("stiky")
     with pytest.raises(RejectedError, match="known: W1"):
         workload_named("X")
     with pytest.raises(RejectedError, match="no node 'b'"):
@@ -222,39 +225,37 @@ def test_html_report_is_self_contained(studied):
     study, cells = studied
     page = report.html(study, cells, "macfabric simulate W6 --fleet <b>")
 
-    links = set(re.findall(r"https?://[^\"' <]+", page)) - {"http://www.w3.org/2000/svg"}
+    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # of languages
+    links = set(re.findall(r"https?://[^\"' <]+", page)) - names
     assert links == set()
-    assert not re.search(r"<(script|link|img|iframe)\b|url\(|@import", page)
+    assert not re.search(r"<(script|link|img|iframe)\b|url\([^#]|@import", page)
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
     svg = page[page.index("<svg") : page.index("</svg>") + 6]
     shapes = ET.fromstring(svg)
-    assert len(shapes.findall("{http://www.w3.org/2000/svg}rect")) >= 3
+    assert len(shapes.findall(".//{http://www.w3.org/2000/svg}path")) >= 3
+    assert page == report.html(study, cells, "macfabric simulate W6 --fleet <b>")
     for name in ("seconds", "sticky", "dynamo-tuned", "W6"):
         assert name in page
 
 
-def test_png_report_is_a_valid_image(studied):
+def test_png_chart_has_a_bar_of_each_policy(studied):
     _, cells = studied
-    raw = report.png(cells)
-    parts, at = {}, 8
-    while at < len(raw):
-        length, kind = struct.unpack(">I4s", raw[at : at + 8])
-        data = raw[at + 8 : at + 8 + length]
-        assert (
-            zlib.crc32(kind + data)
-            == struct.unpack(">I", raw[at + 8 + length : at + 12 + length])[0]
-        )
-        parts[kind] = data
-        at += 12 + length
-    width, height = struct.unpack(">II", parts[b"IHDR"][:8])
-    rows = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    colours = {tuple(pixel) for pixel in rows[:, 1:].reshape(-1, 3).tolist()}
+    raw = draw(cells, "png")
+    pixels = (imread(io.BytesIO(raw))[..., :3] * 255).round().astype(int)
+    colours = {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}
 
-    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
-    assert set(rows[:, 0]) == {0}
-    assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= colours  # a bar of each policy
-    assert raw == report.png(cells)
+    assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= colours
+    assert raw == draw(cells, "png")
+
+
+def test_charts_are_refused_before_the_study_where_nothing_draws(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    request = SimulateRequest(png=str(tmp_path / "chart.png"))
+    monkeypatch.setattr("sys.argv", ["simulate", json.dumps(request.as_plain())])
+
+    assert main() == 1
+    assert "macfabric[bench]" in capsys.readouterr().err
 
 
 def test_simulate_request_round_trips_and_prints_its_command():

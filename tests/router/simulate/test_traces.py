@@ -92,6 +92,19 @@ def test_join_waits_for_all_branches(tmp_path):
     assert outcome.turns == 4
 
 
+def test_continuing_row_computes_only_its_new_tokens(tmp_path):
+    """Its blocks are named anew, as the last block before it was not full."""
+    first = {"input_length": 700, "output_length": 40, "hash_ids": [1, 2], "session_id": "s"}
+    second = first | {"input_length": 900, "hash_ids": [1, 3], "timestamp": 60_000}
+    known, recomputed = (
+        played(read_trace(trace(tmp_path, first, second | more)))[1].computed_tokens
+        for more in ({"continues": True}, {})
+    )
+
+    assert known == 700 + 900 - 740
+    assert recomputed == 700 + 900 - 512
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -104,6 +117,7 @@ def test_join_waits_for_all_branches(tmp_path):
         (row([1]) | {"hash_ids": 3}, "hash_ids must be a list"),
         (row([1], delay="soon"), "delay must be milliseconds"),
         (row([1], timestamp=float("inf")), "timestamp must be milliseconds"),
+        (row([1], continues=1), "continues must be true or false"),
         (row([1], colour="red"), "unknown field 'colour'"),
         (row([1], wait_for=["nowhere"]), "no earlier row of the session"),
         (row([1], session_id="other", wait_for=["first"]), "no earlier row of the session"),

@@ -11,7 +11,7 @@ from fabric.turn.messages import Message, MessageRole
 from router.fleet import snapshots
 from router.prompt import chat_prompt
 from router.turn_request import TurnRequest
-from router.turns import turns
+from router.turns import attempts
 from tests.router.rig import rig, until
 
 pytestmark = pytest.mark.anyio
@@ -86,8 +86,8 @@ async def test_pending_prefix_excludes_refused_turns_and_other_tenants():
 
 
 async def test_pending_prefix_expires(monkeypatch):
-    monkeypatch.setattr(turns, "COMING_S_MIN", 0.0)
-    monkeypatch.setattr(turns, "COMING_FACTOR", 0.0)
+    monkeypatch.setattr(attempts, "COMING_S_MIN", 0.0)
+    monkeypatch.setattr(attempts, "COMING_FACTOR", 0.0)
     async with rig("a", tended=False) as fabric:
         fabric[FAST].does.hang = True
         task = await sent(fabric, request(1))

@@ -5,16 +5,22 @@ from dataclasses import fields
 
 import pytest
 
+from fabric.control.node_calls import TierBytes
 from fabric.ids import AgentId, NodeName
+from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import Admitted, CacheTier, MatchKind
 from router import limits
-from router.placement.decision import Recompute
+from router.admin.views import fleet_model
+from router.placement.decision import Decision, How
+from router.placement.profiles import NodeProfile
 from router.placement.terms import Terms
 from router.prompt import raw_prompt
+from router.simulate.fleet_file import read_fleet
 from router.simulate.traces import read_trace
 from router.telemetry import Telemetry
 from router.turns import decision_log
 from router.turns.decision_log import DecisionLog, trace_rows
+from router.turns.open_turn import EndedTurn
 from tests.router.fake_memory import ManualClock
 from tests.router.rig import rig
 
@@ -102,7 +108,7 @@ async def test_wrong_query_is_refused(query):
 async def test_trace_of_a_router_is_read_by_the_simulator(tmp_path):
     async with rig("ab") as made:
         await made.chat(LONG, agent="alice")
-        await made.chat(LONG, "x", "and now?", agent="alice")
+        await made.chat(LONG, "x", "and now? " * 100, agent="alice")
         await made.chat(LONG, "other", agent="bob")
         answer = await made.http().get(f"{PATH}?format=trace")
     path = tmp_path / "log.jsonl"
@@ -112,29 +118,82 @@ async def test_trace_of_a_router_is_read_by_the_simulator(tmp_path):
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     assert one.agent == two.agent != other.agent
     assert two.waits_for == (one.name,)
+    assert [each.continues for each in (one, two, other)] == [False, True, False]
     assert one.blocks[:4] == two.blocks[:4] == other.blocks[:4]
     assert one.blocks[-1] != two.blocks[-1]
     assert one.block_tokens == 128
     assert one.ttft_s is not None
 
 
+async def test_fleet_of_a_router_is_read_by_the_simulator(tmp_path):
+    """Speeds are those that turns have shown, not those that nodes report."""
+    async with rig("ab") as made:
+        for name, speed in (("node-a", 700.0), ("node-b", 400.0)):
+            made[name].view_changes = {
+                "prefill_tokens_per_s": speed,
+                "decode_tokens_per_s": 40.0,
+                "bytes_per_token": 36_864,
+                "bytes": TierBytes(2 << 30, 3 << 30),
+                "free": TierBytes(6 << 30, 5 << 30),
+            }
+        await made.fleet.membership.refresh()
+        note_prompts(made.fleet, NodeName("node-a"), start=600.0, half_tokens=20_000)
+        answer = await made.http().get(f"{PATH}?format=fleet")
+    path = tmp_path / "fabric.yaml"
+    path.write_bytes(answer.content)
+    learnt, reported = read_fleet(str(path)).each()
+
+    assert read_fleet(str(path)).kv_bytes_per_token == 36_864
+    assert learnt.prefill_tokens_per_s == pytest.approx(600.0, rel=0.05)
+    assert learnt.context_half_tokens == pytest.approx(20_000, rel=0.1)
+    assert (reported.prefill_tokens_per_s, reported.decode_tokens_per_s) == (
+        pytest.approx(400.0, rel=0.05),
+        40.0,
+    )
+    assert (learnt.hot_bytes, learnt.disk_bytes) == (8 << 30, 8 << 30)
+
+
+def note_prompts(fleet, node, start, half_tokens):
+    """Report prompts of a node whose speed falls with the position."""
+    now_s = 1e6
+    for position in (2_048, 10_240, 40_960) * 20:
+        tokens_per_s = start / (1 + position / half_tokens)
+        before = fleet.profiles.note_progress(node, None, position - 128, now_s)
+        now_s += 256 / tokens_per_s
+        fleet.profiles.note_progress(node, before, position + 128, now_s)
+
+
+def answers(speeds):
+    """Return what is fitted to speeds of answers by batch."""
+    return fleet_model._decode(NodeProfile(decode=speeds), 50.0)
+
+
+def test_batch_exponent_is_fitted_to_the_speeds_of_answers():
+    alone, exponent, batches = 50.0, 0.2, (1.0, 2.0, 3.5, 6.5, 12.0)
+    noted = [alone * batch ** (0.5 - exponent) for batch in batches]
+
+    assert answers((*noted,)) == (pytest.approx(alone), pytest.approx(exponent))
+    assert answers((noted[0], None, None, None, None)) == (pytest.approx(alone), 0.5)
+    assert answers((None,) * 5) == (50.0, 0.5)
+
+
 def log():
     return DecisionLog(ManualClock(), Telemetry())
 
 
-def add(made, text, agent="a"):
+def add(made, text, agent="a", bytes_per_token=4):
     admitted = Admitted(
         AgentId(agent),
         NodeName("n"),
         1,
         CacheTier.COLD,
         MatchKind.NONE,
-        prompt_tokens=len(text) // 4,
+        prompt_tokens=len(text) // bytes_per_token,
         cached_tokens=0,
         match_reason="",
     )
-    entry = made.add(agent, Recompute(NodeName("n"), 1.0), admitted, raw_prompt(text), 0.0)
-    made.end(entry, "ok", 5)
+    entry = made.add(agent, Decision(How.RECOMPUTE, NodeName("n")), admitted, raw_prompt(text), 0.0)
+    made.end(entry, EndedTurn("ok", 5, 1.0))
     return entry
 
 
@@ -158,3 +217,13 @@ def test_blocks_of_different_texts_have_different_numbers():
 
     assert not set(one["hash_ids"]) & set(other["hash_ids"])
     assert len(one["hash_ids"]) == len(set(one["hash_ids"])) == -(-(len(LONG) // 4) // 128)
+
+
+def test_prompts_of_other_bytes_per_token_begin_alike_in_a_trace():
+    made, text = log(), LONG * 4
+    add(made, text, "a", bytes_per_token=4)
+    add(made, text + LONG * 4, "b", bytes_per_token=3)
+    one, other = trace_rows(made.entries)
+    common = common_prefix(one["hash_ids"], other["hash_ids"])
+
+    assert common >= 0.6 * len(one["hash_ids"])

@@ -1,12 +1,17 @@
 """Agents that are expected next are loaded, unless turns wait; sessions are hints of placement."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from fabric.errors import OverloadedError
+from fabric.ids import AgentId, NodeName
 from fabric.settings import RouterSettings
+from fabric.turn.generation import Identity, IdentityKind
+from router.fleet import snapshots
 from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.router.turns.test_coming_heads import request
 
 pytestmark = pytest.mark.anyio
 NAMES = ["ann", "ben", "cid"]
@@ -89,6 +94,10 @@ SESSIONS = [
     {"session_id": "0b6f-11"},
     {"x-session-affinity": "0b6f-11", "x-session-id": "0b6f-11"},
     {"x-opencode-session": "0b6f-11"},
+    {"x-codex-parent-thread-id": "0b6f-11", "session-id": "of-the-child"},
+    {"thread-id": "0b6f-11"},
+    {"conversation_id": "0b6f-11"},
+    {"x-claude-code-session-id": "0b6f-11", "x-claude-code-agent-id": "a0bed82"},
 ]
 
 
@@ -130,6 +139,36 @@ async def test_a_child_of_a_session_is_beside_its_parent():
         )
         assert made.fleet.sessions.nodes("default", "ses-child") == ()
     assert parent.headers["x-macfabric-agent"] != child.headers["x-macfabric-agent"]
+
+
+@pytest.mark.parametrize("of_group", [False, True], ids=["session", "group"])
+async def test_a_sub_agent_without_a_known_beginning_starts_on_its_last_node(of_group):
+    """As after it has summarized its conversation, though its parent was elsewhere since."""
+    async with rig("ab") as made:
+        fleet, session = made.fleet, AgentId("session")
+        turn = request(1, kind=IdentityKind.CONTENT)
+        turn = replace(turn, session=session, sub_agent=AgentId("child"))
+        if of_group:
+            turn = replace(turn, identity=Identity(IdentityKind.GROUP, AgentId("crew")))
+        fleet.sessions.note(turn.tenant, NodeName("node-a"), session, turn.sub_agent)
+        fleet.sessions.note(turn.tenant, NodeName("node-b"), session)
+
+        assert snapshots.of_turn(fleet, turn).group_nodes[0] == "node-a"
+        parent = snapshots.of_turn(fleet, replace(turn, sub_agent=None))
+        assert parent.group_nodes == (() if of_group else ("node-b",))
+
+
+@pytest.mark.parametrize("header", ["x-claude-code-agent-id", "x-claude-code-session-id"])
+async def test_hints_neither_merge_conversations_nor_fork_one(header):
+    async with rig("a") as made:
+        path = "/v1/messages"
+        one = await begin(made, path, f"task one {LONG}", {header: "mine"})
+        two = await begin(made, path, f"task two {LONG}", {header: "mine"})
+        again = await begin(made, path, f"task one {LONG}", {header: "another"})
+        agents = [each.headers["x-macfabric-agent"] for each in (one, two, again)]
+        assert made.fleet.sessions.nodes("default", "mine") == ("node-a",)
+    assert agents[0] != agents[1]
+    assert agents[0] == agents[2]
 
 
 async def test_a_session_that_is_too_long_or_of_another_tenant_is_no_hint():

@@ -132,7 +132,7 @@ async def test_a_flood_of_one_tenant_delays_another_by_what_was_sent_already():
     assert nodes[0].most <= 64
     assert 'macfabric_refused_turns_total{tenant="one"} 140.0' in metrics
     assert 'macfabric_waiting_turns{tenant="one"} 0.0' in metrics
-    assert "macfabric_expired_leases 0.0" in metrics
+    assert "macfabric_expired_leases_total 0.0" in metrics
 
 
 async def test_two_tenants_that_flood_are_served_alike():
@@ -147,6 +147,22 @@ async def test_two_tenants_that_flood_are_served_alike():
 
     counts = Counter(flood.order[32:112])  # without what was sent before the second one came
     assert abs(counts["one"] - counts["two"]) <= 16, counts
+
+
+async def test_two_tenants_that_flood_are_served_by_weight():
+    """Counted in turns in the order in which their node admits them; nodes get the weights too."""
+    nodes = [SlowNode("node-a", at_once=1)]
+    async with flooded(nodes, tenant_weights={"one": 3.0}) as made:
+        flood = Flood(made)
+        await flood.ask("one", 150)
+        alone_count = len(nodes[0].requests)
+        await flood.ask("two", 80)
+        nodes[0].is_open.set()
+        await flood.end()
+
+    assert {each.tenant: each.weight for each in nodes[0].requests} == {"one": 3.0, "two": 1.0}
+    granted = Counter(each.tenant for each in nodes[0].requests[alone_count:][:100])
+    assert 72 <= granted["one"] <= 78, granted
 
 
 async def test_turns_that_wait_for_a_node_that_is_lost_are_served_by_another():

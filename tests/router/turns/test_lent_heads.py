@@ -4,8 +4,8 @@ import pytest
 
 from fabric import PROTOCOL_VERSION
 from fabric.turn.generation import IdentityKind
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from tests.router.rig import rig
 from tests.router.turns.test_coming_heads import ended, request, sent
 
@@ -55,8 +55,19 @@ async def test_node_that_computed_a_beginning_is_named_to_others(kind):
         assert made.fleet.partners.of("node-b") == ("node-a",)
 
 
+async def test_fetched_beginning_is_the_decision_of_its_turn():
+    async with rig("ab", tended=False, placement=SPREAD) as made:
+        await speak(made)
+        await served(made, 1, 2)
+        answer = await made.http().get("/v1/placement/decisions")
+    fetched, computed = answer.json()["data"]
+    assert (computed["how"], computed["from"]) == ("recompute", None)
+    assert (fetched["how"], fetched["node"], fetched["from"]) == ("fetch", "node-b", "node-a")
+    assert fetched["terms"]["bring_s"] > 0
+
+
 async def test_first_of_concurrent_prompts_lends_to_others():
-    """Who waits for it itself is not asked."""
+    """Who waits for it itself is not asked; each turn may be the first to arrive at its node."""
     async with rig("abc", tended=False, placement=SPREAD) as made:
         await speak(made)
         for node in made.nodes.values():
@@ -65,7 +76,7 @@ async def test_first_of_concurrent_prompts_lends_to_others():
         await made.fleet.membership.refresh()
         tasks = [await sent(made, each) for each in asked]
         a = "node-a"
-        assert sources(made) == {a: [None, None], "node-b": [a, None], "node-c": [a, None]}
+        assert sources(made) == {a: [None, None], "node-b": [a, a], "node-c": [a, a]}
         assert all(each.is_coming for asked in heads(made).values() for each in asked if each)
         await ended(*tasks)
 

@@ -94,6 +94,25 @@ async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
     assert first == {again}
 
 
+async def test_next_turn_waits_while_the_first_one_is_computed_elsewhere():
+    """Both would be recomputed by one node, so the owner of the second one has twice the time."""
+    async with joined_in_part(scale=4.0) as fabric:
+        for agent in ("alice", "bella"):
+            fabric.late.memory["default", agent] = Memory("default", agent, epoch=4)
+        fabric["node-a"].does.first_delay_s = 60.0  # it computes
+        turns = [
+            asyncio.create_task(fabric.chat(PROMPT, "noted", "and?", agent=agent))
+            for agent in ("alice", "bella")
+        ]
+        await until(lambda: fabric["node-a"].requests)
+        join(fabric)
+        done, others = await asyncio.wait(turns, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        for each in others:
+            each.cancel()
+
+    assert [node_of(each.result()) for each in done] == ["node-b"]
+
+
 async def test_owner_wait_is_capped(monkeypatch):
     monkeypatch.setattr("router.turns.owner_wait.OWNER_WAIT_S_MAX", 0.5)
     async with joined_in_part() as fabric:

@@ -1,5 +1,7 @@
 """The learnt order of turns: what is expected, when it is forgotten, and its bounds."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +45,9 @@ def test_agents_that_come_round_are_expected(names, count, laps):
 
 @given(st.lists(st.sampled_from(NAMES), max_size=60))
 def test_only_what_followed_twice_in_a_row_is_expected(agents):
-    orders, followers, before = TurnOrders(), {}, None
+    orders = TurnOrders()
+    played(orders, reversed(NAMES))  # so that none is new
+    before, followers = NAMES[0], {later: (name, 1) for name, later in pairwise(NAMES)}
     for agent in agents:
         orders.note(GROUP, agent)
         if before not in (None, agent):
@@ -59,6 +63,27 @@ def test_tool_loops_are_one_turn_and_a_child_comes_back_to_its_parent():
 
     assert expected[-1] == "a"
     assert False not in outcomes
+
+
+def test_a_parent_is_expected_after_new_children_once_it_came_back_twice():
+    expected, outcomes = played(TurnOrders(), ["main", "s1", "main", "s2", "main", "s3", "main"])
+
+    assert expected == [None] * 5 + ["main", None]
+    assert outcomes == [None] * 6 + [True]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ["main", "s1", "main", "s2", "s3"],  # two children at once
+        ["main", "s1", "main", "s2", "main", "s3", "other", "main", "s4"],  # it did not come back
+        ["main", "s1", "main", "s2", "main", "other", "s3"],  # a child of another one
+        ["s1", "main", "s2", "main", "s2", "main", "s2", "main", "s3"],  # of an old one, and once
+    ],
+)
+def test_no_parent_is_expected_that_may_not_come_back(turns):
+    expected, _ = played(TurnOrders(), turns)
+    assert expected[-1] is None
 
 
 def test_a_wrong_guess_is_known_and_ends_the_expectation():

@@ -1,6 +1,7 @@
 """Queues in front of nodes: bounds, places, delays that are true, cancelled turns, lost nodes."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -96,6 +97,26 @@ async def test_two_tenants_that_wait_are_served_by_weight():
     await world.admit(120)
     served = {tenant: world.granted.count(tenant) for tenant in (ONE, TWO)}
     assert served[ONE] / served[TWO] == pytest.approx(3.0, rel=0.25)
+    await world.end()
+
+
+async def test_more_tenants_than_places_are_served_by_weight():
+    """Most have one place at most, so the queue's order decides."""
+    heavy, weight = TenantId("heavy"), 16.0
+    world = World(10_000, heavy=weight)
+    light = [TenantId(f"light-{number}") for number in range(2 * SENT_TURNS_MAX)]
+    await world.ask(200, heavy)
+    for tenant in light:
+        await world.ask(4, tenant)
+    await world.admit(SENT_TURNS_MAX)
+    assert len(world.places) == SENT_TURNS_MAX, "never more at a node"
+    world.granted.clear()
+    await world.admit(2 * len(light))
+
+    served = Counter(world.granted)
+    of_light = sum(served[tenant] for tenant in light) / len(light)
+    assert weight / 3 < served[heavy] / of_light < 1.1 * weight, "it may not hold more places"
+    assert max(served[tenant] for tenant in light) <= 2
     await world.end()
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from fabric.errors import RetryElsewhereError, StaleEpochError
 from fabric.record.manifest import OwnerState
+from router.placement.choice import Policy
 from router.placement.placement import Placement
-from router.placement.seconds import Policy
 from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
