@@ -11,10 +11,10 @@ ARGS   ?=
 PART   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all nightly fuzz mac-check lint clean
+.PHONY: help setup demo test test-all nightly fuzz mac-check bench-smoke reference vendored lint clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY)  ## make .venv with the pinned versions (PYTHON=/path/to/python3.12 chooses one)
 
@@ -33,7 +33,7 @@ test-all: $(READY)  ## run every test: hours (10,000 simulated lives, every kill
 	@$(PYTEST) -m "" $(TESTS) $(ARGS)
 
 # Parts of one file are spread test by test, or they would keep a single process busy.
-SPREAD = $(if $(filter lives-% fuzz templates,$(PART)),--dist worksteal)
+SPREAD = $(if $(filter lives-% routers-% fuzz templates,$(PART)),--dist worksteal)
 # Real clusters starve each other on two cores: one at a time.
 SPREAD += $(if $(filter cluster chaos fleet,$(PART)),-n 1)
 
@@ -46,6 +46,15 @@ fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k 
 
 mac-check: $(READY)  ## show what one Mac can show, as a table for an issue: ten minutes (ARGS=--quick)
 	@$(BIN)/python -m benchmarks.mac_check $(ARGS)
+
+bench-smoke: $(READY)  ## run every benchmark for seconds; name what is worse than committed: minutes
+	@$(BIN)/python -m benchmarks.smoke $(ARGS)
+
+reference: $(READY)  ## write docs/commands.md from the commands' own descriptions
+	@$(BIN)/python -m tests.support.command_page
+
+vendored: $(READY)  ## fetch the libraries of the dashboard and its tests again, at pinned versions; needs npm
+	@$(BIN)/python -m tests.support.vendored
 
 lint: $(READY)  ## ruff, mypy and the import rules
 	@$(BIN)/ruff check .
