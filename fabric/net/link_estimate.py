@@ -29,7 +29,7 @@ PROBE_SHARE: Final = 0.01  # of the time, for all links of a node together
 PROBE_CREDIT_S: Final = 1.0
 PROBE_TARGET_S: Final = 0.05
 PROBE_BYTES_MIN: Final = 256 * KIB
-PROBE_REST_MIN_S: Final = 5.0  # after a refusal: the peer was sending; doubles with each
+PROBE_REST_MIN_S: Final = 5.0  # after an unfinished probe; doubles with each
 PROBE_REST_MAX_S: Final = 120.0
 
 QUIET_S: Final = 5.0  # without a transfer, before a probe may disturb one
@@ -57,7 +57,7 @@ class LinkEstimate:
     failed_s: float = 0.0  # when it last failed
     pinged_s: float | None = None  # time of the last ping; None: one is due now
     probed_s: float | None = None  # time of the last probe of its rate
-    probe_refusals: int = 0  # in a row
+    unfinished_probes: int = 0  # refused or cut, in a row
 
     @property
     def expected_bytes_per_s(self) -> float:
@@ -97,7 +97,7 @@ def with_transfer(
     if old is not None and link.measured_s is not None and now_s - link.measured_s < RATE_FRESH_S:
         old_weight = OLD_WEIGHT ** min(SAMPLES_MAX, max(1.0, seconds / SAMPLE_S))
         sample = old_weight * old + (1 - old_weight) * sample
-    return replace(link, bytes_per_s=sample, measured_s=now_s, probe_refusals=0)
+    return replace(link, bytes_per_s=sample, measured_s=now_s, unfinished_probes=0)
 
 
 def with_failure(link: LinkEstimate, now_s: float) -> LinkEstimate:
@@ -125,7 +125,7 @@ def with_nominal_rate(link: LinkEstimate, nominal: float, *, is_reported: bool) 
 
 def with_checks_due(link: LinkEstimate) -> LinkEstimate:
     """Return the estimate with a ping due now, and a probe soon: the machine has changed."""
-    return replace(link, pinged_s=None, probed_s=None, probe_refusals=0)
+    return replace(link, pinged_s=None, probed_s=None, unfinished_probes=0)
 
 
 def with_ping_sent(link: LinkEstimate, now_s: float) -> LinkEstimate:
@@ -138,9 +138,17 @@ def with_probe_sent(link: LinkEstimate, now_s: float) -> LinkEstimate:
     return replace(link, probed_s=now_s)
 
 
-def with_probe_refusal(link: LinkEstimate) -> LinkEstimate:
-    """Return the estimate after the peer was too busy for a probe; the link has not failed."""
-    return replace(link, probe_refusals=link.probe_refusals + 1)
+def with_probe(link: LinkEstimate, moved_bytes: int, seconds: float, now_s: float) -> LinkEstimate:
+    """Return the estimate after a probe that moved bytes: a cut one shows how slow the link is."""
+    if moved_bytes >= SAMPLE_BYTES_MIN:
+        return with_transfer(link, moved_bytes, seconds, now_s)
+    slow = replace(link, bytes_per_s=max(RATE_FLOOR, moved_bytes / seconds), measured_s=now_s)
+    return with_unfinished_probe(slow)
+
+
+def with_unfinished_probe(link: LinkEstimate) -> LinkEstimate:
+    """Return the estimate after the peer was too busy for a probe, or the link too slow."""
+    return replace(link, unfinished_probes=link.unfinished_probes + 1)
 
 
 def ping_due(link: LinkEstimate, now_s: float) -> bool:
@@ -157,15 +165,16 @@ def probe_due(link: LinkEstimate, now_s: float) -> bool:
     """Return whether the link works, but has no recent measurement of its rate."""
     if not link.is_reachable:
         return False
-    if link.measured_s is not None and now_s - link.measured_s < RATE_FRESH_S:
+    is_fresh = link.measured_s is not None and now_s - link.measured_s < RATE_FRESH_S
+    if is_fresh and not link.unfinished_probes:
         return False
     return link.probed_s is None or now_s - link.probed_s >= _probe_rest_s(link)
 
 
 def _probe_rest_s(link: LinkEstimate) -> float:
-    if not link.probe_refusals:
+    if not link.unfinished_probes:
         return RATE_FRESH_S
-    return min(PROBE_REST_MAX_S, PROBE_REST_MIN_S * 2.0 ** min(link.probe_refusals - 1, 10))
+    return min(PROBE_REST_MAX_S, PROBE_REST_MIN_S * 2.0 ** min(link.unfinished_probes - 1, 10))
 
 
 def probe_bytes(link: LinkEstimate) -> int:

@@ -155,13 +155,13 @@ class LinkTable:
         now_s = self._clock.monotonic_s()
         with self._lock:
             link = self._link(peer, address)
-            link.estimate = link_estimate.with_transfer(link.estimate, moved_bytes, seconds, now_s)
+            link.estimate = link_estimate.with_probe(link.estimate, moved_bytes, seconds, now_s)
 
-    def record_probe_refusal(self, peer: NodeName, address: Address) -> None:
-        """Record that the peer refused a probe for lack of time: it is retried soon."""
+    def record_unfinished_probe(self, peer: NodeName, address: Address) -> None:
+        """Record a probe that the peer refused, or that brought nothing: it is repeated soon."""
         with self._lock:
             link = self._link(peer, address)
-            link.estimate = link_estimate.with_probe_refusal(link.estimate)
+            link.estimate = link_estimate.with_unfinished_probe(link.estimate)
 
     def record_failure(
         self, peer: NodeName, address: Address, problem: str, device: str | None = None

@@ -13,7 +13,7 @@ from typing import Final
 
 from fabric.errors import FabricError, OverloadedError
 from fabric.ids import Fingerprint, NodeName
-from fabric.limits import HANDSHAKE_TIMEOUT_S
+from fabric.limits import HANDSHAKE_TIMEOUT_S, KIB
 from fabric.net.interfaces import Interface
 from fabric.net.link_estimate import PROBE_BYTES_MIN
 from fabric.net.links import Address
@@ -35,7 +35,8 @@ from node.net.peer import FetchTimeouts, Peer
 PINGS: Final = 4
 CONNECT_S: Final = 2.0
 PROBE_ENOUGH_S: Final = 0.25  # then the received bytes suffice
-PROBE_S: Final = 3.0  # a link that takes longer for the minimum is not measured
+PROBE_S: Final = 3.0  # then what was received is the measurement
+SLOW_CHUNK_BYTES: Final = 16 * KIB  # of the first bytes, so that a slow link delivers some
 
 _PROBLEMS: Final = {
     errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS, also by Local Network Privacy
@@ -58,7 +59,7 @@ class Measured:
     problem: str | None = None
     moved_bytes: int = 0
     seconds: float = 0.0
-    is_probe_refused: bool = False  # by a busy peer that answers pings
+    is_probe_unfinished: bool = False  # refused by a busy peer, or nothing was received
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +85,26 @@ class Caller:
             dialled.sock.close()
             return Measured(interface=dialled.interface, problem=problem_of(error))
         rtt_s: float | None = None
-        problem, moved_bytes, seconds, is_refused = None, 0, 0.0, False
+        problem, moved_bytes, seconds, is_unfinished = None, 0, 0.0, False
         try:
             with cut_after(channel, HANDSHAKE_TIMEOUT_S):
                 self._peer(peer).authenticate(channel)
                 rtt_s = _round_trip_s(channel)
             if probe_bytes:
-                with cut_after(channel, PROBE_S):
-                    moved_bytes, seconds = _probe(channel, probe_bytes)
+                moved_bytes, seconds = _probe(channel, probe_bytes)
             else:
                 channel.send(Goodbye())
         except FabricError as error:
-            problem, is_refused = error.code, rtt_s is not None
+            problem, is_unfinished = error.code, rtt_s is not None
         except OSError as error:
-            problem = problem_of(error)
+            problem, is_unfinished = problem_of(error), rtt_s is not None
         finally:
             channel.close()
         if rtt_s is None:
             return Measured(interface=dialled.interface, problem=problem)
         # A peer that answers pings works, even if it refuses a probe.
         took_s = max(1e-9, seconds - rtt_s)
-        return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_refused)
+        return Measured(rtt_s, dialled.interface, None, moved_bytes, took_s, is_unfinished)
 
     def _peer(self, name: NodeName) -> Peer:
         own = (self.cluster_key, self.fingerprint, FetchTimeouts(), self.encrypt_links)
@@ -132,23 +132,34 @@ def _round_trip_s(channel: Channel) -> float:
 
 
 def _probe(channel: Channel, size_bytes: int) -> tuple[int, float]:
-    """Return the received bytes and their seconds; a slow probe ends early."""
+    """Return the received bytes and their seconds; a slow probe ends early.
+
+    Raises TimeoutError if nothing was received in time.
+    """
     began_s = time.monotonic()
-    channel.send(Probe(size_bytes))
     moved_bytes, seconds = 0, 0.0
-    while moved_bytes < size_bytes:
-        if seconds >= PROBE_ENOUGH_S and moved_bytes >= PROBE_BYTES_MIN:
-            channel.cut()
-            break
-        reply = channel.receive(ProbeChunk, Refusal)
-        if isinstance(reply, Refusal):
-            raise refusal_error(reply)
-        assert isinstance(reply, ProbeChunk), "one of the two expected kinds"
-        moved_bytes += len(reply.data)
-        seconds = time.monotonic() - began_s
-    else:
-        channel.send(Goodbye())
+    try:
+        with cut_after(channel, PROBE_S):
+            channel.send(Probe(size_bytes))
+            while moved_bytes < size_bytes:
+                if seconds >= PROBE_ENOUGH_S and moved_bytes >= PROBE_BYTES_MIN:
+                    channel.cut()
+                    return moved_bytes, seconds
+                moved_bytes += len(_receive_chunk(channel).data)
+                seconds = time.monotonic() - began_s
+            channel.send(Goodbye())
+    except TimeoutError:
+        if not moved_bytes:
+            raise
     return moved_bytes, seconds
+
+
+def _receive_chunk(channel: Channel) -> ProbeChunk:
+    reply = channel.receive(ProbeChunk, Refusal)
+    if isinstance(reply, Refusal):
+        raise refusal_error(reply)
+    assert isinstance(reply, ProbeChunk), "one of the two expected kinds"
+    return reply
 
 
 @contextmanager
@@ -193,9 +204,13 @@ class LinkAnswers:
         if not self._probing.acquire(blocking=False):
             raise OverloadedError(message)
         try:
-            for sent in range(0, request.size_bytes, PROBE_CHUNK_BYTES):
+            sent = 0
+            while sent < request.size_bytes:
                 if self._is_sending():
                     raise OverloadedError(message)
-                channel.send(ProbeChunk(_FILL[: request.size_bytes - sent]))
+                chunk_bytes = SLOW_CHUNK_BYTES if sent < PROBE_BYTES_MIN else PROBE_CHUNK_BYTES
+                chunk = ProbeChunk(_FILL[: min(chunk_bytes, request.size_bytes - sent)])
+                channel.send(chunk)
+                sent += len(chunk.data)
         finally:
             self._probing.release()

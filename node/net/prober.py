@@ -156,5 +156,5 @@ class LinkProber:
         self._table.record_answer(peer, address, measured.rtt_s, device, kind)
         if measured.moved_bytes:
             self._table.record_rate(peer, address, measured.moved_bytes, measured.seconds)
-        elif measured.is_probe_refused:
-            self._table.record_probe_refusal(peer, address)
+        elif measured.is_probe_unfinished:
+            self._table.record_unfinished_probe(peer, address)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.limits import MIB, PROBE_BYTES_MAX
+from fabric.limits import KIB, MIB, PROBE_BYTES_MAX
 from fabric.net import link_estimate as le
 
 GIGABIT = 125e6
@@ -103,7 +103,7 @@ def test_streams_that_break_together_count_as_one_failure():
 def test_refused_probes_are_retried_with_growing_delays():
     link, now_s, rests_s = le.with_round_trip(le.LinkEstimate(1e9), 0.001, 0.0), 0.0, []
     for _ in range(8):
-        link = le.with_probe_refusal(le.with_probe_sent(link, now_s))
+        link = le.with_unfinished_probe(le.with_probe_sent(link, now_s))
         probed_s = now_s
         while not le.probe_due(link, now_s):
             now_s += 1.0
@@ -113,8 +113,20 @@ def test_refused_probes_are_retried_with_growing_delays():
     assert rests_s[0] == le.PROBE_REST_MIN_S
     assert rests_s == sorted(rests_s)
     assert rests_s[-1] == le.PROBE_REST_MAX_S
-    assert measured.probe_refusals == 0
+    assert measured.unfinished_probes == 0
     assert not le.probe_due(measured, now_s + le.RATE_FRESH_S - 1)
+
+
+def test_cut_probe_is_a_measurement_that_is_soon_repeated():
+    link = le.with_probe_sent(le.with_round_trip(le.LinkEstimate(1e9), 0.001, 0.0), 0.0)
+    slow = le.with_probe(link, 64 * KIB, 3.0, 3.0)
+
+    assert slow.bytes_per_s == 64 * KIB / 3.0
+    assert not le.probe_due(slow, le.PROBE_REST_MIN_S - 1)
+    assert le.probe_due(slow, le.PROBE_REST_MIN_S)
+    again = le.with_probe(le.with_probe_sent(slow, 5.0), MIB, 0.01, 5.0)
+    assert again.bytes_per_s > slow.bytes_per_s
+    assert not le.probe_due(again, 5.0 + le.RATE_FRESH_S - 1)
 
 
 def test_traffic_replaces_pings_and_probes_but_doubt_forces_a_ping():

@@ -109,7 +109,7 @@ def test_refused_probe_is_repeated_after_a_rest(table, clock):
     meet(table, CABLE)
     table.record_answer(PEER, CABLE, 0.001, "", None)
     assert table.due_probe()[1] == CABLE
-    table.record_probe_refusal(PEER, CABLE)
+    table.record_unfinished_probe(PEER, CABLE)
     assert table.due_probe() is None
     clock.now_s += PROBE_REST_MIN_S
     assert table.due_probe()[1] == CABLE

@@ -13,6 +13,7 @@ from fabric.hosting.clock import SystemClock
 from fabric.ids import Fingerprint, NodeName
 from fabric.limits import KIB, MIB
 from fabric.net.links import Address, LinkKind, PeerNode
+from node.net import probe
 from node.net.interfaces import Listing
 from node.net.link_table import LinkTable
 from node.net.listeners import EVERYWHERE
@@ -124,8 +125,33 @@ def test_probe_is_refused_during_a_transfer(port, server, shelf):
         fetching.join()
     until(lambda: CALLER.measure(SOURCE, loopback(port), MIB).moved_bytes == MIB)
 
-    assert (busy.problem, busy.moved_bytes, busy.is_probe_refused) == (None, 0, True)
+    assert (busy.problem, busy.moved_bytes, busy.is_probe_unfinished) == (None, 0, True)
     assert busy.rtt_s > 0
+
+
+def test_probe_of_a_very_slow_link_is_cut_and_measures_it(port, server, monkeypatch):
+    monkeypatch.setattr(probe, "PROBE_S", 1.0)
+    slow = [Fault(pause_s=0.1, chunk_bytes=8 * KIB)] * 2
+    with FaultProxy(("127.0.0.1", port), slow) as proxy:
+        address = loopback(proxy.port)
+        measured = CALLER.measure(SOURCE, address, MIB)
+        table = LinkTable(SystemClock())
+        table.set_peers([PeerNode(SOURCE, 1, (address,))])
+        table.record_answer(SOURCE, address, measured.rtt_s, "", None)
+        table.record_rate(SOURCE, address, measured.moved_bytes, measured.seconds)
+
+    assert measured.problem is None
+    assert 0 < measured.moved_bytes < MIB // 4
+    assert 0 < views(table)["127.0.0.1", proxy.port].bytes_per_s <= 1.25 * 8 * KIB / 0.1
+
+
+def test_probe_that_brings_nothing_is_unfinished(port, server, monkeypatch):
+    monkeypatch.setattr(probe, "PROBE_S", 0.5)
+    with FaultProxy(("127.0.0.1", port), [Fault(stall_at=4 * KIB)]) as proxy:
+        measured = CALLER.measure(SOURCE, loopback(proxy.port), MIB)
+
+    assert measured.rtt_s is not None
+    assert (measured.moved_bytes, measured.is_probe_unfinished) == (0, True)
 
 
 @many_loopbacks
@@ -252,14 +278,14 @@ def test_wall_clock_change_does_not_cause_pings(prober):
 
 def test_refused_probe_is_reported_to_the_table(prober):
     def busy(peer, address, probe_bytes=0):
-        return Measured(rtt_s=0.001, is_probe_refused=probe_bytes > 0)
+        return Measured(rtt_s=0.001, is_probe_unfinished=probe_bytes > 0)
 
     class Table(LinkTable):
         refused = 0
 
-        def record_probe_refusal(self, peer, address):
+        def record_unfinished_probe(self, peer, address):
             self.refused += 1
-            super().record_probe_refusal(peer, address)
+            super().record_unfinished_probe(peer, address)
 
     table = Table(SystemClock())
     prober(table, busy)
