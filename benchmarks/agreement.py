@@ -121,8 +121,8 @@ def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Tria
         cache = _copied(engine, full, len(known) + len(edited))
         cache.rearrange(arranged)
         _fill(engine, cache, edited[:-1])
-        kept[arm] = _said(engine, cache, following)
-    return Trial(_said(engine, full, following), _said(engine, anew, following), kept)
+        kept[arm] = _predict(engine, cache, following)
+    return Trial(_predict(engine, full, following), _predict(engine, anew, following), kept)
 
 
 def _arms(
@@ -165,12 +165,12 @@ def _computed(engine: Engine, ids: Sequence[int]) -> ResidentCache:
 def _copied(engine: Engine, cache: ResidentCache, room_tokens: int) -> ResidentCache:
     """Return a cache with the same rows."""
     count = cache.tokens_count
-    made = engine.new_cache(room_tokens + FOLLOWING_TOKENS)
-    made.settle()
-    for view, rows in zip(made.places(0, count), cache.places(0, count), strict=True):
+    copy = engine.new_cache(room_tokens + FOLLOWING_TOKENS)
+    copy.settle()
+    for view, rows in zip(copy.places(0, count), cache.places(0, count), strict=True):
         view[:] = rows
-    made.assume(count)
-    return made
+    copy.assume(count)
+    return copy
 
 
 def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
         engine.prefill(cache, list(ids[at : min(at + CHUNK, until)]))
 
 
-def _said(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
+def _predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
     """Return the log probabilities behind the last token and each that follows but the last."""
     rows = []
     for token in following[:-1]:

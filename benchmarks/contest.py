@@ -69,10 +69,10 @@ def rate_ratios(ours: list[Spent], theirs: list[Spent]) -> dict[str, float]:
     `low` and `high`: the 95 % interval of the judged one.
     """
     pairs = list(zip(ours, theirs, strict=True))
-    made = np.array([a.tokens_count / b.tokens_count for a, b in pairs])
+    tokens = np.array([a.tokens_count / b.tokens_count for a, b in pairs])
     by_clock = {
-        "cpu": made * np.array([b.cpu_s / a.cpu_s for a, b in pairs]),
-        "wall": made * np.array([b.wall_s / a.wall_s for a, b in pairs]),
+        "cpu": tokens * np.array([b.cpu_s / a.cpu_s for a, b in pairs]),
+        "wall": tokens * np.array([b.wall_s / a.wall_s for a, b in pairs]),
     }
     low, high = bootstrap_interval(by_clock[judged_clock()], np.median)
     medians = {clock: float(np.median(found)) for clock, found in by_clock.items()}

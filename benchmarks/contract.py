@@ -149,8 +149,8 @@ def service_of(folder: Path, model: str, recomputed_tokens: int = 0) -> NodeServ
     """Return a node with one of the models."""
     name, key = NodeName("contract"), bytes(range(32))
     path = str(FOLDER / model) if (FOLDER / model).exists() else model
-    made = NodeSettings(durability="none", edit_recomputed_tokens=recomputed_tokens)
-    return NodeService(NodeConfig(name, folder / "data", path, key, made, "127.0.0.1", 1))
+    settings = NodeSettings(durability="none", edit_recomputed_tokens=recomputed_tokens)
+    return NodeService(NodeConfig(name, folder / "data", path, key, settings, "127.0.0.1", 1))
 
 
 # --- the stories -----------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
         for at, (before, after) in enumerate(zip(each.told, each.edited, strict=True))
         if before != after
     )
-    asked = encode_call(DirectAgent(_TENANT, AgentId(agent), added))
-    reply = decode_reply(AgentView, service.control(asked).result(60))
+    call = encode_call(DirectAgent(_TENANT, AgentId(agent), added))
+    reply = decode_reply(AgentView, service.control(call).result(60))
     assert isinstance(reply, AgentView), "directives are made"
     return _ask(service, agent, _grown(each.told, each, answer), None)
 

@@ -90,8 +90,8 @@ class AvailableBlocks:
         if self._caches:
             count = len(self._caches)
             lengths = [layers[0].offset for layers in self._caches]
-            told = [[0] * length for length in lengths]
-            self._generator.insert([[0]] * count, caches=self._caches, all_tokens=told)
+            tokens = [[0] * length for length in lengths]
+            self._generator.insert([[0]] * count, caches=self._caches, all_tokens=tokens)
             self._caches = []
         return len(self._generator.next()[1])
 
@@ -102,9 +102,9 @@ class AvailableBlocks:
 
 def burst(contestant: Ours | AvailableBlocks, steps: int) -> int:
     """Decode some steps to the end; return the tokens made."""
-    made = sum(contestant.step() for _ in range(steps))
+    tokens = sum(contestant.step() for _ in range(steps))
     contestant.finish()
-    return made
+    return tokens
 
 
 def first_steps(contestant: Ours | AvailableBlocks) -> dict[str, float]:

@@ -177,18 +177,21 @@ def _note(rng: random.Random) -> str:
 
 def _history(texts: Sequence[str], question: str) -> tuple[Message, ...]:
     """Return a conversation in which every text but the last question is only noted."""
-    said = [Message(MessageRole.SYSTEM, ("You remember what you are told.",))]
+    messages = [Message(MessageRole.SYSTEM, ("You remember what you are told.",))]
     for text in texts:
-        said += [Message(MessageRole.USER, (text,)), Message(MessageRole.ASSISTANT, ("Noted.",))]
-    return (*said, Message(MessageRole.USER, (question,)))
+        messages += [
+            Message(MessageRole.USER, (text,)),
+            Message(MessageRole.ASSISTANT, ("Noted.",)),
+        ]
+    return (*messages, Message(MessageRole.USER, (question,)))
 
 
 def _play(service: NodeService, arm: str, stories: Sequence[Story]) -> list[Turn]:
     """Tell all stories, clear a message of each, and ask for what was told behind it."""
     say(f"{len(stories)} agents, {arm}")
-    told = [_history(story.messages, story.questions[0]) for story in stories]
+    prompts = [_history(story.messages, story.questions[0]) for story in stories]
     if not arm.startswith("none"):
-        _ask_all(service, arm, told, EditMode.FORGET)
+        _ask_all(service, arm, prompts, EditMode.FORGET)
     cleared = [
         tuple("[cleared]" if at == CLEARED else text for at, text in enumerate(story.messages))
         for story in stories
@@ -204,8 +207,10 @@ def _ask_all(
     service: NodeService, arm: str, prompts: Sequence[tuple[Message, ...]], mode: EditMode
 ) -> list[Turn]:
     async def together() -> list[Turn]:
-        asked = (_ask(service, arm, number, prompt, mode) for number, prompt in enumerate(prompts))
-        return list(await asyncio.gather(*asked))
+        answers = (
+            _ask(service, arm, number, prompt, mode) for number, prompt in enumerate(prompts)
+        )
+        return list(await asyncio.gather(*answers))
 
     work = together()
     return asyncio.run_coroutine_threadsafe(work, service._loop).result()  # noqa: SLF001

@@ -68,9 +68,9 @@ class EmulatedFleet:
     def find(cls, number: int | None = None) -> Self:
         """Return another process's fleet; without a number, the only one that `up` made."""
         found = namespaces.records()
-        made = [n for n, record in found.items() if record["by_command"]]
-        if number is None and len(made) == 1:
-            number = made[0]
+        started = [n for n, record in found.items() if record["by_command"]]
+        if number is None and len(started) == 1:
+            number = started[0]
         if number is None or number not in found:
             names = ", ".join(map(str, found)) or "none; start one with `up`"
             message = f"say which fleet: --fleet N (running: {names})"

@@ -80,12 +80,12 @@ class EmulatedMac:
         if not self._state.exists():
             self._make_files()
         keep = [str(ROOT), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
-        told = {"name": self.name, "user": USER, "state": str(self._state), "keep": keep}
+        options = {"name": self.name, "user": USER, "state": str(self._state), "keep": keep}
         own = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         with (self._state / "sshd.log").open("w") as log:
             self._parent = self.fleet.exec(
                 self.index,
-                ["unshare", *own, sys.executable, "-P", "-I", str(BOOT), json.dumps(told)],
+                ["unshare", *own, sys.executable, "-P", "-I", str(BOOT), json.dumps(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,9 +97,9 @@ class EmulatedMac:
         assert self._parent is not None
         log = self._state / "sshd.log"
         deadline_s = time.monotonic() + BOOT_TIMEOUT_S
-        while _LISTENS not in (said := log.read_text()):
+        while _LISTENS not in (printed := log.read_text()):
             if self._parent.poll() is not None or time.monotonic() > deadline_s:
-                message = f"{self.name} did not start: {said.strip() or 'nothing said'}"
+                message = f"{self.name} did not start: {printed.strip() or 'nothing said'}"
                 raise FleetError(message)
             time.sleep(_POLL_S)
         number = self._parent.pid

@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace) -> Report:
             # Another document each time: nothing of it is on the other node.
             move = _move_during(client, _messages(tokens, index), f"mover-{index}")
             moves.append(move)
-            said = f"longest gap {move.pause_s:.3f} s"
+            summary = f"longest gap {move.pause_s:.3f} s"
             if arguments.busy:
                 messages = _messages(tokens, rounds + index)
                 with busy_processes(arguments.busy):
                     crowded.append(_move_during(client, messages, f"crowded-{index}"))
-                said += f", beside busy processes {crowded[-1].pause_s:.3f} s"
-            say(f"{index + 1} of {rounds}: {said}")
+                summary += f", beside busy processes {crowded[-1].pause_s:.3f} s"
+            say(f"{index + 1} of {rounds}: {summary}")
     report = _report(moves, measure_calls(quick=arguments.quick))
     return report if not crowded else _with_crowded(report, moves, crowded, arguments.busy)
 

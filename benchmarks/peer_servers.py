@@ -112,22 +112,22 @@ def environment_of(name: str, folder: Path, *, installs: bool) -> Path:
 
     Raise PeerUnavailableError if it cannot run here.
     """
-    peer, made = PEERS[name], folder.expanduser() / name.replace(" ", "-")
+    peer, environment = PEERS[name], folder.expanduser() / name.replace(" ", "-")
     if peer.reason:
         raise PeerUnavailableError(peer.reason)
-    if not peer.requirements or (made / "ready").exists():
-        return made
+    if not peer.requirements or (environment / "ready").exists():
+        return environment
     if not installs:
         message = "its environment is missing: --install makes it"
         raise PeerUnavailableError(message)
     say(f"{name}: installing {' '.join(peer.requirements)}")
-    shutil.rmtree(made, ignore_errors=True)
-    venv.create(made, with_pip=True)
-    _pip(made, "install", *peer.requirements)
+    shutil.rmtree(environment, ignore_errors=True)
+    venv.create(environment, with_pip=True)
+    _pip(environment, "install", *peer.requirements)
     if peer.unwanted:
-        _pip(made, "uninstall", "-y", *peer.unwanted)
-    (made / "ready").touch()
-    return made
+        _pip(environment, "uninstall", "-y", *peer.unwanted)
+    (environment / "ready").touch()
+    return environment
 
 
 def _python(folder: Path) -> Path:

@@ -92,8 +92,12 @@ def run(arguments: argparse.Namespace) -> Report:
                 say(name)
                 try:
                     require_readable(name, served)
-                    made = environment_of(name, arguments.environments, installs=arguments.install)
-                    trial = _Trial(name, made, served, folder / f"home-{len(reasons)}-{name[:4]}")
+                    folder_ = environment_of(
+                        name, arguments.environments, installs=arguments.install
+                    )
+                    trial = _Trial(
+                        name, folder_, served, folder / f"home-{len(reasons)}-{name[:4]}"
+                    )
                     cells.add(name, trial.measure(context, rounds))
                 except (PeerUnavailableError, ServerError, RuntimeError, OSError) as error:
                     reasons[name] = " ".join(str(error).split())[-300:]
@@ -131,10 +135,10 @@ def _with_template(model: Path, folder: Path) -> Path:
 class _Trial:
     """Server under trial, and its samples."""
 
-    def __init__(self, name: str, made: Path, model: Path, home: Path) -> None:
+    def __init__(self, name: str, environment: Path, model: Path, home: Path) -> None:
         self._name = name
         self._peer = PEERS[name]
-        self._made = made
+        self._environment = environment
         self._model = model
         self._home = home
         self._figures: Figures = {}
@@ -160,7 +164,7 @@ class _Trial:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         self._client = ChatClient(url, self._peer.model(self._model))
-        command = self._peer.command(self._made, self._model, port)
+        command = self._peer.command(self._environment, self._model, port)
         home, health = self._home, self._peer.health
         with running_server(command, url, health, home, env=variables(self._name, home)) as process:
             usage = ProcessUsage(process.pid)

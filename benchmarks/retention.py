@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> Report:
     """Compare the ranks on every workload, and a tenant's reuse with and without a flood."""
     scale = QUICK_SCALE if arguments.quick else 1.0
     seeds = range(1 if arguments.quick else arguments.seeds)
-    made = {
+    workloads_by_kind = {
         name: [make(random.Random(seed), scale) for seed in seeds]
         for name, make in WORKLOADS.items()
     }
@@ -181,9 +181,9 @@ def run(arguments: argparse.Namespace) -> Report:
             rank_name: mean(_reuse(simulate(workload, rank_name)) for workload in workloads)
             for rank_name in RANKS
         }
-        for name, workloads in made.items()
+        for name, workloads in workloads_by_kind.items()
     }
-    flooded = made["two tenants"]
+    flooded = workloads_by_kind["two tenants"]
     beside = mean(simulate(workload, CHOSEN)["b"].share for workload in flooded)
     alone = mean(simulate(_alone(workload, "b"), CHOSEN)["b"].share for workload in flooded)
     gains = {name: row[CHOSEN] / row[LRU] for name, row in reuse.items()}

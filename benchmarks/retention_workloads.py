@@ -69,15 +69,15 @@ def agent_loops(rng: random.Random, scale: float) -> Workload:
         name, kind = f"loop-{index}", f"tools-{rng.randrange(3)}"
         start_s = rng.uniform(0, 4 * HOUR_S * scale)
         count = 2 + int(rng.expovariate(1 / 12))
-        made = list(_turns(rng, name, start_s, 3_500, count, 9, group=kind, shared_tokens=3_000))
+        turns = list(_turns(rng, name, start_s, 3_500, count, 9, group=kind, shared_tokens=3_000))
         while rng.random() < 1 / 3:
             pause_s = _lognormal(rng, 900, 1.0)
-            last = made[-1]
-            made += _turns(
+            last = turns[-1]
+            turns += _turns(
                 rng, name, last.at_s + pause_s, last.tokens + 400, count, 9,
                 group=kind, shared_tokens=3_000,
             )  # fmt: skip
-        asks += made
+        asks += turns
     return _workload(asks, 110_000)
 
 
@@ -129,11 +129,11 @@ def two_tenants(rng: random.Random, scale: float) -> Workload:
 def _steady(rng: random.Random, count: int, end_s: float, tenant: str) -> Iterator[Ask]:
     for index in range(count):
         gap_s = _lognormal(rng, 150, 0.8)
-        made = _turns(
+        turns = _turns(
             rng, f"steady-{tenant}-{index}", rng.uniform(0, gap_s), rng.randrange(6_000, 18_000),
             1 + round(end_s / gap_s), gap_s, grows_tokens=20, tenant=tenant,
         )  # fmt: skip
-        yield from (ask for ask in made if ask.at_s < end_s)
+        yield from (ask for ask in turns if ask.at_s < end_s)
 
 
 def _one_shots(rng: random.Random, end_s: float, every_s: float, tenant: str) -> Iterator[Ask]:

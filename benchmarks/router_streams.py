@@ -191,8 +191,8 @@ async def _carry_out(orders: Connection, url: str) -> None:
         while True:
             kind, count, more = await _receive(orders)
             if kind == "stream":
-                asked = [_stream(session, url, f"s{serial + n}", more) for n in range(count)]
-                orders.send(await asyncio.gather(*asked))
+                streams = [_stream(session, url, f"s{serial + n}", more) for n in range(count)]
+                orders.send(await asyncio.gather(*streams))
             else:
                 orders.send(await _probe(session, url, serial, count, more))
             serial += count + more

@@ -93,12 +93,12 @@ def _trial(engine: Engine, text: Sequence[int], rng: random.Random) -> Trial:
     sources = [_computed(engine, [*head, *_drawn(text, rng, 2 * DOCUMENT_TOKENS), *document])
                for document in documents]  # fmt: skip
     taken = {
-        count: _said(engine, _taken(engine, prompt, sources, count), following)
+        count: _predict(engine, _taken(engine, prompt, sources, count), following)
         for count in (*RECOMPUTED, DOCUMENT_TOKENS)
     }
     anew = _computed(engine, prompt[:-1])
     absent = _computed(engine, [*head, *documents[-1]][:-1])
-    return Trial(_said(engine, anew, following), _said(engine, absent, following), taken)
+    return Trial(_predict(engine, anew, following), _predict(engine, absent, following), taken)
 
 
 def _drawn(text: Sequence[int], rng: random.Random, count: int) -> list[int]:
@@ -140,7 +140,7 @@ def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
         engine.prefill(cache, list(ids[at : min(at + CHUNK, until)]))
 
 
-def _said(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
+def _predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
     """Return the log probabilities behind the last token and each that follows but the last."""
     rows = []
     for token in following[:-1]:
@@ -150,10 +150,10 @@ def _said(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.
     return found
 
 
-def _row(trials: Sequence[Trial], said: Sequence[np.ndarray]) -> dict[str, float]:
-    apart = [_nats(trial.anew, own) for trial, own in zip(trials, said, strict=True)]
+def _row(trials: Sequence[Trial], predictions: Sequence[np.ndarray]) -> dict[str, float]:
+    apart = [_nats(trial.anew, own) for trial, own in zip(trials, predictions, strict=True)]
     same = [trial.anew.argmax(axis=1) == own.argmax(axis=1)
-            for trial, own in zip(trials, said, strict=True)]  # fmt: skip
+            for trial, own in zip(trials, predictions, strict=True)]  # fmt: skip
     return {
         "from_anew_nats": float(np.mean(apart)),
         "as_anew": float(np.concatenate(same).mean()),

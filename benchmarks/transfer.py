@@ -97,8 +97,8 @@ class Ends:
 
     def fetch(self, links: Sequence[Link], blocks: int, **options: Any) -> dict[str, Any]:
         """Fetch so many blocks; return what the receiver says of it."""
-        asked = {"links": links, "blocks": blocks, "encrypt_links": self.encrypt_links}
-        _tell(self.receiver, asked | options)
+        order = {"links": links, "blocks": blocks, "encrypt_links": self.encrypt_links}
+        _tell(self.receiver, order | options)
         return _answer(self.receiver)
 
     def sent_bytes(self) -> int:

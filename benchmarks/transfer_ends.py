@@ -50,10 +50,10 @@ def send(folder: Path, blocks_count: int) -> None:
     library = write_library(folder, spec, blocks_count * BLOCK_TOKENS)
     blocks, refs = library.store.blocks, library.layout.blocks
     server = TransferServer(SENDER, KEY, FINGERPRINT, blocks, SystemClock(), host=EVERYWHERE)
-    asked = OfferRequest(
+    request = OfferRequest(
         TenantId("bench"), AgentId("bench"), 1, MigrationId("bench"), target=RECEIVER
     )
-    ticket = server.offers.add(asked, refs, OFFER_S)
+    ticket = server.offers.add(request, refs, OFFER_S)
     named = [[r.block_hash.hex(), r.checksum.hex(), r.tokens_count, r.payload_bytes] for r in refs]
     _say({"port": server.addresses()[0].port, "ticket": ticket.hex(), "refs": named})
     for _ in _lines():

@@ -63,7 +63,7 @@ MEMBER_CERTIFICATE: Final = "member.pem"
 MEMBER_KEY: Final = "member.key"
 RAY_TOKEN: Final = "ray.token"  # noqa: S105 - a file's name
 SHIPPED_KEYS: Final = "~/macfabric/keys"  # where cluster.yaml has them put on every Mac
-MADE_KEYS: Final = "~/.macfabric/cluster/keys"  # where they are made, before `ray up`
+CLUSTER_FILE_KEYS: Final = "~/.macfabric/cluster/keys"  # where they are made, before `ray up`
 KEYS_DIGEST_BYTES: Final = 16
 
 # In every member's certificate. A node is asked for by it and not by its address, which changes.

@@ -130,10 +130,10 @@ ERASED_S_MAX: Final = float(1 << 53)  # beyond any date
 EPOCH_ERASED_MAX: Final = (1 << 53) - 1  # exact in JSON; 2^28 erasures of one name above EPOCH_MAX
 
 # Histories of agents' turns
-TURNS_KEPT_MAX: Final = 64  # of one agent, in its record: about 14 KB
+TURN_HISTORY_MAX: Final = 64  # of one agent, in its record: about 14 KB
 TURN_REASON_CHARS_MAX: Final = 200
 TURN_LINE_CHARS_MAX: Final = 2 * KIB
-TURNS_CHARS_MAX: Final = TURNS_KEPT_MAX * TURN_LINE_CHARS_MAX
+TURNS_CHARS_MAX: Final = TURN_HISTORY_MAX * TURN_LINE_CHARS_MAX
 
 # Ends of a node's process, as its next one reports them
 EXIT_LINES_MAX: Final = 20  # of its log

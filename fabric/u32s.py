@@ -36,9 +36,9 @@ class U32s(Sequence[int]):
         if len(raw) % ITEM_BYTES:
             message = "the length of a token list is not a multiple of four bytes"
             raise CorruptDataError(message)
-        made = cls()
-        made._items = array("I", raw)
-        return made
+        numbers = cls()
+        numbers._items = array("I", raw)
+        return numbers
 
     def pack(self) -> bytes:
         """Return the numbers as little-endian u32."""
@@ -81,6 +81,6 @@ class U32s(Sequence[int]):
 
 
 def _wrapped(items: "array[int]") -> U32s:
-    made = U32s()
-    made._items = items  # noqa: SLF001 - ours
-    return made
+    numbers = U32s()
+    numbers._items = items  # noqa: SLF001 - ours
+    return numbers

@@ -129,10 +129,10 @@ class ControlCalls:
     ) -> object:
         if origin.trace is None:  # a heartbeat, or a call of a turn without a span
             return await self._answer(call, origin, came_by, peer)
-        with span(spec_of(type(call)).name, node=self._node.name) as made:
+        with span(spec_of(type(call)).name, node=self._node.name) as call_span:
             answer = await self._answer(call, origin, came_by, peer)
             if isinstance(answer, ErrorReply):
-                made.end(answer.code)
+                call_span.end(answer.code)
             return answer
 
     async def _answer(

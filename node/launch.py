@@ -60,7 +60,7 @@ class LaunchedNode:
     since_s: float
     origin: bytes  # digest of the start that it must have had
     is_ours: bool = False  # it had: an actor of that name may be older than our settings
-    asked: Any = None  # the reference of a call under way
+    call: Any = None  # the reference of a call under way
     ask_at_s: float = 0.0
     view: NodeView | None = None
     ready_at_s: float = 0.0
@@ -98,8 +98,8 @@ class Launch:
             self._scan_at_s = now_s + SCAN_S
             self._create_missing()
         for node in self.nodes.values():
-            if node.asked is None and now_s >= node.ask_at_s:
-                node.asked = _ask(node)
+            if node.call is None and now_s >= node.ask_at_s:
+                node.call = _ask(node)
         yield from self._collect()
 
     def _create_missing(self) -> None:
@@ -162,14 +162,14 @@ class Launch:
     def _collect(self) -> Iterator[dict[str, Any]]:
         import ray
 
-        asked = {node.asked: node for node in self.nodes.values() if node.asked is not None}
-        if not asked:
+        calls = {node.call: node for node in self.nodes.values() if node.call is not None}
+        if not calls:
             time.sleep(TICK_S)
             return
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=TICK_S)
+        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=TICK_S)
         for reference in done:
-            node = asked[reference]
-            node.asked = None
+            node = calls[reference]
+            node.call = None
             node.ask_at_s = time.monotonic() + (READY_POLL_S if node.view else LOADING_POLL_S)
             try:
                 answer = ray.get(reference)
@@ -250,10 +250,10 @@ class Launch:
         if how == "leave" or not self.nodes:
             return
         call = encode_call(Stop() if how == "stop" else Flush())
-        asked = [node.actor.control.remote(call) for node in self.nodes.values()]
-        done, late = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        calls = [node.actor.control.remote(call) for node in self.nodes.values()]
+        done, late = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
         if late:
-            _log.warning("%d of %d nodes did not answer in time", len(late), len(asked))
+            _log.warning("%d of %d nodes did not answer in time", len(late), len(calls))
         if how == "stop":
             for node in self.nodes.values():
                 ray.kill(node.actor, no_restart=True)

@@ -56,8 +56,8 @@ _UNWRITTEN_INCARNATION_BITS = 40
 _STEP_BITS = 20
 START_RETRY_S = 0.5
 START_RETRY_MAX_S = 15.0
-START_AGAIN_S = 5.0  # for wrong settings or missing files, which an operator must correct
-START_AGAIN_MAX_S = 300.0
+LASTING_RETRY_S = 5.0  # for wrong settings or missing files, which an operator must correct
+LASTING_RETRY_MAX_S = 300.0
 _PASSING = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
     errno.ENOMEM, errno.EIO, errno.EADDRNOTAVAIL,
@@ -133,7 +133,7 @@ class NodeActor:
         """Retry the start until it succeeds, in this process, which owns the data folder."""
         os.umask(0o077)
         passing = BackOff(START_RETRY_S, START_RETRY_MAX_S)
-        lasting = BackOff(START_AGAIN_S, START_AGAIN_MAX_S)
+        lasting = BackOff(LASTING_RETRY_S, LASTING_RETRY_MAX_S)
         while True:
             try:
                 begin()
@@ -181,9 +181,9 @@ class NodeActor:
             machine_nodes=start.machine_nodes,
             certificate_ends_s=certificate_ends_s(keys.folder),
         )
-        self._starting = made = service.NodeService(config, _end_process, self._log_before)
-        made.start()
-        self._service = made
+        self._starting = node_service = service.NodeService(config, _end_process, self._log_before)
+        node_service.start()
+        self._service = node_service
         keep_pauses_short()
 
 

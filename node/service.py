@@ -39,7 +39,7 @@ from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.hibernation import HibernationHttp
 from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply, http_server
 from node.last_exit import NO_LOG, ExitWatch, LogBefore
-from node.limits import RUN_MARK_EVERY_S
+from node.limits import RUN_MARK_INTERVAL_S
 from node.mac_services import PowerAssertion, exclude_from_backups
 from node.machine import memory_pressure, ram_bytes, thermal_state
 from node.mlx import device
@@ -224,7 +224,7 @@ class NodeService:
 
     async def _mark(self) -> float:
         await self.node.resources.workers.run(self._exits.note_alive)
-        return RUN_MARK_EVERY_S
+        return RUN_MARK_INTERVAL_S
 
     async def _measure_prefill(self) -> None:
         node = self.node

@@ -7,7 +7,7 @@ from fabric.errors import FabricError
 from fabric.hosting.chip import chip_name
 from fabric.memory_plan import MemoryPlan
 from fabric.ports import Clock, DriveSpace
-from node.limits import DRIVE_LOOK_S
+from node.limits import DRIVE_POLL_S
 from node.machine import process_bytes, ram_bytes, swap_bytes
 from node.mlx import device
 from node.runtime.workers import Workers
@@ -55,7 +55,7 @@ class Usage:
     def _look_soon(self) -> None:
         """Measure the drive in a thread: one that is unplugged or far may hang."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < DRIVE_LOOK_S or self._looking:
+        if now_s - self._looked_s < DRIVE_POLL_S or self._looking:
             return
         self._looked_s, self._looking = now_s, True
         self._workers.begin(self._look)

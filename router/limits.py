@@ -31,7 +31,7 @@ TOOLS_MAX: Final = 512
 CODEX_OUTPUT_BYTES_MAX: Final = 10_000  # of one tool output that Codex keeps, as for unknown models
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 512
-NAME_CHARS_TOLD: Final = 100  # of a client's name for something, in an error about it
+QUOTED_NAME_CHARS_MAX: Final = 100  # of a client's name for something, in an error about it
 TOP_LOGPROBS_MAX: Final = 20
 ANSWERS_PER_PROMPT_MAX: Final = 32
 PROMPTS_MAX: Final = 256  # of one request for completions
@@ -62,7 +62,7 @@ TRUNCATION_COUNTS_MAX: Final = 12  # counts to find the longest prompt that fits
 MESSAGE_NAME_CHARS_MAX: Final = 256  # of a name or an id within a message
 MATCH_REASON_CHARS_MAX: Final = 200  # in an answer's header
 STOPPING_RETRY_S: Final = 5.0  # before a client of a stopping router retries
-PREFLIGHT_KEPT_S: Final = 600  # time for which a browser caches a preflight
+PREFLIGHT_CACHE_S: Final = 600  # time for which a browser caches a preflight
 
 # Turns in front of nodes
 SENT_TURNS_MAX: Final = 64  # to one node, and not admitted by it yet; one tenant: half
@@ -89,26 +89,28 @@ GUESSES_MAX: Final = 8  # agents that are got ready at once, without having been
 # The router's connections to nodes
 TURNS_UNANSWERED_MAX: Final = 320  # sent to one node: more than it queues; others wait here
 HANDSHAKES_PER_NODE_MAX: Final = 16  # at once; more would all time out
-KEPT_IDLE_S: Final = 60.0  # idle time of a connection; nodes wait longer
-KEPT_LIFE_S: Final = 600.0  # life of a connection; certificates are checked again on the next
+CONNECTION_IDLE_S: Final = 60.0  # idle time of a connection; nodes wait longer
+CONNECTION_LIFE_S: Final = 600.0  # life of a connection; certificates are checked again on the next
 
 # Control plane
 LIST_PAGES_MAX: Final = 1 << 14  # enough for 10,000 agents with the longest sketches
-LISTED_AT_ONCE: Final = 32  # agents of a list applied before other tasks run
+AGENTS_PER_STEP: Final = 32  # agents of a list applied before other tasks run
 WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
 PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; others are spread over the period
-PEERS_TOLD_MAX: Final = 16  # to one node, the nearest; it measures its links to them
+PEERS_PER_NODE_MAX: Final = 16  # to one node, the nearest; it measures its links to them
 PARTNERS_MAX: Final = 4  # of those: nodes from which it has fetched recently
-PEERS_LISTED_AT_ONCE: Final = 16  # nodes whose lists are built before other tasks run
+PEER_LISTS_PER_STEP: Final = 16  # nodes whose lists are built before other tasks run
 SUSPECT_S: Final = 3.0
 TERM_MARGIN: Final = 0.2  # share of a lease by which a router stops before its voters
 TERM_CALL_BYTES_MAX: Final = 16 * KIB  # to a voter
 SHADOW_WAIT_S: Final = 1.0  # of an answer, for a standby's copy of what it stores
-SHADOW_HEARD_S: Final = 3.0  # without a standby's request; then no answer waits for one
+SHADOW_ABSENT_S: Final = 3.0  # without a standby's request; then no answer waits for one
 SHADOW_POLL_S: Final = 0.5  # of a standby's request, for news; runs' files are compared as often
-SHADOW_REST_S: Final = 0.25  # of a standby whose request failed
+SHADOW_RETRY_S: Final = 0.25  # of a standby whose request failed
 SHADOW_BYTES_MAX: Final = 8 * MIB  # of responses, and of files, in one answer; or one larger item
-SHADOW_GONE_MAX: Final = 4_096  # removals that are remembered; then a standby compares all names
+SHADOW_REMOVALS_MAX: Final = (
+    4_096  # removals that are remembered; then a standby compares all names
+)
 TERM_RENEW_S: Final = 0.6  # between two renewals; three may be lost
 TERM_TRIAL_S: Final = 0.5  # at most, between two trials of a standby
 TERM_RETRY_S: Final = 0.4  # at most and at random, after a vote that no router won
@@ -129,42 +131,42 @@ EPOCHS_ISSUED_MAX: Final = 1 << 20  # agents whose last claim is unconfirmed; 10
 ERASURE_DIGESTS_MAX: Final = 1 << 16  # of listed agents, cached by the router
 
 # Copies of agents
-AGENT_REST_S: Final = 30.0  # after a move by placement, until another one costs the usual price
-RESTING_AGENTS_MAX: Final = 10_000  # agents remembered for that; the oldest are dropped
-HELD_AGENTS_MAX: Final = 10_000  # on nodes that clients chose; the oldest are forgotten
+MOVE_COOLDOWN_S: Final = 30.0  # after a move by placement, until another one costs the usual price
+COOLING_AGENTS_MAX: Final = 10_000  # agents remembered for that; the oldest are dropped
+FIXED_AGENTS_MAX: Final = 10_000  # on nodes that clients chose; the oldest are forgotten
 MOVE_START_S: Final = 1.0  # for the calls of a move before a turn; and for its bytes
-MOVE_PATIENCE: Final = 3.0  # times the expected seconds; then the owner serves the turn
+MOVE_TIMEOUT_FACTOR: Final = 3.0  # times the expected seconds; then the owner serves the turn
 MOVES_PER_TURN: Final = 0.065  # by placement, on average: each one loads a disk and a link
 MOVE_PRICE_STEP: Final = 0.3  # by which a move raises the price of the next; turns lower it
 MOVE_PRICE_MAX: Final = 100.0  # times the usual price
 HEAD_LOAN_TOKENS_MIN: Final = 512  # of a prompt; fewer are computed sooner than asked for
-KNOWN_ROWS_MAX: Final = 64  # beginnings of prompts whose nodes in a large fleet are remembered
+PREFIX_ROWS_MAX: Final = 64  # beginnings of prompts whose nodes in a large fleet are remembered
 LENDERS_MAX: Final = 4  # nodes weighed as lenders of one turn's head, those with most of it
 MOVE_TARGETS_MAX: Final = 16  # nodes weighed for one idle agent's turn
 DRAIN_AT_ONCE_MAX: Final = 3  # moves off one node; more would share its links
 DRAIN_ROUNDS_MAX: Final = 3  # rounds without a move before a drain pauses
-DRAIN_ROUND_REST_S: Final = 1.0
-DRAIN_AGAIN_S: Final = 30.0  # before a paused drain continues
+DRAIN_ROUND_PAUSE_S: Final = 1.0
+DRAIN_RETRY_S: Final = 30.0  # before a paused drain continues
 DRAIN_STUCK_MAX: Final = 100  # listed in an answer; further ones are only counted
 COPY_TRIES_MAX: Final = 3  # a turn that ends during the copy may replace the last block
 NODE_REMEMBERED_S: Final = 14 * 86_400.0  # without a report, while others report
 ROSTER_BYTES_MAX: Final = 256 * KIB  # of its file, with all nodes of the largest fabric
 LOCAL_NODES_MAX: Final = 16  # that `macfabric up` starts on one machine
 REPLICAS_WAITING_MAX: Final = 1_024  # agents due for a copy; the next sweep finds the rest
-REPLICAS_LOOKED_MAX: Final = 4_096  # changed agents that one sweep checks
-REPLICAS_LOOKED_AT_ONCE: Final = 4  # agents of a sweep checked before other tasks run
-REPLICA_REST_S: Final = 30.0  # before a failed copy is retried
-REPLICA_AGAIN_S: Final = 600.0  # before an evicted copy is made again
+REPLICAS_CHECKED_MAX: Final = 4_096  # changed agents that one sweep checks
+REPLICAS_CHECKED_PER_STEP: Final = 4  # agents of a sweep checked before other tasks run
+REPLICA_RETRY_S: Final = 30.0  # before a failed copy is retried
+EVICTED_REPLICA_RETRY_S: Final = 600.0  # before an evicted copy is made again
 PREFIX_SEEDING_AGENTS_MAX: Final = 4  # a node with more agents is not seeded with shared prefixes
 SEEDING_PEERS_MAX: Final = 32  # peers from which one node is seeded
-PREFIX_SEEDING_AGAIN_S: Final = 300.0  # before it is seeded again
-PREFIX_SEEDING_REST_S: Final = 30.0  # before a retry after a failure, or after a move
+PREFIX_SEEDING_INTERVAL_S: Final = 300.0  # before it is seeded again
+PREFIX_SEEDING_RETRY_S: Final = 30.0  # before a retry after a failure, or after a move
 PREFETCH_HINTS_MAX: Final = 4  # agents that one request may name
 PREFETCH_TASKS_MAX: Final = 32  # hints in progress; more are dropped
 COPY_ROUNDS_MAX: Final = 8  # rounds of a move's copy before the agent is sealed
 
 # Router, and the fleet's events as dashboards follow them
-FORMED_MAX: Final = 64  # agents with a form of one prompt; the first alive is used
+FORM_AGENTS_MAX: Final = 64  # agents with a form of one prompt; the first alive is used
 SKETCH_AGENTS_MAX: Final = 400_000  # remembered agents; the oldest is dropped; 1 KB each
 SKETCH_PIECES_KEPT_MAX: Final = 32 << 20  # of all their sketches; 256 MB
 ALIKE_AGENTS_MAX: Final = 64  # agents of a node with identical sketches that are compared
@@ -190,7 +192,7 @@ TOP_NEWS_MAX: Final = 1_024  # events and answers waiting for a redraw; then no 
 TOP_READS_MAX: Final = 8  # shown agents that each poll reads again
 TOP_INTERVAL_S_MIN: Final = 0.5  # between two polls
 TOP_INTERVAL_S_MAX: Final = 3_600.0
-LINK_RATE_NEWS: Final = 0.1  # share by which a link's rate must change to be published
+LINK_RATE_CHANGE_MIN: Final = 0.1  # share by which a link's rate must change to be published
 
 # Hibernation: one agent as one file
 HIBERNATION_STALL_S: Final = 60.0  # without a byte, after which the command line gives up
@@ -216,7 +218,7 @@ SCENARIO_VARIABLES_MAX: Final = 64
 SCENARIO_TOOLS_MAX: Final = 64
 SCENARIO_ITEMS_MAX: Final = 64  # answers of a tool, directives and expectations of a phase
 SCENARIO_STEPS_MAX: Final = 8  # answers of one turn that call tools, before it ends
-SCENARIO_ASKING_MAX: Final = 16  # agents of one run that answer at once
+SCENARIO_CONCURRENT_TURNS_MAX: Final = 16  # agents of one run that answer at once
 SCENARIO_PREFETCHED_MAX: Final = 4  # upcoming turns whose agents are prefetched
 SCENARIO_TRIES_MAX: Final = 30  # tries of a step that the fabric refuses temporarily; takes minutes
 SCENARIO_LOST_TRIES_MAX: Final = 3  # tries of a step on a lost agent

@@ -222,9 +222,9 @@ def _voter_link(url: str, link: LinkFactory) -> NodeLink:
         message = f"the voter at {url} is only asked over HTTP"
         raise NodeLostError(message, NodeName(url))
 
-    made = link(NodeName(url), unreachable, lambda: False)
-    made.http_url = url
-    return made
+    voter = link(NodeName(url), unreachable, lambda: False)
+    voter.http_url = url
+    return voter
 
 
 def _own_url(settings: RouterSettings, first: str) -> str:

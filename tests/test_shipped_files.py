@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fabric.keys import MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import CLUSTER_FILE_KEYS, SHIPPED_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = yaml.safe_load((ROOT / "cluster.yaml").read_text())
@@ -35,5 +35,5 @@ def test_mounted_files_exist_and_suffice_to_install():
 
     assert [local for local in here if not (ROOT / local).exists()] == []
     assert {"./fabric", "./node", "./router", "./pyproject.toml", "./constraints.txt"} == here
-    assert set(mounts.values()) - here == {MADE_KEYS}
-    assert mounts[SHIPPED_KEYS] == MADE_KEYS
+    assert set(mounts.values()) - here == {CLUSTER_FILE_KEYS}
+    assert mounts[SHIPPED_KEYS] == CLUSTER_FILE_KEYS

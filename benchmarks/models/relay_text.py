@@ -63,25 +63,25 @@ class Conversation:
 
 def tokenizer() -> Tokenizer:
     """Return a byte-level tokenizer of which every word is one token, with the space before it."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r" ?[^\s]+|\s"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=4_096,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     words = sorted({*FILLER, *WORDS, *KINDS, *chain.from_iterable(KINDS.values())})
-    made.train_from_iterator([*(f" {word}" for word in words), *ROLES], trainer)
-    made.add_tokens(
+    tokenizer.train_from_iterator([*(f" {word}" for word in words), *ROLES], trainer)
+    tokenizer.add_tokens(
         [AddedToken(text, special=True, normalized=False) for text in (PAD, START, END)]
     )
-    return made
+    return tokenizer
 
 
 def filler(draw: random.Random, count: int) -> str:

@@ -82,20 +82,20 @@ class Example:
 def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Example:
     """Draw a conversation and questions about it."""
     facts, others = draw.randint(*lesson.facts), draw.randint(0, lesson.others)
-    made = relay_text.conversation(draw, facts, others, draw.randint(2, WORDS_MAX))
+    talk = relay_text.conversation(draw, facts, others, draw.randint(2, WORDS_MAX))
     ids: list[int] = []
     places: dict[str, tuple[int, int]] = {}
-    for said in made.said:
+    for said in talk.said:
         start = len(ids)
         ids += encode(tokenizer, said.role, said.text)
         if said.tells is not None:
             places[said.tells] = (start, len(ids) - 1)  # all but the token that ends it
     weights = [OTHER_LOSS] * len(ids)
     hidden = []
-    for kind in asked(draw, made, lesson.questions):
+    for kind in asked(draw, talk, lesson.questions):
         start = len(ids)
         ids += encode(tokenizer, "user", relay_text.question(kind))
-        ids += encode(tokenizer, "assistant", f"{made.told.get(kind, 'unknown')} .")
+        ids += encode(tokenizer, "assistant", f"{talk.told.get(kind, 'unknown')} .")
         weights += [OTHER_LOSS] * (len(ids) - start)
         weights[-3:] = [1.0, 0.3, 0.3]
         if kind in places and draw.random() < lesson.hidden_share:
@@ -106,11 +106,11 @@ def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Exampl
     return Example(ids, weights, hidden)
 
 
-def asked(draw: random.Random, made: Conversation, count: int) -> list[str]:
+def asked(draw: random.Random, talk: Conversation, count: int) -> list[str]:
     """Draw kinds to ask for, most of which were told."""
-    told = draw.sample(sorted(made.told), min(len(made.told), count - 1))
-    others = sorted(set(relay_text.KINDS) - set(made.told))
-    kinds = told + draw.sample(others, min(len(others), count - len(told)))
+    known = draw.sample(sorted(talk.told), min(len(talk.told), count - 1))
+    others = sorted(set(relay_text.KINDS) - set(talk.told))
+    kinds = known + draw.sample(others, min(len(others), count - len(known)))
     draw.shuffle(kinds)
     return kinds
 

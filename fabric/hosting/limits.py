@@ -29,7 +29,7 @@ LOG_TAIL_BYTES: Final = 256 * KIB  # read back of one file
 # Spans of one process
 SPANS_QUEUED_MAX: Final = 4_096  # some hundred turns; more are lost while a collector is slow
 SPAN_BATCH_MAX: Final = 512  # in one request to the collector
-SPAN_SEND_EVERY_S: Final = 2.0  # unless a batch is full
+SPAN_SEND_INTERVAL_S: Final = 2.0  # unless a batch is full
 SPAN_EXPORT_S: Final = 5.0  # for one request, repeats included
 SPAN_CLOSE_S: Final = 2.0  # for what is left when a process stops
 SPAN_TEXT_CHARS_MAX: Final = 256  # of one attribute: codes and names are shorter

@@ -15,7 +15,7 @@ from fabric.hosting.limits import (
     SPAN_BATCH_MAX,
     SPAN_CLOSE_S,
     SPAN_EXPORT_S,
-    SPAN_SEND_EVERY_S,
+    SPAN_SEND_INTERVAL_S,
     SPAN_TEXT_CHARS_MAX,
     SPANS_QUEUED_MAX,
 )
@@ -47,7 +47,7 @@ def open_tracer(settings: TracingSettings, process: str) -> "OtelTracer":
     sending = BatchSpanProcessor(
         _Reporting(exporter, settings.endpoint),  # type: ignore[arg-type]  # it looks like one
         max_queue_size=SPANS_QUEUED_MAX,
-        schedule_delay_millis=SPAN_SEND_EVERY_S * 1000,
+        schedule_delay_millis=SPAN_SEND_INTERVAL_S * 1000,
         max_export_batch_size=SPAN_BATCH_MAX,
         export_timeout_millis=SPAN_EXPORT_S * 1000,
     )
@@ -113,8 +113,8 @@ class OtelTracer:
         from opentelemetry.context import Context
 
         context = TraceContextTextMapPropagator().extract(carrier, Context())
-        made = self._tracer.start_span(name, context, attributes=_sent(attributes))
-        return _Span(self._tracer, made)
+        span = self._tracer.start_span(name, context, attributes=_sent(attributes))
+        return _Span(self._tracer, span)
 
     def close(self) -> None:
         """Send what is left, as long as a stop may take."""
@@ -126,28 +126,28 @@ class OtelTracer:
 class _Span:
     """Span of the SDK."""
 
-    def __init__(self, tracer: Any, made: Any) -> None:
+    def __init__(self, tracer: Any, span: Any) -> None:
         self._tracer = tracer
-        self._made = made
-        started_ns = getattr(made, "start_time", 0)  # 0: it is not sampled
+        self._span = span
+        started_ns = getattr(span, "start_time", 0)  # 0: it is not sampled
         self._offset_ns = started_ns - time.monotonic_ns()
-        known = made.get_span_context()
+        context = span.get_span_context()
         self.trace = Traceparent(
-            f"00-{known.trace_id:032x}-{known.span_id:016x}-{known.trace_flags:02x}"
+            f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
         )
 
     def note(self, **attributes: Attribute) -> None:
         """Add attributes."""
-        self._made.set_attributes(_sent(attributes))
+        self._span.set_attributes(_sent(attributes))
 
     def part(self, name: str, begun_s: float, ended_s: float, **attributes: Attribute) -> None:
         """Add a part that is over."""
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
-        if not self._made.is_recording():
+        if not self._span.is_recording():
             return
-        context = set_span_in_context(self._made, Context())
+        context = set_span_in_context(self._span, Context())
         begun_ns, ended_ns = (self._offset_ns + round(at_s * _NS) for at_s in (begun_s, ended_s))
         part = self._tracer.start_span(
             name, context, attributes=_sent(attributes), start_time=begun_ns
@@ -158,12 +158,12 @@ class _Span:
         """End the span now."""
         from opentelemetry.trace import Status, StatusCode
 
-        if not self._made.is_recording():
+        if not self._span.is_recording():
             return
         if failure is not None:
-            self._made.set_attributes(_sent({"failure": failure}))
-            self._made.set_status(Status(StatusCode.ERROR))
-        self._made.end()
+            self._span.set_attributes(_sent({"failure": failure}))
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
 
 
 def _sent(attributes: Mapping[str, Attribute]) -> dict[str, str | int | float | bool]:

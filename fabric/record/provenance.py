@@ -62,7 +62,7 @@ class Provenance:
             _FORK: _YES if self.is_fork else None,
             _TRUNCATED: self.truncated_by.value if self.truncated_by else None,
             _HEAD: str(self.marks.head) if self.marks.head else None,
-            _ASKED: str(self.marks.asked) if self.marks.asked else None,
+            _ASKED: str(self.marks.question) if self.marks.question else None,
             _CONVERSATION: str(self.marks.conversation) if self.marks.conversation else None,
             _ANSWERS: self.answers or None,
             _TURNS: self.turns or None,
@@ -80,7 +80,7 @@ class Provenance:
             truncated_by=_truncated_by(notes[_TRUNCATED]) if _TRUNCATED in notes else None,
             marks=PromptMarks(
                 head=_count(notes.get(_HEAD, "")) or 0,
-                asked=_count(notes.get(_ASKED, "")) or 0,
+                question=_count(notes.get(_ASKED, "")) or 0,
                 conversation=_count(notes.get(_CONVERSATION, "")) or 0,
             ),
             answers=notes.get(_ANSWERS, ""),

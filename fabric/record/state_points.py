@@ -40,7 +40,7 @@ def state_points(
     last = tokens_count - 1  # the prompt's last token is decoded, not prefilled
     opening = marks.conversation if marks.opens_more else 0
     points = {*range(STATE_EVERY_TOKENS, last, STATE_EVERY_TOKENS), _floor(marks.head)}
-    for point in (marks.head, marks.asked, opening, last):
+    for point in (marks.head, marks.question, opening, last):
         points.add(_floor(point) if on_grid else point)
     points = {point for point in points if done < point <= last}
     for branch in sorted(marks.branches):
@@ -63,7 +63,7 @@ def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tupl
     shared = next((state for state in on_grid if state.end == _floor(marks.head)), None)
     wanted = [shared or next(iter(on_grid), None), _first_after(states, marks.head)]
     is_trimmed = len(states) > 1 and states[-1].end - states[-2].end < STATE_GAP_TOKENS_MIN
-    wanted += [_first_after(states, marks.asked), *states[-STATES_NEWEST - is_trimmed :]]
+    wanted += [_first_after(states, marks.question), *states[-STATES_NEWEST - is_trimmed :]]
     fixed = {state.end for state in wanted if state is not None}
     kept = list(states)
     while len(kept) > STATES_PER_AGENT_MAX:

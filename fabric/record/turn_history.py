@@ -11,10 +11,10 @@ from typing import Any, Final
 from fabric.errors import RejectedError
 from fabric.ids import NodeName, TurnId, parse_node_name, parse_turn_id
 from fabric.limits import (
+    TURN_HISTORY_MAX,
     TURN_LINE_CHARS_MAX,
     TURN_REASON_CHARS_MAX,
     TURNS_CHARS_MAX,
-    TURNS_KEPT_MAX,
 )
 from fabric.shown_text import escape_line
 from fabric.turn.turn_times import TurnTimes
@@ -47,14 +47,14 @@ class TurnNote:
 def noted(turns: str, note: TurnNote) -> str:
     """Return a history with one more turn; the oldest goes if there are too many."""
     lines = turns.split("\n") if turns else []
-    return "\n".join([*lines[max(0, len(lines) - TURNS_KEPT_MAX + 1) :], _line(note)])
+    return "\n".join([*lines[max(0, len(lines) - TURN_HISTORY_MAX + 1) :], _line(note)])
 
 
 def read_turns(turns: str) -> tuple[TurnNote, ...]:
     """Return the turns of a history that this version can read, the oldest first."""
     if len(turns) > TURNS_CHARS_MAX:
         return ()
-    notes = (_note(line) for line in turns.split("\n")[-TURNS_KEPT_MAX:])
+    notes = (_note(line) for line in turns.split("\n")[-TURN_HISTORY_MAX:])
     return tuple(note for note in notes if note is not None)
 
 

@@ -133,28 +133,28 @@ class _PlannedTokens:
         self.ends.extend(at + shift_bytes for at in stored.ends[start:end])
         self.old.extend(range(start, end))
 
-    def take(self, made: PromptPlan, start: int, end: int) -> None:
+    def take(self, plan: PromptPlan, start: int, end: int) -> None:
         """Append freshly encoded tokens of the prompt."""
-        self.ids.extend(made.ids[start:end])
-        self.ends.extend(made.ends[start:end])
+        self.ids.extend(plan.ids[start:end])
+        self.ends.extend(plan.ends[start:end])
         self.old.extend(-1 for _ in range(start, end))
 
 
 def plan_edited_prompt(
-    made: PromptPlan,
+    plan: PromptPlan,
     stored: Transcript,
     cuts: Collection[int],
     recomputed_tokens: int = 0,
     known_edits: Sequence[Edit] = (),
     control: Collection[int] = (),
 ) -> PromptPlan | None:
-    """Plan to reuse tokens of `stored` after the edits in the plan `made`; None if there are none.
+    """Plan to reuse tokens of `stored` after the edits in `plan`; None if there are none.
 
     `cuts`: special tokens that tokenizers never merge. `recomputed_tokens`: how many tokens after
     each edit are recomputed. `known_edits`: replacements of directives in the record's text, in
     order. `control`: tokens whose texts may also be plain text.
     """
-    tokens = _assemble_tokens(made, stored, cuts, control)
+    tokens = _assemble_tokens(plan, stored, cuts, control)
     if tokens is not None:
         _align(tokens, stored, cuts, known_edits)
     moves = _moves(tokens, recomputed_tokens) if tokens is not None else ()
@@ -163,7 +163,7 @@ def plan_edited_prompt(
     kept = sum(move.end - move.start for move in moves[1:])
     reason = f"keeps {kept} tokens after {len(moves) - 1} edits, the first at {moves[0].end}"
     return replace(
-        made,
+        plan,
         ids=tokens.ids,
         ends=tokens.ends,
         kept_tokens=moves[0].end,
@@ -174,44 +174,44 @@ def plan_edited_prompt(
 
 
 def _assemble_tokens(
-    made: PromptPlan, stored: Transcript, cuts: Collection[int], control: Collection[int]
+    plan: PromptPlan, stored: Transcript, cuts: Collection[int], control: Collection[int]
 ) -> _PlannedTokens | None:
     """Return the prompt's tokens, using the record's tokens for chunks with the same text.
 
     Chunks with the same text and other control tokens are different.
     """
-    common = range(made.kept_tokens - 1, EDIT_SINK_TOKENS - 1, -1)
+    common = range(plan.kept_tokens - 1, EDIT_SINK_TOKENS - 1, -1)
     first = next((at for at in common if stored.ids[at] in cuts), None)
     if first is None:
         return None
     old = [at for at in range(first, len(stored.ids)) if stored.ids[at] in cuts]
-    new = [at for at in range(first, len(made.ids)) if made.ids[at] in cuts]
+    new = [at for at in range(first, len(plan.ids)) if plan.ids[at] in cuts]
     if max(len(old), len(new)) > EDIT_CHUNKS_MAX:
         return None
     old.append(len(stored.ids))
-    new.append(len(made.ids))
+    new.append(len(plan.ids))
     tokens, done = _PlannedTokens(), first
     tokens.keep(stored, 0, first, 0)
-    for run in align_chunks(_chunks(stored, old, control), _chunks(made, new, control)):
+    for run in align_chunks(_chunks(stored, old, control), _chunks(plan, new, control)):
         start, end = old[run.old], old[run.old + run.count]
         if end - start < EDIT_KEPT_TOKENS_MIN:
             continue
-        tokens.take(made, done, new[run.new])
-        shift_bytes = made.ends[new[run.new] - 1] - stored.ends[start - 1]
+        tokens.take(plan, done, new[run.new])
+        shift_bytes = plan.ends[new[run.new] - 1] - stored.ends[start - 1]
         tokens.keep(stored, start, end, shift_bytes)
         done = new[run.new + run.count]
-    tokens.take(made, done, len(made.ids))
+    tokens.take(plan, done, len(plan.ids))
     return tokens
 
 
 def _chunks(
-    said: PromptPlan | Transcript, edges: Sequence[int], control: Collection[int]
+    prompt: PromptPlan | Transcript, edges: Sequence[int], control: Collection[int]
 ) -> list[bytes]:
     """Return the texts between the tokens at `edges`, each with its control tokens."""
     return [
-        b"".join(b"%d," % token for token in said.ids[a:b] if token in control)
+        b"".join(b"%d," % token for token in prompt.ids[a:b] if token in control)
         + b":"
-        + said.text[said.ends[a - 1] : said.ends[b - 1]]
+        + prompt.text[prompt.ends[a - 1] : prompt.ends[b - 1]]
         for a, b in pairwise(edges)
     ]
 

@@ -83,7 +83,7 @@ class PromptMarks:
     """Token counts at the ends of a prompt's parts; 0 for a part that is missing or unknown."""
 
     head: int = 0  # before the first user message: what conversations share
-    asked: int = 0  # end of the last user message, if other messages follow it
+    question: int = 0  # end of the last user message, if other messages follow it
     conversation: int = 0  # before the opening of the answer
     opens_more: bool = False  # the opening contains more than the role, such as a thought
     trims_answers: bool = False  # the template trims the end of earlier answers
@@ -98,7 +98,7 @@ class PromptMarks:
         """Return the marks of the prompt's first `tokens_count` tokens."""
         return PromptMarks(
             min(self.head, tokens_count),
-            min(self.asked, tokens_count),
+            min(self.question, tokens_count),
             min(self.conversation, tokens_count),
         )
 

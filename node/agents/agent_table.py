@@ -190,9 +190,9 @@ class AgentTable:
     def create(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
         """Add an empty agent that this node owns."""
         self.require_room()
-        made = self.unlisted(tenant, agent, group, epoch)
-        self.put(made)
-        return made
+        created = self.unlisted(tenant, agent, group, epoch)
+        self.put(created)
+        return created
 
     def unlisted(self, tenant: TenantId, agent: AgentId, group: str | None, epoch: int) -> Agent:
         """Return an empty agent that is not in the table; it is dropped after its turn."""
@@ -251,12 +251,12 @@ class AgentTable:
     def _same(
         self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int]
     ) -> Agent | None:
-        said = self.said_by(tenant, identity, sketch)
+        repeated = self.said_by(tenant, identity, sketch)
         for agent in self._open(self._index.candidates(tenant, prompt), identity):
             if prompt.startswith(agent.conversation_bytes):
-                known_tokens = said.manifest.prompt_tokens_count if said is not None else 0
-                return agent if agent.manifest.prompt_tokens_count > known_tokens else said
-        return said
+                known_tokens = repeated.manifest.prompt_tokens_count if repeated is not None else 0
+                return agent if agent.manifest.prompt_tokens_count > known_tokens else repeated
+        return repeated
 
     def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
         """Find the idle conversation with whose last request the sketched messages begin."""

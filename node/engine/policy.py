@@ -19,7 +19,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from node.limits import (
     ADMISSION_PASSES_MAX,
-    BACKGROUND_PATIENCE_S,
+    BACKGROUND_WAIT_S_MAX,
     PREFILL_WARM_STREAK_MAX,
     PREFILL_WARM_TOKENS,
 )
@@ -181,5 +181,5 @@ def once_delayed(ready: Iterable[S], undecoded: Iterable[Schedulable]) -> list[S
 
 def next_starved(unserved: Iterable[S], now_s: float) -> S | None:
     """Choose the background sequence that has waited long enough to be promoted."""
-    starved = [s for s in unserved if now_s - s.served_s >= BACKGROUND_PATIENCE_S]
+    starved = [s for s in unserved if now_s - s.served_s >= BACKGROUND_WAIT_S_MAX]
     return min(starved, key=lambda sequence: (sequence.served_s, sequence.order), default=None)

@@ -178,8 +178,8 @@ class PromptQuestion:
 
     async def answer(self, request: Request) -> Response:
         try:
-            asked = await read_turn(request, self._secret)
-            reply = await unless_disconnected(request.receive, self._answer(asked))
+            turn = await read_turn(request, self._secret)
+            reply = await unless_disconnected(request.receive, self._answer(turn))
         except FabricError as error:
             return error_response(error)
         except ClientDisconnect:

@@ -47,9 +47,9 @@ class Fetching:
         With `cancel`, a turn waits for them, and ends the fetch by setting it.
         """
         run = self.workers.fetch if cancel is None else self.workers.fetch_head
-        with span("fetch", node=self.identity.name, source=call.source) as made:
+        with span("fetch", node=self.identity.name, source=call.source) as fetch_span:
             copied = await run(lambda: self._fetch_missing(call, record, on_block, cancel))
-            made.note(blocks=copied.blocks_sent, bytes=copied.bytes_sent)
+            fetch_span.note(blocks=copied.blocks_sent, bytes=copied.bytes_sent)
         blocks, seconds = copied.blocks_sent, copied.seconds
         if blocks:
             text = "%s: fetched %d blocks, %d bytes from %s in %.3f s"

@@ -204,9 +204,9 @@ class ChatTemplate:
         as_text = json.dumps(as_object)
         empty, null = self._called("", as_object), self._called(None, as_object)
         null_text = self._called(None, as_text) if null is None else null
-        said = empty or self._called("", as_text) or ""
-        takes_null = null_text is not None and null_text.count("None") <= said.count("None")
-        best, other = (null, null_text) if takes_null else (empty, said)
+        rendered = empty or self._called("", as_text) or ""
+        takes_null = null_text is not None and null_text.count("None") <= rendered.count("None")
+        best, other = (null, null_text) if takes_null else (empty, rendered)
         keys = (key for key in _THOUGHT_KEYS if re.search(_READ_KEY % key, self.source))
         return TemplateTraits(
             takes_null=takes_null,
@@ -222,10 +222,10 @@ class ChatTemplate:
         """Render a call and its result; None if the template refuses them."""
         call = {"name": _CALLED, "arguments": arguments}
         use = {"type": "function", "id": _CALL_ID, "function": call}
-        said = {"role": "assistant", "content": content, "tool_calls": [use]}
+        answer = {"role": "assistant", "content": content, "tool_calls": [use]}
         result = {"role": "tool", "content": _ANSWER, "name": "f", "tool_call_id": _CALL_ID}
         try:
-            return self.render([_USER, said, result], tools, {})
+            return self.render([_USER, answer, result], tools, {})
         except RejectedError:
             return None
 

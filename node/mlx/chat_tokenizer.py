@@ -272,9 +272,11 @@ class ChatTokenizer:
             text = self.template.render(tried, shown, options, opens_answer=opens_answer)
             return cut_at_mark(text) if continues else text
 
-        made = adapt_messages(mark_end(messages) if continues else messages, self.template.traits)
+        adapted = adapt_messages(
+            mark_end(messages) if continues else messages, self.template.traits
+        )
         rendered = render_folded(
-            made, attempt, self.template.traits, is_strict=self._chosen.is_strict
+            adapted, attempt, self.template.traits, is_strict=self._chosen.is_strict
         )
         if (opens_answer or continues) and self.template.exists:
             messages, thoughts = list(rendered.messages), self._thought_texts

@@ -62,25 +62,25 @@ class FormatTrial:
         return any(call.name == _NAME and loads(call.arguments) == _ARGUMENTS for call in calls)
 
     def _reads_thoughts(self) -> bool:
-        said = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
-        written = self._written(said)
+        answer = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
+        written = self._written(answer)
         if written is None or _THOUGHT not in written:
             return True
         reader = MarkedReader(self._format, (), None, "")
         shown = [reader.feed(written), reader.finish()]
         return "".join(delta.reasoning for delta in shown).strip() == _THOUGHT
 
-    def _written(self, said: dict[str, Any]) -> str | None:
+    def _written(self, answer: dict[str, Any]) -> str | None:
         """Return an answer as the template writes it, without its header; None if it refuses."""
         template = self._template
-        (said,) = adapt_messages([said], template.traits)
+        (answer,) = adapt_messages([answer], template.traits)
         thought = self._format.thought
         marks = ("</think>", *((thought.start, thought.end) if thought is not None else ()))
         try:
             closed = template.render([_USER], _TOOLS, {}, opens_answer=False)
             opened = template.render([_USER], _TOOLS, {})
             start = template.answer_start(opened, [_USER], _TOOLS, {}, marks)
-            whole = self._render([_USER, said])
+            whole = self._render([_USER, answer])
         except RejectedError:
             return None
         header = opened[common_prefix(opened, closed) : start]

@@ -45,9 +45,9 @@ class WindowRows:
     ) -> "WindowRows":
         """Copy the rows that moves bring to `place`."""
         parts = [source for move in moves if (source := _source(move, place)) is not None]
-        made = tuple(leaf.picked(parts) for leaf in leaves)
-        mx.eval([leaf.state for leaf in made])
-        return cls(*place, made)
+        copy = tuple(leaf.picked(parts) for leaf in leaves)
+        mx.eval([leaf.state for leaf in copy])
+        return cls(*place, copy)
 
     @property
     def size_bytes(self) -> int:
@@ -89,10 +89,10 @@ class ReadRows:
 
     def append_to(self, leaves: Sequence[WindowLayer], keep_from: int, room_tokens: int) -> None:
         """Append the rows to the layers, and drop the layers' rows before `keep_from`."""
-        made = WindowRows.empty(leaves, (self.start, self.end))
-        for view, row in zip(made.views(), self.rows, strict=True):
+        merged = WindowRows.empty(leaves, (self.start, self.end))
+        for view, row in zip(merged.views(), self.rows, strict=True):
             view[:] = row
-        made.append_to(leaves, keep_from, room_tokens)
+        merged.append_to(leaves, keep_from, room_tokens)
 
 
 def can_be_moved(places: Sequence[Range], moves: Sequence[Move], held: Range) -> bool:

@@ -42,10 +42,10 @@ class WindowLayer(ResidentLayer):
 
     def picked(self, ranges: Sequence[Range]) -> "WindowLayer":
         """Return a layer like this one with copies of these tokens alone."""
-        made = self.with_room(0)
-        for store, own in zip(made.stores, self.stores, strict=True):
+        copy = self.with_room(0)
+        for store, own in zip(copy.stores, self.stores, strict=True):
             store.copy_from(own, [(a - self.base, b - self.base) for a, b in ranges])
-        return made
+        return copy
 
     def append_rows(
         self, rows: "WindowLayer", keep_from: int, start: int, capacity_tokens: int

@@ -17,7 +17,9 @@ from fabric.net.interfaces import Interface, is_private_device, parse_hardware_p
 from fabric.net.links import LinkKind
 
 COMMAND_TIMEOUT_S: Final = 5.0
-LISTED_S: Final = 5.0  # a cable may be pulled at any time, but on macOS listing costs a process
+INTERFACES_LISTING_S: Final = (
+    5.0  # a cable may be pulled at any time, but on macOS listing costs a process
+)
 _SYSFS: Final = Path("/sys/class/net")
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
@@ -50,9 +52,9 @@ class Listing:
         self._interfaces: tuple[Interface, ...] | None = None
 
     def current(self) -> tuple[Interface, ...]:
-        """Return a listing at most `LISTED_S` old; may run the system's commands."""
+        """Return a listing at most `INTERFACES_LISTING_S` old; may run the system's commands."""
         with self._lock:
-            if self._interfaces is None or self._now_s() - self._listed_s >= LISTED_S:
+            if self._interfaces is None or self._now_s() - self._listed_s >= INTERFACES_LISTING_S:
                 self._list()
             assert self._interfaces is not None, "just listed"
             return self._interfaces

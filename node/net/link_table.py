@@ -14,7 +14,7 @@ from fabric.net import link_estimate
 from fabric.net.link_estimate import RESTING_BYTES_PER_S, LinkEstimate
 from fabric.net.links import Address, LinkKind, LinkView, PeerNode, nominal_bytes_per_s, slower_kind
 from fabric.ports import Clock
-from node.limits import LINK_AGAIN_S, LINK_RATE_NEWS, LINK_RTT_NEWS, LINKS_REPORTED_MAX
+from node.limits import LINK_RATE_CHANGE_MIN, LINK_RESEND_S, LINK_RTT_CHANGE_MIN, LINKS_REPORTED_MAX
 
 LINKS_MAX: Final = PEERS_MAX * ADDRESSES_MAX
 Key = tuple[NodeName, str, int]
@@ -196,7 +196,7 @@ class LinkTable:
             for link in met:
                 view = _view(link, now_s)
                 # One at a time is sent again for its age, so that no heartbeat is long.
-                is_stale = link is stalest and now_s - link.shown_s >= LINK_AGAIN_S
+                is_stale = link is stalest and now_s - link.shown_s >= LINK_RESEND_S
                 if link.shown is None or is_stale or _is_news(link.shown, view):
                     self._changes += 1
                     link.shown, link.shown_s, link.changed = view, now_s, self._changes
@@ -229,8 +229,8 @@ def _is_news(old: LinkView, new: LinkView) -> bool:
         return True
     if (old.reachable, old.problem) != (new.reachable, new.problem):
         return True
-    return _moved(old.bytes_per_s, new.bytes_per_s, LINK_RATE_NEWS) or _moved(
-        old.rtt_s, new.rtt_s, LINK_RTT_NEWS
+    return _moved(old.bytes_per_s, new.bytes_per_s, LINK_RATE_CHANGE_MIN) or _moved(
+        old.rtt_s, new.rtt_s, LINK_RTT_CHANGE_MIN
     )
 
 

@@ -16,7 +16,7 @@ from fabric.net.interfaces import Interface
 from fabric.net.link_estimate import ProbeBudget, was_away
 from fabric.net.links import Address
 from fabric.ports import Clock
-from node.net.interfaces import LISTED_S, MACHINE, Listing
+from node.net.interfaces import INTERFACES_LISTING_S, MACHINE, Listing
 from node.net.link_table import LinkTable
 from node.net.probe import Measured
 
@@ -57,7 +57,7 @@ class LinkProber:
         self._tick_s = tick_s
         self._elapsed_s = elapsed_s
         self._interfaces = listing.latest()
-        self._list_at_s = clock.monotonic_s() + LISTED_S
+        self._list_at_s = clock.monotonic_s() + INTERFACES_LISTING_S
         self._budget = ProbeBudget()
         self._is_probing = False
         self._lock = Lock()
@@ -104,7 +104,7 @@ class LinkProber:
             self._table.expire_all()
         now_s = self._clock.monotonic_s()
         if was_asleep or now_s >= self._list_at_s:
-            self._list_at_s = now_s + LISTED_S
+            self._list_at_s = now_s + INTERFACES_LISTING_S
             self._relist()
         for peer, address in self._table.due():
             self._begin(peer, address)

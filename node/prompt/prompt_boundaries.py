@@ -94,9 +94,9 @@ class PromptBoundaries:
         later = render([*messages, _ANSWER, _OTHER])
         marks = marks.with_branch(_tokens(plan, common_prefix(later, plan.text)))
         marks = replace(marks, trims_answers=bool(later) and _UNTRIMMED.encode() not in later)
-        asked = head = 0
+        question = head = 0
         if users[-1] < len(messages) - 1:
-            asked = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
+            question = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
         elif len(users) > 1:  # the client may ask another question instead
             marks = marks.with_branch(before(users[-1]))
         if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
@@ -106,7 +106,7 @@ class PromptBoundaries:
             if date is not None:
                 size_bytes = len(shared[: date.start()].encode())
                 marks = marks.with_branch(_tokens(plan, size_bytes))
-        return replace(marks, head=head, asked=asked)
+        return replace(marks, head=head, question=question)
 
     def _conversation(self, messages: Sequence[Message], plan: PromptPlan, render: Render) -> int:
         """Count the tokens before the answer's opening, if that begins with a special token.

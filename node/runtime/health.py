@@ -32,8 +32,8 @@ class Health:
     @property
     def degraded(self) -> str | None:
         """Present problems in words, or None."""
-        owed = [NOT_ERASED] if self.owes_erasure else []
-        return "; ".join([*self.troubles.values(), *owed]) or None
+        unerased = [NOT_ERASED] if self.owes_erasure else []
+        return "; ".join([*self.troubles.values(), *unerased]) or None
 
     @property
     def state(self) -> str:

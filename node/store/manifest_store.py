@@ -165,8 +165,8 @@ class ManifestStore:
         """
         with self._lock:
             stored = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
-            asked = stored if digests is None else stored.intersection(digests)
-            names = {d: f"{DIRECTORY}/{d}.mf" for d in sorted(asked) if self._erased(d)}
+            chosen = stored if digests is None else stored.intersection(digests)
+            names = {d: f"{DIRECTORY}/{d}.mf" for d in sorted(chosen) if self._erased(d)}
             due = [name for d, name in names.items() if self._epoch_at(name) <= self._erased(d)]
             for name in due:
                 self._versions.pop(name, None)

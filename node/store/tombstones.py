@@ -70,17 +70,17 @@ class TombstoneStore:
         """Return the epoch up to which the agent with this digest is erased; 0 if it is not."""
         return self._all.epoch_of(digest)
 
-    def claim_epoch(self, tenant: TenantId, agent: AgentId, asked: int) -> int:
+    def claim_epoch(self, tenant: TenantId, agent: AgentId, epoch: int) -> int:
         """Return the epoch `asked`; for 0, the first epoch above an erasure of that name.
 
         Raises StaleEpochError for an erased epoch. It cannot be raised instead, because the next
         epoch may belong to another node.
         """
         floor = self.floor(tenant, agent)
-        if 0 < asked <= floor:
-            message = f"the agent was erased up to epoch {floor}; retry without epoch {asked}"
+        if 0 < epoch <= floor:
+            message = f"the agent was erased up to epoch {floor}; retry without epoch {epoch}"
             raise StaleEpochError(message, code="erased")
-        return asked or (floor + 1 if floor else 0)
+        return epoch or (floor + 1 if floor else 0)
 
     def digest(self, tenant: TenantId, agent: AgentId) -> str:
         """Return the digest that names an agent's tombstone and record file."""
@@ -192,9 +192,9 @@ class TombstoneStore:
 
     def _write_rest(self) -> None:
         with self._lock:
-            owed = list(self._unwritten.values())
+            unwritten = list(self._unwritten.values())
         try:
-            for item in owed:
+            for item in unwritten:
                 if self._all.epoch_of(item.agent):
                     self._write(item)
                 else:  # dropped, since there were too many

@@ -97,16 +97,16 @@ class Claims:
         their content, edited ones only through their record.
         """
         name = self.table.name_new(request.tenant, request.identity)
-        made = self.table.unlisted(request.tenant, name, None, request.epoch)
+        sibling = self.table.unlisted(request.tenant, name, None, request.epoch)
         beside = self._known(request, None) if request.beside is not None else None
         record = beside.saved if beside is not None else None
         if beside is None or record is None or record.edited is None or self._is_erased(beside):
-            return made
-        own = made.manifest
-        made.saved = made.manifest = replace(
+            return sibling
+        own = sibling.manifest
+        sibling.saved = sibling.manifest = replace(
             record, agent=own.agent, group=None, owner=own.owner, epoch=own.epoch, state=own.state
         )
-        return made
+        return sibling
 
     async def _await_handover(self, request: GenerateRequest, migration: MigrationId) -> None:
         """Wait for the move that brings the agent here; raise RetryElsewhereError if none does."""
@@ -206,8 +206,8 @@ class Claims:
                 known = table.create(request.tenant, identity.agent, None, epoch)
             return Recognized(known)
         # The sketch of a raw prompt lacks the last piece.
-        said = request.sketch if request.messages is not None else ()
-        found = table.recognize(request.tenant, identity, text.encode(), said, forms)
+        sketch = request.sketch if request.messages is not None else ()
+        found = table.recognize(request.tenant, identity, text.encode(), sketch, forms)
         if found is not None and not self._is_erased(found.agent):
             return found
         self.health.refuse_new()
@@ -243,7 +243,7 @@ class Claims:
         message = "a part of the cache was borrowed from an erased agent: send the turn again"
         return RetryLaterError(message, code="lender_erased")
 
-    async def _own(self, agent: Agent, asked: int, erased_epoch: int) -> None:
+    async def _own(self, agent: Agent, router_epoch: int, erased_epoch: int) -> None:
         """Check that this node may serve the agent at the router's epoch; raise if not."""
         try:
             await asyncio.wait_for(agent.outgoing.decided(), DECISION_WAIT_S)
@@ -258,19 +258,19 @@ class Claims:
             message = "the agent is being erased"
             raise RetryLaterError(message, code="erased")
         fence = agent.outgoing.fence
-        if (asked or record.epoch) < fence:  # 0: the agent was found by its content
+        if (router_epoch or record.epoch) < fence:  # 0: the agent was found by its content
             message = f"another node owns the agent at epoch {fence}"
             raise StaleEpochError(message)
-        if record.state is OwnerState.REPLICA and asked <= record.epoch:
+        if record.state is OwnerState.REPLICA and router_epoch <= record.epoch:
             message = f"the agent is owned by {record.owner} at epoch {record.epoch}"
             raise RetryElsewhereError(message)
-        if 0 < asked < record.epoch:
-            message = f"epoch {asked} is stale: the agent is already at epoch {record.epoch}"
+        if 0 < router_epoch < record.epoch:
+            message = f"epoch {router_epoch} is stale: the agent is already at epoch {record.epoch}"
             raise StaleEpochError(message)
-        if asked > record.epoch:  # the directory made this node the owner
+        if router_epoch > record.epoch:  # the directory made this node the owner
             agent.is_taken_over = self.table.is_copy(agent)
             agent.manifest = replace(
-                record, epoch=asked, owner=self.health.name, state=OwnerState.OWNED
+                record, epoch=router_epoch, owner=self.health.name, state=OwnerState.OWNED
             )
             self.table.put(agent)
 

@@ -142,12 +142,12 @@ class Turn:
         begin_turn(self._timer.id)
         with (
             about_trace(self._timer.tag.trace),
-            span("serve", node=self._parts.health.name) as made,
+            span("serve", node=self._parts.health.name) as serve_span,
         ):
             try:
                 await self._serve()
             finally:
-                self._timer.add_parts(made)
+                self._timer.add_parts(serve_span)
 
     async def _serve(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Final
 
-from fabric.limits import NODES_MAX, TURNS_KEPT_MAX
+from fabric.limits import NODES_MAX, TURN_HISTORY_MAX
 from fabric.turn.turn_times import TurnTimes
 from router.admin import directives_description as directives
 from router.admin.agents import MIGRATE_BODY, PIN_BODY
@@ -300,7 +300,7 @@ _TURNS_ROUTE: Final = Described(
     NAMED,
     parameters=(
         AGENT,
-        Parameter("limit", "query", integer(1, TURNS_KEPT_MAX), "Turns; all by default."),
+        Parameter("limit", "query", integer(1, TURN_HISTORY_MAX), "Turns; all by default."),
         _TENANT,
     ),
 )

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from fabric.control.calls import UNKNOWN_CALL
 from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import RejectedError
-from fabric.limits import TURNS_KEPT_MAX
+from fabric.limits import TURN_HISTORY_MAX
 from router.admin.views.turns import turn_rows
 from router.fleet.fleet import Fleet
 from router.http.auth import seen_agent_key
@@ -30,7 +30,7 @@ class TurnsApi:
     async def show(self, request: Request) -> Response:
         """List an agent's last turns, the newest first."""
         key = seen_agent_key(request)
-        limit = limit_of(request.query_params, TURNS_KEPT_MAX)
+        limit = limit_of(request.query_params, TURN_HISTORY_MAX)
         owner = await self._fleet.reread_owner(key)
         try:
             view = await self._fleet.link(owner.node).call(ReadTurns(*key), TurnsView)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from fabric.keys import AUTHORITY_CERTIFICATE, MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_FILE_KEYS, SHIPPED_KEYS
 from fabric.settings import is_loopback
 from router.cli.data_folder import DataFolder, default_data_dir, read_json
 from router.cli.errors import CommandError
@@ -122,7 +122,7 @@ def _authorities(folder: DataFolder) -> tuple[Path, ...]:
         return (Path(path).expanduser(),)
     candidates = (
         folder.keys.authority,
-        Path(MADE_KEYS).expanduser() / AUTHORITY_CERTIFICATE,
+        Path(CLUSTER_FILE_KEYS).expanduser() / AUTHORITY_CERTIFICATE,
         Path(SHIPPED_KEYS).expanduser() / AUTHORITY_CERTIFICATE,
     )
     return tuple(path for path in candidates if path.exists())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fabric.errors import FabricError
-from fabric.keys import CLUSTER_KEY, MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import CLUSTER_FILE_KEYS, CLUSTER_KEY, SHIPPED_KEYS
 from fabric.settings import RouterSettings
 from router.cli.child import run_module
 from router.cli.config_file import nodes_expected, read_settings
@@ -118,7 +118,7 @@ def run_voter(arguments: argparse.Namespace) -> int:
 
 def _keys(chosen: Path | None, data: Path) -> Path:
     """Return the folder of the fabric's keys; raise CommandError if there is none."""
-    folders = [chosen] if chosen else [data, Path(SHIPPED_KEYS), Path(MADE_KEYS)]
+    folders = [chosen] if chosen else [data, Path(SHIPPED_KEYS), Path(CLUSTER_FILE_KEYS)]
     for folder in folders:
         if (folder.expanduser() / CLUSTER_KEY).exists():
             return folder.expanduser()

@@ -15,8 +15,8 @@ import fabric
 from fabric.hosting.cluster_file import fabric_section
 from fabric.keys import (
     AUTHORITY_CERTIFICATE,
+    CLUSTER_FILE_KEYS,
     CLUSTER_KEY,
-    MADE_KEYS,
     MEMBER_CERTIFICATE,
     MEMBER_KEY,
     RAY_TOKEN,
@@ -134,7 +134,7 @@ def find_leftovers(data: DataFolder, *, keeps_agents: bool) -> Iterator[Leftover
             yield Leftover(f"{unit.kind} unit", unit.path, unit)
     yield from _of_data(data.path, keeps_agents=keeps_agents)
     if not keeps_agents:
-        yield from _present("keys of a cluster file", Path(MADE_KEYS).expanduser().parent)
+        yield from _present("keys of a cluster file", Path(CLUSTER_FILE_KEYS).expanduser().parent)
     yield from _of_member(shipped_member().folder, keeps_agents=keeps_agents)
     for prefix, what in _TEMPORARIES.items():
         for path in sorted(_TEMPORARY.glob(f"{prefix}*")):

@@ -10,12 +10,12 @@ from typing import TypeVar
 from fabric.ids import AgentKey, NodeName
 from fabric.ports import Clock
 from router.limits import (
-    AGENT_REST_S,
-    HELD_AGENTS_MAX,
+    COOLING_AGENTS_MAX,
+    FIXED_AGENTS_MAX,
+    MOVE_COOLDOWN_S,
     MOVE_PRICE_MAX,
     MOVE_PRICE_STEP,
     MOVES_PER_TURN,
-    RESTING_AGENTS_MAX,
 )
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class AgentActivity:
 
     def hold(self, key: AgentKey, node: NodeName) -> None:
         """Keep an agent on the node that a client has chosen."""
-        _put_last(self._held, key, node, HELD_AGENTS_MAX)
+        _put_last(self._held, key, node, FIXED_AGENTS_MAX)
 
     def is_held(self, key: AgentKey, node: NodeName) -> bool:
         """Return whether a client has chosen this node for the agent."""
@@ -61,13 +61,13 @@ class AgentActivity:
 
     def note_move(self, key: AgentKey) -> None:
         """Let an agent rest after a move that placement decided."""
-        _put_last(self._moved_s, key, self._clock.monotonic_s(), RESTING_AGENTS_MAX)
+        _put_last(self._moved_s, key, self._clock.monotonic_s(), COOLING_AGENTS_MAX)
         self.move_price = min(MOVE_PRICE_MAX, self.move_price * (1 + MOVE_PRICE_STEP))
 
     def moved_lately(self, key: AgentKey) -> bool:
         """Return whether an agent still rests after a move."""
         moved_s = self._moved_s.get(key)
-        return moved_s is not None and self._clock.monotonic_s() - moved_s < AGENT_REST_S
+        return moved_s is not None and self._clock.monotonic_s() - moved_s < MOVE_COOLDOWN_S
 
 
 def _put_last(table: OrderedDict[AgentKey, T], key: AgentKey, value: T, agents_max: int) -> None:

@@ -12,7 +12,7 @@ from fabric.errors import FabricError, RejectedError
 from fabric.ids import AgentKey, NodeName
 from router.fleet.directory import Directory
 from router.fleet.node_client import NodeLink
-from router.limits import LIST_PAGES_MAX, LISTED_AT_ONCE
+from router.limits import AGENTS_PER_STEP, LIST_PAGES_MAX
 from router.placement.sketch_index import SketchIndex
 
 
@@ -32,7 +32,7 @@ class AgentReports:
         is_first = not directory.has_list(node)
         is_applied, listed = directory.begin_list(agents), set[AgentKey]()
         for number, item in enumerate(agents.agents):
-            if number % LISTED_AT_ONCE == LISTED_AT_ONCE - 1:
+            if number % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 await asyncio.sleep(0)
             listed.add(item.view.key)
             if is_applied:

@@ -26,7 +26,7 @@ from router.fleet.recent_partners import RecentPartners
 from router.fleet.sessions import Sessions
 from router.fleet.terms import SOLE_ROUTER, TermAuthority
 from router.fresh_ids import first_epoch, fresh_epoch_gap
-from router.limits import ERASURE_EPOCHS, LINK_RATE_NEWS
+from router.limits import ERASURE_EPOCHS, LINK_RATE_CHANGE_MIN
 from router.placement.link_rates import best_by_kind
 from router.placement.load_ledger import Booking, Ledger
 from router.placement.profiles import Profiles
@@ -71,7 +71,7 @@ class NodeWatch:
             rate, last = link.bytes_per_s, published.get((peer, kind))
             if rate is None:
                 continue
-            is_news = last is None or abs(rate - last) > LINK_RATE_NEWS * last
+            is_news = last is None or abs(rate - last) > LINK_RATE_CHANGE_MIN * last
             rates[peer, kind] = rate if is_news or last is None else last
             if is_news:
                 self._publish(LinkMeasured(member.name, peer, kind, rate, link.rtt_s))

@@ -27,7 +27,7 @@ from fabric.ports import Clock
 from router.fleet.agent_lists import read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
-from router.limits import LEASE_S, LISTED_AT_ONCE, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
+from router.limits import AGENTS_PER_STEP, LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
@@ -487,7 +487,7 @@ class Membership:
         await self._observer.on_list(agents, requested_s)
         items, agents = list(agents.agents), replace(agents, agents=())
         while items:  # freeing a long list at once blocks the loop for 130 ms
-            del items[-LISTED_AT_ONCE:]
+            del items[-AGENTS_PER_STEP:]
             await asyncio.sleep(0)
         version = (agents.incarnation, agents.changes)
         same_life = member.listed is not None and member.listed[0] == agents.incarnation

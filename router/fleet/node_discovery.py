@@ -17,7 +17,7 @@ from fabric.ids import NodeName
 from fabric.ports import Clock
 from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
 from router.fleet.membership import Membership
-from router.limits import LEASE_S, NAME_CHARS_TOLD
+from router.limits import LEASE_S, QUOTED_NAME_CHARS_MAX
 
 DISCOVERY_WAIT_S = LEASE_S  # after the router's start: by then, a silent node has no lease
 DISCOVERY_POLL_S = 0.02
@@ -151,7 +151,7 @@ class NodeDiscovery:
         names = [member.name for member in self._membership.members]
         if not names:
             return _no_nodes()
-        shown = name[:NAME_CHARS_TOLD]
+        shown = name[:QUOTED_NAME_CHARS_MAX]
         if self.is_gathering():
             message = f"no node is called {shown!r} so far; still missing: {self._missing_text()}"
             return RetryLaterError(message, retry_after_s=AGAIN_S, code="nodes_unknown")

@@ -21,7 +21,12 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from fabric.limits import KIB
-from router.limits import HANDSHAKES_PER_NODE_MAX, KEPT_IDLE_S, KEPT_LIFE_S, TURNS_UNANSWERED_MAX
+from router.limits import (
+    CONNECTION_IDLE_S,
+    CONNECTION_LIFE_S,
+    HANDSHAKES_PER_NODE_MAX,
+    TURNS_UNANSWERED_MAX,
+)
 
 CONNECT_TIMEOUT_S = 2.0
 END_WAIT_S = 1.0  # between an answer's last event and its end
@@ -79,7 +84,7 @@ class _KeepingConnector(_PacedConnector):
     """Connector that reuses connections for ten minutes, as certificates may change."""
 
     def __init__(self, tls: ssl.SSLContext | None, handshakes: _Handshakes) -> None:
-        super().__init__(tls, handshakes, keepalive_timeout=KEPT_IDLE_S)
+        super().__init__(tls, handshakes, keepalive_timeout=CONNECTION_IDLE_S)
         self._opened_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
@@ -94,7 +99,7 @@ class _KeepingConnector(_PacedConnector):
             if opened_s is None:
                 self._opened_s[connection.protocol] = now_s
                 return connection
-            if not choice.is_new_only and now_s - opened_s < KEPT_LIFE_S:
+            if not choice.is_new_only and now_s - opened_s < CONNECTION_LIFE_S:
                 return connection
             connection.close()
 

@@ -28,7 +28,7 @@ from fabric.net.links import (
 )
 from router.fleet.membership import Member, Membership
 from router.fleet.recent_partners import RecentPartners
-from router.limits import PEERS_LISTED_AT_ONCE, PEERS_TOLD_MAX
+from router.limits import PEER_LISTS_PER_STEP, PEERS_PER_NODE_MAX
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
 NETWORK_BITS_ASSUMED = 24  # of a network whose size no node knows
@@ -57,7 +57,7 @@ class PeerExchange:
         self._due |= dict.fromkeys(self._partners.changed & self._present.keys())
         self._partners.changed.clear()
         for number, name in enumerate(list(self._due)):
-            if number % PEERS_LISTED_AT_ONCE == PEERS_LISTED_AT_ONCE - 1:
+            if number % PEER_LISTS_PER_STEP == PEER_LISTS_PER_STEP - 1:
                 await asyncio.sleep(0)
             member = self._membership.find(name)
             if name in self._calls or member is None:
@@ -85,7 +85,7 @@ class PeerExchange:
             self._neighbours.drop(name)
         changed = [name for name in present if self._present.get(name) != present[name]]
         for number, name in enumerate(changed):
-            if number % PEERS_LISTED_AT_ONCE == PEERS_LISTED_AT_ONCE - 1:
+            if number % PEER_LISTS_PER_STEP == PEER_LISTS_PER_STEP - 1:
                 await asyncio.sleep(0)
             member = self._membership.find(name)
             assert member is not None, "present"
@@ -142,7 +142,7 @@ class Neighbours:
         for group in self._groups[name]:
             for other in _around(self._members[group], name):
                 near[other] = None
-                if len(near) == PEERS_TOLD_MAX:
+                if len(near) == PEERS_PER_NODE_MAX:
                     return self._list_of(near)
         return self._list_of(near)
 

@@ -12,7 +12,7 @@ from router.fleet.fleet import Fleet
 from router.limits import (
     CANDIDATES_MAX,
     CONTINUED_MAX,
-    FORMED_MAX,
+    FORM_AGENTS_MAX,
     GROUP_NODES_MAX,
     HOMES_MAX,
 )
@@ -303,7 +303,7 @@ def _with_formed(
 ) -> list[PrefixHolder]:
     """Add the owner of the conversation of which the prompt is another form."""
     formed = fleet.sketches.formed(turn.tenant, turn.prompt.forms)
-    for agent in islice(dict.fromkeys(agent for _, agent in formed), FORMED_MAX):
+    for agent in islice(dict.fromkeys(agent for _, agent in formed), FORM_AGENTS_MAX):
         owner = fleet.directory.owner((turn.tenant, agent))  # it may have moved since
         if owner is None:
             continue

@@ -103,9 +103,11 @@ class TermKeeper:
                 f"{known} voters are there and {count} are expected: correct router.nodes_expected"
                 " and router.voters, which all routers must agree on"
             )
-        asked = self.terms.last_round
-        if asked is not None and asked.answered_count < self.terms.quorum:
-            reached = f"{asked.answered_count} of {count} voters answer, {self.terms.quorum} needed"
+        last_round = self.terms.last_round
+        if last_round is not None and last_round.answered_count < self.terms.quorum:
+            reached = (
+                f"{last_round.answered_count} of {count} voters answer, {self.terms.quorum} needed"
+            )
             return f"{reached}; {TWO_VOTERS}" if count == 2 else reached
         return TWO_VOTERS if count == 2 else None
 
@@ -169,42 +171,42 @@ class TermKeeper:
             trial = await self._ask(self._begin(is_trial=True))
             if not trial.is_won:
                 return min(TERM_TRIAL_S, trial.wait_s or TERM_TRIAL_S)
-        asked = await self._ask(self._begin(is_trial=False))
+        vote = await self._ask(self._begin(is_trial=False))
         if self.held() is not None:
             return TERM_RENEW_S
-        if asked.granted_count:  # too few: other routers need not wait for the end of these
-            call = GrantTerm(asked.call.term, terms.router, 0.0)
+        if vote.granted_count:  # too few: other routers need not wait for the end of these
+            call = GrantTerm(vote.call.term, terms.router, 0.0)
             await self._ask(Round(call, self._now_s(), terms.voters_count, 0))
         return TERM_RETRY_S * self._random()
 
     def _begin(self, *, is_trial: bool) -> Round:
         return self.terms.begin(self._now_s(), is_trial=is_trial, is_forced=self._is_forced)
 
-    async def _ask(self, asked: Round) -> Round:
+    async def _ask(self, vote: Round) -> Round:
         """Ask all voters; return once enough have answered."""
         voters = self._voters()
         if len(voters) <= self.terms.voters_count:
             tasks = {
-                asyncio.create_task(_answer(voter, asked.call)): name
+                asyncio.create_task(_answer(voter, vote.call)): name
                 for name, voter in voters.items()
             }
             for name in range(self.terms.voters_count - len(voters)):
-                asked.note(f"absent {name}", None)
-            await self._collect(asked, tasks)
-        if asked.call.lease_s:
-            self.terms.end(asked)
+                vote.note(f"absent {name}", None)
+            await self._collect(vote, tasks)
+        if vote.call.lease_s:
+            self.terms.end(vote)
         self._look()
-        return asked
+        return vote
 
     async def _collect(
-        self, asked: Round, tasks: dict["asyncio.Task[TermAnswer | None]", str]
+        self, vote: Round, tasks: dict["asyncio.Task[TermAnswer | None]", str]
     ) -> None:
         pending = dict(tasks)
         try:
-            while pending and not asked.is_won and not asked.is_lost:
+            while pending and not vote.is_won and not vote.is_lost:
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in pending if task.done()]:
-                    asked.note(pending.pop(task), task.result())
+                    vote.note(pending.pop(task), task.result())
         finally:
             self._late.update(pending)  # their votes still fence other routers
             for task in pending:

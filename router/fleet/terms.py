@@ -115,21 +115,21 @@ class RouterTerms:
         term, self._term, self._until_s = self._term, 0, -math.inf
         return GrantTerm(term, self.router, 0.0, self.url) if term else None
 
-    def end(self, asked: Round) -> bool:
+    def end(self, vote: Round) -> bool:
         """Take the answers of a round; return whether this router has the term it asked for."""
-        self.last_round = asked
-        answers = [answer for answer in asked.answers.values() if answer is not None]
+        self.last_round = vote
+        answers = [answer for answer in vote.answers.values() if answer is not None]
         views = Counter(TermView(each.term, each.router, each.url) for each in answers)
         if views:  # of two names for one term, the one that more voters gave is its router's
             latest = max(views, key=lambda view: (view.term, views[view]))
             self.highest = latest if latest.term >= self.highest.term else self.highest
-        others = {each.router for each in answers if each.term == asked.call.term}
+        others = {each.router for each in answers if each.term == vote.call.term}
         self._is_disputed = bool(others - {"", self.router})
-        if asked.call.is_trial or not asked.is_won:
+        if vote.call.is_trial or not vote.is_won:
             return False
-        self._term = asked.call.term
-        self._until_s = max(self._until_s, asked.asked_s + OWN_LEASE_S)
-        self.is_forced = asked.granted_count < self.quorum
+        self._term = vote.call.term
+        self._until_s = max(self._until_s, vote.asked_s + OWN_LEASE_S)
+        self.is_forced = vote.granted_count < self.quorum
         return True
 
 

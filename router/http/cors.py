@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.limits import PREFLIGHT_KEPT_S
+from router.limits import PREFLIGHT_CACHE_S
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 # Headers that a page's script may read, besides the body.
@@ -46,7 +46,7 @@ class Cors:
             allow_headers=("*",),
             allow_private_network=True,
             expose_headers=EXPOSED,
-            max_age=PREFLIGHT_KEPT_S,
+            max_age=PREFLIGHT_CACHE_S,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

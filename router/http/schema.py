@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlia
 from fabric.errors import RejectedError
 from fabric.ids import parse_agent_id, parse_operation_id
 from router.http.refusals import refuse, require_object, require_text, unsupported, wrong_type
-from router.limits import NAME_CHARS_TOLD
+from router.limits import QUOTED_NAME_CHARS_MAX
 
 Schema: TypeAlias = dict[str, Any]
 R = TypeVar("R")
@@ -489,8 +489,8 @@ def refuse_missing(param: str) -> NoReturn:
 
 
 def _refuse_unknown(name: str, known: list[str], prefix: str) -> NoReturn:
-    close = get_close_matches(name[:NAME_CHARS_TOLD], known, n=1)
+    close = get_close_matches(name[:QUOTED_NAME_CHARS_MAX], known, n=1)
     hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}"
-    shown = prefix + name[:NAME_CHARS_TOLD]
+    shown = prefix + name[:QUOTED_NAME_CHARS_MAX]
     message = f"Unknown parameter: '{shown}'; {hint}"
     raise RejectedError(message, code="unknown_parameter", param=shown)

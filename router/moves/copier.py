@@ -72,9 +72,9 @@ async def _attempt(
     background: bool,
     verify: bool,
 ) -> CopyReceipt:
-    with span("copy", agent=fleet.alias(key), source=owner.node, target=target) as made:
+    with span("copy", agent=fleet.alias(key), source=owner.node, target=target) as copy_span:
         receipt = await _copy(fleet, key, owner, target, keep, background=background, verify=verify)
-        made.note(bytes=receipt.bytes_sent)
+        copy_span.note(bytes=receipt.bytes_sent)
     return receipt
 
 

@@ -2,7 +2,7 @@
 
     drain ──▶ draining ──▶ drained          no agent is left
                  │  ▲
-                 ▼  │ DRAIN_AGAIN_S
+                 ▼  │ DRAIN_RETRY_S
                stuck                        some agents cannot move; the reasons are kept
     undrain: moves in progress finish, no further agent leaves
 
@@ -24,7 +24,7 @@ from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.fleet.node_client import NodeLostError
-from router.limits import DRAIN_AGAIN_S, DRAIN_AT_ONCE_MAX, DRAIN_ROUND_REST_S, DRAIN_ROUNDS_MAX
+from router.limits import DRAIN_AT_ONCE_MAX, DRAIN_RETRY_S, DRAIN_ROUND_PAUSE_S, DRAIN_ROUNDS_MAX
 from router.moves.move_registry import MoveRegistry
 from router.placement.decision import Ship
 from router.placement.destination import destination
@@ -99,7 +99,7 @@ class Drains:
     def _is_due(self, drain: Drain, now_s: float) -> bool:
         """Return whether a drain that ended has agents to try again."""
         assert drain.ended_s is not None, "it has ended"
-        return now_s - drain.ended_s >= DRAIN_AGAIN_S and bool(self._left(drain.node))
+        return now_s - drain.ended_s >= DRAIN_RETRY_S and bool(self._left(drain.node))
 
     async def close(self) -> None:
         """Stop all drains; the next router continues them."""
@@ -160,7 +160,7 @@ class Drains:
         try:
             while idle_rounds < DRAIN_ROUNDS_MAX:
                 if idle_rounds:
-                    await asyncio.sleep(DRAIN_ROUND_REST_S)
+                    await asyncio.sleep(DRAIN_ROUND_PAUSE_S)
                 await self._fleet.membership.refresh(relist=True)
                 left = self._left(drain.node)
                 self._count(drain)

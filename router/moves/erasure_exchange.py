@@ -24,7 +24,7 @@ from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.erasures")
 HEARD_POLL_S = 0.02
-HEARD_WAIT_S = 0.5  # below a heartbeat, which repeats the call
+ERASURE_REPLY_WAIT_S = 0.5  # below a heartbeat, which repeats the call
 
 
 class ErasureExchange:
@@ -98,7 +98,7 @@ class ErasureExchange:
 
     async def _await_others(self, others: Callable[[], tuple[NodeName, ...]]) -> None:
         """Wait for the tombstones of all nodes; raise RetryLaterError if that takes too long."""
-        deadline_s = self._clock.monotonic_s() + HEARD_WAIT_S
+        deadline_s = self._clock.monotonic_s() + ERASURE_REPLY_WAIT_S
         while not self._are_all_heard(others()):
             if self._clock.monotonic_s() >= deadline_s:
                 message = "other nodes have not reported their erasures yet; retry later"

@@ -41,7 +41,7 @@ from router.fleet.directory import Holding, StartReservation
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_migration
-from router.limits import NAME_CHARS_TOLD
+from router.limits import QUOTED_NAME_CHARS_MAX
 from router.moves.move_registry import MoveRegistry
 from router.moves.retries import with_fresh_owner
 
@@ -179,7 +179,7 @@ class Hibernations:
         if not fitting:
             models = ", ".join(sorted({view.model for view in ready}))
             message = (
-                f"the file is for the model {header.model[:NAME_CHARS_TOLD]!r} (fingerprint "
+                f"the file is for the model {header.model[:QUOTED_NAME_CHARS_MAX]!r} (fingerprint "
                 f"{header.fingerprint.hex()[:16]}), which no ready node runs; models here: {models}"
             )
             raise ConflictError(message, code="fingerprint_mismatch")

@@ -28,7 +28,7 @@ from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.lost_owners")
 AGAIN_S = 2.0
-LOST_AGAIN_S = LEASE_S  # if only the agent's node, or its next turn, brings it back
+LOST_OWNER_RETRY_S = LEASE_S  # if only the agent's node, or its next turn, brings it back
 
 
 class LostOwners:
@@ -141,4 +141,4 @@ class LostOwners:
             "start that node again, or send the agent's next turn with its messages, which "
             "starts the agent on another node"
         )
-        return RetryLaterError(message, retry_after_s=LOST_AGAIN_S, code="owner_lost")
+        return RetryLaterError(message, retry_after_s=LOST_OWNER_RETRY_S, code="owner_lost")

@@ -52,7 +52,7 @@ DAMAGED = CorruptDataError.code  # error code of a block whose bytes fail a chec
 MOVING = "agent_moving"
 SEAL_WAIT_S = 300.0  # turns are handed over between steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
-ASK_AGAIN_S = 0.25
+OUTCOME_POLL_S = 0.25
 PROGRESS_S = 1.0  # between two looks at how much has arrived; heartbeats are as frequent
 TAIL_BLOCKS = 1  # the seal follows a round of copying that sends no more than this
 
@@ -288,7 +288,7 @@ class Migration:
             try:
                 return await self._decide()
             except (NodeLostError, RetryLaterError):  # the latter if it is starting again
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(OUTCOME_POLL_S)
         return False
 
     async def _decide(self) -> bool:

@@ -151,9 +151,9 @@ class MoveRegistry:
         self._running[key] = migration
         alias = self._fleet.alias(key)
         _LOG.info("agent %s moves from %s to %s", alias, holding.node, target)
-        with span("move", agent=alias, source=holding.node, target=target) as made:
+        with span("move", agent=alias, source=holding.node, target=target) as move_span:
             receipt = await migration.run()
-            made.note(bytes=receipt.bytes_sent, pause_s=receipt.pause_seconds)
+            move_span.note(bytes=receipt.bytes_sent, pause_s=receipt.pause_seconds)
         return receipt
 
     def _owner(self, key: AgentKey) -> Holding:

@@ -21,9 +21,9 @@ from fabric.limits import PREFIX_SEEDING_TIMEOUT_S, SPAN_SHARERS_MIN
 from router.fleet.fleet import Fleet
 from router.fresh_ids import fresh_migration
 from router.limits import (
-    PREFIX_SEEDING_AGAIN_S,
     PREFIX_SEEDING_AGENTS_MAX,
-    PREFIX_SEEDING_REST_S,
+    PREFIX_SEEDING_INTERVAL_S,
+    PREFIX_SEEDING_RETRY_S,
     SEEDING_PEERS_MAX,
 )
 from router.moves.move_registry import MoveRegistry
@@ -70,7 +70,7 @@ class PrefixSeeding:
             is_ready = node.state == READY and self._fleet.is_alive(node.name)
             if is_ready and (peers := self._peers(node)):
                 is_done = await self._seed(node, peers)
-                rest_s = PREFIX_SEEDING_AGAIN_S if is_done else PREFIX_SEEDING_REST_S
+                rest_s = PREFIX_SEEDING_INTERVAL_S if is_done else PREFIX_SEEDING_RETRY_S
                 until_s = self._fleet.clock.monotonic_s() + rest_s
                 self._rests[node.name] = _Rest(node.incarnation, until_s)
 

@@ -26,10 +26,10 @@ from router.fleet.directory import Holding, applied_forgets, settings_fingerprin
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Member
 from router.limits import (
-    REPLICA_AGAIN_S,
-    REPLICA_REST_S,
-    REPLICAS_LOOKED_AT_ONCE,
-    REPLICAS_LOOKED_MAX,
+    EVICTED_REPLICA_RETRY_S,
+    REPLICA_RETRY_S,
+    REPLICAS_CHECKED_MAX,
+    REPLICAS_CHECKED_PER_STEP,
     REPLICAS_WAITING_MAX,
 )
 from router.moves.copier import CopyReceipt, copy_agent
@@ -198,10 +198,10 @@ class Replicas:
         """Return the copies to make, and those to renew; agents without any are not kept."""
         due, stale = list[tuple[AgentKey, NodeName]](), list[tuple[AgentKey, Holding]]()
         takes = {view.name for view in self._fleet.ready()}
-        for number, key in enumerate(list(islice(self._changed, REPLICAS_LOOKED_MAX))):
+        for number, key in enumerate(list(islice(self._changed, REPLICAS_CHECKED_MAX))):
             if len(due) >= REPLICAS_WAITING_MAX or len(stale) >= REPLICAS_WAITING_MAX:
                 break  # the next sweep looks at the others
-            if number % REPLICAS_LOOKED_AT_ONCE == REPLICAS_LOOKED_AT_ONCE - 1:
+            if number % REPLICAS_CHECKED_PER_STEP == REPLICAS_CHECKED_PER_STEP - 1:
                 await asyncio.sleep(0)
             self._changed.pop(key, None)
             targets, copies = self._look(key, takes)
@@ -285,9 +285,9 @@ class Replicas:
         if error is not None:
             alias, why = self._fleet.alias(key), getattr(error, "code", type(error).__name__)
             _LOG.info("agent %s has no new copy on %s: %s", alias, target, why)
-            self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_REST_S
+            self._rest_until_s[key] = self._fleet.clock.monotonic_s() + REPLICA_RETRY_S
         elif owner is not None and owner.view is not None:
-            until_s = self._fleet.clock.monotonic_s() + REPLICA_AGAIN_S
+            until_s = self._fleet.clock.monotonic_s() + EVICTED_REPLICA_RETRY_S
             self._copied[key, target] = _turn_of(owner.view), until_s
             self._copied.move_to_end((key, target))
 

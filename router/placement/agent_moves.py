@@ -19,7 +19,7 @@ from router.placement.snapshot import FleetSnapshot
 
 COMMIT_S: Final = 0.1  # seal, commit and release of a move
 NOISE_RATIO: Final = 1.25  # of measured speeds that count as equal
-UNREST_FACTOR: Final = 3.0  # of the price, for an agent that moved a moment ago
+RECENT_MOVE_FACTOR: Final = 3.0  # of the price, for an agent that moved a moment ago
 
 
 def moves_of(
@@ -59,7 +59,7 @@ def price_of(stay: Option, fleet: FleetSnapshot) -> float:
     """Return by how many seconds a move must serve the turn sooner than its owner would."""
     felt_s = stay.terms.felt_s
     price_s = COMMIT_S + tie_limit_s(felt_s) - felt_s
-    return price_s * fleet.move_price * (UNREST_FACTOR if fleet.moved_lately else 1.0)
+    return price_s * fleet.move_price * (RECENT_MOVE_FACTOR if fleet.moved_lately else 1.0)
 
 
 def _beyond_noise(speed: float, reference: float) -> float:

@@ -18,7 +18,7 @@ from xxhash import xxh3_64
 
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
-from router.limits import KNOWN_ROWS_MAX
+from router.limits import PREFIX_ROWS_MAX
 from router.placement.seconds import (
     CHUNK_S,
     DECODE_TOKENS_EXPECTED,
@@ -257,7 +257,7 @@ class Ranking:
             found = [self._rows[name] for name in nodes if name in self._rows]
             known = nodes, nodes.changes, self._np.array(found, dtype=self._np.intp)
             self._known_rows[id(nodes)] = known
-            if len(self._known_rows) > KNOWN_ROWS_MAX:
+            if len(self._known_rows) > PREFIX_ROWS_MAX:
                 self._known_rows.popitem(last=False)
         return known[2]
 

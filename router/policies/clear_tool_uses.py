@@ -38,11 +38,11 @@ class Clearing:
         edited = list(messages)
         for each in chosen:
             assert each.answered_at is not None, "only answered calls are chosen"
-            result, asked = messages[each.answered_at], edited[each.asked_at]
+            result, call = messages[each.answered_at], edited[each.asked_at]
             edited[each.answered_at] = replace(result, texts=(CLEARED,), is_error=False)
-            uses = list(asked.uses)
+            uses = list(call.uses)
             uses[each.use_at] = self._without_input(uses[each.use_at])
-            edited[each.asked_at] = replace(asked, uses=tuple(uses))
+            edited[each.asked_at] = replace(call, uses=tuple(uses))
         return edited
 
     def _without_input(self, use: ToolUse) -> ToolUse:
@@ -71,10 +71,10 @@ class ClearToolUses(CountedEdit):
         nothing = prompt, EditOutcome(self.name)
         if self.tokens is not None and not may_have(prompt, self.tokens):
             return nothing
-        made = await desk.run(prompt, lambda: self._cleared(prompt))
-        if made is None:
+        outcome = await desk.run(prompt, lambda: self._cleared(prompt))
+        if outcome is None:
             return nothing
-        edited, count = made
+        edited, count = outcome
         before = await desk.count(prompt)
         if self.tokens is not None and before <= self.tokens:
             return nothing

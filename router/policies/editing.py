@@ -15,7 +15,7 @@ from fabric.limits import BODY_BYTES_MAX, MESSAGES_MAX
 from fabric.settings import PolicySettings
 from fabric.turn.messages import Message, MessageRole, template_form
 from router.large_work import run_sized, weigh
-from router.limits import NAME_CHARS_TOLD
+from router.limits import QUOTED_NAME_CHARS_MAX
 from router.policies.exchanges import last_of, unpaired
 from router.policies.foreign_calls import PolicyLateError
 from router.policies.policy import EditOutcome, PolicyTurn
@@ -37,24 +37,24 @@ def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
         message = f"returned {len(after)} messages"
         raise InvalidEditError(message)
     known = {id(each) for each in before}
-    made = tuple(each if id(each) in known else _rebuilt(each) for each in after)
+    edited = tuple(each if id(each) in known else _rebuilt(each) for each in after)
     for what, is_wrong in _FORBIDDEN:
-        if is_wrong(before, made):
+        if is_wrong(before, edited):
             raise InvalidEditError(what)
-    return made
+    return edited
 
 
 def edited_count(before: Sequence[Message], after: Sequence[Message]) -> int:
     """Return the number of messages that were changed or dropped."""
     come, left = {id(message) for message in before}, {id(message) for message in after}
-    made = Counter(_key(message) for message in after if id(message) not in come)
+    new_keys = Counter(_key(message) for message in after if id(message) not in come)
     count = 0
     for message in before:
         if id(message) in left:
             continue
         key = _key(message)
-        if made[key]:  # an equal copy
-            made[key] -= 1
+        if new_keys[key]:  # an equal copy
+            new_keys[key] -= 1
         else:
             count += 1
     return count
@@ -70,8 +70,8 @@ def _rebuilt(message: Any) -> Message:
         if type(message) is Message:
             plain = to_plain(message)
             json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
-            made: Message = from_plain(Message, plain)
-            return made
+            rebuilt: Message = from_plain(Message, plain)
+            return rebuilt
     except (RejectedError, TypeError, ValueError, RecursionError, AttributeError):
         pass
     what = "returned an item that is not a message"
@@ -138,9 +138,9 @@ class Editing:
         if found is not None and wanted.options is None:
             return found
         if wanted.name in BUILT_IN:
-            made = create_built_in(wanted.name, wanted.options or {}, wanted.param)
-            return NamedPolicy(wanted.name, made)
-        why = f"there is no policy {wanted.name[:NAME_CHARS_TOLD]!r} here"
+            policy = create_built_in(wanted.name, wanted.options or {}, wanted.param)
+            return NamedPolicy(wanted.name, policy)
+        why = f"there is no policy {wanted.name[:QUOTED_NAME_CHARS_MAX]!r} here"
         if found is not None:
             why = "only the operator may set options of this policy"
         message = f"Invalid '{wanted.param}': {why}; known are {', '.join(self._known())}."
@@ -182,8 +182,8 @@ Applied = tuple[tuple[Message, ...], EditOutcome]
 
 def _applied(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn) -> Applied:
     try:
-        made = checked(messages, named.policy.transform(messages, turn))
-        return made, EditOutcome(named.name, edited_count(messages, made))
+        edited = checked(messages, named.policy.transform(messages, turn))
+        return edited, EditOutcome(named.name, edited_count(messages, edited))
     except InvalidEditError as error:
         return messages, EditOutcome(named.name, failure=str(error))
     except BaseException as error:  # noqa: BLE001 - a faulty policy must not fail the turn
@@ -192,7 +192,7 @@ def _applied(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn
 
 def _name_of(error: BaseException) -> str:
     """Return an error's class name in characters that headers allow."""
-    name = type(error).__name__[:NAME_CHARS_TOLD]
+    name = type(error).__name__[:QUOTED_NAME_CHARS_MAX]
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in name)
 
 
@@ -200,8 +200,8 @@ def _applied_to_copies(
     named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn
 ) -> Applied:
     """Apply a foreign policy to copies, as it may modify messages and then fail."""
-    made, outcome = _applied(named, tuple(map(_copied, messages)), turn)
-    return (messages if outcome.failure else made), outcome
+    edited, outcome = _applied(named, tuple(map(_copied, messages)), turn)
+    return (messages if outcome.failure else edited), outcome
 
 
 def _copied(message: Message) -> Message:

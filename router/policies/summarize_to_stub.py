@@ -80,8 +80,8 @@ def _one_for_all(
     use = step.use(messages)
     if len(_spelled(use)) > _ARGUMENT_CHARS:
         use = replace(use, arguments={})
-    asked = Message(MessageRole.ASSISTANT, (), uses=(use,), reasoning=None)
-    return asked, replace(messages[step.answered_at], texts=(_stub(dropped),), is_error=False)
+    call = Message(MessageRole.ASSISTANT, (), uses=(use,), reasoning=None)
+    return call, replace(messages[step.answered_at], texts=(_stub(dropped),), is_error=False)
 
 
 def _stub(dropped: Sequence[Message]) -> str:
@@ -96,8 +96,8 @@ def _is_stub(result: Message) -> bool:
 
 
 def _chars_of(message: Message) -> int:
-    said = sum(map(len, message.texts)) + len(message.reasoning or "")
-    return said + sum(len(_spelled(use)) for use in message.uses)
+    text_chars = sum(map(len, message.texts)) + len(message.reasoning or "")
+    return text_chars + sum(len(_spelled(use)) for use in message.uses)
 
 
 def _spelled(use: ToolUse) -> str:

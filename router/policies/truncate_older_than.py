@@ -39,7 +39,7 @@ class TruncateOlderThan(EditPolicy):
         text = "".join(result.texts)
         if len(text) <= self.max_chars:
             return result
-        said = f"\n[… {len(text):,} characters, cut to their beginning and end …]\n"
-        room = self.max_chars - len(said)
+        notice = f"\n[… {len(text):,} characters, cut to their beginning and end …]\n"
+        room = self.max_chars - len(notice)
         tail = room // 3
-        return replace(result, texts=(text[: room - tail] + said + text[len(text) - tail :],))
+        return replace(result, texts=(text[: room - tail] + notice + text[len(text) - tail :],))

@@ -83,8 +83,8 @@ class InProcessClient:
         size_bytes = weigh([list(question.messages), list(question.tools)])
         with _retryable_errors():
             build = partial(turn_request, question, self.model)
-            asked = await run_sized(self.tenant, size_bytes, build)
-            _, turn = await turn_of(self.turn_services, self.tenant, asked)
+            request = await run_sized(self.tenant, size_bytes, build)
+            _, turn = await turn_of(self.turn_services, self.tenant, request)
             opened = await self.turn_services.turns.open(turn)
         try:
             return await self._answer(opened, began_s)

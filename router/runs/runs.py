@@ -20,7 +20,7 @@ from fabric.ids import AgentId, TenantId
 from router.fresh_ids import fresh_name
 from router.large_work import run_apart
 from router.limits import (
-    NAME_CHARS_TOLD,
+    QUOTED_NAME_CHARS_MAX,
     SCENARIO_ENDED_MAX,
     SCENARIO_RUN_TURNS_MAX,
     SCENARIO_RUNS_MAX,
@@ -172,7 +172,7 @@ class Runs:
         await self._load()
         hosted = self._runs.get((tenant, name))
         if hosted is None:
-            message = f"there is no run {name[:NAME_CHARS_TOLD]!r}; it may have been deleted"
+            message = f"there is no run {name[:QUOTED_NAME_CHARS_MAX]!r}; it may have been deleted"
             raise NotFoundError(message, code="run_not_found")
         return hosted
 

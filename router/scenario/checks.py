@@ -175,14 +175,14 @@ def _phase(scenario: Scenario, number: int, ended: frozenset[str]) -> Iterator[F
 
 
 def _asks(scenario: Scenario, phase: Phase, ended: frozenset[str]) -> Iterator[Finding]:
-    for agent, asked in phase.ask.items():
+    for agent, ask in phase.ask.items():
         yield from _among(("ask", agent), agent, phase.agents, "speak in this phase")
-        texts = asked if isinstance(asked, tuple) else (asked,)
-        if isinstance(asked, tuple) and len(asked) != phase.rounds:
+        texts = ask if isinstance(ask, tuple) else (ask,)
+        if isinstance(ask, tuple) and len(ask) != phase.rounds:
             wanted = f"one for each of {phase.rounds} rounds"
-            yield ("ask", agent), f"expected {wanted} (null: it does not speak), got {len(asked)}"
+            yield ("ask", agent), f"expected {wanted} (null: it does not speak), got {len(ask)}"
         for at, text in enumerate(texts):
-            path: Path = ("ask", agent, at) if isinstance(asked, tuple) else ("ask", agent)
+            path: Path = ("ask", agent, at) if isinstance(ask, tuple) else ("ask", agent)
             yield from _private(scenario, path, text, agent, ended)
 
 

@@ -187,8 +187,8 @@ class HistoryReplay:
                     if phase.hears(agent, speaker):
                         history.add_text(phase.id, self._line(turn))
                     continue
-                asked = phase.asked(agent, number)
-                history.add_text(phase.id, self._text(asked) if asked else "")
+                text = phase.ask_text(agent, number)
+                history.add_text(phase.id, self._text(text) if text else "")
                 history.begin_turn(phase.id)
                 if turn == until:
                     return

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from fabric.errors import RejectedError
 from fabric.shown_text import escape_line
-from router.limits import NAME_CHARS_TOLD, SCENARIO_ERRORS_MAX
+from router.limits import QUOTED_NAME_CHARS_MAX, SCENARIO_ERRORS_MAX
 
 Path = tuple[str | int, ...]
 
@@ -43,10 +43,10 @@ def format_diagnostic(source: str, diagnostic: Diagnostic) -> str:
 def format_path(path: Path) -> str:
     """Return a path as text, such as `phases[1].agents`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return shorten(text.removeprefix("."), 2 * NAME_CHARS_TOLD)
+    return shorten(text.removeprefix("."), 2 * QUOTED_NAME_CHARS_MAX)
 
 
-def shorten(name: str, chars_max: int = NAME_CHARS_TOLD) -> str:
+def shorten(name: str, chars_max: int = QUOTED_NAME_CHARS_MAX) -> str:
     """Return a name on one line, cut to a length for errors."""
     shown = escape_line(name[: chars_max + 1])  # control characters and line ends escaped
     return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
@@ -55,11 +55,13 @@ def shorten(name: str, chars_max: int = NAME_CHARS_TOLD) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the closest known name, or lists all of them."""
     names = sorted(known)
-    close = get_close_matches(name[:NAME_CHARS_TOLD], names, n=1)
+    close = get_close_matches(name[:QUOTED_NAME_CHARS_MAX], names, n=1)
     if close:
         return f"did you mean '{close[0]}'?"
     return (
-        "there are " + shorten(", ".join(names), 3 * NAME_CHARS_TOLD) if names else "there are none"
+        "there are " + shorten(", ".join(names), 3 * QUOTED_NAME_CHARS_MAX)
+        if names
+        else "there are none"
     )
 
 

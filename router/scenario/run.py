@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from fabric.errors import FabricError
 from fabric.ids import AgentId
 from router.limits import (
-    SCENARIO_ASKING_MAX,
+    SCENARIO_CONCURRENT_TURNS_MAX,
     SCENARIO_LOST_TRIES_MAX,
     SCENARIO_PREFETCHED_MAX,
     SCENARIO_STEPS_MAX,
@@ -129,7 +129,7 @@ class ScenarioRun:
         self._edits = RunEdits(name, state, client, agent_ids)
         self._report = report
         self._begins_cold = begins_cold
-        self._asking = asyncio.Semaphore(SCENARIO_ASKING_MAX)
+        self._asking = asyncio.Semaphore(SCENARIO_CONCURRENT_TURNS_MAX)
         self._begun: dict[str, asyncio.Task[None]] = {}
         self._prefetching: dict[str, asyncio.Task[None]] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 from fabric.edit_mode import EditMode
 from fabric.limits import COMPLETION_TOKENS_MAX
 from router.limits import (
-    NAME_CHARS_TOLD,
+    QUOTED_NAME_CHARS_MAX,
     SCENARIO_AGENTS_MAX,
     SCENARIO_ITEMS_MAX,
     SCENARIO_KEY_CHARS_MAX,
@@ -54,7 +54,7 @@ _TOOL = PlainText(
     SCENARIO_KEY_CHARS_MAX, re.compile(r"[a-zA-Z0-9_-]+"), "letters, digits, _ and - only"
 )
 _LINE = PlainText(
-    NAME_CHARS_TOLD, re.compile(rf"[^{_INVISIBLE}]*"), "one line without invisible characters"
+    QUOTED_NAME_CHARS_MAX, re.compile(rf"[^{_INVISIBLE}]*"), "one line without invisible characters"
 )
 _SHOWN = PlainText(
     SCENARIO_NAME_CHARS_MAX,
@@ -309,16 +309,16 @@ class Phase:
         heard_by = self.agents if self.visible_to is None else self.visible_to
         return listener == speaker or listener in heard_by
 
-    def asked(self, agent: str, number: int) -> TextTemplate | None:
+    def ask_text(self, agent: str, number: int) -> TextTemplate | None:
         """Return the text before an agent's turn in a round; rounds count from 1."""
-        asked = self.ask.get(agent)
-        return asked[number - 1] if isinstance(asked, tuple) else asked
+        texts = self.ask.get(agent)
+        return texts[number - 1] if isinstance(texts, tuple) else texts
 
     def speakers(self, number: int) -> Iterator[str]:
         """Yield the speakers of a round, in order."""
         for agent in self.agents:
             listed = isinstance(self.ask.get(agent), tuple)
-            if not listed or self.asked(agent, number) is not None:
+            if not listed or self.ask_text(agent, number) is not None:
                 yield agent
 
     @property

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from router.fresh_ids import fresh_name
-from router.limits import SHADOW_GONE_MAX, SHADOW_HEARD_S, SHADOW_WAIT_S
+from router.limits import SHADOW_ABSENT_S, SHADOW_REMOVALS_MAX, SHADOW_WAIT_S
 
 _LOG = logging.getLogger("macfabric.router.shadow")
 
@@ -43,8 +43,8 @@ class ChangeLog:
 
     @property
     def is_followed(self) -> bool:
-        """Return whether a standby asked within SHADOW_HEARD_S."""
-        return self._now_s() - self._heard_s < SHADOW_HEARD_S
+        """Return whether a standby asked within SHADOW_ABSENT_S."""
+        return self._now_s() - self._heard_s < SHADOW_ABSENT_S
 
     def note(self, name: str | None = None) -> None:
         """Number a change of what `name` names, or of the runs' files."""
@@ -60,7 +60,7 @@ class ChangeLog:
         self.version += 1
         self._versions.pop(name, None)
         self._gone[name] = self.version
-        if len(self._gone) > SHADOW_GONE_MAX:
+        if len(self._gone) > SHADOW_REMOVALS_MAX:
             oldest = next(iter(self._gone))
             self._gone_since = self._gone.pop(oldest)
         self._news.set()

@@ -17,7 +17,7 @@ from fabric.errors import FabricError, ForbiddenError, RejectedError, RetryLater
 from router.http.auth import caller_of
 from router.http.forwarded import Principal
 from router.http.standby_gate import CHANGES_PATH, Relay
-from router.limits import SHADOW_BYTES_MAX, SHADOW_POLL_S, SHADOW_REST_S
+from router.limits import SHADOW_BYTES_MAX, SHADOW_POLL_S, SHADOW_RETRY_S
 from router.shadow.change_log import ChangeLog
 from router.shadow.run_files import FilePiece, FileState, RunFiles
 
@@ -95,23 +95,23 @@ class ChangesApi:
         if not self._is_active():
             message = "this router is not the active one"
             raise RetryLaterError(message, code="no_active_router")
-        asked = unpack(FollowRequest, await request.body())
-        self._log.hear(asked.life, asked.version)
-        await self._log.wait_for_news(asked.life, asked.version, SHADOW_POLL_S)
-        return Response(pack(await self._news(asked)), media_type="application/msgpack")
+        follow = unpack(FollowRequest, await request.body())
+        self._log.hear(follow.life, follow.version)
+        await self._log.wait_for_news(follow.life, follow.version, SHADOW_POLL_S)
+        return Response(pack(await self._news(follow)), media_type="application/msgpack")
 
-    async def _news(self, asked: FollowRequest) -> FollowAnswer:
+    async def _news(self, request: FollowRequest) -> FollowAnswer:
         """Return what a standby lacks; its next request acknowledges the answer's version."""
-        log, known = self._log, asked.version if asked.life == self._log.life else 0
+        log, known = self._log, request.version if request.life == self._log.life else 0
         version, has_more = log.version, False
         pieces: list[FilePiece] = []
         gone_files: list[str] = []
         if self._files is not None:
-            news = await asyncio.to_thread(self._files.news, asked.files)
+            news = await asyncio.to_thread(self._files.news, request.files)
             pieces, gone_files, has_more = news
         if has_more:
             version = known  # what is acknowledged includes all files of that version
-        changes = log.since(asked.life, asked.version)
+        changes = log.since(request.life, request.version)
         items: list[bytes] = []
         left_bytes, complete = SHADOW_BYTES_MAX, version
         for name in changes.names:
@@ -144,7 +144,7 @@ class Follower:
         self._relay = relay
         self._store = store
         self._files = files
-        self._asked = FollowRequest()
+        self._request = FollowRequest()
 
     async def run(self) -> None:
         """Copy whatever the active router keeps until cancelled."""
@@ -155,15 +155,15 @@ class Follower:
                     continue
                 except (aiohttp.ClientError, OSError, FabricError, TimeoutError) as error:
                     _LOG.debug("cannot copy from the active router: %s", type(error).__name__)
-            await asyncio.sleep(SHADOW_REST_S)
+            await asyncio.sleep(SHADOW_RETRY_S)
 
     async def round(self) -> None:
         """Copy what is new; the next round acknowledges it."""
-        relay, asked = self._relay, self._asked
+        relay, request = self._relay, self._request
         proof = relay.forwarding.headers(Principal(None, FOLLOWER), "POST", CHANGES_PATH)
         async with relay.session.post(
             relay.active_url() + CHANGES_PATH,
-            data=pack(asked),
+            data=pack(request),
             headers=proof,
             server_hostname=relay.server_hostname,
             allow_redirects=False,
@@ -172,9 +172,9 @@ class Follower:
                 message = "the router at the active one's address is not active"
                 raise RetryLaterError(message)
             answer = unpack(FollowAnswer, await response.read())
-        await self._take(asked, answer)
+        await self._take(request, answer)
 
-    async def _take(self, asked: FollowRequest, answer: FollowAnswer) -> None:
+    async def _take(self, request: FollowRequest, answer: FollowAnswer) -> None:
         if answer.is_whole:
             kept = set(answer.names)
             for name in self._store.names():
@@ -187,7 +187,7 @@ class Follower:
                 _LOG.warning("a stored response cannot be copied: %s", error.code)
         for name in answer.gone:
             self._store.drop(name)
-        states = dict(asked.files) if asked.life == answer.life else {}
+        states = dict(request.files) if request.life == answer.life else {}
         if self._files is not None:
             for piece in answer.files:
                 await asyncio.to_thread(self._files.take, piece)
@@ -195,4 +195,4 @@ class Follower:
             for path in answer.gone_files:
                 await asyncio.to_thread(self._files.drop, path)
                 states.pop(path, None)
-        self._asked = FollowRequest(answer.life, answer.version, states)
+        self._request = FollowRequest(answer.life, answer.version, states)

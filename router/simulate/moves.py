@@ -9,7 +9,7 @@ from fabric.ids import AgentKey, NodeName
 from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
-from router.limits import DRAIN_AT_ONCE_MAX, DRAIN_ROUND_REST_S
+from router.limits import DRAIN_AT_ONCE_MAX, DRAIN_ROUND_PAUSE_S
 from router.placement.decision import Ship
 from router.placement.destination import destination
 from router.simulate.fleet_file import NodeModel
@@ -94,7 +94,7 @@ class SimulatedMoves:
                 if ship is not None:
                     self.move(key, ship, lambda: self.drain(node))
         if left and not self._moving:
-            self._timeline.after(DRAIN_ROUND_REST_S, self.drain, node)
+            self._timeline.after(DRAIN_ROUND_PAUSE_S, self.drain, node)
 
     def move(self, key: AgentKey, ship: Ship, then: Callable[[], None]) -> None:
         """Copy an agent and make the target its owner; call `then` in any case."""

@@ -249,6 +249,6 @@ def arrivals_of(rows: Iterable[TraceRow], speedup: float = 1.0) -> Iterator[Arri
     sessions: dict[str, list[TraceRow]] = {}
     for row in rows:
         sessions.setdefault(row.session, []).append(row)
-    made = [TraceSession(of_one, speedup) for of_one in sessions.values()]
-    for session in sorted(made, key=lambda each: each.begins_s):
+    replayed = [TraceSession(of_one, speedup) for of_one in sessions.values()]
+    for session in sorted(replayed, key=lambda each: each.begins_s):
         yield Arrival(session.begins_s, session)

@@ -3,7 +3,7 @@
 from fabric.errors import NotFoundError, RetryLaterError
 from router.fleet.fleet import Fleet
 from router.fleet.node_discovery import AGAIN_S
-from router.limits import NAME_CHARS_TOLD
+from router.limits import QUOTED_NAME_CHARS_MAX
 
 
 class ModelCheck:
@@ -32,7 +32,7 @@ class ModelCheck:
             message = "no node is ready yet"
             raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
         if model not in names:
-            shown, missing_count = model[:NAME_CHARS_TOLD], fleet.discovery.missing_count
+            shown, missing_count = model[:QUOTED_NAME_CHARS_MAX], fleet.discovery.missing_count
             if fleet.discovery.is_gathering():
                 message = f"no node serves {shown!r} so far; {missing_count} are still missing"
                 raise RetryLaterError(message, retry_after_s=AGAIN_S, code="nodes_unknown")

@@ -37,8 +37,8 @@ from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError
 from router.fresh_ids import fresh_turn
 from router.limits import (
-    MOVE_PATIENCE,
     MOVE_START_S,
+    MOVE_TIMEOUT_FACTOR,
     OWNER_WAIT_S_MAX,
 )
 from router.moves.move_registry import MoveRegistry
@@ -122,7 +122,7 @@ class Turns:
     async def _open(self, turn: TurnRequest, breaker: Breaker, waiting: AwaitedNodes) -> OpenTurn:
         started_s = self._now_s()
         turn = turn if turn.id is not None else replace(turn, id=fresh_turn())
-        placed, made = await self._admit_counted(turn, waiting)
+        placed, turn_span = await self._admit_counted(turn, waiting)
         first = placed.first
         key = turn.tenant, first.agent
         # The client knows which memory serves it, so a continuation must use the same one.
@@ -151,7 +151,7 @@ class Turns:
             if ended.outcome == "ok":
                 self._fleet.note_answer(placed.entry, ended.completion_tokens)
             placed.end()  # on the node where it runs by then
-            turn_spans.end_turn_span(made, ended)
+            turn_spans.end_turn_span(turn_span, ended)
             self._note_end(turn, first, ended)
             ran = placed.first.node, ended.outcome, ended.completion_tokens, ended.seconds
             publish(TurnEnded(key, *ran, turn.id, ended.times))
@@ -166,7 +166,7 @@ class Turns:
             _LOG.info("agent %s: its turn continues on its new node", self._fleet.alias(key))
             self._resuming[key] += 1
             try:
-                with about_trace(made.trace):
+                with about_trace(turn_span.trace):
                     ahead = await self._send_ahead(further, key)
                     placed = ahead or await self._admit(further, waiting, goes_first=True)
             finally:
@@ -211,17 +211,17 @@ class Turns:
         self, turn: TurnRequest, waiting: AwaitedNodes
     ) -> tuple[AdmittedTurn, Span]:
         """Return the turn on its node and its span, which the caller ends."""
-        made = turn_spans.begin_turn_span(self._fleet, turn)
+        turn_span = turn_spans.begin_turn_span(self._fleet, turn)
         try:
-            with about_trace(made.trace):
+            with about_trace(turn_span.trace):
                 placed = await self._admit(turn, waiting)
         except BaseException as error:
-            made.end(failure_of(error))
+            turn_span.end(failure_of(error))
             raise
         alias = self._fleet.alias((turn.tenant, placed.first.agent))
-        turn_spans.note_admission(made, placed.first, alias)
+        turn_spans.note_admission(turn_span, placed.first, alias)
         self.accounts.note_admission(turn.tenant, placed.first)
-        return placed, made
+        return placed, turn_span
 
     async def _admit(
         self, turn: TurnRequest, waiting: AwaitedNodes, *, goes_first: bool = False
@@ -269,9 +269,9 @@ class Turns:
         may_move = not (attempt.has_moved or attempt.goes_first or turn.resume)
         given_up, full = frozenset(attempt.given_up), frozenset(attempt.full)
         try:
-            with span("placement") as made:
+            with span("placement") as placement_span:
                 target = self._targets.choose(turn, given_up, full, may_move=may_move)
-                made.note(**turn_spans.target_facts(target))
+                placement_span.note(**turn_spans.target_facts(target))
         except RetryLaterError:
             if attempt.full:
                 raise attempt.refusal() from None
@@ -343,7 +343,7 @@ class Turns:
         fleet.activity.note_move(key)
         entry = fleet.ledger.begin(ship.target, move.prefill_s, cold=False)
         try:
-            async with asyncio.timeout(MOVE_START_S + MOVE_PATIENCE * ship.travel_s):
+            async with asyncio.timeout(MOVE_START_S + MOVE_TIMEOUT_FACTOR * ship.travel_s):
                 with fleet.ledger.shipping(ship):
                     await self._moves.migrate(*key, ship.target, holds=False)
         except (FabricError, TimeoutError) as error:

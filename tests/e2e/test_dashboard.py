@@ -94,7 +94,7 @@ def test_tenant_sees_only_its_agents(page, fabric):
     assert "Decisions" not in text
     assert "Drain" not in text
     go(page, "agents/" + "%2Fann-0")
-    page.wait_text("not known any more")
+    page.wait_text("no longer exists")
     page.click("Sign out")
     page.wait_text("API key")
     assert "bob-0" not in page.run("document.body.innerText")
@@ -116,7 +116,7 @@ def test_operator_sees_all_and_acts_on_no_tenant(page, fabric):
     page.wait_text("ann-0")
     page.wait_text("bob-0")
     page.click("ann-0")
-    page.wait_text("sign in with a key of tenant ann as well")
+    page.wait_text("also sign in with a key of tenant ann")
     page.wait_text("first token after")
 
     assert (
@@ -133,7 +133,7 @@ def test_operator_with_key_of_one_tenant_cannot_act_on_same_name_of_another(page
     sign_in(page, fabric.url, ANN, OPERATOR_KEY)
     page.wait_text("tenant ann, operator")
     go(page, "agents/bob%2Ftwin")
-    page.wait_text("sign in with a key of tenant bob as well")
+    page.wait_text("also sign in with a key of tenant bob")
     go(page, "agents/ann%2Ftwin")
     page.wait("[...document.querySelectorAll('button')].some((b) => /^Erase/.test(b.textContent))")
 
@@ -203,7 +203,7 @@ def test_agent_is_pinned_forked_evicted_and_erased(page, fabric):
     page.wait_text("Cannot be undone.")
     assert page.run("document.querySelector('dialog button[type=submit]').disabled") is True
     page.type("short-lived", "dialog input")
-    page.click("Erase for ever", "dialog button")
+    page.click("Erase permanently", "dialog button")
     page.wait_text("short-lived was erased")
     assert fabric.agent("short-lived") is None
     assert fabric.agent("short-lived-2") is not None
@@ -214,7 +214,7 @@ def test_page_survives_broken_address(page, fabric):
     sign_in(page, fabric.url, ANN)
     page.wait_text("tenant ann")
     go(page, "agents/%E0%A4%A")
-    page.wait_text("not known any more")
+    page.wait_text("no longer exists")
     go(page, "no-such-view")
     page.wait_text("Macs ready")
 

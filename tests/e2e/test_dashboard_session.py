@@ -234,7 +234,7 @@ def erase(opened: Session) -> None:
     assert opened.get("/v1/agents/mira") is not None
     page.type("a", "dialog input")
     opened.step("erase-dialog")
-    page.click("Erase for ever", "dialog button")
+    page.click("Erase permanently", "dialog button")
     page.wait_text("mira was erased")
     opened.step("erased")
     assert opened.get("/v1/agents/mira") is None
@@ -311,10 +311,10 @@ def test_tenant_and_operator_use_the_page_by_https(tmp_path):
         page.click("Sign in", "main button")
         page.wait_text("mira")
         page.wait_text("boris")
-        assert "not known any more" not in page.run("document.body.innerText")
+        assert "no longer exists" not in page.run("document.body.innerText")
         opened.step("operator-alone")
         page.click("boris")
-        page.wait_text("sign in with a key of tenant bob as well")
+        page.wait_text("also sign in with a key of tenant bob")
         assert "Erase …" not in page.run("document.body.innerText")
         drain_state = opened.drain_state(target)
         assert drain_state is None

@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 def soon(monkeypatch):
     monkeypatch.setattr(ray_actor, "START_RETRY_S", 0.01)
     monkeypatch.setattr(ray_actor, "START_RETRY_MAX_S", 0.1)
-    monkeypatch.setattr(ray_actor, "START_AGAIN_S", 0.3)
+    monkeypatch.setattr(ray_actor, "LASTING_RETRY_S", 0.3)
 
 
 @pytest.fixture(scope="module")

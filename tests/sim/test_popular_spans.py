@@ -4,7 +4,7 @@ import asyncio
 
 from fabric.ids import AgentId
 from fabric.limits import HEARTBEAT_S
-from router.limits import PREFIX_SEEDING_REST_S
+from router.limits import PREFIX_SEEDING_RETRY_S
 from tests.sim.scripted import TENANT, begin, play
 
 WORD = "lantern"  # in the prompt of all agents
@@ -24,7 +24,7 @@ def has_borrowed(host):
 
 
 async def until_borrowed(hosts):
-    async with asyncio.timeout(2 * PREFIX_SEEDING_REST_S):
+    async with asyncio.timeout(2 * PREFIX_SEEDING_RETRY_S):
         while not all(map(has_borrowed, hosts)):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(HEARTBEAT_S)
 

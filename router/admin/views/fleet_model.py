@@ -13,7 +13,7 @@ POSITION_MIDDLES: Final = (2_048, 10_240, 40_960, 98_304)  # of the buckets of a
 BATCH_MIDDLES: Final = (1.0, 2.0, 3.5, 6.5, 12.0)
 BATCH_EXPONENT: Final = 0.5  # as decode profiles assume
 CONTEXT_HALF_TOKENS: Final = 65_536  # where one position alone is known
-EVEN_TOKENS: Final = 1 << 30  # position of half the speed where it does not fall
+CONSTANT_SPEED_TOKENS: Final = 1 << 30  # position of half the speed where it does not fall
 LINE_SHARE: Final = 0.8  # of a link's rate, as the simulator has it
 BYTES_PER_MBIT: Final = 125_000
 
@@ -59,8 +59,8 @@ def _prefill(profile: NodeProfile, reported: float) -> tuple[float, int]:
     start, slope = _line([(position, 1 / speed) for position, speed in known])
     if start <= 0:  # it falls faster than in proportion: the first position is the surest
         start, slope = 1 / known[0][1], 0.0
-    half = EVEN_TOKENS if slope <= 0 else min(EVEN_TOKENS, round(start / slope))
-    if half == EVEN_TOKENS:
+    half = CONSTANT_SPEED_TOKENS if slope <= 0 else min(CONSTANT_SPEED_TOKENS, round(start / slope))
+    if half == CONSTANT_SPEED_TOKENS:
         start = fmean(1 / speed for _, speed in known)
     return 1 / start, max(1, half)
 

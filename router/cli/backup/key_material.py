@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fabric.codec import from_plain, parse_json, to_plain
 from fabric.errors import RejectedError
-from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_KEY, MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import AUTHORITY_CERTIFICATE, CLUSTER_FILE_KEYS, CLUSTER_KEY, SHIPPED_KEYS
 from fabric.record.hibernation_file import SIGNING_KEY_BYTES
 from router.cli.config_file import others_may_read
 from router.cli.errors import MISUSED, CommandError, describe_os_error
@@ -52,7 +52,7 @@ def new_key() -> str:
 
 def find_keys(data: Path, chosen: Path | None) -> Path | None:
     """Return the folder of the fabric's keys on this machine; None if there is none."""
-    folders = [chosen] if chosen else [data, Path(MADE_KEYS), Path(SHIPPED_KEYS)]
+    folders = [chosen] if chosen else [data, Path(CLUSTER_FILE_KEYS), Path(SHIPPED_KEYS)]
     for folder in folders:
         if (folder.expanduser() / CLUSTER_KEY).exists():
             return folder.expanduser()
@@ -95,7 +95,7 @@ def write_keys(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def _path_of(folder: Path, name: str) -> Path:
     """Return a key file's path; `certs create` keeps the authority's key beside the folder."""
-    is_made = folder.resolve() == Path(MADE_KEYS).expanduser().resolve()
+    is_made = folder.resolve() == Path(CLUSTER_FILE_KEYS).expanduser().resolve()
     return (folder.parent if name == AUTHORITY_KEY and is_made else folder) / name
 
 

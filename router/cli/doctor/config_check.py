@@ -9,7 +9,7 @@ from typing import Any
 
 from fabric.errors import FabricError
 from fabric.hosting.cluster_file import fabric_section
-from fabric.keys import MADE_KEYS, SHIPPED_KEYS, is_plain
+from fabric.keys import CLUSTER_FILE_KEYS, SHIPPED_KEYS, is_plain
 from fabric.settings import PolicySettings, inspect_settings
 from router.cli.certs import cluster_keys
 from router.cli.config_file import (
@@ -136,7 +136,7 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
             yield warning(where, f"others may read the keys in {path}: chmod 600 {path}")
     named = {"api_keys_file": router.api_keys_file, "operator_keys_file": router.operator_keys_file}
     # A file that travels with the keys is not yet at its place on the head.
-    files = {kind: name.replace(SHIPPED_KEYS, MADE_KEYS, 1) for kind, name in named.items()}
+    files = {kind: name.replace(SHIPPED_KEYS, CLUSTER_FILE_KEYS, 1) for kind, name in named.items()}
     missing = [kind for kind, name in files.items() if not Path(name or ".").expanduser().exists()]
     for kind in missing:
         message = f"{files[kind]} is not on this machine; the head needs it"

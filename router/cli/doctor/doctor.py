@@ -19,7 +19,7 @@ from typing import Any
 import fabric
 from fabric.errors import FabricError, FatalError
 from fabric.hosting.cluster_file import fabric_section
-from fabric.keys import CLUSTER_KEY, MADE_KEYS, MEMBER_KEY, RAY_TOKEN, SHIPPED_KEYS
+from fabric.keys import CLUSTER_FILE_KEYS, CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN, SHIPPED_KEYS
 from fabric.limits import GIB, MIB
 from fabric.memory_plan import MachineMemory, plan_memory
 from fabric.retention import disk_capacity_bytes
@@ -47,8 +47,8 @@ _NOBODY = Subject(frozenset(), frozenset())
 
 def key_checks(data: Path, now: datetime) -> Iterator[Check]:
     """Yield the checks of every key folder on this machine."""
-    made, shipped = Path(MADE_KEYS).expanduser(), Path(SHIPPED_KEYS).expanduser()
-    folders = [KeyFolder.in_data(data), KeyFolder(made, made.parent / AUTHORITY_KEY)]
+    created, shipped = Path(CLUSTER_FILE_KEYS).expanduser(), Path(SHIPPED_KEYS).expanduser()
+    folders = [KeyFolder.in_data(data), KeyFolder(created, created.parent / AUTHORITY_KEY)]
     for keys in (*folders, KeyFolder(shipped, shipped / AUTHORITY_KEY)):
         if keys.certificate.exists():
             yield _check(keys, now)

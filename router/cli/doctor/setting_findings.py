@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fabric.ids import DEFAULT_TENANT
-from fabric.keys import MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import CLUSTER_FILE_KEYS, SHIPPED_KEYS
 from fabric.limits import GIB, MIB
 from fabric.settings import (
     CALL_NAMES,
@@ -144,7 +144,7 @@ def _absent(where: str, name: str) -> Iterator[ConfigFinding]:
     """Yield a missing file; one that travels with the keys is looked for where keys are made."""
     if not name:
         return
-    path = Path(name.replace(SHIPPED_KEYS, MADE_KEYS, 1)).expanduser()
+    path = Path(name.replace(SHIPPED_KEYS, CLUSTER_FILE_KEYS, 1)).expanduser()
     if not path.is_absolute():
         yield error(
             where, f"{name} depends on where a Mac starts: write an absolute path, from / or ~"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import fabric
-from fabric.keys import CLUSTER_KEY, MADE_KEYS, SHIPPED_KEYS
+from fabric.keys import CLUSTER_FILE_KEYS, CLUSTER_KEY, SHIPPED_KEYS
 from fabric.limits import MIB
 from fabric.settings import FabricSettings
 from router.cli.config_file import with_key_files
@@ -135,8 +135,8 @@ def run_support_bundle(arguments: argparse.Namespace) -> int:
 def known_secrets(folder: DataFolder, settings: FabricSettings, key: str | None) -> Secrets:
     """Collect all keys on this machine."""
     scrubber = Secrets()
-    made = Path(MADE_KEYS).expanduser()
-    for keys in (folder.path, made, made.parent, Path(SHIPPED_KEYS).expanduser()):
+    cluster_keys = Path(CLUSTER_FILE_KEYS).expanduser()
+    for keys in (folder.path, cluster_keys, cluster_keys.parent, Path(SHIPPED_KEYS).expanduser()):
         scrubber.add_files(keys, _KEYS)
     router = settings.router
     try:
@@ -192,7 +192,11 @@ def _fabric(arguments: argparse.Namespace) -> tuple[Fabric | None, str]:
 
 def _alias_key(folder: DataFolder) -> bytes:
     """Derive the key of aliases from the fabric's own; without one, they differ each time."""
-    for path in (folder.path, Path(MADE_KEYS).expanduser(), Path(SHIPPED_KEYS).expanduser()):
+    for path in (
+        folder.path,
+        Path(CLUSTER_FILE_KEYS).expanduser(),
+        Path(SHIPPED_KEYS).expanduser(),
+    ):
         try:
             key = bytes.fromhex((path / CLUSTER_KEY).read_text())
         except (OSError, ValueError):

@@ -20,7 +20,7 @@ from fabric.errors import FabricError
 from fabric.hosting.chip import chip_name
 from fabric.keys import (
     AUTHORITY_CERTIFICATE,
-    MADE_KEYS,
+    CLUSTER_FILE_KEYS,
     MEMBER_CERTIFICATE,
     SHIPPED_KEYS,
     is_plain,
@@ -173,7 +173,10 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _certificates(look: Look) -> Any:
-    keys = [look.folder.path, *(Path(name).expanduser() for name in (MADE_KEYS, SHIPPED_KEYS))]
+    keys = [
+        look.folder.path,
+        *(Path(name).expanduser() for name in (CLUSTER_FILE_KEYS, SHIPPED_KEYS)),
+    ]
     own = look.settings.router.tls.certificate
     files = [
         folder / name for folder in keys for name in (AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE)

@@ -1,4 +1,4 @@
-// What can be done to agents and Macs: asked, sent, and its result in words.
+// Actions on agents and Macs: confirm, send the request, report the result.
 import { ApiError, path, post, remove } from "./api.js";
 import { confirm, report } from "./dialogs.js";
 import { bytes, count, plural, seconds } from "./format.js";
@@ -26,25 +26,25 @@ function targets(store, agent) {
 export async function migrate(store, agent, to = null) {
   if (to === agent.owner) return report("bad", `${agent.id} is on ${to} already.`);
   const open = targets(store, agent);
-  if (!open.length) return report("bad", "No other Mac is ready to take an agent.");
+  if (!open.length) return report("bad", "No other Mac is ready to take an agent. Wait until one is, or undrain one.");
   const options = open.map((node) => ({ value: node.name, text: node.name }));
   const value = to && open.some((node) => node.name === to) ? to : options[0].value;
   const chosen = await confirm({
     title: `Move ${agent.id}`,
-    text: "Its memory is copied, also in the middle of an answer, and it answers from there. " +
-      "It can be moved back.",
+    text: "Its memory is copied to that Mac, even in the middle of an answer, which continues there. " +
+      "You can move it back.",
     fields: [{ name: "to", label: "To", options, value }],
     verb: "Move",
   });
   if (!chosen) return null;
   return perform(
     () => post(path`/v1/agents/${agent.id}/migrate`, { to: chosen.to }),
-    (done) => `${agent.id} moved to ${done.to} in ${seconds(done.seconds)}, of which it paused ` +
+    (done) => `${agent.id} moved to ${done.to} in ${seconds(done.seconds)} and paused for ` +
       `${seconds(done.pause_seconds)}; ${bytes(done.bytes_sent)} were sent.`,
   );
 }
 
-/** Pin an agent, or end that. */
+/** Pin an agent, or unpin it. */
 export function pin(agent) {
   const pinned = !agent.pinned;
   return perform(
@@ -52,7 +52,7 @@ export function pin(agent) {
     (done) => {
       if (!pinned) return `${agent.id} is no longer pinned.`;
       return done.pin_held ? `${agent.id} is pinned: it is the last to be evicted.`
-        : `${agent.id} is pinned, but beyond its tenant's share: the pin has no effect yet.`;
+        : `${agent.id} is pinned, but its tenant's pins exceed their share of the disk: the pin has no effect yet.`;
     },
   );
 }
@@ -102,11 +102,11 @@ export async function evict(agent) {
 export async function erase(agent) {
   const chosen = await confirm({
     title: `Erase ${agent.id}`,
-    text: "All that it remembers is removed from every Mac, with what other agents borrowed of it.",
-    warning: "No copy is left, on no Mac. A file saved earlier by macfabric hibernate is all that could " +
-      "bring it back.",
+    text: "Everything it remembers is removed from every Mac, including what other agents borrowed from it.",
+    warning: "No copy remains on any Mac. Only a file that macfabric hibernate saved earlier can bring " +
+      "it back.",
     typed: agent.id,
-    verb: "Erase for ever",
+    verb: "Erase permanently",
   });
   if (!chosen) return null;
   return perform(
@@ -122,12 +122,12 @@ export async function erase(agent) {
   );
 }
 
-/** Move all agents off a Mac, so that it may be switched off. */
+/** Move all agents off a Mac, so that it can be switched off. */
 export async function drain(node) {
   const chosen = await confirm({
     title: `Drain ${node.name}`,
     text: `All its agents move to other Macs, and it gets no new ones until you choose Undrain. ` +
-      `Wait until it says "drained" before you close or switch it off.`,
+      `Wait for the state "drained" before you close or switch it off.`,
     verb: "Drain",
   });
   if (!chosen) return null;

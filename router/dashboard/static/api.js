@@ -1,4 +1,4 @@
-// Requests to the router, and its errors in plain words.
+// Requests to the router, and messages for its errors.
 import { keyHeaders } from "./session.js";
 
 const WORDS = {
@@ -17,7 +17,7 @@ export class ApiError extends Error {
     this.retryAfterS = retryAfterS;
   }
 
-  /** What happened, and the router's own words for it. */
+  /** Message for people: the kind of error, then the router's message. */
   get words() {
     if (this.status === 0) return "The router cannot be reached. It may be starting, or stopped.";
     const own = this.message && this.message[0].toUpperCase() + this.message.slice(1);
@@ -27,13 +27,13 @@ export class ApiError extends Error {
   }
 }
 
-/** Return the error of an answer that is none. */
+/** Return the error in a response whose status is not 2xx. */
 export async function errorOf(response) {
   let body = null;
   try {
     body = await response.json();
   } catch {
-    // A proxy's page, say: the status has to do.
+    // Not JSON, such as a proxy's page: only the status is known.
   }
   const error = body?.error ?? {};
   const wait = Number(response.headers.get("retry-after"));
@@ -41,7 +41,7 @@ export async function errorOf(response) {
   return new ApiError(response.status, error.code ?? "", message, wait > 0 ? wait : null);
 }
 
-/** Send a request with the keys; raise ApiError unless it was answered well. */
+/** Send a request with the keys; raise ApiError unless the status is 2xx. */
 export async function send(path, options = {}) {
   let response;
   try {
@@ -60,12 +60,12 @@ export async function send(path, options = {}) {
   return response;
 }
 
-/** Return what a GET answers. */
+/** GET a JSON document. */
 export async function get(path, options = {}) {
   return (await send(path, options)).json();
 }
 
-/** Return what a POST of `body` answers. */
+/** POST a JSON body and return the JSON response. */
 export async function post(path, body = null) {
   const options = { method: "POST" };
   if (body !== null) {
@@ -75,12 +75,12 @@ export async function post(path, body = null) {
   return (await send(path, options)).json();
 }
 
-/** Return what a DELETE answers. */
+/** DELETE a resource and return the JSON response. */
 export async function remove(path) {
   return (await send(path, { method: "DELETE" })).json();
 }
 
-/** Return the query that names an agent's tenant, for operators. */
+/** Return the query string with an agent's tenant, which only operators see. */
 export function tenantQuery(agent) {
   return agent.tenant === undefined ? "" : `?tenant=${encodeURIComponent(agent.tenant)}`;
 }

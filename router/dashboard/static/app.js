@@ -26,7 +26,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // typed by hand
+    return text; // an address with a stray %
   }
 }
 
@@ -74,7 +74,7 @@ function Header({ store, current, onSignIn, onSignOut }) {
       <span class=${`live ${store.stream}`} role="status">${STREAM_WORDS[store.stream]}</span>
       ${who && html`<span class="who">${who}</span>`}
       <button class="quiet" onClick=${() => setMode(nextTheme())}
-        title="Colours: as the system has them, light or dark">Theme: ${mode}</button>
+        title="Colours: system, light or dark">Theme: ${mode}</button>
       ${caller && !caller.operator && html`
         <button class="quiet" onClick=${onSignIn}>Sign in …</button>`}
       ${hasKey() && html`<button class="quiet" onClick=${onSignOut}>Sign out</button>`}
@@ -82,12 +82,12 @@ function Header({ store, current, onSignIn, onSignOut }) {
   </header>`;
 }
 
-/** What the reader must know of the router: that it only forwards, or that it is away. */
+/** Notice that the router is a standby, or does not answer. */
 function Notice({ store }) {
   const { router, stream, error } = store;
   if (stream === "reconnecting" && error) {
     return html`<p class="warning" role="alert">
-      ${`${error.words ?? "The router is away."} What is shown was true before. Trying again …`}</p>`;
+      ${`${error.words ?? "The router does not answer."} The page shows the last known state. Retrying …`}</p>`;
   }
   if (router?.role !== "standby") return null;
   const url = router.active_url;
@@ -108,7 +108,7 @@ function App({ fabric }) {
     document.title = `${tab.title} · macfabric`;
   }, [tab]);
   const follow = () => {
-    // Agents have other addresses with other keys: only operators see tenants.
+    // An agent's address depends on the key: only operators' addresses name the tenant.
     location.hash = `#/${tab.isForOperators ? TABS[0].name : tab.name}`;
     fabric.open();
   };
@@ -130,7 +130,7 @@ function App({ fabric }) {
       <${View} fabric=${fabric} store=${store} rest=${rest} />`;
   } else if (store.error) {
     body = html`<p class="loading" role="status">
-      ${`${store.error.words ?? "The router is away."} Trying again …`}</p>`;
+      ${`${store.error.words ?? "The router does not answer."} Retrying …`}</p>`;
   }
   return html`
     <a class="skip" href="#main" onClick=${(event) => {

@@ -1,4 +1,4 @@
-// Confirmations, and short reports of what was done.
+// Confirmation dialogs, and short reports of finished actions.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 const SHOWN_MS = 8000;
@@ -15,12 +15,12 @@ export function confirm({ title, text, warning, typed, fields = [], verb }) {
   });
 }
 
-/** Tell how an action ended; `level` is good or bad. */
+/** Show the result of an action; `level` is good or bad. */
 export function report(level, text) {
   showReport({ level, text, key: `${performance.now()}` });
 }
 
-/** The place of the open dialog. */
+/** Container of the open dialog. */
 export function Dialogs() {
   const [open, setOpen] = useState(null);
   showDialog = setOpen;
@@ -36,16 +36,16 @@ function Confirmation({ title, text, warning, typed, fields, verb, onClose }) {
   const dialog = useRef(null);
   const [values, setValues] = useState(() =>
     Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""])));
-  const [given, setGiven] = useState("");
+  const [answer, setAnswer] = useState("");
   useEffect(() => {
     dialog.current.showModal();
   }, []);
   const finish = (values) => {
-    dialog.current.close(); // which gives the focus back to where it was
+    dialog.current.close(); // returns the focus to the element that had it
     onClose(values);
   };
   const isMissing = fields.some((field) => !field.isOptional && !values[field.name]);
-  const isReady = (typed === undefined || given === typed) && !isMissing;
+  const isReady = (typed === undefined || answer === typed) && !isMissing;
   const set = (name) => (event) => setValues({ ...values, [name]: event.target.value });
   const submit = (event) => {
     event.preventDefault();
@@ -70,7 +70,7 @@ function Confirmation({ title, text, warning, typed, fields, verb, onClose }) {
       </label>`)}
       ${typed !== undefined && html`<label class="field">
         <span>Type <strong>${typed}</strong> to confirm</span>
-        <input value=${given} onInput=${(event) => setGiven(event.target.value)}
+        <input value=${answer} onInput=${(event) => setAnswer(event.target.value)}
           autocomplete="off" spellcheck=${false} />
       </label>`}
       <div class="row end">
@@ -82,7 +82,7 @@ function Confirmation({ title, text, warning, typed, fields, verb, onClose }) {
   </dialog>`;
 }
 
-/** Reports, which also go to screen readers. */
+/** List of reports, also announced to screen readers. */
 export function Reports() {
   const [shown, setShown] = useState([]);
   showReport = (one) => {

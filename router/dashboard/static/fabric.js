@@ -1,4 +1,4 @@
-// The page's link to the router: the live stream, and polls of what events do not say.
+// The page's connection to the router: the live stream, and polls of what no event reports.
 import { get, path, tenantQuery } from "./api.js";
 import { Store } from "./store.js";
 import { LiveStream } from "./stream.js";
@@ -6,8 +6,8 @@ import { LiveStream } from "./stream.js";
 const OPERATOR_POLL_MS = 3000;
 const TENANT_POLL_MS = 10000; // the router asks every node for it
 const EARLIER_TURNS = 1000;
-const READ_AT_ONCE = 5;
-const READ_REST_MS = 4; // by agent: to show one, the router asks every node for its whole list
+const READS_PER_POLL = 5;
+const READ_PAUSE_MS = 4; // per agent of the fabric: for each read, nodes list all their agents
 
 /** The fabric as this page follows it. */
 export class Fabric {
@@ -17,7 +17,7 @@ export class Fabric {
     document.addEventListener("visibilitychange", () => this.poll());
   }
 
-  /** Begin to follow, with the keys that are known now. */
+  /** Begin to follow, with the present keys. */
   open() {
     this.close();
     this.store.reset();
@@ -50,7 +50,7 @@ export class Fabric {
       const { data } = await get("/v1/nodes");
       this.store.takeNodes(data);
       this.store.sample(Date.now() / 1000);
-      await this.readAgents(this.store.doubtfullyBusy().slice(0, READ_AT_ONCE));
+      await this.readAgents(this.store.possiblyIdleAgents().slice(0, READS_PER_POLL));
     } catch {
       // The stream shows that the router is away.
     }
@@ -59,7 +59,7 @@ export class Fabric {
     this.timer = setTimeout(() => this.poll(), wait);
   }
 
-  /** Read which router this page is from; of another active one, follow the stream anew. */
+  /** Read the role of this page's router; reopen the stream if another router became active. */
   async readRouter() {
     try {
       const router = await get("/v1/router");
@@ -72,7 +72,7 @@ export class Fabric {
     }
   }
 
-  /** Read size and tiers of the first of these agents that turns or moves have changed. */
+  /** Read size and tiers of the first of these agents that is outdated. */
   async refreshAgent(keys) {
     if (document.hidden || !this.store.hasSnapshot) return;
     await this.readAgents(keys.filter((key) => this.store.stale.has(key)).slice(0, 1));
@@ -83,9 +83,9 @@ export class Fabric {
     const { store } = this;
     for (const key of keys) {
       if (performance.now() < this.readAgainMs) return;
-      this.readAgainMs = performance.now() + READ_REST_MS * store.agents.size;
+      this.readAgainMs = performance.now() + READ_PAUSE_MS * store.agents.size;
       const agent = store.agents.get(key);
-      store.stale.delete(key); // whatever comes of it: the next turn marks it again
+      store.stale.delete(key); // even if the read fails: the next turn marks it again
       if (!agent) continue;
       try {
         store.takeAgent(key, await get(path`/v1/agents/${agent.id}` + tenantQuery(agent)));
@@ -95,7 +95,7 @@ export class Fabric {
     }
   }
 
-  /** Take the turns that the router remembers, for charts of the time before. */
+  /** Read the turns that ended before the page was opened, for the charts. */
   async readEarlierTurns() {
     if (!this.store.isOperator) return;
     try {
@@ -106,7 +106,7 @@ export class Fabric {
         times: row.times ?? { first_token_s: row.first_token_s },
       })));
     } catch {
-      // Charts begin now, then.
+      // The charts begin with the next turn.
     }
   }
 }

@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them.
+// Formatting of numbers, sizes and times.
 const UNITS = ["B", "KB", "MB", "GB", "TB", "PB"];
 const numbers = new Intl.NumberFormat("en");
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
@@ -63,7 +63,7 @@ export function date(atS) {
   return atS ? day.format(atS * 1000) : NONE;
 }
 
-/** Return a number with its noun: 1 agent, 2 agents. */
+/** Return a number with its noun in singular or plural. */
 export function plural(value, noun) {
   return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 }

@@ -1,4 +1,4 @@
-// Turns as figures and as series over time.
+// Statistics of turns: totals, and series over time.
 
 /** Return the median of numbers, or null. */
 export function median(values) {
@@ -19,7 +19,7 @@ function firstTokenOf(turn) {
   return turn.times?.first_token_s ?? null;
 }
 
-/** Return the figures of turns that ended since a time. */
+/** Summarise the turns that ended since a time. */
 export function figures(turns, sinceS) {
   const found = { turns: 0, prompt: 0, cached: 0, tokensPerS: 0, firstTokenS: null };
   const firsts = [];

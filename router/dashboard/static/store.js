@@ -1,4 +1,4 @@
-// What the page knows of the fabric: a snapshot, and the events since.
+// State of the fabric as the page knows it: a snapshot, and the events since.
 //
 //     snapshot ──▶ nodes, agents, moves     event ──▶ one change     change ──▶ one redraw per 50 ms
 
@@ -6,7 +6,7 @@ const LOG_MAX = 1000;
 const TURNS_MAX = 6000;
 const SAMPLES_MAX = 1200;
 const REDRAW_MS = 50;
-const MOVE_SHOWN_MS = 4000; // after its end: many moves take less time than a look
+const MOVE_SHOWN_MS = 4000; // after its end: many moves are too short to notice
 
 /** Return the key of an agent: operators see ids of several tenants. */
 export function keyOf(row) {
@@ -26,22 +26,22 @@ export class Store {
     this.error = null;
     this.caller = null;
     this.health = null;
-    this.router = null; // that the page is from, as GET /v1/router shows it
+    this.router = null; // the router that serves this page, as GET /v1/router shows it
     this.nodes = new Map();
     this.agents = new Map();
     this.leftOut = 0;
     this.moves = new Map();
     this.rates = new Map(); // by "node<peer": {kind, bytes_per_s, rtt_s, at_s}
     this.log = [];
-    this.turns = []; // that ended, the oldest first
-    this.samples = []; // of queues, by polls of the nodes
+    this.turns = []; // ended turns, the oldest first
+    this.samples = []; // lengths of queues, one per poll of the nodes
     this.begun = new Map(); // turns in progress, by agent
     this.stale = new Set(); // agents whose size and tiers have changed since they were read
     this.hasSnapshot = false;
     this.changed();
   }
 
-  /** Call `listener` after changes, at most once per REDRAW_MS; return what ends that. */
+  /** Call `listener` after changes, at most once per REDRAW_MS; return a function that unsubscribes. */
   subscribe(listener) {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
@@ -61,7 +61,7 @@ export class Store {
     this.changed();
   }
 
-  /** Return how many agents a Mac owns: of a snapshot with all agents, as events have it since. */
+  /** Count the agents of a Mac: by the events, or as it reports if the snapshot left agents out. */
   agentsOn(node) {
     if (this.leftOut) return node.agents ?? 0;
     let found = 0;
@@ -128,7 +128,7 @@ export class Store {
     this.changed();
   }
 
-  /** Note the lengths of the nodes' queues at a time. */
+  /** Record the lengths of the nodes' queues. */
   sample(atS) {
     let waiting = 0;
     let active = 0;
@@ -144,14 +144,14 @@ export class Store {
   takeAgent(key, row) {
     const known = this.agents.get(key);
     this.stale.delete(key);
-    // A Mac that an agent has just come to does not know its last match.
+    // After a move, the new Mac does not know the agent's last match.
     const last_match = row.last_match ?? known?.last_match ?? null;
     if (known) this.agents.set(key, { ...known, ...row, last_match, tenant: known.tenant });
     this.changed();
   }
 
-  /** Return the agents shown as busy whose turn's begin was not seen: its end may be missed, too. */
-  doubtfullyBusy() {
+  /** List the busy agents whose turn began before the snapshot: its end may have been missed. */
+  possiblyIdleAgents() {
     return [...this.agents].filter(([key, row]) => row.busy && !this.begun.has(key)).map(([key]) => key);
   }
 

@@ -15,7 +15,7 @@ export async function* framesOf(body, onBytes = () => {}) {
       if (done) return;
       onBytes();
       const text = decoder.decode(value, { stream: true });
-      // An end of two characters may lie on the border of two chunks.
+      // The two newlines that end a frame may be split between two chunks.
       const last = parts.at(-1) ?? "";
       if (!text.includes("\n\n") && !(last.endsWith("\n") && text.startsWith("\n"))) {
         parts.push(text);
@@ -52,7 +52,7 @@ function frameOf(block) {
   }
 }
 
-/** A stream that is opened again whenever it breaks, after the last event that was seen. */
+/** Stream that reconnects after the last received event whenever it breaks. */
 export class LiveStream {
   /** Follow `url`; `onFrame(frame)`, and `onState(state, error)` of connecting, live, reconnecting
    * or refused. `until(frame)` says that a frame is the last one. */
@@ -75,7 +75,7 @@ export class LiveStream {
     this.wake?.();
   }
 
-  /** Open the stream again, after the last event that was seen. */
+  /** Reconnect after the last received event. */
   restart() {
     this.abort?.abort();
   }

@@ -1,4 +1,4 @@
-// Plain words for what the API names.
+// Labels and sentences for the states, events and problems that the API reports.
 import { ago } from "./format.js";
 
 const EXIT_SHOWN_S = 3600;
@@ -11,7 +11,7 @@ export const STATES = {
   draining: "draining",
   drained: "drained: it may be closed or switched off",
   stuck: "draining is stuck",
-  suspect: "not heard for some seconds",
+  suspect: "no heartbeat for some seconds",
   expired: "lost",
   lost: "lost",
   asleep: "asleep",
@@ -35,35 +35,35 @@ export const CACHES = {
 };
 
 const MATCHES = {
-  exact: "All of it was known",
-  extend: "It continued what was known",
-  diverge: "It differs from what was known",
-  edit: "Kept across an edit",
-  spans: "Parts came from other contexts",
-  none: "Nothing was known",
+  exact: "All of it was stored",
+  extend: "It continued the stored context",
+  diverge: "It differs from the stored context",
+  edit: "Reused after an edit",
+  spans: "Parts were reused from other contexts",
+  none: "Nothing was stored",
 };
 
-/** Return an agent's last match in words: how much, how and why it ended. */
+/** Describe an agent's last match: its kind, and why it ended there. */
 export function matchWords(match) {
-  if (!match) return "not known: no turn since it came to its Mac";
+  if (!match) return "unknown: no turn since it came to its Mac";
   const kind = MATCHES[match.kind] ?? match.kind;
   return match.reason ? `${kind}: ${match.reason}` : `${kind}.`;
 }
 
-/** Return a node's state as the API and its drain have it. */
+/** Return a node's state, or that of its drain. */
 export function nodeState(node) {
   const drain = node.drain?.state;
   if (drain && (node.state === "ready" || node.state === "draining")) return drain;
   return node.state;
 }
 
-/** Return how bad a node's state is: good, busy or bad. */
+/** Return the level of a node's state: good, busy or bad. */
 export function stateLevel(state) {
   if (state === "ready") return "good";
   return ["draining", "drained", "starting", "joining", "asleep"].includes(state) ? "busy" : "bad";
 }
 
-/** Return what is wrong or unusual in the fabric now: {level, where, text, effect}. */
+/** List the present problems of the fabric: {level, where, text, effect}. */
 export function problems(state, nowS = Date.now() / 1000) {
   const found = [];
   const add = (level, where, text, effect) => found.push({ level, where, text, effect });
@@ -71,21 +71,21 @@ export function problems(state, nowS = Date.now() / 1000) {
   for (const name of health.missing ?? []) {
     add("bad", name, "has not joined", "its agents wait until it has");
   }
-  if (health.unmet) add("bad", "fabric", `${health.unmet} expected Macs were never seen`, "");
+  if (health.unmet) add("bad", "fabric", `${health.unmet} expected Macs have not joined`, "");
   for (const node of state.nodes.values()) {
     const at = nodeState(node);
     if (["expired", "lost", "suspect", "failed", "stuck"].includes(at)) {
-      add("bad", node.name, STATES[at] ?? at, "agents with copies elsewhere go on there");
+      add("bad", node.name, STATES[at] ?? at, "agents with copies elsewhere continue there");
     }
-    if (node.failure) add("bad", node.name, node.failure, "it is started again");
-    if (node.degraded) add("bad", node.name, node.degraded, "turns go on; see its log");
+    if (node.failure) add("bad", node.name, node.failure, "its start is retried");
+    if (node.degraded) add("bad", node.name, node.degraded, "turns continue; see its log");
     if (node.self_test && node.self_test.passed === false) {
-      add("bad", node.name, "its self-test failed", "it serves no cached memory");
+      add("bad", node.name, "its self-test failed", "it reuses no caches");
     }
     const exit = node.last_exit;
     if (exit && exit.cause !== "stopped" && nowS - exit.at_s < EXIT_SHOWN_S) {
-      add("busy", node.name, `its process before, last seen ${ago(exit.at_s, nowS)}: ${exit.detail}`,
-        "it was started again; agents were kept on disk");
+      add("busy", node.name, `its previous process ended, last seen ${ago(exit.at_s, nowS)}: ${exit.detail}`,
+        "it was restarted; agents were kept on disk");
     }
     const days = node.certificate_ends_s ? (node.certificate_ends_s - nowS) / 86400 : Infinity;
     if (days < CERTIFICATE_DAYS) {
@@ -110,7 +110,7 @@ export function problems(state, nowS = Date.now() / 1000) {
   return found;
 }
 
-/** Return an event in a sentence. */
+/** Describe an event in a sentence. */
 export function eventWords(name, data) {
   const who = data.id ?? data.node ?? "";
   switch (name) {
@@ -137,7 +137,7 @@ export function eventWords(name, data) {
       return `Drain of ${who}: ${data.state}, ${data.agents_moved} moved, ${data.agents_left} left`;
     case "link.rate":
       return `Link from ${data.peer} to ${data.node} (${LINKS[data.kind] ?? data.kind}) measured`;
-    case "missed": return `${data.count} events came too fast and were left out`;
+    case "missed": return `${data.count} events were skipped: they came too fast`;
     default: return name;
   }
 }

@@ -24,7 +24,7 @@ NOTES = [
     ({"cut": "hibernated"}, Provenance(truncated_by=TruncatedBy.HIBERNATED)),
     (
         {"head": "7", "asked": "9", "conversation": "12"},
-        Provenance(marks=PromptMarks(head=7, asked=9, conversation=12)),
+        Provenance(marks=PromptMarks(head=7, question=9, conversation=12)),
     ),
     ({"cut": "cancelled"}, Provenance(truncated_by=TruncatedBy.CANCELLED)),
     ({"answers": "[]"}, Provenance(answers="[]")),

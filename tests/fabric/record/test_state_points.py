@@ -11,7 +11,7 @@ from tests.support.blocks import make_block
 
 
 def test_states_are_stored_where_later_prompts_may_diverge():
-    marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
+    marks = PromptMarks(head=300, question=400, conversation=900, opens_more=True)
     assert state_points(905, marks, 0) == (BLOCK_TOKENS, 300, 400, 900, 904)
 
 
@@ -23,14 +23,14 @@ def test_repeated_answer_opening_gets_no_state():
 
 def test_state_points_on_grid_are_block_boundaries():
     """Where reuse is cut down to blocks, no other state serves."""
-    marks = PromptMarks(head=300, asked=700, conversation=900, opens_more=True)
+    marks = PromptMarks(head=300, question=700, conversation=900, opens_more=True)
     points = state_points(1_100, marks, 0, on_grid=True)
     assert points == (256, 512, 768, 1_024)
 
 
 def test_state_points_before_the_reused_prefix_are_omitted():
     """Only points that the prompt still comes by are listed."""
-    marks = PromptMarks(head=300, asked=400, conversation=900, opens_more=True)
+    marks = PromptMarks(head=300, question=400, conversation=900, opens_more=True)
     assert state_points(905, marks, 400) == (900, 904)
     assert state_points(905, marks, 904) == ()
 
@@ -62,7 +62,7 @@ def test_branches_store_states_unless_one_lies_just_before():
 def test_newest_states_and_marked_states_are_kept():
     """Fourteen calls of a tool later, the next question may begin behind the last one."""
     ends = [256, 300, 400, *range(500, 1_500, 50)]
-    marks = PromptMarks(head=300, asked=390, conversation=1_440)
+    marks = PromptMarks(head=300, question=390, conversation=1_440)
     kept = [state.end for state in kept_states(placed(*ends), marks)]
 
     assert len(kept) == STATES_PER_AGENT_MAX
@@ -86,4 +86,4 @@ def test_first_block_state_is_kept_without_marks():
 
 def test_few_states_are_all_kept():
     few = placed(5, 10)
-    assert kept_states(few, PromptMarks(head=1_000, asked=9)) == tuple(few)
+    assert kept_states(few, PromptMarks(head=1_000, question=9)) == tuple(few)

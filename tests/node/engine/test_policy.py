@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from node.engine.policy import Capacity, Preempt, Start, next_move, next_prompt, next_starved
 from node.limits import (
     ADMISSION_PASSES_MAX,
-    BACKGROUND_PATIENCE_S,
+    BACKGROUND_WAIT_S_MAX,
     PREFILL_WARM_STREAK_MAX,
     PREFILL_WARM_TOKENS,
 )
@@ -103,7 +103,7 @@ def test_warm_prompts_go_first_without_starving_long_ones():
 
 def test_longest_starved_background_is_promoted():
     now_s = 100.0
-    items = [background(served_s=now_s - BACKGROUND_PATIENCE_S + ago) for ago in (0.1, -1, -2)]
+    items = [background(served_s=now_s - BACKGROUND_WAIT_S_MAX + ago) for ago in (0.1, -1, -2)]
 
     assert next_starved(items, now_s) is items[2]
     assert next_starved(items[:1], now_s) is None

@@ -4,7 +4,7 @@ import pytest
 
 from fabric.turn.generation import Priority
 from node.engine.sequence import Ended, Produced
-from node.limits import BACKGROUND_PATIENCE_S
+from node.limits import BACKGROUND_WAIT_S_MAX
 from tests.node.fake_engine import TOKEN_BYTES, SchedulerRig, is_undisturbed
 
 BACKGROUND = {"priority": Priority.BACKGROUND}
@@ -64,7 +64,7 @@ def test_a_starved_prompt_progresses_and_delays_each_turn_by_one_chunk(active_ma
 
     assert is_undisturbed(slow, events), "it is not starved"
     assert traffic.most_delays() == 1
-    assert rig.clock.now_s > BACKGROUND_PATIENCE_S
+    assert rig.clock.now_s > BACKGROUND_WAIT_S_MAX
 
 
 def test_several_starved_prompts_delay_no_turn_twice():
@@ -83,7 +83,7 @@ def test_a_promoted_sequence_takes_no_slot_of_an_interactive_one():
     running, _ = rig.add(5, answer_tokens=10_000)
     slow, events = rig.add(600, answer_tokens=40, **BACKGROUND)
     rig.run(3)
-    rig.clock.now_s += BACKGROUND_PATIENCE_S
+    rig.clock.now_s += BACKGROUND_WAIT_S_MAX
     rig.run(2)
     assert slow in rig.queue.running
     assert running in rig.queue.decoding
@@ -98,7 +98,7 @@ def test_a_promoted_sequence_takes_no_slot_that_becomes_free():
     first, _ = rig.add(5, answer_tokens=20)
     slow, _ = rig.add(9_000, answer_tokens=400, **BACKGROUND)
     rig.run(2)
-    rig.clock.now_s += BACKGROUND_PATIENCE_S
+    rig.clock.now_s += BACKGROUND_WAIT_S_MAX
     rig.run(2)
     _, events = rig.add(50, answer_tokens=5, seed=2)
     while first in rig.queue.running:

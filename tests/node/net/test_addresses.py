@@ -15,7 +15,13 @@ from fabric.net.interfaces import (
 )
 from fabric.net.links import Address, AddressScope, LinkKind, slower_kind
 from node.net.addresses import connect, dial, local_addresses
-from node.net.interfaces import LISTED_S, Listing, linux_kind, linux_speed_mbit, list_interfaces
+from node.net.interfaces import (
+    INTERFACES_LISTING_S,
+    Listing,
+    linux_kind,
+    linux_speed_mbit,
+    list_interfaces,
+)
 
 THUNDERBOLT, ETHERNET, WIFI = LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.WIFI
 
@@ -277,11 +283,11 @@ def test_listing_is_cached_until_expiry_or_refresh():
 
     listing = Listing(list_now, lambda: now_s[0])
     assert listing.current() is listing.latest() is listing.current()
-    now_s[0] = LISTED_S
+    now_s[0] = INTERFACES_LISTING_S
     assert listing.latest()[0].host == "10.0.0.1"
     assert listing.current()[0].host == "10.0.0.2"
     assert listing.refresh()[0].host == "10.0.0.3"
-    assert listings == [0.0, LISTED_S, LISTED_S]
+    assert listings == [0.0, INTERFACES_LISTING_S, INTERFACES_LISTING_S]
 
 
 @pytest.mark.parametrize("host", ["localhost", "mac.local", "", "1.2.3", "127.0.0.1\x00"])

@@ -44,7 +44,7 @@ def find_parts(tmp_path, name, messages, tools=None, landmarks=None):
     text = tokenizer.render([template_form(message) for message in spoken], tools, {})
     plan = plan_prompt(tokenizer, text, EMPTY_TRANSCRIPT, raw=False)
     marks = landmarks.find(request, plan, has_states=True)
-    at = [plan.ends[count - 1] if count else 0 for count in (marks.head, marks.asked)]
+    at = [plan.ends[count - 1] if count else 0 for count in (marks.head, marks.question)]
     opened = plan.ends[marks.conversation - 1] if marks.conversation else len(plan.text)
     parts = [plan.text[: at[0]], plan.text[: at[1]], plan.text[:opened], plan.text[opened:]]
     return [part.decode() for part in parts], marks, landmarks

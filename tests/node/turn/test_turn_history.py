@@ -10,7 +10,7 @@ from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import FabricError
 from fabric.hosting.log_files import write_log_file
 from fabric.ids import AgentId, NodeName, TurnId
-from fabric.limits import TURNS_KEPT_MAX
+from fabric.limits import TURN_HISTORY_MAX
 from fabric.record.turn_history import TurnNote, noted, read_turns
 from fabric.turn.turn_times import TurnTag, TurnTimes
 from tests.support.services import TENANT, ask, call, migrate, running, start_service
@@ -130,11 +130,11 @@ def note(number, reason="it differs there"):
 
 def test_history_is_bounded():
     turns = ""
-    for number in range(TURNS_KEPT_MAX + 5):
+    for number in range(TURN_HISTORY_MAX + 5):
         turns = noted(turns, note(number, "why " * 200))
     kept = read_turns(turns)
     assert [turn.id for turn in kept] == [
-        f"req_{number:08d}" for number in range(5, TURNS_KEPT_MAX + 5)
+        f"req_{number:08d}" for number in range(5, TURN_HISTORY_MAX + 5)
     ]
     assert all(len(turn.reason) <= 200 for turn in kept)
 

@@ -187,7 +187,7 @@ async def test_replica_count_matches_settings():
 
 
 async def test_failed_copy_is_withdrawn_and_retried_after_rest(monkeypatch):
-    monkeypatch.setattr(replicas_module, "REPLICA_REST_S", 0.05)
+    monkeypatch.setattr(replicas_module, "REPLICA_RETRY_S", 0.05)
     settings = RouterSettings(takeover_after_s=0.3, replicas=1)
     async with rig("ab", settings=settings, scale=4.0, tended=False) as fabric:
         home, other = await start_agent(fabric)
@@ -222,7 +222,7 @@ async def test_evicted_replica_is_not_recreated_until_agent_changes(
         del other.memory["default", "alice"]
         evicted = await swept()
         await fabric.chat(LONG, "x", "more", agent="alice")
-        monkeypatch.setattr(replicas_module, "REPLICA_AGAIN_S", 0.0)
+        monkeypatch.setattr(replicas_module, "EVICTED_REPLICA_RETRY_S", 0.0)
         after_a_turn = await swept()
         del other.memory["default", "alice"]
         later = await swept()

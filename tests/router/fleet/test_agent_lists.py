@@ -11,7 +11,7 @@ from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
 from router.fleet.agent_lists import AgentReports, read_list
 from router.fleet.directory import Directory
-from router.limits import LISTED_AT_ONCE
+from router.limits import AGENTS_PER_STEP
 from router.placement.sketch_index import SketchIndex
 from tests.router.fleet.test_directory import KEY, apply_list, listing, noted, view
 from tests.router.placement.test_sketch_index import chain
@@ -125,7 +125,7 @@ def reports():
 
 async def test_long_list_yields_to_loop_and_never_overwrites_newer_state():
     directory, _, applied = reports()
-    count = 5 * LISTED_AT_ONCE
+    count = 5 * AGENTS_PER_STEP
     agents = [view("a", 1, agent=f"agent-{number:04}") for number in range(count)]
     long = asyncio.create_task(applied.on_list(listing("a", *agents, changes=count), 1.0))
     await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from fabric.keys import http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from router.fleet.node_client import HttpNodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
-from router.limits import KEPT_IDLE_S
+from router.limits import CONNECTION_IDLE_S
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
 from tests.router.fleet.test_node_client import ADMITTED, FINISHED
 from tests.router.rig import until
@@ -281,7 +281,7 @@ async def test_error_response_keeps_connection():
 
 
 async def test_expired_connection_is_not_reused(monkeypatch):
-    monkeypatch.setattr("router.fleet.node_http.KEPT_LIFE_S", 0.0)
+    monkeypatch.setattr("router.fleet.node_http.CONNECTION_LIFE_S", 0.0)
     async with Linked(Server()) as linked:
         for _ in range(3):
             await linked.seal()
@@ -291,8 +291,8 @@ async def test_expired_connection_is_not_reused(monkeypatch):
 
 
 async def test_router_closes_idle_connection_before_node_does(monkeypatch):
-    assert KEPT_IDLE_S < KEEP_ALIVE_S - 5
-    monkeypatch.setattr("router.fleet.node_http.KEPT_IDLE_S", 0.05)
+    assert CONNECTION_IDLE_S < KEEP_ALIVE_S - 5
+    monkeypatch.setattr("router.fleet.node_http.CONNECTION_IDLE_S", 0.05)
     async with Linked(Server()) as linked:
         await linked.seal()
         await until(lambda: not linked.node.open_count)

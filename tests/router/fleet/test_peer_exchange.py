@@ -8,7 +8,7 @@ import pytest
 from fabric.net.links import Address, LinkKind
 from router.fleet.peer_exchange import Neighbours, network_of, networks_of
 from router.fleet.recent_partners import RecentPartners
-from router.limits import PEERS_TOLD_MAX
+from router.limits import PEERS_PER_NODE_MAX
 from tests.router.placement.snapshots import view
 from tests.router.rig import rig, until
 
@@ -33,7 +33,7 @@ def names(neighbours, name):
 
 
 def test_small_fleet_lists_all_peers():
-    views = [at(number, network=number) for number in range(PEERS_TOLD_MAX + 1)]
+    views = [at(number, network=number) for number in range(PEERS_PER_NODE_MAX + 1)]
     neighbours = known(*views)
 
     for each in views:
@@ -46,11 +46,11 @@ def test_large_fleet_lists_nearest_peers():
     neighbours = known(*views)
     peers_of = {each.name: names(neighbours, each.name) for each in views}
 
-    assert {len(peers) for peers in peers_of.values()} == {PEERS_TOLD_MAX}
+    assert {len(peers) for peers in peers_of.values()} == {PEERS_PER_NODE_MAX}
     assert "n0997" in peers_of["n0000"], "of its machine"
     assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(peers_of["n0000"])
     by_how_many = Counter(peer for peers in peers_of.values() for peer in peers)
-    assert max(by_how_many.values()) <= 2 * PEERS_TOLD_MAX, "no node is measured by all"
+    assert max(by_how_many.values()) <= 2 * PEERS_PER_NODE_MAX, "no node is measured by all"
 
 
 def test_recent_transfer_partners_are_listed():
@@ -62,7 +62,7 @@ def test_recent_transfer_partners_are_listed():
     assert partners.changed == {"n0000"}
     assert partners.of("n0000") == ("n0080", "n0090", "n0060", "n0999"), "those used last"
     assert {"n0080", "n0090", "n0060"} < set(peers)
-    assert len(peers) == PEERS_TOLD_MAX
+    assert len(peers) == PEERS_PER_NODE_MAX
     assert "n0000" not in peers
 
 

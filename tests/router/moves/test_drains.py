@@ -14,7 +14,7 @@ TWO_TENANTS = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, takeover_a
 
 @pytest.fixture(autouse=True)
 def low_latency(monkeypatch):
-    monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.02)
+    monkeypatch.setattr(drains, "DRAIN_ROUND_PAUSE_S", 0.02)
 
 
 async def drain(fabric, node, http=None, verb="drain"):

@@ -41,8 +41,8 @@ async def test_released_agent_is_served_by_its_last_owner(is_listed):
 
 
 async def test_released_agent_on_draining_node_is_served_and_migrated(monkeypatch):
-    monkeypatch.setattr(drains, "DRAIN_ROUND_REST_S", 0.01)
-    monkeypatch.setattr(drains, "DRAIN_AGAIN_S", 0.0)
+    monkeypatch.setattr(drains, "DRAIN_ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr(drains, "DRAIN_RETRY_S", 0.0)
     async with rig("abc", tended=False) as fabric:
         source = await undecided_move(fabric)
         drain = await fabric.services.drains.start(source.name)

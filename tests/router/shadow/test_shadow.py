@@ -136,7 +136,7 @@ def test_a_log_that_forgot_a_removal_shows_everything():
     log.note_gone("b")
     assert log.since(log.life, version).gone == ("b",)
     assert log.since("another life", version).is_whole
-    with mock.patch("router.shadow.change_log.SHADOW_GONE_MAX", 1):
+    with mock.patch("router.shadow.change_log.SHADOW_REMOVALS_MAX", 1):
         log.note_gone("c")
         log.note_gone("d")
     changes = log.since(log.life, version)

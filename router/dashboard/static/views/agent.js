@@ -1,4 +1,4 @@
-// One agent: what it is, what can be done to it, and its last turns.
+// One agent: its properties, actions and last turns.
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { erase, evict, fork, migrate, pin } from "../actions.js";
 import { ApiError, get, path, tenantQuery } from "../api.js";
@@ -10,7 +10,7 @@ import { Turns } from "./turns.js";
 
 const QUIET_MS = 400; // turns in quick succession are read once
 
-/** The agent beside the list. */
+/** Panel of one agent, beside the list. */
 export function Agent({ fabric, store, agent }) {
   const [turns, setTurns] = useState(null);
   const [error, setError] = useState(null);
@@ -58,8 +58,8 @@ export function Agent({ fabric, store, agent }) {
             disabled=${!agent.tiers?.includes("hot")}>Evict …</button>
           <button class="danger" onClick=${eraseIt}>Erase …</button>
         </div>`
-      : html`<p class="muted">To move, pin, fork or erase it, sign in with a key of${" "}
-          tenant <strong>${agent.tenant}</strong> as well.</p>`}
+      : html`<p class="muted">To move, pin, fork or erase it, also sign in with a key of${" "}
+          tenant <strong>${agent.tenant}</strong>.</p>`}
     <h3>Last turns</h3>
     ${error && html`<p class="warning" role="alert">${error.words}</p>`}
     ${turns ? html`<${Turns} turns=${turns} />` : !error && html`<p class="muted">Reading …</p>`}
@@ -74,14 +74,14 @@ function Facts({ agent, turn }) {
     ["Mac", agent.owner ?? "none"],
     ["Tenant", agent.tenant],
     ["State", `${agent.state}, epoch ${count(agent.epoch)}`],
-    ["Where", html`<${Tiers} agent=${agent} />`],
+    ["Tier", html`<${Tiers} agent=${agent} />`],
     ["Tokens", count(agent.tokens)],
     ["Size", agent.bytes && `${bytes(agent.bytes.hot)} memory, ${bytes(agent.bytes.disk)} disk`],
     ["Copies", copies.join(", ") || "none"],
-    ["Saved", agent.durable === undefined ? null : (agent.durable ? "all of it" : "not yet")],
+    ["Saved", agent.durable === undefined ? null : (agent.durable ? "completely" : "not yet")],
     ["Created", agent.created_s && date(agent.created_s)],
-    ["Used", ago(agent.used_s)],
-    ["In logs", agent.alias],
+    ["Last used", ago(agent.used_s)],
+    ["Name in logs", agent.alias],
     ["Last match", match && `${count(match.cached_tokens)} of ${count(match.prompt_tokens)} tokens ` +
       `(${share(match.cached_tokens, match.prompt_tokens)})`],
     ["Why it ended", matchWords(match)],

@@ -1,4 +1,4 @@
-// All agents: filtered, sorted, a page at a time; a row opens the agent beside them.
+// List of agents: filtered, sorted, in pages; a row opens the agent in a panel.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { migrate } from "../actions.js";
 import { ago, bytes, count, plural, share } from "../format.js";
@@ -12,12 +12,12 @@ const REFRESH_MS = 1000;
 const COLUMNS = [
   { name: "id", title: "Agent", value: (row) => row.id },
   { name: "owner", title: "Mac", value: (row) => row.owner ?? "" },
-  { name: "tiers", title: "Where", value: (row) => (row.tiers ?? []).join() },
+  { name: "tiers", title: "Tier", value: (row) => (row.tiers ?? []).join() },
   { name: "tokens", title: "Tokens", value: (row) => row.tokens ?? -1, isNumber: true },
   { name: "size", title: "Size", value: sizeOf, isNumber: true },
   { name: "reused", title: "Reused", value: reusedOf, isNumber: true },
   { name: "why", title: "Why the last match ended", value: (row) => matchWords(row.last_match) },
-  { name: "used", title: "Used", value: (row) => row.used_s ?? 0, isNumber: true },
+  { name: "used", title: "Last used", value: (row) => row.used_s ?? 0, isNumber: true },
 ];
 
 function sizeOf(row) {
@@ -29,7 +29,7 @@ function reusedOf(row) {
   return match?.prompt_tokens ? match.cached_tokens / match.prompt_tokens : -1;
 }
 
-/** Return the rows that a filter leaves, in order. */
+/** Return the rows that match a filter, sorted. */
 export function chosenRows(rows, { words, node }, { by, isDown }) {
   const needles = words.toLowerCase().split(/\s+/).filter(Boolean);
   const text = (row) => [
@@ -79,20 +79,20 @@ export function Agents({ fabric, store, rest }) {
   return html`<h1 id="agents-title">Agents</h1>
   <div class=${`agents ${opened ? "has-opened" : ""}`}>
     <section class="agents-list" aria-labelledby="agents-title">
-      <${Filter} store=${store} node=${node} words=${words} onWords=${(given) => {
-        setWords(given);
+      <${Filter} store=${store} node=${node} words=${words} onWords=${(text) => {
+        setWords(text);
         setPage(0);
       }} />
       <p class="muted" role="status">${plural(rows.length, "agent")}${
         rows.length < store.agents.size ? ` of ${count(store.agents.size)}` : ""}${
-        store.leftOut ? `; ${count(store.leftOut)} that were used less recently are not listed` : ""}</p>
+        store.leftOut ? `; ${count(store.leftOut)} used less recently are not listed` : ""}</p>
       <${Table} store=${store} rows=${shown} sort=${sort} onSort=${sortBy} opened=${opened} />
       ${last > 0 && html`<${Pager} at=${at} last=${last} onTurn=${setPage} />`}
     </section>
     ${opened && html`<${Agent} key=${keyOf(opened)} fabric=${fabric} store=${store}
       agent=${opened} />`}
     ${rest[0] && rest[0] !== "on" && !opened && html`<aside class="agent">
-      <p>This agent is not known any more. <a href="#/agents">Close</a></p></aside>`}
+      <p>This agent no longer exists. <a href="#/agents">Close</a></p></aside>`}
   </div>`;
 }
 
@@ -141,13 +141,13 @@ function Row({ store, row, isOpened }) {
       ${row.busy && html`<span class="tag busy">busy</span>`}</th>
     <td data-title="Mac" class="word">${row.owner ?? html`<span class="muted">none</span>`}${
       row.replicas?.length ? html` <span class="muted">+${row.replicas.length}</span>` : ""}</td>
-    <td data-title="Where" class="word"><${Tiers} agent=${row} /></td>
+    <td data-title="Tier" class="word"><${Tiers} agent=${row} /></td>
     <td data-title="Tokens" class="number">${count(row.tokens)}</td>
     <td data-title="Size" class="number size">${bytes(row.bytes ? sizeOf(row) : null)}</td>
     <td data-title="Reused" class="number">${
       match ? share(match.cached_tokens, match.prompt_tokens) : "–"}</td>
     <td data-title="Why" class="why">${matchWords(match)}</td>
-    <td data-title="Used" class="number used">${ago(row.used_s)}</td>
+    <td data-title="Last used" class="number used">${ago(row.used_s)}</td>
   </tr>`;
 }
 

@@ -1,4 +1,4 @@
-// Figures over time: first token, reuse, queues and tokens per second.
+// Charts over time: first token, reuse, queues and tokens per second.
 import uPlot from "../vendor/uplot.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { seconds } from "../format.js";
@@ -19,9 +19,9 @@ const CHARTS = [
     lines: [["median", "firstTokenMedian", "line-1"], ["95 %", "firstTokenP95", "line-2"]] },
   { title: "Share of prompts from memory", form: percent, max: 100,
     lines: [["reused", "hitShare", "line-1"]] },
-  { title: "Turns, most at once", form: plain, least: 4,
+  { title: "Turns, maximum at once", form: plain, least: 4,
     lines: [["active", "active", "line-1"], ["waiting", "waiting", "line-2"]] },
-  { title: "Tokens written per second", form: plain, least: 1,
+  { title: "Tokens decoded per second", form: plain, least: 1,
     lines: [["tokens/s", "tokensPerS", "line-1"]] },
 ];
 

@@ -1,10 +1,10 @@
-// How programs use this fabric, to copy.
+// Addresses and a first request for clients, to copy.
 import { html, useState } from "../vendor/htm-preact.js";
 import { Try } from "./try.js";
 
 /** Addresses and a first request. */
 export function Connect({ store, isOpen }) {
-  const [open, setOpen] = useState(isOpen); // a first agent does not close it
+  const [open, setOpen] = useState(isOpen); // stays open when the first agent appears
   const base = location.origin;
   const model = [...store.nodes.values()].find((node) => node.model)?.model ?? "MODEL";
   const key = store.caller?.tenant === "default" ? "" : " \\\n  -H \"Authorization: Bearer $KEY\"";

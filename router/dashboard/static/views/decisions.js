@@ -1,4 +1,4 @@
-// Where the router sent turns and why: its estimates beside what happened.
+// Placement decisions: where turns went and why, estimated and actual times.
 import { html, useState } from "../vendor/htm-preact.js";
 import { count, seconds, share, time } from "../format.js";
 import { Empty } from "./parts.js";
@@ -7,12 +7,12 @@ import { useRowsByTurn } from "./rows_by_turn.js";
 const LIMIT = 200;
 const QUIET_MS = 1000;
 const HOW = {
-  stay: "stayed with its agent", move: "moved its agent", load: "had a part here",
-  recompute: "computed anew",
+  stay: "stayed", move: "moved the agent", load: "loaded a part", fetch: "fetched a part",
+  recompute: "recomputed",
 };
 const TERMS = {
-  queue_s: "queue", bring_s: "bring", load_s: "load", prefill_s: "read", answer_s: "write",
-  delay_s: "delay others", evict_s: "evict", share_s: "share", risk_s: "risk", price_s: "price",
+  queue_s: "queue", bring_s: "transfer", load_s: "load", prefill_s: "prefill", answer_s: "decode",
+  delay_s: "delay others", evict_s: "evict", share_s: "share", risk_s: "risk", price_s: "move",
 };
 
 /** The view. */
@@ -24,10 +24,10 @@ export function View({ store }) {
     [row.agent, row.node, row.how, row.cache, row.outcome, row.turn].join(" ").toLowerCase()
       .includes(needle));
   return html`<h1>Decisions of the router</h1>
-    <p class="muted">The newest ${LIMIT}. Agents have the names that logs use.</p>
+    <p class="muted">The newest ${LIMIT}. Agents are named as in logs.</p>
     ${error && html`<p class="warning" role="alert">${error.words}</p>`}
     ${rows && !rows.length && html`<${Empty} title="No decision yet">
-      <p>Each turn adds one.</p></${Empty}>`}
+      <p>Each turn adds a decision.</p></${Empty}>`}
     ${rows?.length > 0 && html`
       <div class="filter"><label class="field"><span>Filter</span>
         <input type="search" value=${words} placeholder="agent, Mac, how, cache …"
@@ -35,7 +35,7 @@ export function View({ store }) {
       <div class="scroll" tabindex="0" role="region" aria-label="Table of decisions">
         <table class="stacks">
           <thead><tr>${["Time", "Agent", "Mac", "How", "Reused", "First token, estimated",
-            "First token, real", "Estimate by cause", "Outcome"].map((title) => html`
+            "First token, actual", "Estimate by cause", "Outcome"].map((title) => html`
             <th scope="col" key=${title}>${title}</th>`)}</tr></thead>
           <tbody>${shown.map((row) => html`<${Decision} key=${row.turn ?? row.at_s} row=${row} />`)}</tbody>
         </table>
@@ -56,7 +56,7 @@ function Decision({ row }) {
     <td data-title="Reused">${share(row.cached_tokens, row.prompt_tokens)}
       <span class="muted"> of ${count(row.prompt_tokens)}</span></td>
     <td data-title="Estimated" class="number">${seconds(row.first_token_estimate_s)}</td>
-    <td data-title="Real" class=${`number ${off ? "off" : ""}`}>${seconds(row.first_token_s)}${
+    <td data-title="Actual" class=${`number ${off ? "off" : ""}`}>${seconds(row.first_token_s)}${
       off ? ` (${ratio >= 2 ? `${ratio.toFixed(1)} times` : `${Math.round(100 * ratio)} %`})` : ""}</td>
     <td data-title="By cause" class="small">${terms.map(([name, value]) =>
       `${TERMS[name] ?? name} ${seconds(value)}`).join(", ")}</td>

@@ -1,4 +1,4 @@
-// The log of events since the page was opened.
+// Log of events since the page was opened.
 import { html, useState } from "../vendor/htm-preact.js";
 import { time } from "../format.js";
 import { eventWords } from "../words.js";
@@ -11,10 +11,10 @@ const KINDS = ["all", "agent", "turn", "move", "node", "drain", "link"];
 export function View({ store }) {
   const [kind, setKind] = useState("all");
   const [words, setWords] = useState("");
-  const [kept, setKept] = useState(null); // while the log is held still
+  const [paused, setPaused] = useState(null); // the log when it was paused
   const needle = words.trim().toLowerCase();
   const found = [];
-  const log = kept ?? store.log;
+  const log = paused ?? store.log;
   for (let i = log.length - 1; i >= 0 && found.length < SHOWN_MAX; i -= 1) {
     const { id, name, data } = log[i];
     if (kind !== "all" && !name.startsWith(`${kind}.`)) continue;
@@ -30,8 +30,8 @@ export function View({ store }) {
           onChange=${(event) => setKind(event.target.value)}>
         ${KINDS.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
       </select></label>
-      <button aria-pressed=${kept !== null}
-        onClick=${() => setKept(kept ? null : [...store.log])}>Hold still</button>
+      <button aria-pressed=${paused !== null}
+        onClick=${() => setPaused(paused ? null : [...store.log])}>Pause</button>
     </div>
     ${!found.length && html`<${Empty} title="No event yet">
       <p>Events appear here from the moment this page was opened.</p></${Empty}>`}

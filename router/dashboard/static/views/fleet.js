@@ -1,4 +1,4 @@
-// The fleet: what is wrong now, the map of Macs, and a card for each.
+// Fleet view: present problems, the map of Macs, and a card for each.
 import { html } from "../vendor/htm-preact.js";
 import { drain, migrate, undrain } from "../actions.js";
 import { ago, bytes, count, plural, seconds, share } from "../format.js";
@@ -13,7 +13,7 @@ import { Empty, Meter, StateBadge, draggable, dropTarget } from "./parts.js";
 const AGENTS_SHOWN = 8;
 const FIGURES_S = 300;
 
-/** The first view. */
+/** Fleet view, the first one. */
 export function Fleet({ fabric, store }) {
   const nodes = [...store.nodes.values()].sort((a, b) => a.name.localeCompare(b.name));
   const byNode = new Map(nodes.map((node) => [node.name, []]));
@@ -46,7 +46,7 @@ function Summary({ store, nodes }) {
     ["Turns now", count(store.begun.size)],
     ["Turns in 5 min", count(since.turns)],
     ["First token, median", seconds(since.firstTokenS)],
-    ["From memory", share(since.cached, since.prompt)],
+    ["Reused", share(since.cached, since.prompt)],
     ["Tokens/s", since.turns ? since.tokensPerS.toFixed(1) : NONE],
   ];
   return html`<dl class="facts">${facts.map(([name, value]) => html`
@@ -57,7 +57,7 @@ function Problems({ store }) {
   const found = problems(store);
   if (!found.length) return null;
   return html`<section class="problems" aria-labelledby="problems">
-    <h2 id="problems">Wrong now</h2>
+    <h2 id="problems">Problems</h2>
     <ul>${found.map((one) => html`<li key=${one.where + one.text} class=${one.level}>
       <strong>${one.where}</strong> ${one.text}${one.effect && html`; <span>${one.effect}</span>`}
     </li>`)}</ul>
@@ -75,9 +75,9 @@ function NodeCard({ fabric, store, node, agents }) {
       ...${dropTarget(store, node, migrate)}>
     <header><h3>${node.name}</h3><${StateBadge} node=${node} /></header>
     <p class="muted">${[node.usage?.chip, node.host, node.model].filter(Boolean).join(" · ")}</p>
-    ${hotLimit > 0 && html`<${Meter} label="Memory of agents" value=${hot} max=${hotLimit}
+    ${hotLimit > 0 && html`<${Meter} label="Agents' caches in RAM" value=${hot} max=${hotLimit}
       text=${`${bytes(hot)} of ${bytes(hotLimit)}`} />`}
-    ${node.free && html`<${Meter} label="Disk" value=${disk} max=${disk + node.free.disk}
+    ${node.free && html`<${Meter} label="Agents' caches on disk" value=${disk} max=${disk + node.free.disk}
       text=${`${bytes(disk)}, ${bytes(node.free.disk)} left`} />`}
     ${!node.free && node.bytes && html`<p>${bytes(hot)} in memory, ${bytes(disk)} on disk${
       store.isOperator ? "" : ", of your agents"}</p>`}
@@ -106,8 +106,8 @@ function Facts({ node }) {
   const facts = [
     ["Turns", `${node.active} active, ${node.waiting} waiting`],
     ["Queue", seconds(node.queue_s)],
-    ["Reads", node.prefill_tokens_per_s ? `${count(node.prefill_tokens_per_s)} tokens/s` : NONE],
-    ["Writes", node.decode_tokens_per_s ? `${node.decode_tokens_per_s.toFixed(1)} tokens/s` : NONE],
+    ["Prefill", node.prefill_tokens_per_s ? `${count(node.prefill_tokens_per_s)} tokens/s` : NONE],
+    ["Decode", node.decode_tokens_per_s ? `${node.decode_tokens_per_s.toFixed(1)} tokens/s` : NONE],
     ["Weights", bytes(node.usage?.weights_bytes)],
     ["Heat", node.thermal_state ?? NONE],
     ["Pressure", node.memory?.pressure ?? NONE],

@@ -1,4 +1,4 @@
-// The map: Macs, the links between them with kind and rate, and moves on their way.
+// Map: Macs, the links between them with kind and rate, and moves in progress.
 import { html, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { migrate } from "../actions.js";
 import { bytes, plural, rate } from "../format.js";
@@ -24,7 +24,7 @@ function useWidth() {
   return [box, width];
 }
 
-/** Return the middle of each Mac, and the height: an ellipse, or two columns if narrow. */
+/** Return the centre of each Mac and the height: an ellipse, or two columns if narrow. */
 export function layout(count, width, scale) {
   const nodeWidth = NODE_WIDTH * scale;
   const nodeHeight = NODE_HEIGHT * scale;
@@ -51,7 +51,7 @@ export function layout(count, width, scale) {
   return { at, height: Math.max(...ys) + nodeHeight / 2 + 8 - top };
 }
 
-/** The fastest measured link of each pair of Macs: {a, b, kind, there, back}. */
+/** Return the fastest measured link of each pair of Macs: {a, b, kind, bytes_per_s, rtt_s}. */
 export function linksOf(rates, names) {
   const pairs = new Map();
   for (const link of rates.values()) {
@@ -66,7 +66,7 @@ export function linksOf(rates, names) {
   return [...pairs.values()];
 }
 
-/** Macs in a drawing; the cards below say the same in words. */
+/** Drawing of the Macs; the cards below have the same as text. */
 export function FleetMap({ store, nodes }) {
   const [box, width] = useWidth();
   const [chosen, setChosen] = useState(null);
@@ -145,7 +145,7 @@ function short(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-/** A move on its way; it is the `row`-th one between two Macs. */
+/** Move in progress; `row` is its number among those between the same two Macs. */
 function Moving({ move, row, from, to, agent, scale }) {
   const size = move.bytes_total || agent?.bytes?.hot || agent?.bytes?.disk || 0;
   const isOver = move.state === "committed" || move.state === "sealed";
@@ -157,7 +157,7 @@ function Moving({ move, row, from, to, agent, scale }) {
   // The text begins at the dot and leads away from the Mac that is near.
   const isLeft = x < (from.x + to.x) / 2;
   const anchor = Math.abs(to.x - from.x) < 1 ? "middle" : isLeft ? "start" : "end";
-  const words = move.state === "failed" ? `${move.id} did not move`
+  const words = move.state === "failed" ? `${move.id} was not moved`
     : `${move.id}: ${bytes(move.bytes_sent)}${size ? ` of ${bytes(size)}` : ""}`;
   return html`<g class=${`move ${move.state}`} role="img" aria-label=${`move of ${words}`}>
     <line x1=${from.x} y1=${from.y} x2=${to.x} y2=${to.y} class="move-line" />
@@ -175,7 +175,7 @@ function Kinds({ links }) {
     <li key=${kind}><svg width="28" height="8" aria-hidden="true">
       <line x1="0" y1="4" x2="28" y2="4" class=${`link chosen ${kind}`} /></svg>
       ${LINKS[kind] ?? kind}</li>`)}
-    <li class="muted">A Mac's rates show when it is pointed at or focused.</li></ul>`;
+    <li class="muted">Point at a Mac, or focus it, to see the rates of its links.</li></ul>`;
 }
 
 function LinkTable({ links }) {

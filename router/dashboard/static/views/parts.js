@@ -1,8 +1,8 @@
-// Parts that several views share.
+// Components that several views share.
 import { html } from "../vendor/htm-preact.js";
 import { CACHES, STATES, nodeState, stateLevel } from "../words.js";
 
-/** A bar of a part of a whole, with its text. */
+/** Bar of a value within its maximum, with a label and a text. */
 export function Meter({ label, value, max, text, isHigh = false }) {
   const part = max > 0 ? Math.min(1, value / max) : 0;
   return html`<div class="meter">
@@ -15,21 +15,21 @@ export function Meter({ label, value, max, text, isHigh = false }) {
   </div>`;
 }
 
-/** A node's state as a badge. */
+/** Badge with a node's state. */
 export function StateBadge({ node }) {
   const state = nodeState(node);
   return html`<span class=${`badge ${stateLevel(state)}`} title=${STATES[state] ?? state}>
     ${state}</span>`;
 }
 
-/** Where an agent's memory lies. */
+/** Tiers that hold an agent's cache. */
 export function Tiers({ agent }) {
   if (!agent.tiers?.length) return html`<span class="muted">–</span>`;
   return agent.tiers.map((tier, i) => html`${i ? " " : ""}<span key=${tier}
     class=${`tier ${tier}`} title=${CACHES[tier] ?? tier}>${tier}</span>`);
 }
 
-/** What a view says where it has nothing to show. */
+/** Placeholder of a view without rows. */
 export function Empty({ title, children }) {
   return html`<div class="empty"><h2>${title}</h2>${children}</div>`;
 }

@@ -1,4 +1,4 @@
-// Rows of a list that turns change: read at once, and again after each turn that ends.
+// Hook that reads a list at once, and again after each turn that ends.
 import { useEffect, useState } from "../vendor/htm-preact.js";
 import { ApiError, get } from "../api.js";
 

@@ -1,4 +1,4 @@
-// What reuse saved: tokens that were not computed again, and the seconds of that, by day and tenant.
+// Savings by reuse: tokens that were not computed again and the seconds saved, by day and tenant.
 import { html } from "../vendor/htm-preact.js";
 import { count, plural, seconds, share } from "../format.js";
 import { useRowsByTurn } from "./rows_by_turn.js";
@@ -7,7 +7,7 @@ const LIMIT = 60;
 const QUIET_MS = 2000; // turns in quick succession are read once
 const COLUMNS = ["Day (UTC)", "Tenant", "Turns", "Of prompts", "Reused", "Computed", "Time saved"];
 
-/** The part of the charts. */
+/** Section of the charts view. */
 export function Savings({ store }) {
   const [rows, error] = useRowsByTurn(store, `/v1/usage?period=day&limit=${LIMIT}`, QUIET_MS);
   const sum = (name) => (rows ?? []).reduce((total, row) => total + (row[name] ?? 0), 0);

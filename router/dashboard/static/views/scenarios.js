@@ -8,12 +8,12 @@ import { Empty } from "./parts.js";
 
 const POLL_MS = 4000;
 
-/** Start a shipped scenario that is chosen, and open its run. */
+/** Let the user choose a shipped scenario, start it, and open its run. */
 async function start(shipped) {
   const chosen = await confirm({
     title: "Start a scenario",
-    text: "Its agents speak by themselves, with the texts that it is shipped with. The run goes on " +
-      "in the router when this page is closed, and can be cancelled.",
+    text: "Its agents talk to each other with the texts of the scenario. The run continues in the " +
+      "router when this page is closed, and can be cancelled.",
     fields: [{ name: "scenario", label: "Scenario", value: shipped[0].name,
       options: shipped.map(({ name, title }) => ({ value: name, text: title || name })) }],
     verb: "Start",
@@ -100,7 +100,7 @@ function Run({ run, onGone }) {
   const end = async () => {
     const chosen = await confirm({
       title: isRunning ? `Cancel ${run.id}` : `Delete ${run.id}`,
-      text: isRunning ? "Its turns stop. What was said so far is kept, and it can be resumed."
+      text: isRunning ? "Its turns stop. The transcript so far is kept, and the run can be resumed."
         : "Its agents keep what they remember; erase them by their ids.",
       warning: isRunning ? undefined : "Its transcript and journals are removed.",
       verb: isRunning ? "Cancel the run" : "Delete",

@@ -1,8 +1,8 @@
-// The form that takes keys.
+// Sign-in form.
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { hasKey, signIn } from "../session.js";
 
-/** Keys of a tenant and of an operator; either is enough. */
+/** Form for the keys of a tenant and an operator; one of them is enough. */
 export function SignIn({ error, onDone, onCancel }) {
   const [key, setKey] = useState("");
   const [operatorKey, setOperatorKey] = useState("");

@@ -1,4 +1,4 @@
-// A first conversation on the page: each answer says where it was computed and what was reused.
+// First conversation on the page: each answer names its node and the reused tokens.
 import { html, useState } from "../vendor/htm-preact.js";
 import { ApiError, path, post } from "../api.js";
 import { count, seconds } from "../format.js";
@@ -7,7 +7,7 @@ const ANSWER_TOKENS = 128;
 const FIRST = "The vault code of Mira is otter lantern quartz. The vault code of Mira is";
 const AGENT = `try-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
 
-/** A message to an agent of its own, which remembers the ones before. */
+/** Chat with an agent of this page. */
 export function Try() {
   const [text, setText] = useState(FIRST);
   const [turns, setTurns] = useState([]);

@@ -1,4 +1,4 @@
-// An agent's history of turns: seconds by part, where its memory was, and why no more was reused.
+// An agent's last turns: seconds by part, the cache's tier, and why no more was reused.
 import { html } from "../vendor/htm-preact.js";
 import { count, seconds, share, time } from "../format.js";
 import { CACHES } from "../words.js";
@@ -9,12 +9,12 @@ const PARTS = [
   ["prepare_s", "prepared"],
   ["fetch_s", "fetched"],
   ["load_s", "loaded"],
-  ["prefill_s", "read"],
-  ["decode_s", "wrote"],
+  ["prefill_s", "computed"],
+  ["decode_s", "answered"],
   ["save_s", "saved"],
 ];
 
-/** Turns, the newest first. */
+/** List of turns, the newest first. */
 export function Turns({ turns }) {
   if (!turns.length) return html`<p class="muted">No turn is recorded.</p>`;
   const total = (turn) => PARTS.reduce((sum, [part]) => sum + (turn.times?.[part] ?? 0), 0);
@@ -44,7 +44,7 @@ function Turn({ turn, total, longest }) {
     <p class="small">${words}${turn.times?.first_token_s != null &&
       `; first token after ${seconds(turn.times.first_token_s)}`}</p>
     <p class="small">${count(turn.cached_tokens)} of ${count(turn.prompt_tokens)} tokens reused
-      (${share(turn.cached_tokens, turn.prompt_tokens)}), ${count(turn.completion_tokens)} written,
+      (${share(turn.cached_tokens, turn.prompt_tokens)}), ${count(turn.completion_tokens)} answered,
       ended by ${turn.outcome}. ${turn.reason && `Match: ${turn.reason}.`}
       ${turn.not_hot && html` <span class="muted">Not hot: ${turn.not_hot}.</span>`}</p>
   </li>`;
