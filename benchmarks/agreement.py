@@ -120,9 +120,9 @@ def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Tria
     for arm, arranged in _arms(engine, known, edited, edits).items():
         cache = _copied(engine, full, len(known) + len(edited))
         cache.rearrange(arranged)
-        _fill(engine, cache, edited[:-1])
-        kept[arm] = _predict(engine, cache, following)
-    return Trial(_predict(engine, full, following), _predict(engine, anew, following), kept)
+        fill(engine, cache, edited[:-1])
+        kept[arm] = predict(engine, cache, following)
+    return Trial(predict(engine, full, following), predict(engine, anew, following), kept)
 
 
 def _arms(
@@ -158,7 +158,7 @@ def _edited(
 
 def _computed(engine: Engine, ids: Sequence[int]) -> ResidentCache:
     cache = engine.new_cache(len(ids) + FOLLOWING_TOKENS)
-    _fill(engine, cache, ids)
+    fill(engine, cache, ids)
     return cache
 
 
@@ -173,15 +173,15 @@ def _copied(engine: Engine, cache: ResidentCache, room_tokens: int) -> ResidentC
     return copy
 
 
-def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
-    """Compute what of the tokens is not in place."""
+def fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
+    """Prefill the tokens that the cache lacks."""
     while (at := cache.tokens_count) < len(ids):
         until = cache.ahead[0][0] if cache.ahead else len(ids)
         engine.prefill(cache, list(ids[at : min(at + CHUNK, until)]))
 
 
-def _predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
-    """Return the log probabilities behind the last token and each that follows but the last."""
+def predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
+    """Return the log probabilities of the token after each one, fed one by one."""
     rows = []
     for token in following[:-1]:
         logits = engine.feed([cache], [mx.array([token], mx.uint32)])[0].astype(mx.float32)

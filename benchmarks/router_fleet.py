@@ -156,7 +156,7 @@ class MemoryNode:
 
     async def __call__(self, raw: bytes) -> bytes:
         """Answer one encoded call."""
-        _, call = decode_call(raw)
+        call, _ = decode_call(raw)
         if isinstance(call, DescribeChanges):
             has_all = not (call.view and call.links)
             links = LinkChanges(1, has_all, self.view.links if has_all else ())

@@ -14,10 +14,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.agreement import fill, predict
 from benchmarks.models import prose_model, prose_text
 from benchmarks.report import Limit, Report, say
 from fabric.kvcache.arrangement import Shift
@@ -33,7 +33,6 @@ DOCUMENTS, DOCUMENT_TOKENS = 4, 128
 FOLLOWING_TOKENS = 16  # compared, as they follow in the text
 HEAD_TOKENS = 8  # in front, the same in all prompts
 RECOMPUTED = (0, 4, 16, 32, 64)  # of each document
-CHUNK = 256
 SAME_NATS_MAX = 1e-4
 NOTE = "what holds for a model of 3 layers need not hold for a large one, whose layers mix more"
 
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> Report:
 def _trial(engine: Engine, text: Sequence[int], rng: random.Random) -> Trial:
     head = _drawn(text, rng, HEAD_TOKENS)
     documents = [_drawn(text, rng, DOCUMENT_TOKENS) for _ in range(DOCUMENTS - 1)]
-    # What follows goes on with the last document.
+    # The text that follows continues the last document.
     last = _drawn(text, rng, DOCUMENT_TOKENS + FOLLOWING_TOKENS)
     documents.append(last[:DOCUMENT_TOKENS])
     following = last[DOCUMENT_TOKENS - 1 :]
@@ -93,12 +92,12 @@ def _trial(engine: Engine, text: Sequence[int], rng: random.Random) -> Trial:
     sources = [_computed(engine, [*head, *_drawn(text, rng, 2 * DOCUMENT_TOKENS), *document])
                for document in documents]  # fmt: skip
     taken = {
-        count: _predict(engine, _taken(engine, prompt, sources, count), following)
+        count: predict(engine, _taken(engine, prompt, sources, count), following)
         for count in (*RECOMPUTED, DOCUMENT_TOKENS)
     }
     anew = _computed(engine, prompt[:-1])
     absent = _computed(engine, [*head, *documents[-1]][:-1])
-    return Trial(_predict(engine, anew, following), _predict(engine, absent, following), taken)
+    return Trial(predict(engine, anew, following), predict(engine, absent, following), taken)
 
 
 def _drawn(text: Sequence[int], rng: random.Random, count: int) -> list[int]:
@@ -109,7 +108,7 @@ def _drawn(text: Sequence[int], rng: random.Random, count: int) -> list[int]:
 def _taken(
     engine: Engine, prompt: Sequence[int], sources: Sequence[ResidentCache], recomputed: int
 ) -> ResidentCache:
-    """Put a prompt's memory together out of others', and compute what they lack."""
+    """Assemble a prompt's cache from other caches, and compute what they lack."""
     cache = engine.new_cache(len(prompt) + FOLLOWING_TOKENS)
     held, shifts = [], []
     for number, source in enumerate(sources):
@@ -123,31 +122,15 @@ def _taken(
         held.append((new, end))
         shifts.append(Shift(new, end, new - old))
     cache.hold(0, held, shifts)
-    _fill(engine, cache, prompt[:-1])
+    fill(engine, cache, prompt[:-1])
     return cache
 
 
 def _computed(engine: Engine, ids: Sequence[int]) -> ResidentCache:
     cache = engine.new_cache(len(ids) + FOLLOWING_TOKENS)
-    _fill(engine, cache, ids)
+    fill(engine, cache, ids)
     cache.settle()
     return cache
-
-
-def _fill(engine: Engine, cache: ResidentCache, ids: Sequence[int]) -> None:
-    while (at := cache.tokens_count) < len(ids):
-        until = cache.ahead[0][0] if cache.ahead else len(ids)
-        engine.prefill(cache, list(ids[at : min(at + CHUNK, until)]))
-
-
-def _predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> np.ndarray:
-    """Return the log probabilities behind the last token and each that follows but the last."""
-    rows = []
-    for token in following[:-1]:
-        logits = engine.feed([cache], [mx.array([token], mx.uint32)])[0].astype(mx.float32)
-        rows.append(logits - mx.logsumexp(logits))
-    found: np.ndarray = np.array(mx.stack(rows))
-    return found
 
 
 def _row(trials: Sequence[Trial], predictions: Sequence[np.ndarray]) -> dict[str, float]:

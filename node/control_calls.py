@@ -10,7 +10,7 @@ from fabric.control.calls import (
     CallOrigin,
     CallRoute,
     ErrorReply,
-    decode_with_origin,
+    decode_call,
     encode_reply,
     spec_of,
 )
@@ -118,7 +118,7 @@ class ControlCalls:
         `peer` is the node that made it, as it has proven.
         """
         try:
-            call, origin = decode_with_origin(raw)
+            call, origin = decode_call(raw)
         except FabricError as error:
             return encode_reply(error_reply(error))
         with about_turn(origin.turn), about_trace(origin.trace):

@@ -25,7 +25,7 @@ from fabric.control.calls import (
     CONTROL_PATH,
     UNKNOWN_CALL,
     ErrorReply,
-    decode_with_term,
+    decode_call,
     encode_reply,
 )
 from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
@@ -113,7 +113,7 @@ class Voter:
         return Response(encode_reply(reply), media_type="application/msgpack")
 
     async def _answer(self, raw: bytes) -> TermAnswer:
-        call, _ = decode_with_term(raw)
+        call, _ = decode_call(raw)
         if not isinstance(call, GrantTerm):
             message = "a voter only grants terms: send this request to a router"
             raise RejectedError(message, code=UNKNOWN_CALL)

@@ -186,20 +186,8 @@ def is_call(raw: bytes, kind: type) -> bool:
     return False
 
 
-def decode_call(raw: bytes) -> tuple[str, object]:
-    """Return the call's name and message; raise RejectedError if it is not in `CALLS`."""
-    call, _ = decode_with_term(raw)
-    return spec_of(type(call)).name, call
-
-
-def decode_with_term(raw: bytes) -> tuple[object, int | None]:
-    """Return the call's message and its router's term; raise as `decode_call`."""
-    call, origin = decode_with_origin(raw)
-    return call, origin.term
-
-
-def decode_with_origin(raw: bytes) -> tuple[object, CallOrigin]:
-    """Return the call's message and its origin; raise as `decode_call`."""
+def decode_call(raw: bytes) -> tuple[object, CallOrigin]:
+    """Return the call's message and origin; raise RejectedError if it is not in `CALLS`."""
     envelope = unpack(NamedMessage, raw)
     if envelope.name not in CALLS:
         message = "unknown control call"

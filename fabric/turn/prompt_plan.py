@@ -149,17 +149,9 @@ class Transcript:
     text: bytes
     ids: list[int]
     ends: list[int]
-    prompt_tokens_count: int
-
-    @property
-    def prompt_bytes(self) -> bytes:
-        """Text of the last prompt, without the answer that followed."""
-        if not self.prompt_tokens_count:
-            return b""
-        return self.text[: self.ends[self.prompt_tokens_count - 1]]
 
 
-EMPTY_TRANSCRIPT = Transcript(b"", [], [], 0)
+EMPTY_TRANSCRIPT = Transcript(b"", [], [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,7 +349,7 @@ class AgentTable:
         """Yield the agents whose records begin with a block, the one used last first."""
         return self._first_blocks.newest(tenant, block_hash)
 
-    def name_new(self, tenant: TenantId, identity: Identity) -> AgentId:
+    def name_new(self, identity: Identity) -> AgentId:
         """Choose an unused id for a conversation without one."""
         if identity.kind is IdentityKind.CONTENT or identity.agent is None:
             return AgentId("auto-" + secrets.token_hex(8))

@@ -13,7 +13,7 @@ thoughts and calls: templates split answers at them, and system prompts say how 
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -27,8 +27,6 @@ _JSON_CHAR: Final = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL)
 _HIDING: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|/)")
 _WITH_ANSWER_MARKS: Final = frozenset({"assistant", "system"})
 _PREFIX_CHARS: Final = 3  # by which most texts are known to have no mark
-
-Disarm = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)

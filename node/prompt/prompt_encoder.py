@@ -36,7 +36,7 @@ def transcript_of(record: Manifest) -> Transcript:
     if not record.token_ids:
         return EMPTY_TRANSCRIPT
     ids, ends = list(record.token_ids), list(record.token_ends)
-    return Transcript(record.text.encode(), ids, ends, record.prompt_tokens_count)
+    return Transcript(record.text.encode(), ids, ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ class FetchStream:
 
     def __init__(self, fetch: Fetch, link: FetchLink) -> None:
         self._fetch = fetch
-        self._connection: Connection | None = None
         self.link = link
         self.queue: deque[FetchSlice] = deque()  # the first may have arrived in part
         self.channel: Channel | None = None

@@ -96,7 +96,7 @@ class Claims:
         It gets the record of the agent `beside` if that is edited: unedited blocks are found by
         their content, edited ones only through their record.
         """
-        name = self.table.name_new(request.tenant, request.identity)
+        name = self.table.name_new(request.identity)
         sibling = self.table.unlisted(request.tenant, name, None, request.epoch)
         beside = self._known(request, None) if request.beside is not None else None
         record = beside.saved if beside is not None else None
@@ -212,7 +212,7 @@ class Claims:
             return found
         self.health.refuse_new()
         group = identity.agent if identity.kind is IdentityKind.GROUP else None
-        name = table.name_new(request.tenant, identity)
+        name = table.name_new(identity)
         epoch = self.erased.claim_epoch(request.tenant, name, request.epoch)
         return Recognized(table.create(request.tenant, name, group, epoch))
 

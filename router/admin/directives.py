@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from fabric.control.directive_calls import ChangeSettings, DirectAgent, MemoryView, ReadMemory
 from fabric.control.node_calls import AgentView
-from fabric.ids import AgentKey, OperationId, parse_operation_id
+from fabric.ids import OperationId, parse_operation_id
 from fabric.ports import Clock
 from router.admin.directive_fields import (
     DIRECTIVES,
@@ -78,12 +78,12 @@ class DirectivesApi:
         """Remove the directives of one operation, if there are any."""
         key = agent_key(request)
         operation = parse_operation_id(request.path_params["operation"])
-        return await self._change(key, DirectAgent(*key, removed=(operation,)), operation)
+        return await self._change(DirectAgent(*key, removed=(operation,)), operation)
 
     async def remove_all(self, request: Request) -> Response:
         """Remove all directives of an agent."""
         key = agent_key(request)
-        return await self._change(key, DirectAgent(*key, removes_all=True), None)
+        return await self._change(DirectAgent(*key, removes_all=True), None)
 
     async def rebuild(self, request: Request) -> Response:
         """Make an agent's next turn recompute what was kept after edits."""
@@ -91,9 +91,7 @@ class DirectivesApi:
         call = ChangeSettings(*key, rebuilds=True)
         return JSONResponse(rebuild_row(await self._propagation.apply(call)))
 
-    async def _change(
-        self, key: AgentKey, call: DirectAgent, operation: OperationId | None
-    ) -> Response:
+    async def _change(self, call: DirectAgent, operation: OperationId | None) -> Response:
         return JSONResponse(AGENT_DIRECTIVES.row(await self._send(call), operation=operation))
 
     async def _send(self, call: DirectAgent) -> AgentView:

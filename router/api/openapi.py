@@ -84,7 +84,6 @@ def ref(name: str) -> Schema:
 
 
 FLAG: Final[Schema] = {"type": "boolean"}
-ANYTHING: Final[Schema] = {}
 OBJECT: Final[Schema] = {"type": "object"}
 # Event of a stream: `data` is JSON, or `[DONE]` after the last of OpenAI's.
 EVENT: Final[Schema] = {

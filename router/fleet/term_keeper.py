@@ -42,7 +42,6 @@ class TermKeeper:
     ) -> None:
         """Keep `terms`; ask for none during the first `patience_s`. `random` is in [0, 1)."""
         self.terms = terms
-        self.activations = 0
         self._voters: Callable[[], Mapping[str, Vote]] = dict
         self._on_active: Callable[[int], None] = lambda _: None
         self._is_retired = False
@@ -221,7 +220,6 @@ class TermKeeper:
         if term is None:
             _LOG.warning("the lease of term %s is over: another router may become active", before)
         else:
-            self.activations += 1
             _LOG.info("this router is the active one, in term %d", term)
             self._on_active(term)
         self._changed.set()

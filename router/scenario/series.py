@@ -105,12 +105,6 @@ class SeriesPlan:
         name = self.name_of(arm)
         return {a: agent_id(self.scenario, a, name, namespace) for a in self.scenario.agents}
 
-    def used_ids(self, arm: Arm) -> tuple[AgentId, ...]:
-        """Return the ids that must be this run's alone while an arm is performed."""
-        kinds = (COLD, WARM) if self.is_compared else (WARM,)
-        used = (self.ids(Arm(arm.number, kind)).values() for kind in kinds)
-        return tuple(dict.fromkeys(agent for ids in used for agent in ids))
-
     def name_of(self, arm: Arm) -> str:
         return self.name if self.repeats == 1 else f"{self.name}-{arm.number}"
 

@@ -40,7 +40,7 @@ def _text(messages: list[str]) -> str:
 
 def _stored(tokenizer: ChatTokenizer, text: str) -> Transcript:
     encoded = tokenizer.encode(text)
-    return Transcript(text.encode(), list(encoded.ids), list(encoded.ends), len(encoded.ids))
+    return Transcript(text.encode(), list(encoded.ids), list(encoded.ends))
 
 
 MESSAGES = [_message(n) for n in range(9)]

@@ -42,7 +42,7 @@ def spell_pieces(tokenizer, pieces):
 
 def stored_record(tokenizer, text, plain):
     encoded = tokenizer.encode(text, plain=plain)
-    return Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))
+    return Transcript(text.encode(), encoded.ids, encoded.ends)
 
 
 @given(head=PIECES, old=PIECES, new=PIECES, flips=st.integers(0, 511))

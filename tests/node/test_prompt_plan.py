@@ -29,7 +29,7 @@ def stored_record(tokenizer: ChatTokenizer, text: str, answer: str = "") -> Tran
     if tail is not None:
         ids += tail.ids
         ends += [len(text.encode()) + end for end in tail.ends]
-    return Transcript((text + answer).encode(), ids, ends, len(prompt.ids))
+    return Transcript((text + answer).encode(), ids, ends)
 
 
 def plan(tokenizer: ChatTokenizer, text: str, record: Transcript) -> PromptPlan:
@@ -73,7 +73,6 @@ def test_extension_keeps_the_tokens_the_answer_was_sampled_with(tokenizer: ChatT
         (TURN + "the cat sat<|im_end|>").encode(),
         prompt.ids + answer_ids,
         prompt.ends + ends,
-        len(prompt.ids),
     )
 
     got = plan(tokenizer, TURN + "the cat sat<|im_end|>\n" + TURN, record)

@@ -17,7 +17,6 @@ from fabric.control.calls import (
     NODE_HEADER,
     ErrorReply,
     decode_call,
-    decode_with_term,
     encode_reply,
     spec_of,
 )
@@ -131,7 +130,7 @@ class FakeNode(FakeControl):
         assert request.headers[CLUSTER_HEADER] == http_secret(self.cluster_key)
         assert request.headers[NODE_HEADER] == self.name
         raw = await request.read()
-        self.http_calls.append(decode_call(raw)[0])
+        self.http_calls.append(spec_of(type(decode_call(raw)[0])).name)
         self.ports[self.http_calls[-1]] = _port(request)
         try:
             return web.Response(body=await self(raw))
@@ -147,7 +146,7 @@ class FakeNode(FakeControl):
         return web.Response(status=204)
 
     async def __call__(self, raw):
-        call, term = decode_with_term(raw)
+        call, origin = decode_call(raw)
         name = spec_of(type(call)).name
         if self.is_loading:
             wait = ErrorReply(503, "loading", "the model is loading", 0.5)
@@ -166,8 +165,8 @@ class FakeNode(FakeControl):
                 message = "unknown control call"
                 raise RejectedError(message, code="unknown_call")
             if not spec_of(type(call)).is_open:
-                self.ballot.check(term, time.monotonic())
-                self.terms.append(term)
+                self.ballot.check(origin.term, time.monotonic())
+                self.terms.append(origin.term)
             reply = self._handlers[type(call)](call)
             if asyncio.iscoroutine(reply):
                 reply = await reply

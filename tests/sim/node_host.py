@@ -254,7 +254,7 @@ class NodeHost:
         if calls is None:
             answer = _NOT_READY
         else:
-            self._world.watch.on_call(self, decode_call(raw)[1])
+            self._world.watch.on_call(self, decode_call(raw)[0])
             route = CallRoute.ACTOR if peer is None else CallRoute.PEER
             answer = await calls.answer(raw, route, peer)
         del self._unanswered[reply]

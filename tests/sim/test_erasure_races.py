@@ -29,7 +29,7 @@ class HeldCalls:
         self._receive, host.receive = host.receive, self._take
 
     def _take(self, raw, reply, fail):
-        if isinstance(decode_call(raw)[1], self._kinds):
+        if isinstance(decode_call(raw)[0], self._kinds):
             self.calls.append((raw, reply, fail))
         else:
             self._receive(raw, reply, fail)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fabric.control.calls import decode_call
+from fabric.control.calls import decode_call, spec_of
 from fabric.control.node_calls import AgentList, AgentView, ListAgents, NodeView
 from fabric.ids import AgentId, NodeName
 from fabric.keys import http_secret
@@ -170,7 +170,8 @@ class World:
             return reply
 
         async def send(raw: bytes) -> bytes:
-            what, _ = decode_call(raw)
+            call, _ = decode_call(raw)
+            what = spec_of(type(call)).name
             if what in WATCHING or not alive[0]:
                 return await carry(raw)
             message = Message(len(self.sent), what, name, raw)

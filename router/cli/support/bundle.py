@@ -25,7 +25,7 @@ from router.cli.keys import AUTHORITY_KEY
 from router.cli.output import human_bytes, print_table
 from router.cli.support.aliases import Aliases
 from router.cli.support.secrets import Secrets
-from router.cli.support.sources import BundlePart, Look, dump, parts_of
+from router.cli.support.sources import BundlePart, BundleContext, dump, parts_of
 from router.cli.terminal import print_error, print_json, print_line
 from router.client.client import Fabric
 from router.client.http_api import ClientError
@@ -116,9 +116,9 @@ def run_support_bundle(arguments: argparse.Namespace) -> int:
     found, why_none = _fabric(arguments)
     aliases = Aliases(_alias_key(folder), keeps_names=arguments.with_names)
     log_bytes_max = arguments.log_mib * MIB
-    look = Look(arguments, folder, settings, found, aliases, log_bytes_max)
+    context = BundleContext(arguments, folder, settings, found, aliases, log_bytes_max)
     scrubber = known_secrets(folder, settings, arguments.key)
-    entries = within_bounds(cleaned(list(parts_of(look)), aliases, scrubber))
+    entries = within_bounds(cleaned(list(parts_of(context)), aliases, scrubber))
     contents = {
         "written_at": now.isoformat(timespec="seconds"),
         "by": f"macfabric {fabric.__version__}",
@@ -235,5 +235,5 @@ def _report(target: Path, contents: dict[str, Any], *, as_json: bool) -> int:
     print_line(f"{target}: {human_bytes(target.stat().st_size)}, readable by you alone")
     print_line(f"fabric: {contents['fabric']}")
     print_line("not in it: " + "; ".join(contents["not_in_it"]))
-    print_line("Look at it before you send it: tar -xzf FILE unpacks it.")
+    print_line("BundleContext at it before you send it: tar -xzf FILE unpacks it.")
     return 0

@@ -69,8 +69,8 @@ class BundlePart:
 
 
 @dataclass(slots=True)
-class Look:
-    """What is looked at, and the names that were seen."""
+class BundleContext:
+    """Inputs of all parts of a bundle, and the names that they contain."""
 
     arguments: argparse.Namespace
     folder: DataFolder
@@ -82,41 +82,41 @@ class Look:
     nodes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def parts_of(look: Look) -> Iterator[BundlePart]:
+def parts_of(context: BundleContext) -> Iterator[BundlePart]:
     """Yield all parts; one that fails holds the reason."""
-    learn_names(look)
+    learn_names(context)
     for name, (what, source) in _SOURCES.items():
         try:
-            yield BundlePart(name, what, source(look))
+            yield BundlePart(name, what, source(context))
         except (ClientError, CommandError, FabricError, OSError, ValueError) as error:
             why = f"not available: {error}"
             yield BundlePart(name, what, {"problem": why}, (why,))
-    yield from _logs(look)
+    yield from _logs(context)
 
 
-def learn_names(look: Look) -> None:
+def learn_names(context: BundleContext) -> None:
     """Learn all names that the settings have."""
-    aliases, router, node = look.aliases, look.settings.router, look.settings.node
+    aliases, router, node = context.aliases, context.settings.router, context.settings.node
     aliases.learn_machine()
     limited = (*router.tenant_weights, *router.tenant_limits)
     for tenant in (*router.api_keys, *limited, *node.tenants):
         aliases.learn(TENANT, tenant)
     for name in router.operator_keys:
         aliases.learn("operator", name)
-    urls = (*router.voters, look.settings.tracing.endpoint)
+    urls = (*router.voters, context.settings.tracing.endpoint)
     hosts = (urlsplit(url).hostname for url in urls)
     for host in (router.host, *router.allowed_hosts, *router.tls.names, *hosts):
         aliases.learn(HOST, host)
-    for name in look.settings.local_nodes:
+    for name in context.settings.local_nodes:
         aliases.learn(NODE, name)
-    for folder in _subfolders(look.folder.path / "nodes"):
+    for folder in _subfolders(context.folder.path / "nodes"):
         aliases.learn(NODE, folder.name)
 
 
 # --- this machine ------------------------------------------------------------------------------
 
 
-def _versions(_look: Look) -> Any:
+def _versions(_context: BundleContext) -> Any:
     installed = {d.metadata["Name"]: d.version for d in metadata.distributions()}
     names = sorted(filter(None, installed), key=str.lower)[:SUPPORT_PACKAGES_MAX]
     source = Path(fabric.__file__).resolve().parents[1]
@@ -129,7 +129,7 @@ def _versions(_look: Look) -> Any:
     }
 
 
-def _machine(_look: Look) -> Any:
+def _machine(_context: BundleContext) -> Any:
     return {
         "system": platform.system(),
         "release": platform.mac_ver()[0] or platform.release(),
@@ -142,15 +142,15 @@ def _machine(_look: Look) -> Any:
     }
 
 
-def _doctor(look: Look) -> Any:
-    return examine(look.arguments)
+def _doctor(context: BundleContext) -> Any:
+    return examine(context.arguments)
 
 
-def _settings(look: Look) -> Any:
+def _settings(context: BundleContext) -> Any:
     """Return the settings in force, with the tenants' and operators' names but not their keys."""
-    plain = to_plain(look.settings)
+    plain = to_plain(context.settings)
     for name in _OPERATORS_FIELDS:
-        keys = getattr(look.settings.router, name)
+        keys = getattr(context.settings.router, name)
         plain["router"][name] = {owner: _form_of(key) for owner, key in keys.items()}
     for policy in plain["router"]["policies"]:
         policy["options"] = _without_secrets(policy["options"])
@@ -172,12 +172,12 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _certificates(look: Look) -> Any:
+def _certificates(context: BundleContext) -> Any:
     keys = [
-        look.folder.path,
+        context.folder.path,
         *(Path(name).expanduser() for name in (CLUSTER_FILE_KEYS, SHIPPED_KEYS)),
     ]
-    own = look.settings.router.tls.certificate
+    own = context.settings.router.tls.certificate
     files = [
         folder / name for folder in keys for name in (AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE)
     ]
@@ -195,9 +195,9 @@ def _certificates(look: Look) -> Any:
     return rows
 
 
-def _disk(look: Look) -> Any:
+def _disk(context: BundleContext) -> Any:
     """Return what the data folder's parts take, and how full its drive is."""
-    path = look.folder.path
+    path = context.folder.path
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     drive = shutil.disk_usage(there)
     row: dict[str, Any] = {"data": str(path), "exists": path.exists()}
@@ -220,7 +220,7 @@ def _subfolders(path: Path) -> list[Path]:
     return []
 
 
-def _exits(look: Look) -> Any:
+def _exits(context: BundleContext) -> Any:
     """Return how each node's process ended, as its node says and as its folder says."""
     marks = {
         folder.name: {
@@ -228,13 +228,13 @@ def _exits(look: Look) -> Any:
             for name, value in read_json(folder / "running").items()
             if name in ("began_s", "seen_s", "kills", "cause")
         }
-        for folder in _subfolders(look.folder.path / "nodes")
+        for folder in _subfolders(context.folder.path / "nodes")
     }
     last = {
         str(node.get("name")): {
             name: value for name, value in (node.get("last_exit") or {}).items() if name != "lines"
         }
-        for node in look.nodes
+        for node in context.nodes
     }
     return {"last_exits": last, "marks_on_disk": marks}
 
@@ -242,36 +242,36 @@ def _exits(look: Look) -> Any:
 # --- the fabric --------------------------------------------------------------------------------
 
 
-def _asked(look: Look) -> Fabric:
-    """Return the fabric; raise CommandError if there is none to ask."""
-    if look.fabric is None:
+def _require_fabric(context: BundleContext) -> Fabric:
+    """Return the running fabric; raise CommandError without one."""
+    if context.fabric is None:
         message = "no fabric answers"
         raise CommandError(message)
-    return look.fabric
+    return context.fabric
 
 
-def _status(look: Look) -> Any:
-    found = _asked(look)
+def _status(context: BundleContext) -> Any:
+    found = _require_fabric(context)
     health, role = found.health(), found.router()
-    look.operates = "version" in health
-    look.aliases.learn_from(health, _BY_NAME)
-    return {"url": found.url, "health": health, "router": role, "as_operator": look.operates}
+    context.operates = "version" in health
+    context.aliases.learn_from(health, _BY_NAME)
+    return {"url": found.url, "health": health, "router": role, "as_operator": context.operates}
 
 
-def _nodes(look: Look) -> Any:
-    look.nodes = _asked(look).nodes()
-    look.aliases.learn_from(look.nodes, _BY_NAME)
-    for node in look.nodes:
+def _nodes(context: BundleContext) -> Any:
+    context.nodes = _require_fabric(context).nodes()
+    context.aliases.learn_from(context.nodes, _BY_NAME)
+    for node in context.nodes:
         if isinstance(node.get("fingerprint"), str):
             node["fingerprint"] = node["fingerprint"][:16]
-    return look.nodes
+    return context.nodes
 
 
-def _agents(look: Look) -> Any:
-    found = _asked(look)
-    all_tenants = {"tenant": "*"} if look.operates else {}
+def _agents(context: BundleContext) -> Any:
+    found = _require_fabric(context)
+    all_tenants = {"tenant": "*"} if context.operates else {}
     rows = found.agents(SUPPORT_AGENTS_MAX, **all_tenants)
-    look.aliases.learn_from(rows, _BY_ID)
+    context.aliases.learn_from(rows, _BY_ID)
     return [_without_texts(row) for row in rows]
 
 
@@ -281,24 +281,24 @@ def _without_texts(row: dict[str, Any]) -> dict[str, Any]:
     return known | {f"{name}_count": len(row.get(name) or ()) for name in ("edits", "directives")}
 
 
-def _events(look: Look) -> Any:
+def _events(context: BundleContext) -> Any:
     rows = []
-    for event in _asked(look).events("/v1/events?follow=false"):
-        look.aliases.learn_from(event.data, _BY_ID)
+    for event in _require_fabric(context).events("/v1/events?follow=false"):
+        context.aliases.learn_from(event.data, _BY_ID)
         rows.append({"event": event.name, "data": event.data})
     return rows
 
 
-def _decisions(look: Look) -> Any:
-    return _asked(look).rows("/v1/placement/decisions")
+def _decisions(context: BundleContext) -> Any:
+    return _require_fabric(context).rows("/v1/placement/decisions")
 
 
-def _metrics(look: Look) -> Any:
-    with _asked(look).open("GET", "/metrics") as response:
+def _metrics(context: BundleContext) -> Any:
+    with _require_fabric(context).open("GET", "/metrics") as response:
         return response.read().decode("utf-8", "replace")
 
 
-_SOURCES: Final[dict[str, tuple[str, Callable[[Look], Any]]]] = {
+_SOURCES: Final[dict[str, tuple[str, Callable[[BundleContext], Any]]]] = {
     # The fabric first: its names must be known before anything is written.
     "status.json": ("health of the fabric and role of its router", _status),
     "nodes.json": ("nodes: states, memory, links, versions", _nodes),
@@ -319,9 +319,9 @@ _SOURCES: Final[dict[str, tuple[str, Callable[[Look], Any]]]] = {
 # --- logs --------------------------------------------------------------------------------------
 
 
-def _logs(look: Look) -> Iterator[BundlePart]:
+def _logs(context: BundleContext) -> Iterator[BundlePart]:
     """Yield the ends of the newest logs."""
-    folders = [look.folder.logs, Path(SHIPPED_KEYS).expanduser().parent / "logs"]
+    folders = [context.folder.logs, Path(SHIPPED_KEYS).expanduser().parent / "logs"]
     found: list[tuple[float, Path]] = []
     for folder in folders:
         with suppress(OSError):
@@ -330,7 +330,7 @@ def _logs(look: Look) -> Iterator[BundlePart]:
     for _, path in sorted(found, reverse=True)[:SUPPORT_LOGS_MAX]:
         name = f"logs/{'serve-' if path.parent == folders[1] else ''}{path.name}"
         try:
-            tail = read_log_tail(path, look.log_bytes_max)
+            tail = read_log_tail(path, context.log_bytes_max)
         except OSError as error:
             why = f"not available: {error.strerror}"
             yield BundlePart(name, "the end of a log", "", (why,))

@@ -66,7 +66,7 @@ class NodeService:
         return reply
 
     def _answer(self, raw: bytes) -> bytes:
-        _, call = decode_call(raw)
+        call, _ = decode_call(raw)
         if isinstance(call, Describe):
             return encode_reply(self._view())
         if isinstance(call, PeerList):

@@ -10,11 +10,10 @@ import pytest
 from fabric.control import erasure_calls, head_calls, node_calls, replica_calls, span_calls
 from fabric.control.calls import (
     CALLS,
+    NO_ORIGIN,
     CallOrigin,
     CallRoute,
     decode_call,
-    decode_with_origin,
-    decode_with_term,
     encode_call,
     is_call,
     spec_of,
@@ -88,8 +87,8 @@ def test_only_calls_independent_of_terms_are_open_to_any_router():
 
 def test_call_carries_the_term_of_its_router():
     raw = encode_call(Flush(), 7)
-    assert decode_with_term(raw) == (Flush(), 7)
-    assert decode_with_term(encode_call(Flush())) == (Flush(), None)
+    assert decode_call(raw) == (Flush(), CallOrigin(7))
+    assert decode_call(encode_call(Flush())) == (Flush(), NO_ORIGIN)
     assert encode_call(Flush()) == encode_call(Flush(), None), "as before there were terms"
     assert b"term" not in encode_call(Flush())
 
@@ -98,8 +97,8 @@ def test_a_call_names_the_turn_that_it_is_made_for():
     trace = Traceparent(f"00-{'a' * 32}-{'b' * 16}-01")
     origin = CallOrigin(7, TurnId("turn-of-a-client"), trace)
 
-    assert decode_with_origin(encode_call(Flush(), origin=origin)) == (Flush(), origin)
-    assert decode_with_origin(encode_call(Flush(), 7)) == (Flush(), CallOrigin(7))
+    assert decode_call(encode_call(Flush(), origin=origin)) == (Flush(), origin)
+    assert decode_call(encode_call(Flush(), 7)) == (Flush(), CallOrigin(7))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_every_call_has_a_timeout():
 
 def test_call_is_identified_by_its_name():
     raw = encode_call(Flush(drop_hot=True))
-    assert decode_call(raw) == ("flush", Flush(drop_hot=True))
+    assert decode_call(raw) == (Flush(drop_hot=True), NO_ORIGIN)
     assert is_call(raw, Flush)
     assert not is_call(raw, Stop)
     assert not is_call(b"\xc1", Stop)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabric.control.calls import decode_call, decode_reply, encode_call, encode_reply
+from fabric.control.calls import NO_ORIGIN, decode_call, decode_reply, encode_call, encode_reply
 from fabric.control.head_calls import HeadOffer, LentHead, OfferHead
 from fabric.errors import RejectedError
 from fabric.ids import AgentId, BlockHash, Checksum, MigrationId, NodeName, TenantId
@@ -39,7 +39,7 @@ LENT = LentHead(
 def test_largest_request_and_offer_fit_their_frames():
     raw = encode_call(CALL)
     assert encode_frame(PeerCall(raw))
-    assert decode_call(raw) == ("offer_head", CALL)
+    assert decode_call(raw) == (CALL, NO_ORIGIN)
     offer = HeadOffer(LENT, HEAD_TOKENS_MAX)
     raw = encode_reply(offer)
     assert encode_frame(PeerReply(raw))

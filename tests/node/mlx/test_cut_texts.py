@@ -58,7 +58,7 @@ TEXTS = st.lists(PIECES, max_size=10).map("".join)
 @settings(max_examples=400, deadline=None)
 def test_fed_tokens_equal_a_fresh_encoding(runs, head, old, new, cut):
     encoded = runs.encode(head + old)
-    stored = Transcript((head + old).encode(), encoded.ids, encoded.ends, len(encoded.ids))
+    stored = Transcript((head + old).encode(), encoded.ids, encoded.ends)
     prompt = (head + old)[:cut] + new
     plan = plan_prompt(runs, prompt, stored, raw=False)
 
@@ -70,7 +70,7 @@ def test_token_stripping_white_space_after_it_is_a_cut_point(runs):
     """Only the text after the last such token is encoded again."""
     text = "<eats>\nabc<eats>\nde"
     encoded = runs.encode(text)
-    stored = Transcript(text.encode(), encoded.ids, encoded.ends, len(encoded.ids))
+    stored = Transcript(text.encode(), encoded.ids, encoded.ends)
     plan = plan_prompt(runs, text + "f", stored, raw=False)
 
     assert plan.taken_tokens == encoded.ids.index(runs.encode("<eats>").ids[0], 1)
