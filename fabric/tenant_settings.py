@@ -37,21 +37,25 @@ def parse_tenant(name: object) -> TenantId:
 
 def share_rules(tenants: Mapping[str, TenantShare]) -> Iterator[Rule]:
     """Yield the rules of tenants' shares of RAM and disk."""
-    yield len(tenants) <= TENANT_SHARES_MAX, SHARES, f"at most {TENANT_SHARES_MAX}"
+    yield len(tenants) <= TENANT_SHARES_MAX, SHARES, f"must be at most {TENANT_SHARES_MAX}"
     for tenant, share in tenants.items():
         where = f"{SHARES}.{tenant}"
         floor = share.floor if share.floor is not None else 0.0
         has_room = share.disk_bytes is None or share.disk_bytes > 0
         yield 0 < share.quota <= 1, f"{where}.quota", "must be over 0 and at most 1"
-        yield 0 <= floor <= share.quota, f"{where}.floor", "must be 0 to its quota"
+        yield (
+            0 <= floor <= share.quota,
+            f"{where}.floor",
+            "must be between 0 and the tenant's quota",
+        )
         yield has_room, f"{where}.disk_bytes", "must be over 0"
     total = sum(share.floor or 0 for share in tenants.values())
-    yield total <= 1, SHARES, "floors are over 1 together"
+    yield total <= 1, SHARES, "the floors of all tenants together must be at most 1"
 
 
 def weight_rules(weights: Mapping[str, float]) -> Iterator[Rule]:
     """Yield the rules of tenants' weights in the router's queues."""
-    yield len(weights) <= TENANT_SHARES_MAX, WEIGHTS, f"are at most {TENANT_SHARES_MAX}"
+    yield len(weights) <= TENANT_SHARES_MAX, WEIGHTS, f"must be at most {TENANT_SHARES_MAX}"
     for tenant, weight in weights.items():
         is_weight = TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX
         between = f"must be {TENANT_WEIGHT_MIN:g}-{TENANT_WEIGHT_MAX:g}"
@@ -60,7 +64,7 @@ def weight_rules(weights: Mapping[str, float]) -> Iterator[Rule]:
 
 def limit_rules(limits: Mapping[str, TenantLimits]) -> Iterator[Rule]:
     """Yield the rules of tenants' limits."""
-    yield len(limits) <= TENANT_SHARES_MAX, LIMITS, f"are at most {TENANT_SHARES_MAX}"
+    yield len(limits) <= TENANT_SHARES_MAX, LIMITS, f"must be at most {TENANT_SHARES_MAX}"
     for tenant, each in limits.items():
         for name in ("turns", "tokens_per_minute"):
             number = getattr(each, name)

@@ -1,7 +1,7 @@
-"""How a node's process ended, as its next one finds out.
+"""How the previous process of a node ended.
 
 A mark in the node's folder says that a process runs, and since when; a process that stops on
-request says so in it. What else a mark says at a start is a crash, which left a trace of its own,
+request says so in it. Any other mark at a start means a crash, which left a trace of its own,
 a kill by the system for lack of memory, or an end without any trace.
 """
 
@@ -28,36 +28,36 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunMark:
-    """What is known of a run of a node's process."""
+    """Record of one run of a node's process."""
 
     began_s: float  # wall clock
-    seen_s: float  # likewise: it ran then
+    seen_s: float  # wall clock; when it is known to have run last
     kills: int | None = None  # of processes in its container, at its start
     cause: str | None = None  # why it ends; None: it runs
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class LogBefore:
-    """What the run before left in its log."""
+class PreviousLog:
+    """End of the previous run's log."""
 
     lines: tuple[str, ...] = ()  # the last ones
     crash: str = ""  # the first line of a fatal signal's trace
 
 
-NO_LOG: Final = LogBefore()
+NO_LOG: Final = PreviousLog()
 
 
-def take_log(log: Path) -> LogBefore:
-    """Return what the run before left; from now on, fatal signals leave traces of this one.
+def take_log(log: Path) -> PreviousLog:
+    """Return the end of the previous run's log; from now on, fatal signals leave traces there.
 
     A trace has the places of all threads in the code, and no values.
     """
-    return LogBefore(last_lines(log), catch_crashes(log))
+    return PreviousLog(last_lines(log), catch_crashes(log))
 
 
 class ExitWatch:
-    """Mark of this process, and what the mark before it says."""
+    """Writer of this process's mark, and reader of the previous one."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class ExitWatch:
         self._kills = kills
         self._mark: RunMark | None = None
 
-    def begin(self, log: LogBefore = NO_LOG) -> ExitView | None:
-        """Return how the run before ended, whose log is given; mark this one."""
+    def begin(self, log: PreviousLog = NO_LOG) -> ExitView | None:
+        """Return how the previous run ended, whose log is given; mark this one."""
         before, now_s, kills = self._read(), self._clock.wall_s(), self._kills()
         ended = None if before is None else self._ended(before, kills, log)
         self._mark = RunMark(now_s, now_s, kills)
@@ -92,7 +92,7 @@ class ExitWatch:
             self._mark = RunMark(began_s, self._clock.wall_s(), kills, cause, detail)
             self._write(self._mark)
 
-    def _ended(self, mark: RunMark, kills: int | None, log: LogBefore) -> ExitView:
+    def _ended(self, mark: RunMark, kills: int | None, log: PreviousLog) -> ExitView:
         if mark.cause is not None:
             cause, detail = mark.cause, mark.detail
         elif log.crash:
@@ -100,7 +100,7 @@ class ExitWatch:
         elif kills is not None and mark.kills is not None and kills > mark.kills:
             cause, detail = OUT_OF_MEMORY, "the system killed it for lack of memory"
         else:
-            cause, detail = KILLED, "ended without a trace: by a signal, or with its machine"
+            cause, detail = KILLED, "ended without a trace: killed by a signal, or with its machine"
         return ExitView.of(mark.seen_s, cause, detail, () if cause == STOPPED else log.lines)
 
     def _read(self) -> RunMark | None:
@@ -118,4 +118,4 @@ class ExitWatch:
             with closing(PosixDisk(self._folder, must_exist=True)) as disk:
                 disk.publish(MARK, [raw])
         except (FabricError, OSError) as error:  # its next start knows less then
-            _log.debug("the mark of this run is not written: %s", error)
+            _log.debug("cannot write the mark of this run: %s", error)

@@ -99,7 +99,7 @@ class NodeActor:
         start = unpack_newer(NodeStart, packed)
         # As this version packs them: an older one may have packed the same options otherwise.
         self._origin = origin_of(pack(start))
-        self._log_before = _begin_log(start)
+        self._previous_log = _begin_log(start)
         begin = partial(self._begin, start)
         arguments = (start.name, begin)
         threading.Thread(target=self._start, args=arguments, name="start", daemon=True).start()
@@ -181,7 +181,9 @@ class NodeActor:
             machine_nodes=start.machine_nodes,
             certificate_ends_s=certificate_ends_s(keys.folder),
         )
-        self._starting = node_service = service.NodeService(config, _end_process, self._log_before)
+        self._starting = node_service = service.NodeService(
+            config, _end_process, self._previous_log
+        )
         node_service.start()
         self._service = node_service
         keep_pauses_short()

@@ -38,7 +38,7 @@ from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.hibernation import HibernationHttp
 from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply, http_server
-from node.last_exit import NO_LOG, ExitWatch, LogBefore
+from node.last_exit import NO_LOG, ExitWatch, PreviousLog
 from node.limits import RUN_MARK_INTERVAL_S
 from node.mac_services import PowerAssertion, exclude_from_backups
 from node.machine import memory_pressure, ram_bytes, thermal_state
@@ -85,11 +85,11 @@ class NodeService:
         self,
         config: NodeConfig,
         end_process: Callable[[], None] = lambda: None,
-        log_before: LogBefore = NO_LOG,
+        previous_log: PreviousLog = NO_LOG,
     ) -> None:
         """Prepare a node; `end_process` is called when the device keeps failing.
 
-        `log_before` is what the process before this one left in its log.
+        `previous_log` is what the process before this one left in its log.
         """
         if not __debug__:
             message = "assertions guard the cache: do not run under python -O"
@@ -97,7 +97,7 @@ class NodeService:
         self._config = config
         self._end_process = end_process
         self._exits = ExitWatch(config.data_dir.expanduser(), SystemClock())
-        self._log_before = log_before
+        self._previous_log = previous_log
         self._marking: BackgroundLoop | None = None
         self.phase = "loading the model"  # of a start, in words
         self._loop = asyncio.new_event_loop()
@@ -256,7 +256,7 @@ class NodeService:
         )
         self.phase = "recovering the disk"
         disk, erased = self._open_disks(loaded)
-        last_exit = self._exits.begin(self._log_before)  # the folder is locked
+        last_exit = self._exits.begin(self._previous_log)  # the folder is locked
         blocks = BlockStore(disk, model.spec, model.fingerprint)
         manifests = ManifestStore(disk, config.cluster_key, erased.epoch_of, erased.is_derived)
         store = AgentStore(blocks, manifests, config.cluster_key, model.fingerprint, model.spec)

@@ -1,4 +1,4 @@
-"""What a node uses of its machine's memory and of its drive."""
+"""A node's use of its machine's memory and drive."""
 
 import math
 
@@ -31,12 +31,12 @@ class Usage:
         self._workers = workers
         self._clock = clock
         self._drive: DriveSpace | None = None
-        self._looked_s = -math.inf
-        self._looking = False
+        self._measured_s = -math.inf
+        self._is_measuring = False
 
     def view(self) -> UsageView:
         """Return the usage now; of the drive, as of some seconds ago."""
-        self._look_soon()
+        self._measure_drive_soon()
         plan, drive = self._plan, self._drive
         return UsageView(
             process_bytes=process_bytes(),
@@ -52,18 +52,18 @@ class Usage:
             chip=chip_name(),
         )
 
-    def _look_soon(self) -> None:
-        """Measure the drive in a thread: one that is unplugged or far may hang."""
+    def _measure_drive_soon(self) -> None:
+        """Measure the drive in a thread: an unplugged or remote one may hang."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < DRIVE_POLL_S or self._looking:
+        if now_s - self._measured_s < DRIVE_POLL_S or self._is_measuring:
             return
-        self._looked_s, self._looking = now_s, True
-        self._workers.begin(self._look)
+        self._measured_s, self._is_measuring = now_s, True
+        self._workers.begin(self._measure_drive)
 
-    def _look(self) -> None:
+    def _measure_drive(self) -> None:
         try:
             self._drive = self._blocks.drive()
         except (FabricError, OSError):
             self._drive = None
         finally:
-            self._looking = False
+            self._is_measuring = False

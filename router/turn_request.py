@@ -39,9 +39,9 @@ class TurnRequest:
     beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
     edits: EditMode | None = None  # None: by the agent's directives
     session: AgentId | None = None  # of a coding agent and its sub-agents; only a hint
-    sub_agent: AgentId | None = None  # of them, that asks; likewise
+    sub_agent: AgentId | None = None  # that sent the request; only a hint
     left_out: frozenset[str] = frozenset()  # sampling fields that are the node's to choose
-    id: TurnId | None = None  # of its request; None: it gets one
+    id: TurnId | None = None  # id of its request; None: the router creates one
 
     @property
     def is_kept(self) -> bool:

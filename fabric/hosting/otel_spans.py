@@ -80,9 +80,11 @@ class _Reporting:
         result = self._exporter.export(spans)
         is_failing = result.name != "SUCCESS"
         if is_failing and not self._is_failing:
-            _log.warning("the collector at %s takes no spans: they are lost", self._endpoint)
+            _log.warning(
+                "the collector at %s does not accept spans: they are dropped", self._endpoint
+            )
         elif self._is_failing and not is_failing:
-            _log.info("the collector at %s takes spans again", self._endpoint)
+            _log.info("the collector at %s accepts spans again", self._endpoint)
         self._is_failing = is_failing
         return result
 
@@ -96,7 +98,7 @@ class _Reporting:
 
 
 class OtelTracer:
-    """Maker of spans, over one of the SDK's."""
+    """Tracer over the SDK's tracer."""
 
     def __init__(self, tracer: Any, sending: Any) -> None:
         self._tracer = tracer

@@ -45,7 +45,7 @@ class Span(Protocol):
 
 
 class Tracer(Protocol):
-    """Maker of spans of one process."""
+    """Source of the spans of one process."""
 
     def begin(
         self, name: str, parent: Traceparent | None, attributes: Mapping[str, Attribute]
@@ -78,7 +78,7 @@ NO_SPAN: Final[Span] = _NoSpan(None)
 
 
 class _Process:
-    """Tracer of this process, like its log."""
+    """Holder of the tracer of this process."""
 
     tracer: Tracer | None = None
 

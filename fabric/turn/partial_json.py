@@ -38,7 +38,7 @@ def whole_members(text: str, *, cuts_text: bool = False) -> dict[str, Any]:
             ends.append((escape.start("escape") if escape else len(text), open_brackets + '"'))
         if len(open_brackets) > JSON_DEPTH_MAX:
             return {}
-    if not text[-1:].isdigit():  # a number may go on
+    if not text[-1:].isdigit():  # a number may continue
         ends.append((len(text), open_brackets))
     for end, brackets in reversed(ends[-_ENDS_TRIED_MAX:]):
         try:

@@ -40,7 +40,7 @@ class TurnTimes:
         return sum(parts) + self.load_s + self.prefill_s + self.decode_s + self.save_s
 
     def plus(self, later: "TurnTimes") -> "TurnTimes":
-        """Return the times of a turn that goes on elsewhere, with those of its next part."""
+        """Add the times of the turn's next part, on another node."""
         parts = (
             (part.name, getattr(self, part.name), getattr(later, part.name)) for part in _PARTS
         )

@@ -251,7 +251,7 @@ class MarkedReader:
                 self._end_quote(quote, delta)
 
     def _end_quote(self, quote: _Quote, delta: AnswerDelta) -> None:
-        """Show quoted calls as a part of the thought, which goes on."""
+        """Show quoted calls as a part of the thought, which continues."""
         self._section, self._quote = Section.THOUGHT, None
         delta.reasoning += self._thought.feed(self._thought.strip_after_mark(quote.text))
 

@@ -173,7 +173,7 @@ def next_prompt(
     return min(long, key=lambda s: (served.get(s.tenant, 0), s.served_order, s.order))
 
 
-def once_delayed(ready: Iterable[S], undecoded: Iterable[Schedulable]) -> list[S]:
+def without_second_delay(ready: Iterable[S], undecoded: Iterable[Schedulable]) -> list[S]:
     """List the prompts whose chunk delays no interactive prompt for a second time."""
     is_any_delayed = any(other.is_urgent and other.is_delayed for other in undecoded)
     return [sequence for sequence in ready if sequence.is_urgent or not is_any_delayed]

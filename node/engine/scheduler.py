@@ -22,7 +22,7 @@ from node.engine.policy import (
     next_move,
     next_prompt,
     next_starved,
-    once_delayed,
+    without_second_delay,
 )
 from node.engine.prefill_chunks import Speed, prefill_chunk_tokens
 from node.engine.run_queue import RunQueue
@@ -307,7 +307,7 @@ class Scheduler:
         if ready and self._hold.holds():
             ready = [sequence for sequence in ready if sequence.is_resumed]
         self._delays_arrivals = False
-        ready = once_delayed(ready, self._delayable())
+        ready = without_second_delay(ready, self._delayable())
         sequence = next_prompt(ready, self._warm_streak, self._served)
         if sequence is None:
             return False

@@ -151,7 +151,7 @@ class AnswerMatcher:
                 self._consume(token)
 
     def _quote(self, token: int) -> None:
-        """Begin a call within a thought: free, and the thought may go on after it."""
+        """Begin a call within a thought: free, and the thought may continue after it."""
         if token in self._barred_ids:
             reason = "a thought cannot have a token that begins a call"
             raise refusal(reason)

@@ -154,7 +154,7 @@ class TurnHeads:
         return frozenset(ref for blocks in self._lent.values() for _, ref in blocks)
 
     def with_part(self, tenant: TenantId, shared: Layout, ids: list[int]) -> Layout:
-        """Add the part of a lent block with which `ids` go on after the layout's whole blocks."""
+        """Add the part of a lent block that continues `ids` after the layout's whole blocks."""
         start, salt = shared.tokens_count, self.store.salt(tenant)
         parent, most, longest = shared.blocks[-1].block_hash if shared.parts else None, 0, None
         if parent is None or self._exact or shared.states:

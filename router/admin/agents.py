@@ -17,11 +17,11 @@ from router.http.auth import (
     TENANT,
     agent_key,
     require_operator,
-    seen_agent_key,
-    seen_tenant,
+    shown_agent_key,
+    shown_tenant,
 )
 from router.http.json_body import read_body
-from router.http.paging import listed, page_of
+from router.http.paging import page_of, page_response
 from router.http.refusals import query_flag
 from router.http.schema import Flag, Text, only
 from router.limits import AGENTS_PAGE_MAX
@@ -91,7 +91,7 @@ class AgentsApi:
         unheard = list(fleet.membership.unreported())
         unmet = fleet.discovery.missing_count
         reach = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
-        return JSONResponse(listed(agents, last, has_more=has_more) | reach)
+        return JSONResponse(page_response(agents, last, has_more=has_more) | reach)
 
     def _listed_keys(self, request: Request) -> Callable[[], list[AgentKey]]:
         """Return what lists the agents that the caller may see, by their names in the list."""
@@ -99,11 +99,11 @@ class AgentsApi:
         if request.query_params.get(TENANT) == ALL_TENANTS:
             require_operator(request)
             return lambda: sorted(directory.all_keys(), key="/".join)
-        tenant = seen_tenant(request)
+        tenant = shown_tenant(request)
         return lambda: [(tenant, agent) for agent in directory.agents(tenant)]
 
     async def show(self, request: Request) -> Response:
-        key = seen_agent_key(request)
+        key = shown_agent_key(request)
         await self._fleet.membership.refresh(relist=True)
         if not self._fleet.directory.holdings(key):
             raise self._fleet.discovery.unknown_agent(key[1])

@@ -14,7 +14,7 @@ from fabric.errors import RejectedError
 from router.admin.views.fleet_model import fleet_model
 from router.fleet.fleet import Fleet
 from router.http.auth import require_operator
-from router.http.paging import AFTER, limit_of, listed
+from router.http.paging import AFTER, limit_of, page_response
 from router.http.refusals import refuse
 from router.limits import DECISIONS_KEPT_MAX
 from router.turns.decision_log import ID_PREFIX, DecidedTurn, DecisionLog, trace_rows
@@ -59,7 +59,7 @@ class DecisionsApi:
         shown = list(islice(found, limit + 1))
         rows = [entry.as_row() for entry in shown[:limit]]
         last = rows[-1]["id"] if rows else None
-        return JSONResponse(listed(rows, last, has_more=len(shown) > limit))
+        return JSONResponse(page_response(rows, last, has_more=len(shown) > limit))
 
 
 def _before(query: Mapping[str, str]) -> float:
@@ -69,7 +69,7 @@ def _before(query: Mapping[str, str]) -> float:
         return math.inf
     digits = after.removeprefix(ID_PREFIX)
     if digits == after or not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS:
-        refuse(AFTER, "expected the `last_id` of the page before")
+        refuse(AFTER, "expected the `last_id` of the previous page")
     return int(digits)
 
 

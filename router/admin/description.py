@@ -151,7 +151,7 @@ def _page(most: int, usual: int | None = None) -> tuple[Parameter, Parameter]:
     says = f"Rows; {usual or most:,} by default."
     return (
         Parameter("limit", "query", integer(1, most), says),
-        Parameter("after", "query", text(), "The `last_id` of the page before."),
+        Parameter("after", "query", text(), "The `last_id` of the previous page."),
     )
 
 
@@ -441,7 +441,7 @@ DESCRIBED: Final = (
             Parameter(LAST_ID_HEADER, "header", text(), "Continues after that event."),
             Parameter("node", "query", text(), "Only events of this node."),
             Parameter("agent", "query", text(), "Only events of this agent."),
-            Parameter("name", "query", text(), "Only events so named, or beginning so."),
+            Parameter("name", "query", text(), "Only events with this name or prefix."),
             Parameter("snapshot", "query", FLAG, "False: begin without a snapshot."),
             Parameter("follow", "query", FLAG, "False: only the past events that are kept."),
             Parameter("limit", "query", integer(1), "Events after which the stream ends."),

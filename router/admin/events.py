@@ -17,7 +17,7 @@ from fabric.ids import TenantId
 from router.admin.views.events import Snapshots, event_row
 from router.admin.views.shape import Row
 from router.events import FleetEvents, Published, Subscription
-from router.http.auth import TENANT, caller_of, seen_tenant
+from router.http.auth import TENANT, caller_of, shown_tenant
 from router.http.errors import ErrorDialect
 from router.http.forwarded import Principal
 from router.http.paging import LIMIT, limit_of
@@ -121,7 +121,7 @@ class EventFilter:
         limit = limit_of(query, FLEET_STREAM_EVENTS_MAX) if LIMIT in query else None
         has_snapshot = query_flag(query, "snapshot", default=True)
         follows = query_flag(query, "follow", default=True)
-        tenant = None if is_whole else seen_tenant(request)
+        tenant = None if is_whole else shown_tenant(request)
         node, agent, name = (query.get(part) for part in ("node", "agent", "name"))
         return cls(tenant, node, agent, name, limit, has_snapshot, follows)
 

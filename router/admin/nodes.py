@@ -15,7 +15,7 @@ from router.admin.views.nodes import drain_row, node_rows
 from router.fleet.fleet import Fleet
 from router.http.auth import caller_of, require_operator, tenant_of
 from router.http.json_body import read_body
-from router.http.paging import listed, page_of
+from router.http.paging import page_of, page_response
 from router.http.schema import Flag, only
 from router.moves.drains import Drains, DrainState
 
@@ -49,7 +49,7 @@ class NodesApi:
         rows = [row for row in rows if state is None or row["state"] == state]
         shown, has_more = page.cut(rows, lambda row: str(row["name"]))
         last = str(shown[-1]["name"]) if shown else None
-        return JSONResponse(listed(shown, last, has_more=has_more))
+        return JSONResponse(page_response(shown, last, has_more=has_more))
 
     async def flush(self, request: Request) -> Response:
         """Save every agent of a node and, with `drop_hot`, drop their caches in RAM."""

@@ -12,7 +12,7 @@ from fabric.errors import RejectedError
 from fabric.limits import TURN_HISTORY_MAX
 from router.admin.views.turns import turn_rows
 from router.fleet.fleet import Fleet
-from router.http.auth import seen_agent_key
+from router.http.auth import shown_agent_key
 from router.http.paging import limit_of
 
 PATH: Final = "/v1/agents/{agent}/turns"
@@ -29,7 +29,7 @@ class TurnsApi:
 
     async def show(self, request: Request) -> Response:
         """List an agent's last turns, the newest first."""
-        key = seen_agent_key(request)
+        key = shown_agent_key(request)
         limit = limit_of(request.query_params, TURN_HISTORY_MAX)
         owner = await self._fleet.reread_owner(key)
         try:

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from router.admin.views.shape import AnswerShape, Row
-from router.http.auth import caller_of, seen_tenant
+from router.http.auth import caller_of, shown_tenant
 from router.http.paging import limit_of
 from router.http.refusals import refuse
 from router.limits import USAGE_PAGE_MAX
@@ -38,7 +38,7 @@ class UsageApi:
         query = request.query_params
         is_operator = caller_of(request).operator is not None
         sees_all = is_operator and "tenant" not in query
-        tenant = None if sees_all else seen_tenant(request)
+        tenant = None if sees_all else shown_tenant(request)
         limit, period = limit_of(query, USAGE_PAGE_MAX), _period(query.get("period"))
         found = self._accounts.usage.rows(tenant, period)
         answer = {

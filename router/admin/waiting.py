@@ -8,7 +8,7 @@ from starlette.routing import Route, request_response
 
 from router.admin.turns import PATH as TURNS
 from router.fleet.node_discovery import NodeDiscovery
-from router.http.auth import agent_key, seen_agent_key
+from router.http.auth import agent_key, shown_agent_key
 from router.moves.lost_owners import LostOwners
 
 NODES = "/v1/nodes"  # shows the nodes that have joined or are joining
@@ -48,7 +48,7 @@ def _met(
             await discovery.wait_for_reports()
         if "agent" not in names or (request.method, path) in _OWNERLESS:
             return await endpoint(request)
-        key = seen_agent_key(request) if path == TURNS else agent_key(request)
+        key = shown_agent_key(request) if path == TURNS else agent_key(request)
         async with lost_owners.served(key):
             return await endpoint(request)
 

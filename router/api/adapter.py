@@ -50,7 +50,9 @@ class ApiRequest:
     outcomes: tuple[EditOutcome, ...] = field(default=(), kw_only=True)  # of policies and edits
     left_out: frozenset[str] = field(default=frozenset(), kw_only=True)  # of its sampling
     session: AgentId | None = field(default=None, kw_only=True)  # by a header of coding agents
-    sub_agent: AgentId | None = field(default=None, kw_only=True)  # likewise
+    sub_agent: AgentId | None = field(
+        default=None, kw_only=True
+    )  # that sent the request; only a hint
 
     def turn(self, operation: OperationId, tenant: TenantId) -> TurnRequest:
         return TurnRequest(

@@ -77,15 +77,15 @@ def add_chat(commands: Any) -> None:
     chat = commands.add_parser(
         "chat",
         description="Talk to an agent: each line is a message, until Ctrl-D; Ctrl-C stops an "
-        "answer. With TEXT, or with text on standard input, ask that and end. An agent that "
-        "exists goes on where it is, whichever client began it. `macfabric erase ID` removes it.",
+        "answer. With TEXT, or with text on standard input, ask that and end. An existing "
+        "agent is continued, whichever client created it. `macfabric erase ID` removes it.",
     )
     chat.add_argument("id", nargs="?", metavar="ID", help="the agent (default: a new one)")
     chat.add_argument("text", nargs="?", metavar="TEXT", help="one message")
     chat.add_argument("--system", metavar="TEXT", help="instructions for a new agent")
     chat.add_argument("--model", help="model of a new agent, if several are served")
     chat.add_argument(
-        "--max-tokens", type=int, metavar="N", help="longest answer (default: what the model takes)"
+        "--max-tokens", type=int, metavar="N", help="longest answer (default: the model's limit)"
     )
     chat.set_defaults(run=run_chat)
     add_fabric_options(chat)
@@ -103,7 +103,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
             raise CommandError(message, MISUSED)
     if text is not None:
         if not text.strip():
-            message = "there is nothing to ask: write TEXT, or send it on standard input"
+            message = "there is no message: give TEXT, or send it on standard input"
             raise CommandError(message, MISUSED)
         _ask(agent, text, arguments)
         return 0
@@ -162,7 +162,7 @@ def _answer(agent: FabricAgent, body: dict[str, Any], *, quiet: bool) -> ChatAns
             if refused.status not in TEMPORARY or refused.retry_after_s is None or not left:
                 raise
             wait_s = min(refused.retry_after_s, CHAT_RETRY_S_MAX)
-            print_error(f"macfabric: {refused}; asking again in {human_seconds(wait_s)}")
+            print_error(f"macfabric: {refused}; retrying in {human_seconds(wait_s)}")
             time.sleep(wait_s)
     message = "the last try returns or raises"
     raise AssertionError(message)
@@ -188,7 +188,7 @@ def _stream(agent: FabricAgent, body: dict[str, Any], *, quiet: bool) -> ChatAns
             _take(answer, event.name, event.data, quiet=quiet)
     answer.seconds = time.perf_counter() - began_s
     if not answer.end:
-        message = f"{agent.fabric.url} broke off in mid-answer"
+        message = f"{agent.fabric.url} ended the stream in the middle of an answer"
         raise ClientError(message)
     return answer
 
@@ -213,7 +213,7 @@ def _figures(answer: ChatAnswer) -> str:
     reused = f"{human_count(end.get('cached_tokens'))} of {human_count(end.get('prompt_tokens'))}"
     first = human_seconds(answer.first_token_s)
     spent = f"{human_count(end.get('completion_tokens'))} tokens in {human_seconds(answer.seconds)}"
-    cut = "; cut off: it is as long as it may be" if end.get("finish_reason") == "length" else ""
+    cut = "; cut off at the limit of tokens" if end.get("finish_reason") == "length" else ""
     return f"{answer.node}: {reused} tokens reused, first token after {first}, {spent}{cut}"
 
 

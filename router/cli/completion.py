@@ -47,7 +47,7 @@ def add_completion(commands: Any) -> None:
         f"the command line names, if it answers within {COMPLETION_S:g} s. How to install it: "
         "docs/cli.md, Completion.",
     )
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to read the script")
+    parser.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
     parser.add_argument("--json", action="store_true", help="print JSON with the script in it")
     parser.set_defaults(run=run_completion)
 
@@ -80,7 +80,7 @@ def answer_shell() -> int:
 
 
 def _add_completers(parser: argparse.ArgumentParser) -> None:
-    """Let each argument be completed by what its name in the help stands for."""
+    """Set the completer of each argument by its name in the help."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list
         if isinstance(action.choices, Mapping):
             for inner in action.choices.values():
@@ -91,7 +91,7 @@ def _add_completers(parser: argparse.ArgumentParser) -> None:
 
 
 class _Nothing(BaseCompleter):
-    """Completer of what only the user knows."""
+    """Completer of values that only the user knows."""
 
     def __call__(self, **_: Any) -> Iterable[str]:
         return ()

@@ -32,10 +32,11 @@ def add_show(verbs: Any) -> None:
     show = verbs.add_parser(
         "show",
         help="show every setting, and where its value comes from",
-        description="Show every setting with its value and the origin of that: default, the line "
-        "of a cluster file, a key file, an environment variable or an option of `up`. Without "
-        "FILE, the settings of the fabric that runs in DIR, or if none does, those that `macfabric "
-        "up` would use; with FILE, those of a fabric started with it. Keys are never shown.",
+        description="Show every setting with its value and where that comes from: the default, "
+        "a line of a cluster file, a key file, an environment variable or an option of `up`. "
+        "Without FILE, the settings of the fabric that runs in DIR, or if none does, those that "
+        "`macfabric up` would use; with FILE, those of a fabric started with it. Keys are never "
+        "shown.",
     )
     show.add_argument("config", nargs="?", type=Path, metavar="FILE", help="cluster.yaml")
     show.add_argument("--changed", action="store_true", help="leave out defaults")

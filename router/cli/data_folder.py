@@ -148,7 +148,7 @@ class DataFolder:
             return None
 
     def watch_key(self) -> str | None:
-        """Return the key for watching, made where there is none; it outlives restarts.
+        """Return the monitoring key, which outlives restarts; create it if there is none.
 
         None if others can read it, or it cannot be written.
         """

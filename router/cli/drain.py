@@ -102,7 +102,7 @@ def _print_drain(drain: dict[str, Any]) -> None:
         ]
     )
     if drain.get("state") == DRAINED:
-        print_line(f"{drain.get('node')} has no agents left: its lid may be closed")
+        print_line(f"{drain.get('node')} has no agents left: you can close its lid")
     stuck = drain.get("stuck") or ()
     if stuck:
         rows = ((row.get("id"), row.get("message")) for row in stuck)

@@ -16,7 +16,7 @@ PATH = "/v1/events"
 _FILTERS: Final = {
     "node": "show only events of this node",
     "agent": "show only events of this agent",
-    "name": "show only events so named, or beginning so: agent, move.state",
+    "name": "show only events with this name or prefix, such as agent or move.state",
     "tenant": "for operators: show only this tenant's agents",
 }
 

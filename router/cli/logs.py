@@ -33,12 +33,14 @@ def add_logs(commands: Any) -> None:
         "logged, in order of time. A turn's id (the answer's x-request-id) finds all lines about "
         "it. With --json, the lines as they are in the files (see docs/cli.md, Logs).",
     )
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+    logs.add_argument("-f", "--follow", action="store_true", help="continue until Ctrl-C")
     logs.add_argument(
         "--node", action="append", metavar="NODE", help="only this node, or `router`; repeatable"
     )
     logs.add_argument("--turn", metavar="TURN", help="only lines about this turn")
-    logs.add_argument("--level", choices=LEVELS, default="debug", help="only from this level on")
+    logs.add_argument(
+        "--level", choices=LEVELS, default="debug", help="only this level and higher ones"
+    )
     logs.add_argument(
         "--lines", type=int, metavar="N", default=USUAL_LINES, help="the last N (default: 100)"
     )
@@ -49,14 +51,14 @@ def add_logs(commands: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """Lines that are to be shown."""
+    """Filter of log lines."""
 
     processes: frozenset[str]  # empty: of all
     turn: str | None
     level: int
 
     def matches(self, row: Row) -> bool:
-        """Return whether a line is one of them."""
+        """Return whether the filter accepts a line."""
         level = row.get("level")
         rank = LEVELS.index(level) if level in LEVELS else len(LEVELS)
         return (
@@ -67,7 +69,7 @@ class LineFilter:
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
-    """Print lines, and with --follow go on until Ctrl-C."""
+    """Print lines, and with --follow continue until Ctrl-C."""
     folder = DataFolder((arguments.data or default_data_dir()).expanduser()).logs
     wanted = LineFilter(
         frozenset(arguments.node or ()), arguments.turn, LEVELS.index(arguments.level)
@@ -118,7 +120,7 @@ def _files(folder: Path) -> list[Path]:
 def _why_none(folder: Path) -> str:
     if texts := sorted(folder.glob(f"*{_TEXT_ENDING}")):
         listed = ", ".join(map(str, texts))
-        return f"log_format is text, so the lines are no JSON: read {listed}"
+        return f"log_format is text, so there are no JSON lines: read {listed}"
     return f"Nothing was logged in {folder}: start a fabric with `macfabric up`."
 
 

@@ -98,7 +98,7 @@ def _states(node: Row) -> Iterator[str]:
     elif state in _UNUSUAL:
         yield _UNUSUAL[state]
     elif state == DRAINED:
-        yield "is drained: its lid may be closed; `macfabric undrain` lets it take agents again"
+        yield "is drained: you can close its lid; `macfabric undrain` lets it take agents again"
     elif state == "stuck":
         yield "cannot be drained: some agents cannot be moved (`macfabric drain` lists them)"
 
@@ -113,7 +113,7 @@ def _faults(node: Row, now_s: float) -> Iterator[str]:
     ago_s = now_s - (last.get("at_s") or 0)
     if last and last.get("cause") != "stopped" and ago_s < _EXIT_SHOWN_S:
         ago = human_seconds(ago_s)
-        yield f"was started again; its process before, last seen {ago} ago: {last.get('detail')}"
+        yield f"was restarted; its previous process, last seen {ago} ago: {last.get('detail')}"
     left_s = (node.get("certificate_ends_s") or float("inf")) - now_s
     if left_s < _CERTIFICATE_SHOWN_S:
         days = max(0, int(left_s // _DAY_S))

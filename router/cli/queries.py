@@ -60,7 +60,7 @@ def add_queries(commands: Any) -> None:
     agents.add_argument(
         "--sort",
         choices=tuple(_ORDERS),
-        help="begin with those of the most tokens or bytes, or the last turn (default: by name)",
+        help="sort by most tokens or bytes, or by last use (default: by name)",
     )
     agents.set_defaults(run=run_agents)
     agent = commands.add_parser("agent")

@@ -3,8 +3,8 @@
     a node:      drain ─► restart its process ─► ready, with the installed code ─► undrain
     the router:  a standby takes over, if there is one ─► streams end ─► the process restarts
 
-A node that runs the installed code is left alone, so a command that was cut goes on where it was.
-The node that it had drained is noted in the data folder: others may be drained by hand.
+A node that runs the installed code is skipped, so an interrupted command continues where it
+stopped. The node that it has drained is noted in the data folder: others may be drained by hand.
 """
 
 import argparse
@@ -38,7 +38,7 @@ READY_S: Final = 900.0  # for a node to start: a large model loads for minutes
 RESTART: Final = "stop the fabric with `macfabric down`, and start it with `macfabric up`"
 STAY: Final = "those on its disk stay there, and their turns get 503 meanwhile"
 LOST: Final = "what is in memory only is computed again"
-GOES_ON: Final = "`macfabric upgrade` goes on there"
+GOES_ON: Final = "run `macfabric upgrade` again to continue there"
 SERVING: Final = frozenset({"ready", "draining"})
 PHASES: Final = {"suspect": "does not answer yet", "expired": "does not answer"}
 Json = dict[str, Any]
@@ -48,11 +48,11 @@ def add_upgrade(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "upgrade",
-        description="Restart each node and then the router with the code that is installed now: "
+        description="Restart each node and then the router with the installed code: "
         "move the node's agents to the others, restart its process, wait until it serves, and let "
-        "it take agents again. Stops at the first node that does not come back. A command that was "
-        "interrupted goes on where it was. The agents of the only node stay on its disk, and their "
-        "turns get 503 meanwhile. Ray and `macfabric up` themselves keep running as they are.",
+        "it take agents again. Stops at the first node that does not come back. An interrupted "
+        "command continues where it stopped. The agents of the only node stay on its disk, and "
+        "their turns get 503 meanwhile. Ray and `macfabric up` themselves are not restarted.",
     )
     parser.add_argument(
         "--nodes", nargs="+", default=[], metavar="NODE", help="only these nodes, not the router"
@@ -200,10 +200,12 @@ class Upgrade:
                 )
                 raise CommandError(message)
             if row.get("protocol") not in {None, PROTOCOL_VERSION}:
-                text = "nodes of both versions exchange no memory; agents may stay on its disk"
+                text = (
+                    "nodes of the two versions do not exchange caches; agents may stay on its disk"
+                )
                 self.progress.note(name, "other_protocol", text)
             if any(build.get(key, has) != has for key, has in _numerics().items()):
-                text = "MLX changed: memory of the version before is not used, and is computed"
+                text = "MLX changed: caches of the previous version are not used, and are computed"
                 self.progress.note(name, "other_numerics", text)
 
     def check_code(self, rows: list[Json], *, has_router: bool) -> None:

@@ -2,7 +2,7 @@
 
 The page has no data of the fabric, so it is served before a key is required: its own requests
 then carry the key that was entered. Nor does a standby forward it. What programs ask of `/`, with
-HEAD or without accepting HTML, goes on to the application.
+HEAD or without accepting HTML, is passed on to the application.
 """
 
 from collections.abc import Mapping

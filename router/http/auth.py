@@ -94,10 +94,10 @@ def _is_loopback(host: str) -> bool:
 
 
 OPEN_PATHS = frozenset({"/health", "/healthz"})
-# All that a key for watching opens, by GET and HEAD.
+# Paths that the monitoring key opens, by GET and HEAD.
 WATCHED_PATHS = OPEN_PATHS | {"/metrics", "/v1/nodes", "/v1/events", "/v1/router"}
 _SCOPE = "macfabric.caller"
-WATCHER = "the key for watching"  # not a valid name in settings
+WATCHER = "the monitoring key"  # not a valid name in settings
 TENANT = "tenant"  # parameter of the query, for operators
 ALL_TENANTS = "*"  # a value of it in lists
 
@@ -132,7 +132,7 @@ def agent_key(request: Request) -> AgentKey:
     return tenant_of(request), parse_agent_id(request.path_params["agent"])
 
 
-def seen_tenant(request: Request) -> TenantId:
+def shown_tenant(request: Request) -> TenantId:
     """Return the tenant whose data is shown: the caller's, or for operators the query's."""
     named = request.query_params.get(TENANT)
     if named is None or named == caller_of(request).tenant:
@@ -141,9 +141,9 @@ def seen_tenant(request: Request) -> TenantId:
     return parse_tenant_id(named)
 
 
-def seen_agent_key(request: Request) -> AgentKey:
+def shown_agent_key(request: Request) -> AgentKey:
     """Return the key of the agent in the path, of the tenant whose data is shown."""
-    return seen_tenant(request), parse_agent_id(request.path_params["agent"])
+    return shown_tenant(request), parse_agent_id(request.path_params["agent"])
 
 
 def require_operator(request: Request) -> None:
@@ -225,7 +225,7 @@ class Auth:
         raise _keyless(why, is_any_known=bool(self._tenants))
 
     def _is_watcher(self, given: bytes | None, headers: Headers) -> bool:
-        """Return whether the key for watching is the only one that a request has."""
+        """Return whether the monitoring key is the only one that a request has."""
         shown = headers.get(OPERATOR_HEADER)
         keys = [key for key in (given, shown.encode() if shown is not None else None) if key]
         return bool(keys) and all(name_of(key, self._watchers) is not None for key in keys)
@@ -246,12 +246,12 @@ class Auth:
 
 
 def _refuse_other_than_watching(scope: Scope, caller: Principal) -> None:
-    """Raise ForbiddenError if the key for watching is used for anything else."""
+    """Raise ForbiddenError if the monitoring key is used for anything else."""
     is_read = scope["method"] in ("GET", "HEAD")
     if caller.only_watches and not (is_read and scope["path"] in WATCHED_PATHS):
         message = (
-            "this key is for watching: it opens GET /metrics, /v1/nodes, /v1/events and "
-            "/v1/router, and nothing else"
+            "the monitoring key only opens GET /metrics, /v1/nodes, /v1/events and "
+            "/v1/router: send a tenant's or an operator's key"
         )
         raise ForbiddenError(message, code="only_watches")
 

@@ -1,4 +1,4 @@
-"""Pages of lists: how many rows at most, and behind which one they begin."""
+"""Pages of lists: how many rows at most, and after which row they begin."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def page_of(query: Mapping[str, str], most: int, usual: int | None = None) -> Li
     """Return the page of a query, of `most` rows at most and by default of `usual`."""
     after = query.get(AFTER)
     if after is not None and not 0 < len(after) <= PAGE_NAME_CHARS_MAX:
-        refuse(AFTER, "expected the `last_id` of the page before")
+        refuse(AFTER, "expected the `last_id` of the previous page")
     return ListPage(limit_of(query, most, usual), after)
 
 
@@ -45,6 +45,6 @@ def limit_of(query: Mapping[str, str], most: int, usual: int | None = None) -> i
     return int(text)
 
 
-def listed(rows: Sequence[Any], last_id: str | None, *, has_more: bool) -> dict[str, Any]:
+def page_response(rows: Sequence[Any], last_id: str | None, *, has_more: bool) -> dict[str, Any]:
     """Return a page as JSON: `last_id` is what the next one begins `after`."""
     return {"object": "list", "data": rows, "has_more": has_more, "last_id": last_id}

@@ -53,7 +53,7 @@ MOVING = "agent_moving"
 SEAL_WAIT_S = 300.0  # turns are handed over between steps, and a step may be a long chunk
 SEAL_RETRY_S = 0.1
 OUTCOME_POLL_S = 0.25
-PROGRESS_S = 1.0  # between two looks at how much has arrived; heartbeats are as frequent
+PROGRESS_S = 1.0  # between two reports of progress; heartbeats are as frequent
 TAIL_BLOCKS = 1  # the seal follows a round of copying that sends no more than this
 
 

@@ -50,25 +50,25 @@ class Decision:
     how: How
     node: NodeName
     terms: Terms = field(default=NO_TERMS, compare=False)
-    ship: Ship | None = None  # of a move: what is carried first
-    agent: AgentId | None = None  # of a move: whose cache it is
-    loan: HeadLoan | None = None  # of which the node may take a part of the prompt
-    carried_bytes: int = field(default=0, compare=False)  # of that part
-    gain_s: float = field(default=0.0, compare=False)  # of a move: over the turn on the owner
+    ship: Ship | None = None  # for a move: the transfer that comes first
+    agent: AgentId | None = None  # for a move: the agent that is moved
+    loan: HeadLoan | None = None  # offer from which the node may fetch a part of the prompt
+    carried_bytes: int = field(default=0, compare=False)  # size of the fetched part
+    gain_s: float = field(default=0.0, compare=False)  # for a move: seconds saved by it
 
     @property
     def prefill_s(self) -> float:
-        """Seconds of prefill that the node is given."""
+        """Expected seconds of prefill on the node."""
         return self.terms.prefill_s
 
     @property
     def source(self) -> NodeName | None:
-        """Node from which memory comes, if any does."""
+        """Node that sends the agent's cache or a part of the prompt, if one does."""
         if self.ship is not None:
             return self.ship.source
         return self.loan.source if self.loan is not None else None
 
     @property
     def is_cold(self) -> bool:
-        """Whether the node begins without anything of its own."""
+        """Whether the node has nothing of the prompt stored itself."""
         return self.how in (How.FETCH, How.RECOMPUTE)

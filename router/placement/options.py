@@ -103,7 +103,7 @@ def _least_busy(turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a node has of a prompt."""
+    """Part of a prompt that a node has."""
 
     tokens: int = 0
     resident_tokens: int = 0  # of these, in its memory
@@ -115,11 +115,11 @@ _NOTHING = _Held()
 
 
 def _held(turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName | None) -> dict[NodeName, _Held]:
-    """Return what each node has of a prompt; the one that serves its agent has that in whole."""
+    """Return the part of a prompt that each node has; the agent's node has its whole context."""
     held: dict[NodeName, _Held] = {}
     for prefix in fleet.prefixes:
         node = fleet.nodes.get(prefix.node)
-        # What a node is about to borrow comes by each of its turns' own loan.
+        # Tokens that a node is about to borrow are counted with the loan of each turn.
         if node is not None and prefix.state is not HeadState.BORROWED:
             held[prefix.node] = _held_prefix(turn, prefix, node.view.bytes_per_token)
     owner = fleet.owner

@@ -105,9 +105,9 @@ class Option:
     how: How
     node: NodeCandidate  # with what it has of the prompt when it begins
     terms: Terms
-    ship: Ship | None = None  # of the agent that is moved first
-    loan: HeadLoan | None = None  # of the beginning that another node sends
-    carried_bytes: int = 0  # of it
+    ship: Ship | None = None  # transfer of the agent, if it is moved first
+    loan: HeadLoan | None = None  # offer of the beginning that another node sends
+    carried_bytes: int = 0  # size of that beginning
 
 
 def terms_of(
@@ -115,10 +115,10 @@ def terms_of(
 ) -> Terms:
     """Estimate what serving `job` on `node` costs.
 
-    What travels there first does so while the queue gets shorter.
+    A transfer to the node overlaps with its queue.
     """
     if travel_s > 0 and node.queue_s > 0:
-        node = _later(node, travel_s)
+        node = _after_seconds(node, travel_s)
     rate, load_s = node.prefill_tokens_per_s, node.load_s
     own_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
     rest_s = own_s
@@ -143,8 +143,8 @@ def terms_of(
     )
 
 
-def _later(node: NodeCandidate, seconds: float) -> NodeCandidate:
-    """Return a node with the queue that is left of its own by then."""
+def _after_seconds(node: NodeCandidate, seconds: float) -> NodeCandidate:
+    """Return the node with the queue that it will have after some seconds."""
     left_s = max(0.0, node.queue_s - seconds)
     share = left_s / node.queue_s
     prompts_s = tuple(each_s * share for each_s in node.prompts_s)
@@ -152,7 +152,7 @@ def _later(node: NodeCandidate, seconds: float) -> NodeCandidate:
 
 
 def _rest_s(job: Job, node: NodeCandidate) -> float:
-    """Return the seconds of what the node has not cached of the prompt."""
+    """Return the seconds of prefill of the tokens that the node has not cached."""
     return prefill_s(job.prompt_tokens - node.cached_tokens, node.prefill_tokens_per_s)
 
 

@@ -44,12 +44,12 @@ def workload_named(name: str) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """A policy: its placement, and what its router and nodes do beside it."""
+    """Model of a policy: its placement, and the behaviour of its router and nodes."""
 
     placement: Callable[[], Placement]
-    waits_for_heads: bool = True  # a prompt, for a beginning that another one computes on its node
-    lends_heads: bool = False  # a node, a beginning that it has or computes, to another one
-    follows_prompts: bool = True  # the router: on their way, then by what nodes report of them
+    waits_for_heads: bool = True  # prompts wait for beginnings that others compute on their node
+    lends_heads: bool = False  # nodes send each other beginnings that they have or compute
+    follows_prompts: bool = True  # the router knows prompts on their way, and nodes' progress
 
 
 SHIPPED: Final = Policy.SECONDS.value  # what a fabric runs without any option

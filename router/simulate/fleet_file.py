@@ -112,7 +112,7 @@ def _mistakes(fleet: FleetModel) -> Iterator[SettingProblem]:
     names = [model.name for model in fleet.nodes]
     for number, model in enumerate(fleet.nodes):
         if names.count(model.name) > 1:
-            message = f"{model.name} is there twice: use `count`"
+            message = f"{model.name} occurs twice: use `count`"
             yield SettingProblem(f"fleet.nodes[{number}].name", message)
         yield from _mistakes_of(model, f"fleet.nodes[{number}]")
 

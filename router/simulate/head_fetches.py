@@ -27,15 +27,15 @@ SLOW_S: Final = 0.1
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Beginning on its way from one node to another."""
+    """Transfer of a prompt's beginning from one node to another."""
 
     source: Machine
     target: Machine
     prompt: Extent
-    begun_tokens: int  # that were there before
-    end_tokens: int  # that are there now
+    begun_tokens: int  # on the target before the fetch
+    end_tokens: int  # on the target now
     waiting: list[NodeTurn] = field(default_factory=list)
-    listens: bool = False  # until the source has computed more
+    listens: bool = False  # it waits until the source has computed more
 
     def common_tokens(self, job: NodeTurn) -> int:
         """Return how many tokens a prompt shares with the one that it was begun for."""
@@ -56,7 +56,7 @@ class HeadFetches:
         self._from: dict[NodeName, list[_Fetch]] = {name: [] for name in machines}
         for machine in machines.values():
             machine.on_arrival = partial(self._arrive, machine)
-            machine.engine.on_published = partial(self._look_again, machine)
+            machine.engine.on_published = partial(self._resume_fetches, machine)
 
     def _arrive(self, target: Machine, job: NodeTurn) -> None:
         """Let a turn wait for what is on its way, or what its lender has."""
@@ -88,7 +88,7 @@ class HeadFetches:
                 best, most = fetch, common
         return best
 
-    def _look_again(self, source: Machine) -> None:
+    def _resume_fetches(self, source: Machine) -> None:
         """Continue the fetches that wait for what a node computes; it may have been lost."""
         for fetch in tuple(self._from[source.name]):
             if fetch.listens:

@@ -128,7 +128,7 @@ def _row(line: bytes, number: int, last_of: Mapping[str, str]) -> TraceRow:
 
 def _require_earlier(row: TraceRow, session_of: Mapping[str, str]) -> None:
     if row.name in session_of:
-        message = f"the id {row.name!r} is there twice"
+        message = f"the id {row.name!r} occurs twice"
         raise ValueError(message)
     for name in row.waits_for:
         if session_of.get(name) != row.session:
@@ -198,7 +198,7 @@ class TraceSession:
                 by_name[name].followers.append(waiting)
                 waiting.missing += 1
         self._continued = {row.agent for row in rows if row.continues}
-        self._contents: dict[AgentId, ContentChain] = {}  # of conversations that go on
+        self._contents: dict[AgentId, ContentChain] = {}  # of conversations that continue
         free = (self._at_s(waiting.row) for waiting in self._rows if not waiting.missing)
         self.begins_s = min(free)
 

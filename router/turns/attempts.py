@@ -45,12 +45,12 @@ class Attempt:
     goes_first: bool = False  # the client has read a part of the answer already
     lost_since_s: float | None = None
     has_moved: bool = False  # the decision to move its agent is not repeated
-    move: Decision | None = None  # to do so
+    move: Decision | None = None  # the decision to move its agent
     has_refreshed: bool = False
-    has_waited: bool = False  # for a place at a node that its agent has left since
+    has_waited: bool = False  # queued at a node that its agent has left since
     given_up: set[NodeName] = field(default_factory=set)
     full: dict[NodeName, float] = field(default_factory=dict)  # nodes, and when each has room [s]
-    moved_s: float = 0.0  # for which it waited for the move
+    moved_s: float = 0.0  # time spent waiting for the move
 
     def tag(
         self, turn: TurnRequest, clock: Clock, trace: Traceparent | None = None

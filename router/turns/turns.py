@@ -333,7 +333,7 @@ class Turns:
     async def _move_first(self, turn: TurnRequest, move: Decision) -> None:
         """Move an idle agent to the node that serves its turn sooner; a failure is no error.
 
-        A move that takes longer than expected goes on, while the owner serves the turn.
+        A move that takes longer than expected continues, while the owner serves the turn.
         """
         assert move.ship is not None, "what a move carries is known"
         assert move.agent is not None, "likewise whose it is"

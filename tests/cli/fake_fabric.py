@@ -129,7 +129,7 @@ TURNS = [
         "cache": "disk",
         "match": "extend",
         "reason": "the stored text ends there",
-        "not_hot": "its cache had left the memory",
+        "not_hot": "its cache had been evicted from memory",
         "prompt_tokens": 2060,
         "cached_tokens": 2040,
         "fetched_tokens": 0,

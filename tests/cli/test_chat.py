@@ -145,7 +145,7 @@ def test_broken_answer_fails_if_it_was_the_only_one(run, fabric):
     status, out, err = run("chat", "mira", "The code is", "--url", fabric.url)
 
     assert (status, out) == (1, "otter ")
-    assert "broke off in mid-answer" in err
+    assert "ended the stream in the middle of an answer" in err
 
 
 def refused(status, retry_after_s=0.5):
@@ -166,7 +166,7 @@ def test_message_is_sent_again_while_nodes_start(run, fabric, monkeypatch):
     status, out, err = run("chat", "mira", "The code is", "--url", fabric.url)
 
     assert (status, out) == (0, "otter lantern\\x1b\n")
-    assert "the node starts; asking again" in err
+    assert "the node starts; retrying" in err
     assert slept[:2] == [0.5, chat.CHAT_RETRY_S_MAX]
 
 

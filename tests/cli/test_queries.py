@@ -47,7 +47,7 @@ COMMANDS = {
     "agents": (["agents"], ["mira", "2,040/2,060", "the stored text ends there"], None),
     "why": (
         ["agents", "--why", "mira"],
-        ["req_2b1e5f0c", "node-b", "disk", "2,040/2,060", "885 ms", "had left the memory; the st"],
+        ["req_2b1e5f0c", "node-b", "disk", "2,040/2,060", "885 ms", "evicted from memory; the st"],
         TURNS,
     ),
     "why of a tenant": (["agents", "--why", "mira", "--tenant", "one"], ["req_2b1e5f0c"], TURNS),
@@ -62,7 +62,7 @@ COMMANDS = {
     "prefetch": (["prefetch", "mira"], ["hot, disk", "1.0 MiB"], PREFETCHED),
     "drain": (
         ["drain", "node-a", "--no-wait"],
-        ["drained", "7 agents, 512.0 KiB", "node-a has no agents left: its lid may be closed"],
+        ["drained", "7 agents, 512.0 KiB", "node-a has no agents left: you can close its lid"],
         DRAINED,
     ),
     "undrain": (["undrain", "node-a"], ["node-a", "ready"], {"node": "node-a", "state": "ready"}),
@@ -160,7 +160,7 @@ def nodes(monkeypatch, *rows, **health):
         ({"state": "suspect"}, "has not answered for 2 s"),
         ({"state": "expired"}, "does not answer; its agents are served by other nodes"),
         ({"state": "asleep"}, "sleeps"),
-        ({"state": "draining", "drain": DRAINED}, "is drained: its lid may be closed"),
+        ({"state": "draining", "drain": DRAINED}, "is drained: you can close its lid"),
         ({"state": "draining", "drain": STUCK}, "cannot be drained"),
         ({"memory": {"pressure": "critical"}}, "memory pressure (critical)"),
         ({"thermal_state": "serious"}, "its Mac is hot (serious)"),
@@ -168,7 +168,7 @@ def nodes(monkeypatch, *rows, **health):
         ({"template_warning": "its calls are text"}, "its calls are text"),
         (
             {"last_exit": {"at_s": NOW_S - 61, "cause": "killed", "detail": "by a signal"}},
-            "was started again; its process before, last seen 1 min 1 s ago: by a signal",
+            "was restarted; its previous process, last seen 1 min 1 s ago: by a signal",
         ),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -208,10 +208,10 @@ def test_wrong_uses_are_explained(agents, run, tmp_path):
     used.mkdir()
     (used / "thesis.txt").write_text("mine")
     cases = [
-        (("backup", used), 2, "no backup"),
-        (("restore", used), 2, "no backup"),
+        (("backup", used), 2, "nor a backup"),
+        (("restore", used), 2, "not a backup"),
         (("backup", tmp_path / "b", "--api-keys", tmp_path / "none"), 2, "no such file"),
-        (("restore", tmp_path / "none"), 2, "no backup"),
+        (("restore", tmp_path / "none"), 2, "not a backup"),
     ]
     for argv, status, why in cases:
         exit_status, _, err = run(*argv)

@@ -220,7 +220,7 @@ def test_collector_that_is_gone_is_reported_once(fabric):
         wait_for(lambda: any(url in message for message, _ in lines))
         chat(fabric, "turn-without-one-again", "lonely")
     assert [message for message, _ in lines if url in message] == [
-        f"the collector at {url} takes no spans: they are lost"
+        f"the collector at {url} does not accept spans: they are dropped"
     ]
 
 

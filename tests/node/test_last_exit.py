@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fabric.control.usage_view import CRASHED, KILLED, OUT_OF_MEMORY, STOPPED
-from node.last_exit import MARK, ExitWatch, LogBefore
+from node.last_exit import MARK, ExitWatch, PreviousLog
 from tests.router.fake_memory import ManualClock
 
 
@@ -25,7 +25,7 @@ def test_stop_on_request_is_no_crash(tmp_path):
     first.begin()
     clock.now_s += 5
     first.note_end()
-    ended = watch(tmp_path, clock).begin(LogBefore(("info: the last line",)))
+    ended = watch(tmp_path, clock).begin(PreviousLog(("info: the last line",)))
     assert (ended.cause, ended.lines, ended.at_s) == (STOPPED, (), clock.wall_s())
 
 
@@ -37,7 +37,7 @@ def test_end_without_a_trace_has_the_last_lines_and_the_last_time(tmp_path):
     first.note_alive()
     seen_s = clock.wall_s()
     clock.now_s += 30
-    ended = watch(tmp_path, clock).begin(LogBefore(tuple(f"info: line {n}" for n in range(30))))
+    ended = watch(tmp_path, clock).begin(PreviousLog(tuple(f"info: line {n}" for n in range(30))))
     assert (ended.cause, ended.at_s) == (KILLED, seen_s)
     assert ended.lines == tuple(f"info: line {n}" for n in range(10, 30))
 
@@ -51,7 +51,7 @@ def test_failing_device_is_named(tmp_path):
     first = watch(tmp_path, ManualClock())
     first.begin()
     first.note_end(CRASHED, "its device kept failing")
-    ended = watch(tmp_path, ManualClock()).begin(LogBefore(("error: the device failed",)))
+    ended = watch(tmp_path, ManualClock()).begin(PreviousLog(("error: the device failed",)))
     assert (ended.cause, ended.detail) == (CRASHED, "its device kept failing")
     assert ended.lines == ("error: the device failed",)
 
@@ -65,7 +65,7 @@ def test_fatal_signal_leaves_its_name(tmp_path):
     argv = [sys.executable, "-c", program, str(tmp_path / "node.a.jsonl")]
     first, second = (subprocess.run(argv, check=False, capture_output=True) for _ in range(2))
     crash = second.stdout.decode().strip()
-    ended = watch(tmp_path, ManualClock()).begin(LogBefore(("info: x",), crash))
+    ended = watch(tmp_path, ManualClock()).begin(PreviousLog(("info: x",), crash))
     assert (first.returncode < 0, first.stdout.strip()) == (True, b"")
     assert (ended.cause, ended.lines) == (CRASHED, ("info: x",))
     assert ended.detail == "Fatal Python error: Segmentation fault"

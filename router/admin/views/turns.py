@@ -29,14 +29,18 @@ def why_not_hot(note: TurnNote, before: TurnNote | None) -> str | None:
     if note.cache == CacheTier.HOT:
         return None
     if note.cache == CacheTier.PEER and note.fetched_tokens:
-        return "another node had its beginning"
+        return "another node sent its beginning"
     if before is not None and before.node != note.node:
         return f"it had moved here from {before.node}"
     if note.cache == CacheTier.DISK:
-        return "its cache had left the memory" if before else "only other agents' tokens fit"
+        return (
+            "its cache had been evicted from memory"
+            if before
+            else "only tokens of other agents matched"
+        )
     if note.cache == CacheTier.PEER:
         return "it came from another node"
-    return "nothing of it was stored" if before is None else "nothing that was stored fits"
+    return "nothing of it was stored" if before is None else "nothing that was stored matched"
 
 
 def times_row(times: TurnTimes | None) -> dict[str, float | None] | None:

@@ -32,8 +32,8 @@ from router.cli.backup.key_material import (
 from router.cli.backup.progress import AgentResult, Results
 from router.cli.backup.tenants import (
     TenantClients,
-    patiently,
     reason_of,
+    retry_refused,
     tenant_clients,
     why_no_client,
 )
@@ -57,7 +57,7 @@ def add_backup(commands: Any) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new, empty, or a backup")
     parser.add_argument(
-        "--agents", metavar="PATTERN", help="save only agents so named, such as 'team-*'"
+        "--agents", metavar="PATTERN", help="save only agents whose id matches, such as 'team-*'"
     )
     parser.add_argument(
         "--keys",
@@ -88,7 +88,7 @@ def add_backup_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_backup(arguments: argparse.Namespace) -> int:
-    """Save the keys, then the agents; print what was saved and what failed."""
+    """Save the keys, then the agents; print the results."""
     data = DataFolder((arguments.data or default_data_dir()).expanduser())
     keys = find_keys(data.path, arguments.keys)
     files = read_keys(keys) if keys else {}
@@ -100,10 +100,13 @@ def run_backup(arguments: argparse.Namespace) -> int:
     pattern = arguments.agents
     wanted = [row for row in rows if pattern is None or fnmatchcase(str(row.get("id")), pattern)]
     if len(wanted) > BACKUP_AGENTS_MAX:
-        message = f"{len(wanted)} agents are over the limit of {BACKUP_AGENTS_MAX}: use --agents"
+        message = f"{len(wanted)} agents exceed {BACKUP_AGENTS_MAX}: choose fewer with --agents"
         raise CommandError(message, MISUSED)
     saving = _Saving(folder, contents, material, clients)
-    with Results("backing up", len(wanted), as_json=arguments.json) as results, saving.noted():
+    with (
+        Results("backing up", len(wanted), as_json=arguments.json) as results,
+        saving.writing_list(),
+    ):
         for row in wanted:
             results.add(saving.save(row))
     contents = saving.close(len([r for r in results.rows if r.result == "failed"]))
@@ -119,8 +122,10 @@ def run_backup(arguments: argparse.Namespace) -> int:
     }
     lines = [_about_keys(folder, material, arguments.key_file)]
     lines += [f"{gone} agents of earlier backups, which the fabric no longer has"] if gone else []
-    lines += [f"not everything: {why_incomplete}"] if why_incomplete else []
-    lines += [f"{folder.path} holds {contents.agents_count} agents; `macfabric restore` reads it"]
+    lines += [f"incomplete: {why_incomplete}"] if why_incomplete else []
+    lines += [
+        f"{folder.path} has {contents.agents_count} agents: restore them with `macfabric restore`"
+    ]
     return results.report(summary, lines, is_whole=why_incomplete is None)
 
 
@@ -147,8 +152,8 @@ def _gone(contents: BackupList, rows: list[dict[str, Any]], clients: TenantClien
 def _about_keys(folder: BackupFolder, material: KeyMaterial, key_file: Path | None) -> str:
     if not material.files:
         return (
-            "the fabric's own keys are not on this machine, and not in the backup: its agents can "
-            "be restored all the same"
+            "the fabric's own keys are not on this machine, so the backup lacks them; its agents "
+            "can be restored without them"
         )
     named = ", ".join(material.files)
     if key_file is None:
@@ -158,7 +163,7 @@ def _about_keys(folder: BackupFolder, material: KeyMaterial, key_file: Path | No
 
 @dataclass(slots=True)
 class _Saving:
-    """Agents being saved, and the list of them."""
+    """Saver of agents, which keeps the list on disk current."""
 
     folder: BackupFolder
     contents: BackupList
@@ -173,8 +178,8 @@ class _Saving:
         self.contents = replace(self.contents, began_at=_now(), ended_at=None, failed_count=0)
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Write the list at the beginning, and also where this is interrupted."""
+    def writing_list(self) -> Iterator[None]:
+        """Write the list at the beginning, and again when the block is interrupted."""
         self._note()
         try:
             yield
@@ -192,11 +197,11 @@ class _Saving:
         if client is None:
             return AgentResult(tenant, name, "failed", why=why_no_client(tenant))
         if self._why_unreachable is not None:
-            return AgentResult(tenant, name, "failed", why=f"not tried: {self._why_unreachable}")
+            return AgentResult(tenant, name, "failed", why=f"skipped: {self._why_unreachable}")
         target = self.folder.path / "agents" / file_name(tenant, name)
         key = self.material.key
         try:
-            header, _ = patiently(
+            header, _ = retry_refused(
                 lambda: download(
                     client,
                     f"{client.agent(name).path}/hibernate",

@@ -90,17 +90,17 @@ class BackupFolder:
         return self.path / AGENTS / agent.file
 
     def prepare(self, fabric_id: str | None) -> BackupList:
-        """Make the folder, or continue the backup in it; raise CommandError for another one."""
+        """Create the folder, or continue the backup in it; raise CommandError for other files."""
         try:
             is_used = self.path.exists() and any(self.path.iterdir())
         except OSError as error:
             raise CommandError(describe_os_error(error, self.path), MISUSED) from None
         if is_used and not self.list.exists():
-            message = f"{self.path} is not empty, and no backup: name a new or an empty folder"
+            message = f"{self.path} is neither empty nor a backup: name a new or empty folder"
             raise CommandError(message, MISUSED)
         found = self.read() if is_used else BackupList(fabric=fabric_id)
         if found.fabric is not None and fabric_id is not None and found.fabric != fabric_id:
-            message = f"{self.path} is the backup of another fabric: name a folder of its own"
+            message = f"{self.path} is a backup of another fabric: name another folder"
             raise CommandError(message, MISUSED)
         try:
             for folder in (self.path, self.path / AGENTS):
@@ -115,7 +115,7 @@ class BackupFolder:
             with self.list.open("rb") as file:
                 raw = file.read(BACKUP_LIST_BYTES_MAX + 1)
         except FileNotFoundError:
-            message = f"{self.path} is no backup: it has no {LIST}"
+            message = f"{self.path} is not a backup: it has no {LIST}"
             raise CommandError(message, MISUSED) from None
         except OSError as error:
             raise CommandError(describe_os_error(error, self.list), MISUSED) from None
@@ -133,15 +133,15 @@ class BackupFolder:
             raise CommandError(describe_os_error(error, self.list)) from None
 
     def why_damaged(self, agent: BackupAgent) -> str | None:
-        """Return why an agent's file is not the one that was saved, or None."""
+        """Return why an agent's file is damaged; None if it is the one that was saved."""
         try:
             size = self.file_of(agent).stat().st_size
             if size != agent.bytes:
-                return f"its file has {size} bytes, and {agent.bytes} were saved"
+                return f"its file has {size} bytes instead of {agent.bytes}"
             digest = checksum(self.file_of(agent))
         except OSError as error:
             return describe_os_error(error)
-        return None if digest == agent.sha256 else "its file has another checksum than was saved"
+        return None if digest == agent.sha256 else "the checksum of its file differs from the list"
 
 
 def _parse(raw: bytes) -> BackupList:
@@ -154,7 +154,7 @@ def _parse(raw: bytes) -> BackupList:
     contents: BackupList = from_plain(BackupList, plain, LIST)
     for agent in contents.agents:
         if _FILE.fullmatch(agent.file) is None:
-            message = f"{agent.file!r} is no name of an agent's file"
+            message = f"{agent.file!r} is not a valid name of an agent's file"
             raise RejectedError(message)
     return contents
 
@@ -166,7 +166,7 @@ def file_name(tenant: str | None, agent: str) -> str:
 
 
 def fabric_id(cluster_key: str | None) -> str | None:
-    """Return a digest by which a backup knows its fabric again."""
+    """Return a digest by which a backup recognizes its fabric."""
     if cluster_key is None:
         return None
     return blake2b(cluster_key.strip().encode(), digest_size=16, person=b"mf-backup").hexdigest()

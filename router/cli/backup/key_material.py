@@ -85,7 +85,7 @@ def write_keys(folder: Path, files: Mapping[str, str]) -> list[str]:
         if name not in files or (path.exists() and path.read_text() == files[name]):
             continue
         if path.exists():
-            message = f"{path} is of another fabric: name another folder, or move it away"
+            message = f"{path} belongs to another fabric: name another folder, or move it away"
             raise CommandError(message, MISUSED)
         written.append(name)
     for name in written:
@@ -128,7 +128,7 @@ def read_material(path: Path, key_file: Path | None) -> KeyMaterial:
         if "sealed" in row:
             row = _unsealed(row, key_file, path)
         elif is_open:
-            message = f"{path} holds keys, and others may read it: chmod 600 {path}"
+            message = f"{path} contains keys that other accounts can read: run chmod 600 {path}"
             raise CommandError(message, MISUSED)
         material: KeyMaterial = from_plain(KeyMaterial, row, "keys")
         _require_key(material)
@@ -148,7 +148,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 def _require_key(material: KeyMaterial) -> None:
     if len(material.key) != SIGNING_KEY_BYTES:
-        message = f"its signing key has not {SIGNING_KEY_BYTES} bytes"
+        message = f"its signing key does not have {SIGNING_KEY_BYTES} bytes"
         raise RejectedError(message)
 
 

@@ -17,8 +17,8 @@ from router.cli.backup.key_material import KeyMaterial, read_material, write_key
 from router.cli.backup.progress import AgentResult, Results
 from router.cli.backup.tenants import (
     TenantClients,
-    patiently,
     reason_of,
+    retry_refused,
     tenant_clients,
     why_no_client,
 )
@@ -48,13 +48,13 @@ def add_restore(commands: Any) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="what `backup` wrote")
     parser.add_argument(
-        "--agents", metavar="PATTERN", help="restore only agents so named, such as 'team-*'"
+        "--agents", metavar="PATTERN", help="restore only agents whose id matches, such as 'team-*'"
     )
     parser.add_argument(
         "--existing",
         choices=(SKIP, REPLACE),
         default=SKIP,
-        help="what becomes of agents that exist already (default: skip them)",
+        help="what to do with agents that exist already (default: skip)",
     )
     parser.add_argument(
         "--node", metavar="NODE", help="node to restore on (default: the least busy that fits)"
@@ -95,7 +95,7 @@ def run_restore(arguments: argparse.Namespace) -> int:
     query = {"node": arguments.node} if arguments.node else {}
     if arguments.existing == REPLACE:
         confirm_loss(
-            f"replace those of {len(wanted)} agents that exist, with the turns that they had since",
+            f"replace those of {len(wanted)} agents that exist and lose their later turns",
             is_confirmed=arguments.yes,
         )
         query["replace"] = "true"
@@ -115,7 +115,7 @@ def _report(results: Results, folder: BackupFolder, ended_at: str | None) -> int
 def _restore_keys(material: KeyMaterial, target: Path, *, as_json: bool) -> int:
     """Write the fabric's keys into a folder that has none."""
     if not material.files:
-        message = "the backup has no keys of a fabric: it was made on a machine without them"
+        message = "the backup has no keys, as its machine had none: restore without --keys-to"
         raise CommandError(message)
     os.umask(0o077)
     try:
@@ -126,7 +126,7 @@ def _restore_keys(material: KeyMaterial, target: Path, *, as_json: bool) -> int:
     if as_json:
         print_json({"folder": str(target), "written": written, "keys": sorted(material.files)})
         return 0
-    print_line(f"wrote {', '.join(written)}" if written else "nothing to do: they are there")
+    print_line(f"wrote {', '.join(written)}" if written else "nothing to write: all keys are there")
     print_line(f"the keys are in {target}: start the fabric, then restore its agents")
     return 0
 
@@ -149,7 +149,7 @@ def _check(folder: BackupFolder, agent: BackupAgent, material: KeyMaterial) -> A
 
 @dataclass(slots=True)
 class _Restoring:
-    """Agents on their way back."""
+    """Restorer of agents from a backup."""
 
     folder: BackupFolder
     material: KeyMaterial
@@ -158,22 +158,22 @@ class _Restoring:
     _why_unreachable: str | None = None
 
     def restore(self, agent: BackupAgent) -> AgentResult:
-        """Restore one agent; return what became of it."""
+        """Restore one agent and return the result."""
         client = self.clients.client(agent.tenant)
         if client is None:
             return self._failed(agent, why_no_client(agent.tenant))
         if self._why_unreachable is not None:
-            return self._failed(agent, f"not tried: {self._why_unreachable}")
+            return self._failed(agent, f"skipped: {self._why_unreachable}")
         if (why := self.folder.why_damaged(agent)) is not None:
             return AgentResult(agent.tenant, agent.id, "damaged", why=why)
         try:
-            resumed = patiently(lambda: self._send(client, agent))
+            resumed = retry_refused(lambda: self._send(client, agent))
         except UnreachableError as error:
             self._why_unreachable = reason_of(error)
             return self._failed(agent, self._why_unreachable)
         except (ClientError, CommandError, OSError) as error:
             if isinstance(error, RefusedError) and error.code == AGENT_EXISTS:
-                why = "exists already; --existing replace replaces it"
+                why = "exists already: replace it with --existing replace"
                 return AgentResult(agent.tenant, agent.id, "skipped", why=why)
             return self._failed(agent, reason_of(error))
         return AgentResult(agent.tenant, agent.id, "restored", agent.bytes, resumed.get("node"))

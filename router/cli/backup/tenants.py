@@ -49,7 +49,7 @@ class TenantClients:
         if reach.get("complete", True):
             return rows, None
         unheard = ", ".join(map(str, reach.get("unheard") or [])) or f"{reach.get('unmet')} nodes"
-        return rows, f"the agents of {unheard} are not known yet, as these have not reported"
+        return rows, f"nodes that have not reported their agents yet: {unheard}"
 
 
 def tenant_clients(found: Fabric, folder: DataFolder, key_file: Path | None) -> TenantClients:
@@ -72,14 +72,14 @@ def _local_keys(found: Fabric, folder: DataFolder) -> Mapping[str, str]:
 
 
 def why_no_client(tenant: str | None) -> str:
-    """Return why an agent's tenant cannot be asked, and what to do."""
+    """Explain why there is no client for an agent's tenant, and what to do."""
     if tenant is None:
-        return "an operator's key opens no agent: put the tenant's key into MACFABRIC_API_KEY"
+        return "an operator's key cannot read agents: set MACFABRIC_API_KEY to the tenant's key"
     return f"no key of its tenant {tenant!r} is known: name a file of `TENANT: KEY` with --api-keys"
 
 
-def patiently(action: Callable[[], T], rest: Callable[[float], None] = time.sleep) -> T:
-    """Repeat an action that the fabric refuses temporarily, a few times."""
+def retry_refused(action: Callable[[], T], rest: Callable[[float], None] = time.sleep) -> T:
+    """Repeat an action a few times while the fabric refuses it temporarily."""
     for _ in range(BACKUP_TRIES_MAX - 1):
         try:
             return action()

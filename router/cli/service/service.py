@@ -62,7 +62,9 @@ def add_service(commands: Any) -> None:
         "--no-start", action="store_true", help="only write the file, and start nothing"
     )
     install.add_argument(
-        "--force", action="store_true", help="replace a unit that differs, or is not ours"
+        "--force",
+        action="store_true",
+        help="replace a unit that differs, or that something else wrote",
     )
     uninstall = _add_verb(
         verbs,
@@ -103,7 +105,7 @@ def _add_verb(
         "--kind",
         choices=KINDS,
         default=LAUNCHD if sys.platform == "darwin" else SYSTEMD,
-        help="whose unit (default: this system's)",
+        help="service manager (default: this system's)",
     )
     parser.add_argument(
         "--system", action="store_true", help="for the whole machine, at boot; needs root"
@@ -118,7 +120,7 @@ def run_install(arguments: argparse.Namespace) -> int:
     before = file.read()
     if before not in (None, text) and not arguments.force:
         whose = "with other arguments" if is_ours(before or "") else "by something else"
-        message = f"{file.path} was written {whose}: see it, then use --force to replace it"
+        message = f"{file.path} was written {whose}: read it, then replace it with --force"
         raise CommandError(message, MISUSED)
     if before is not None and before != text and not arguments.no_start:
         run_commands(file.stop_commands, may_fail=True)
@@ -176,7 +178,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 def _wanted(arguments: argparse.Namespace) -> tuple[UnitFile, str]:
     """Return the unit that the arguments name, and its text."""
     if arguments.user is not None and not arguments.system:
-        message = "--user goes with --system; without it the unit is your own"
+        message = "--user needs --system: without it the unit is your own"
         raise CommandError(message, MISUSED)
     role, further = arguments.role, list(arguments.further)
     _require_valid(role, further)

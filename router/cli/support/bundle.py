@@ -25,7 +25,7 @@ from router.cli.keys import AUTHORITY_KEY
 from router.cli.output import human_bytes, print_table
 from router.cli.support.aliases import Aliases
 from router.cli.support.secrets import Secrets
-from router.cli.support.sources import BundlePart, BundleContext, dump, parts_of
+from router.cli.support.sources import BundleContext, BundlePart, dump, parts_of
 from router.cli.terminal import print_error, print_json, print_line
 from router.client.client import Fabric
 from router.client.http_api import ClientError
@@ -159,7 +159,7 @@ def cleaned(parts: Iterable[BundlePart], aliases: Aliases, scrubber: Secrets) ->
         notes = tuple(aliases.replace_in_text(scrubber.scrub(note)) for note in part.notes)
         entry = BundleEntry(name, part.what, dump(value).encode(errors="replace"), notes)
         if scrubber.is_in(entry.raw):
-            why = "left out: a secret was still in it, which is a bug of macfabric"
+            why = "left out: it still contained a secret, which is a bug in macfabric"
             entry = replace(entry, raw=b"", notes=(*notes, why))
         entries.append(entry)
     return entries
@@ -181,7 +181,7 @@ def within_bounds(entries: Iterable[BundleEntry]) -> list[BundleEntry]:
 
 
 def _fabric(arguments: argparse.Namespace) -> tuple[Fabric | None, str]:
-    """Return the running fabric, or why there is none to ask."""
+    """Return the running fabric, or why none answers."""
     try:
         found = replace(fabric_of(arguments), timeout_s=TIMEOUT_S)
         found.health()

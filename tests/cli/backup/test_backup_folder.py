@@ -57,11 +57,11 @@ def test_foreign_folders_are_refused_and_unchanged(tmp_path):
     file = BackupFolder(tmp_path / "thesis")
     file.path.write_text("mine")
 
-    for folder, why in ((other, "another fabric"), (used, "no backup"), (file, "not a dir")):
+    for folder, why in ((other, "another fabric"), (used, "nor a backup"), (file, "not a dir")):
         with pytest.raises(CommandError, match=f"(?i){why}"):
             folder.prepare("f2")
     assert [path.name for path in used.path.iterdir()] == ["thesis.txt"]
-    with pytest.raises(CommandError, match=r"no backup: it has no backup\.json"):
+    with pytest.raises(CommandError, match=r"not a backup: it has no backup\.json"):
         BackupFolder(tmp_path / "nothing").read()
 
 

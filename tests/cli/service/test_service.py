@@ -169,7 +169,7 @@ def test_wrong_uses_are_refused_before_anything_is_written(home, run, calls):
     for argv, why in (
         (("up", "--", "--nodez", "2"), "not valid"),
         (("up", "--", "--api-key", "hunter2-hunter2"), "--api-key-file"),
-        (("up", "--user", "root"), "--user goes with --system"),
+        (("up", "--user", "root"), "--user needs --system"),
         (("voter", "--", "--port", "80\n80"), "not valid"),
         (("up", "--", "--model", "a\nb"), "control character"),
         (("nothing",), "choose from"),

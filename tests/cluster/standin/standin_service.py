@@ -40,7 +40,7 @@ class NodeService:
     """As node.service has it."""
 
     def __init__(
-        self, config: NodeConfig, end_process: object = None, log_before: object = None
+        self, config: NodeConfig, end_process: object = None, previous_log: object = None
     ) -> None:
         self.config = config
 

@@ -1,4 +1,4 @@
-"""The key for watching: metrics, nodes and events, and nothing else."""
+"""The monitoring key: metrics, nodes and events, and nothing else."""
 
 import pytest
 
@@ -51,7 +51,7 @@ async def test_everything_else_is_refused(method, path):
         assert answer.status_code == 200
     else:
         assert answer.status_code == 403, answer.text
-        assert method == "HEAD" or "this key is for watching" in answer.text
+        assert method == "HEAD" or "the monitoring key only opens" in answer.text
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes/", "//v1/nodes", "/v1/agents/../nodes", "/V1/nodes"])

@@ -57,7 +57,7 @@ def test_shipped_fleets_have_documented_sizes():
     ("text", "message"),
     [
         ("nodes: []", "must be 1-"),
-        ("nodes: [{name: a}, {name: a}]", "is there twice"),
+        ("nodes: [{name: a}, {name: a}]", "occurs twice"),
         ("nodes: [{name: a, prefill: 3}]", "unknown"),
         ("nodes: [{name: a, prefill_tokens_per_s: 0}]", "must be positive"),
         ("nodes: [{name: a, count: 5000}]", "must be 1-"),

@@ -121,7 +121,7 @@ def test_continuing_row_computes_only_its_new_tokens(tmp_path):
         (row([1], colour="red"), "unknown field 'colour'"),
         (row([1], wait_for=["nowhere"]), "no earlier row of the session"),
         (row([1], session_id="other", wait_for=["first"]), "no earlier row of the session"),
-        (row([1], id="first", session_id="s"), "is there twice"),
+        (row([1], id="first", session_id="s"), "occurs twice"),
         (row([1]) | {"output_length": True}, "output_length must be a whole number"),
     ],
 )
