@@ -28,7 +28,7 @@ STATM: Final = Path("/proc/self/statm")
 SWAP_NAME: Final = b"vm.swapusage"
 _SWAP_WORDS: Final = 4  # of xsw_usage: total, free, used, and the size of a page; `sys/sysctl.h`
 _USED_WORD: Final = 2
-_USAGE_WORDS: Final = 10  # of rusage_info_v0 behind its uuid; `bsd/sys/resource.h`
+_USAGE_WORDS: Final = 10  # of rusage_info_v0 after its uuid; `bsd/sys/resource.h`
 _FOOTPRINT_WORD: Final = 7
 # Percent of the last ten seconds in which some task, or all of them, waited for memory.
 SOME_WARNING_PERCENT: Final = 10.0

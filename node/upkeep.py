@@ -130,6 +130,6 @@ class Retries:
         if self._unsaved.agents() and await self._flusher.flush():
             await asyncio.sleep(FLUSH_RETRY_S)  # also if `hurry` is set
         await self._records.workers.run(self._records.store.sweep)
-        await self._step_downs.finish_all()  # of what is in memory only, behind its save
+        await self._step_downs.finish_all()  # those of unsaved agents, after their save
         await self._self_tests.retry()
         return FLUSH_IDLE_S

@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
         items = self._waiting[tenant]
         cost = items.pop(item)
         self._count -= 1
-        if not items:  # it goes behind the others when it comes back
+        if not items:  # it is placed after the others when it comes back
             del self._waiting[tenant]
         return cost
 

@@ -232,7 +232,7 @@ SCENARIO_ENDED_MAX: Final = 64  # ended runs on the router's disk; the oldest ar
 SCENARIO_EVENTS_MAX: Final = 16_384  # kept for followers of one run; enough for most runs
 SCENARIO_EVENTS_BYTES_MAX: Final = 2 * MIB  # of those events: 4,000 answers of 500 characters
 SCENARIO_FOLLOWERS_MAX: Final = 16  # of one run at once
-SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # behind which a follower may fall before it is dropped
+SCENARIO_LAG_EVENTS_MAX: Final = 1_024  # by which a follower may lag before it is dropped
 SCENARIO_FRAMES_MAX: Final = 64  # events sent to a follower at a time
 SCENARIO_NODES_WAIT_S: Final = 600.0  # wait of a resumed run until nodes have loaded its model
 

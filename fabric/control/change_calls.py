@@ -107,7 +107,7 @@ class ListChanges:
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """Agent's view as a row, and the sketch of its conversation behind what the caller has."""
+    """Agent's view as a row, and the part of its sketch that the caller lacks."""
 
     view: list[Any] = field(metadata=on_wire("v"))
     sketch: tuple[int, ...] = field(default=(), metadata=on_wire("s"))

@@ -176,7 +176,7 @@ class AgentSketch:
     """Agent with the sketch of its conversation, and the hash of its form."""
 
     view: AgentView
-    sketch: tuple[int, ...]  # from its beginning, or behind `kept`
+    sketch: tuple[int, ...]  # from its beginning, or after `kept`
     form: int | None = field(default=None, metadata=left_out())
     # Number of leading pieces that the caller has, and the hash of the last of them.
     kept: tuple[int, int] | None = field(default=None, metadata=left_out())

@@ -135,11 +135,11 @@ def _placed(
         if at < 0 or lead > _LEAD_MAX:
             yield position
             continue
-        behind = bisect_left(starts, at)
-        until = starts[behind] if behind < len(starts) else len(text)
+        following = bisect_left(starts, at)
+        until = starts[following] if following < len(starts) else len(text)
         opened = bisect_right(ends, at)
         since = max(done, ends[opened - 1] if opened else 0)
-        is_alone = opened == behind and at + len(wanted) <= until
+        is_alone = opened == following and at + len(wanted) <= until
         if is_alone and text.count(wanted, since, until) == 1:
             yield replace(position, start=at, size_bytes=len(wanted), lead_chars=lead)
             done = at + len(wanted)

@@ -159,8 +159,8 @@ class PieceTable:
         Pieces that fit together again are joined: putting back what was taken out undoes it.
         """
         shift = inserted.tokens_count - (end - start)
-        before, behind = self._parts(0, start), self._parts(end, self.tokens_count)
-        moved = (piece.moved(start) for piece in inserted), (part.moved(shift) for part in behind)
+        before, after = self._parts(0, start), self._parts(end, self.tokens_count)
+        moved = (piece.moved(start) for piece in inserted), (part.moved(shift) for part in after)
         return PieceTable(tuple(_joined(chain(before, *moved))))
 
     def _parts(self, start: int, end: int) -> Iterator[Piece]:

@@ -38,13 +38,13 @@ def align_chunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
     runs: list[Run] = []
     edges = [(-1, -1), *pairs, (len(old), len(new))]
     for (a, b), (c, d) in pairwise(edges):
-        before = _common_start(old[max(a, 0) : c], new[max(b, 0) : d])
-        if before:
-            _add(runs, Run(max(a, 0), max(b, 0), before))
-        left = min(c - max(a, 0), d - max(b, 0)) - before
-        behind = _common_start(old[c - left : c][::-1], new[d - left : d][::-1]) if left else 0
-        if behind:
-            _add(runs, Run(c - behind, d - behind, behind))
+        prefix = _common_start(old[max(a, 0) : c], new[max(b, 0) : d])
+        if prefix:
+            _add(runs, Run(max(a, 0), max(b, 0), prefix))
+        left = min(c - max(a, 0), d - max(b, 0)) - prefix
+        suffix = _common_start(old[c - left : c][::-1], new[d - left : d][::-1]) if left else 0
+        if suffix:
+            _add(runs, Run(c - suffix, d - suffix, suffix))
     return runs
 
 

@@ -51,12 +51,12 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
 
 def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
     """Yield the common runs of any length; `a` starts at token `old`, `b` at token `new`."""
-    ahead = common_tokens(a, b)
-    if ahead:
-        yield Run(old, new, ahead)
-    a, b, old, new = a[ahead:], b[ahead:], old + ahead, new + ahead
-    behind = common_tokens(a[::-1], b[::-1])
-    a_end, b_end = len(a) - behind, len(b) - behind
+    prefix = common_tokens(a, b)
+    if prefix:
+        yield Run(old, new, prefix)
+    a, b, old, new = a[prefix:], b[prefix:], old + prefix, new + prefix
+    suffix = common_tokens(a[::-1], b[::-1])
+    a_end, b_end = len(a) - suffix, len(b) - suffix
     if levels and min(a_end, b_end) >= EDIT_KEPT_TOKENS_MIN:
         anchors = _anchors(a[:a_end], b[:b_end])
         edges = [Run(0, 0, 0), *anchors, Run(a_end, b_end, 0)]
@@ -66,8 +66,8 @@ def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[
             yield from _between(*within, old + start, new + new_start, levels - 1)
             if after.count:
                 yield Run(old + after.old, new + after.new, after.count)
-    if behind:
-        yield Run(old + a_end, new + b_end, behind)
+    if suffix:
+        yield Run(old + a_end, new + b_end, suffix)
 
 
 def _anchors(a: Tokens, b: Tokens) -> list[Run]:
@@ -249,14 +249,14 @@ def _extend_runs(tokens: _PlannedTokens, stored: Transcript) -> None:
         place = old[first - 1] + 1 if first else 0
         until = old[last] if last < len(old) else len(stored.ids)
         room = min(last - first, until - place)
-        ahead = common_prefix(ids[first : first + room], stored.ids[place : place + room])
-        old[first : first + ahead] = range(place, place + ahead)
-        room -= ahead
+        prefix = common_prefix(ids[first : first + room], stored.ids[place : place + room])
+        old[first : first + prefix] = range(place, place + prefix)
+        room -= prefix
         if last < len(old) and room:
-            behind = common_prefix(
+            suffix = common_prefix(
                 ids[last - room : last][::-1], stored.ids[until - room : until][::-1]
             )
-            old[last - behind : last] = range(until - behind, until)
+            old[last - suffix : last] = range(until - suffix, until)
 
 
 def _keep_between(tokens: _PlannedTokens, stored: Transcript, edits: Sequence[Edit]) -> None:

@@ -83,9 +83,9 @@ def _longest(
         tokens = tokens_of[source]
         at = max(chunk.start, room[0], chunk.start + EDIT_SINK_TOKENS - start)
         place = start + at - chunk.start
-        ahead = common_tokens(prompt[at : room[1]], tokens[place:])
-        if not ahead:
+        forward = common_tokens(prompt[at : room[1]], tokens[place:])
+        if not forward:
             continue
-        behind = common_tokens(prompt[room[0] : at][::-1], tokens[EDIT_SINK_TOKENS:place][::-1])
-        runs.append(SameRun(source, place - behind, place + ahead, at - behind))
+        backward = common_tokens(prompt[room[0] : at][::-1], tokens[EDIT_SINK_TOKENS:place][::-1])
+        runs.append(SameRun(source, place - backward, place + forward, at - backward))
     return max(runs, key=lambda run: run.tokens_count, default=None)

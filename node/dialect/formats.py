@@ -59,7 +59,7 @@ class ThoughtFormat:
     start: str
     end: str
     signs: tuple[TemplateSign, ...] = ()
-    # White space behind the start, before the end and behind it, unless the template shows its own.
+    # White space after the start, before the end and after it, unless the template shows its own.
     spacing: tuple[str, str, str] = ("", "", "")
 
 

@@ -256,7 +256,7 @@ class MarkedReader:
         delta.reasoning += self._thought.feed(self._thought.strip_after_mark(quote.text))
 
     def _end_in_quote(self, quote: _Quote, delta: AnswerDelta, *, is_cut: bool) -> None:
-        """End an answer whose thought is open: it called if it ended itself behind whole calls."""
+        """End an answer whose thought is open: it called if it ended itself after whole calls."""
         calls = self._format.calls
         if not quote.is_closed:
             quote.events += quote.reader.close(is_cut=calls is not None and bool(calls.end))

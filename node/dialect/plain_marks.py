@@ -1,6 +1,6 @@
 """Control marks in what clients send, kept apart from those that the chat template writes.
 
-Before a template renders messages, a character is put behind the first one of each control mark in
+Before a template renders messages, a character is put after the first one of each control mark in
 them, so that the template copies it as other text and never searches or splits at it. Afterwards
 the character is taken out, and where it stood the prompt has a plain mark:
 

@@ -16,7 +16,7 @@ from fabric.errors import RejectedError
 from node.grammar.compiler import Grammar, Mask, compute_mask, refusal
 from node.grammar.reasons import client_reason
 from node.grammar.thought import Beginning, ThoughtEndDetector, ThoughtMarks
-from node.limits import GRAMMAR_MASK_S, LINE_ENDS_BEHIND_THOUGHT_MAX
+from node.limits import GRAMMAR_MASK_S, LINE_ENDS_AFTER_THOUGHT_MAX
 
 
 class _Phase(Enum):
@@ -143,7 +143,7 @@ class AnswerMatcher:
             assert self._thought is not None, "only models with thought marks think"
             if self._thought.push(self._vocabulary.tokens.decode_bytes([token])):
                 self._phase = _Phase.FREE if self._is_free else _Phase.TEXT
-                self._line_ends_left = LINE_ENDS_BEHIND_THOUGHT_MAX
+                self._line_ends_left = LINE_ENDS_AFTER_THOUGHT_MAX
         elif self._phase is _Phase.TEXT:
             if self._is_line_end(token):
                 self._line_ends_left -= self._vocabulary.line_ends[token]

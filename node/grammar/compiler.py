@@ -19,10 +19,10 @@ from node.grammar.expression import Expression
 from node.grammar.format_grammar import format_grammar
 from node.grammar.lark import lark_grammar, write_lark
 from node.grammar.reasons import client_reason, without_place
-from node.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_BEHIND_THOUGHT_MAX
+from node.limits import FORMAT_REASON_CHARS_MAX, LINE_ENDS_AFTER_THOUGHT_MAX
 
 Mask = NDArray[np.uint32]  # one bit for each token id, the lowest first
-_LINE_ENDS = range(1, LINE_ENDS_BEHIND_THOUGHT_MAX + 1)
+_LINE_ENDS = range(1, LINE_ENDS_AFTER_THOUGHT_MAX + 1)
 _ROW_ITEMS: Final = 8 * SCHEMA_PROPERTIES_MAX  # each optional property takes four
 
 

@@ -255,7 +255,7 @@ class BatchQuantizedKVCache(QuantizedRows):
     ) -> mx.array | str | None:
         """Build the attention mask for `n` new columns, `[rows, 1, n, columns]` if any is padded.
 
-        The axis of length 1 matters: quantized attention puts the repeats of each head behind
+        The axis of length 1 matters: quantized attention puts the repeats of each head after
         it, and a mask without it would be taken for one per head.
         """
         if not any(self.padding):
@@ -273,7 +273,7 @@ class BatchQuantizedKVCache(QuantizedRows):
     ) -> None:
         """Set the padding of the next tokens; `finalize` moves right padding to the left.
 
-        Raises ValueError for left padding behind tokens.
+        Raises ValueError for left padding after tokens.
         """
         if left_padding is not None:
             if self.keys is not None:

@@ -108,7 +108,7 @@ class ChatTemplate:
         *,
         continues: bool = False,
     ) -> int:
-        """Return where in a rendered prompt the model's own text begins, behind any header.
+        """Return where in a rendered prompt the model's own text begins, after any header.
 
         It is found by rendering the same messages without an answer, so that no client's text can
         be taken for a header. `marks`: those of thoughts, which belong to the answer. With
@@ -174,12 +174,12 @@ class ChatTemplate:
 
     def _around_answer(self, messages: list[Any]) -> tuple[str, str]:
         try:
-            before, _, behind = self.render(messages, None, {}, opens_answer=False).rpartition(
+            before, _, after = self.render(messages, None, {}, opens_answer=False).rpartition(
                 _ANSWER
             )
         except RejectedError:
             return "", ""
-        return before, behind
+        return before, after
 
     def is_within_answers(self, mark: str) -> bool:
         """Return whether answers with a thought or a call have a mark more often than others."""

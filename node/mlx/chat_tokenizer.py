@@ -45,7 +45,7 @@ from node.grammar.expression import Expression
 from node.grammar.thought import ThoughtMarks
 from node.mlx.chat_template import ChatTemplate
 from node.mlx.format_trial import CALLS, THOUGHTS, FormatTrial
-from node.mlx.plain_encoder import BEFORE, BEHIND, BRACKETS, PlainEncoder, control_ids
+from node.mlx.plain_encoder import AFTER, BEFORE, BRACKETS, PlainEncoder, control_ids
 from node.mlx.token_text import TextPieces, char_places, token_reach_bytes
 from node.mlx.upstream_formats import upstream_formats
 
@@ -182,9 +182,9 @@ class ChatTokenizer:
         }
 
     def _stands_alone(self, index: int, text: str, before: list[int]) -> bool:
-        behind = self.encode(text + BEHIND).ids
-        whole = self.encode(BEFORE + text + BEHIND).ids
-        return behind[:1] == [index] and whole == before + behind
+        after = self.encode(text + AFTER).ids
+        whole = self.encode(BEFORE + text + AFTER).ids
+        return after[:1] == [index] and whole == before + after
 
     @cached_property
     def special_texts(self) -> dict[int, str]:

@@ -29,7 +29,7 @@ BRACKETS: Final = "<[{"  # with which texts that look like marks begin
 _LIKE_A_MARK: Final = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _PRIVATE: Final = 0xE100  # the first of the private characters that names are made of
 _NAME_BYTES: Final = 12
-BEFORE, BEHIND = "x\n", "x"  # around a tried mark
+BEFORE, AFTER = "x\n", "x"  # around a tried mark
 PROBLEM: Final = "control marks in messages look like the template's own, and stay tokens"
 
 
@@ -131,7 +131,7 @@ class NamedMarks:
 
     def is_sound(self, original: Tokenizer) -> bool:
         """Return whether named marks give the original's tokens, and others no control token."""
-        texts = [f"{BEFORE}{mark}{BEHIND}" for mark in self.marks] + [*self.marks]
+        texts = [f"{BEFORE}{mark}{AFTER}" for mark in self.marks] + [*self.marks]
         wanted = original.encode_batch(texts, add_special_tokens=False)
         control = {*self.marks.values()}
         everywhere = range(max(map(len, texts), default=0))

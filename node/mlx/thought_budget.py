@@ -44,14 +44,14 @@ class ThoughtEndings:
         if format_.messages is not None:
             return self._encoded(format_.messages.thought_end)
         assert format_.thought is not None, "only models with marks think"
-        opening, before, behind = self.spacing
+        opening, before, after = self.spacing
         whole = opening + before
         if not thought.strip() and whole.startswith(thought):
             gap = whole[len(thought) :]
         else:
             gap = _missing(before, thought)
         mark = format_.thought.end
-        text = gap + mark + behind
+        text = gap + mark + after
         ids = self._encoded(text, mark)
         # Some tokenizers drop white space beside special tokens.
         return ids if self.tokenizer.decode(ids) == text else self._encoded(mark)

@@ -146,7 +146,7 @@ class PromptEncoder:
             return plan
         why = why_unshiftable(self.identity.spec)
         if why:
-            return replace(plan, reason=f"{plan.reason}; nothing behind it is kept: {why}")
+            return replace(plan, reason=f"{plan.reason}; nothing after it is kept: {why}")
         recomputed = self.identity.settings.edit_recomputed_tokens
         cuts, control = self.tokenizer.cut_texts, self.tokenizer.control_marks.tokens
         return plan_edited_prompt(plan, stored, cuts, recomputed, edits, control) or plan

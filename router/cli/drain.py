@@ -106,7 +106,7 @@ def _print_drain(drain: dict[str, Any]) -> None:
     stuck = drain.get("stuck") or ()
     if stuck:
         rows = ((row.get("id"), row.get("message")) for row in stuck)
-        print_table("Left behind", ("agent", "why"), rows)
+        print_table("Not moved", ("agent", "why"), rows)
     if drain.get("stuck_others"):
         count = drain["stuck_others"]
         print_error(f"warning: {count} more, of other tenants or not listed")

@@ -161,7 +161,7 @@ class SketchIndex:
         tag: object = None,
         form: int | None = None,
     ) -> bool:
-        """Replace what an agent's sketch has behind its first pieces; return False if it lacks one.
+        """Replace an agent's sketch after its first pieces; return False if it lacks one of those.
 
         `kept` is the number of those pieces and the hash of the last, which includes all of them.
         """

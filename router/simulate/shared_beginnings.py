@@ -40,7 +40,7 @@ def groups_of(scale: Scale) -> int:
 
 
 def grouped_prompts(seed: SessionSeed) -> Iterable[Script]:
-    """W2: single questions, each behind the long beginning of one of many groups."""
+    """W2: single questions, each after the long beginning of one of many groups."""
     random = seed.random
     group = random.randrange(groups_of(seed.scale))
     parts = ((segment(_GROUP, group), GROUP_TOKENS), (_fresh(random), 250))
@@ -61,7 +61,7 @@ def overflowing_documents(seed: SessionSeed) -> Iterable[Script]:
 
 
 def siblings(seed: SessionSeed) -> Iterable[Script]:
-    """W7: several samples of one problem at the same moment, behind a common system prompt."""
+    """W7: several samples of one problem at the same moment, after a common system prompt."""
     parts = ((segment(_SYSTEM, 7), 2_048), (_fresh(seed.random), 1_024))
     return tuple(iter((Ask(parts, 256),)) for _ in range(SIBLINGS))
 
@@ -111,7 +111,7 @@ class HitRate:
 
 
 def solved_hit_rate(seed: SessionSeed) -> Iterable[Script]:
-    """W9: conversations behind one beginning, whose cached share is exactly known."""
+    """W9: conversations after one beginning, whose cached share is exactly known."""
     return (_solved(seed.random, HitRate()),)
 
 
@@ -123,7 +123,7 @@ def _solved(random: Random, wanted: HitRate) -> Script:
 
 
 SHARED_BEGINNINGS: Final = (
-    Workload("W2", "questions behind the beginnings of groups", grouped_prompts, 1_500),
+    Workload("W2", "questions after the beginnings of groups", grouped_prompts, 1_500),
     Workload("W5", "documents in rounds that overflow memory", overflowing_documents, 1_300),
     Workload("W7", "samples of one problem at once", siblings, 400),
     Workload("W8", "long-lived sessions against a flood", pinned_and_flood, 1_500),

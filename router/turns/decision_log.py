@@ -165,7 +165,7 @@ def _continues(last: DecidedTurn, entry: DecidedTurn) -> bool:
 def _block_names(entry: DecidedTurn, bytes_per_token: float) -> Sequence[object]:
     """Name a prompt's blocks: equal ones of two prompts begin alike up to their ends.
 
-    A block is named by the piece of the sketch in which it ends; behind the sketch, by its turn.
+    A block is named by the piece of the sketch in which it ends; after the sketch's end, by its turn.
     """
     prompt, tokens = entry.prompt, entry.admitted.prompt_tokens
     names: list[object] = []

@@ -286,7 +286,7 @@ def test_unmovable_models_keep_nothing_after_an_edit_with_reason(tmp_path, name)
     with running(tmp_path / "a", str(folder)) as service:
         edited = start(service, texts=SHORT)
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
-        assert "nothing behind it is kept" in reply.admitted.match_reason
+        assert "nothing after it is kept" in reply.admitted.match_reason
     with running(tmp_path / "b", str(folder)) as service:
         assert ask(service, edited, agent="a").text == reply.text
 
