@@ -81,7 +81,7 @@ def main() -> int:
                 restart=restart,
             )
             asyncio.run(serving)
-            if restart.is_wanted:
+            if restart.is_requested:
                 become_restarted(kept)
     except (FabricError, CommandError) as error:
         print(f"router: {error}", file=sys.stderr)  # noqa: T201 - why it did not start

@@ -192,7 +192,7 @@ def build_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(CountedAnswers, routes=routes, count=services.telemetry.answered),
+            Middleware(CountedAnswers, routes=routes, count=services.telemetry.note_response),
             Middleware(Cors, origins=settings.cors_origins),
             Middleware(ErrorBoundary, dialects=dialects),
             Middleware(Pages, files=read_files()),

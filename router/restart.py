@@ -19,7 +19,7 @@ class RestartRequest:
     """Request for a restart of the router's process, which its main module performs."""
 
     def __init__(self) -> None:
-        self.is_wanted = False
+        self.is_requested = False
         self._begin: Callable[[float], None] | None = None
 
     def bind(self, begin: Callable[[float], None]) -> None:
@@ -29,8 +29,8 @@ class RestartRequest:
     def ask(self, wait_s: float) -> None:
         """Begin the restart, once."""
         assert self._begin is not None, "the router serves"
-        if not self.is_wanted:
-            self.is_wanted = True
+        if not self.is_requested:
+            self.is_requested = True
             self._begin(wait_s)
 
 

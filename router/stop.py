@@ -66,7 +66,7 @@ class RouterStop:
             return
         self._is_hurried = True
         if self._restart is not None:
-            self._restart.is_wanted = False
+            self._restart.is_requested = False
 
     def begin_restart(self, wait_s: float) -> None:
         """Start to restart, unless a stop has started."""

@@ -220,21 +220,21 @@ class Telemetry:
             "Agents that a node removed when it came back, erased while it was away.",
         )
 
-    def admitted(self, event: Admitted) -> None:
+    def note_admission(self, event: Admitted) -> None:
         self._prompt.inc(event.prompt_tokens)
         if event.cache is not CacheTier.COLD:
             self._cached.labels(event.cache.value).inc(event.cached_tokens)
         self._fetched.inc(event.fetched_tokens or 0)
 
-    def saved(self, tier: CacheTier, seconds: float) -> None:
+    def note_saving(self, tier: CacheTier, seconds: float) -> None:
         """Count the seconds by which reuse shortened a turn."""
         if tier is not CacheTier.COLD:
             self._saved_s.labels(tier.value).inc(seconds)
 
-    def first_token(self, event: Admitted, seconds: float) -> None:
+    def note_first_token(self, event: Admitted, seconds: float) -> None:
         self._ttft.labels(event.cache.value).observe(seconds)
 
-    def estimated(self, terms: Terms, admitted_s: float, first_token_s: float) -> None:
+    def note_estimate(self, terms: Terms, admitted_s: float, first_token_s: float) -> None:
         """Count what placement estimated of a turn, and what its first token took."""
         parts = ("queue", terms.queue_s), ("bring", terms.bring_s), ("load", terms.load_s)
         for term, seconds in (*parts, ("prefill", terms.prefill_s)):
@@ -245,16 +245,16 @@ class Telemetry:
         if estimate_s > 0 and max(estimate_s, first_token_s) >= _ESTIMATED_S_MIN:
             self._estimate_ratio.observe(first_token_s / estimate_s)
 
-    def placed(self, seconds: float) -> None:
+    def note_placement(self, seconds: float) -> None:
         """Note how long a decision of placement took."""
         self._placement_s.observe(seconds)
 
-    def ended(self, outcome: str, completion_tokens: int = 0) -> None:
+    def note_end(self, outcome: str, completion_tokens: int = 0) -> None:
         """Count a turn's end: ok, rejected, overloaded, unavailable, failed or cancelled."""
         self._requests.labels(outcome).inc()
         self._completion.inc(completion_tokens)
 
-    def timed(self, seconds: float, times: TurnTimes | None, completion_tokens: int) -> None:
+    def note_times(self, seconds: float, times: TurnTimes | None, completion_tokens: int) -> None:
         """Note how long a turn took, and each of its parts where they are known."""
         self._turn_s.observe(seconds)
         if times is None:
@@ -275,7 +275,7 @@ class Telemetry:
         finally:
             waiting.dec()
 
-    def not_admitted(self, tenant: str, error: BaseException) -> None:
+    def note_refusal(self, tenant: str, error: BaseException) -> None:
         """Count a turn that no node admitted."""
         if isinstance(error, OverloadedError):
             self.ended("overloaded")
@@ -291,7 +291,7 @@ class Telemetry:
         if isinstance(error, FabricError):
             self._refusals.labels(self._code_of(error)).inc()
 
-    def guessed(self, outcome: str) -> None:
+    def note_guess(self, outcome: str) -> None:
         """Count a guess about the next turn of a group: right, wrong or refused."""
         self._guesses.labels(outcome).inc()
 
@@ -306,40 +306,40 @@ class Telemetry:
             self._refusal_codes.add(error.code)
         return error.code
 
-    def taken_over(self) -> None:
+    def note_takeover(self) -> None:
         self._takeovers.inc()
 
-    def fenced(self) -> None:
+    def note_fenced(self) -> None:
         self._fenced.inc()
 
-    def recovering(self) -> None:
+    def note_recovery(self) -> None:
         self._recovery.inc()
 
-    def gave_way(self) -> None:
+    def note_superseded_claim(self) -> None:
         """Count a claim that gave way to a later one."""
         self._resolved.labels("gave_way").inc()
 
-    def decided(self) -> None:
+    def note_decision(self) -> None:
         """Count a sealed agent that serves again."""
         self._resolved.labels("decided").inc()
 
-    def erased_late(self, agents: int) -> None:
+    def note_late_erasures(self, agents: int) -> None:
         self._erased_late.inc(agents)
 
-    def migrated(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
+    def note_migration(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
         self._migrations.labels("committed").inc()
         self._migration_s.observe(moved_s)
         self._pause_s.observe(pause_s)
         self._migration_bytes.inc(sent_bytes)
 
-    def copied(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
+    def note_copy(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
         self._copies.labels(kind, "ok" if ok else "failed").inc()
         self._copy_bytes.labels(kind).inc(sent_bytes)
 
-    def migration_failed(self) -> None:
+    def note_failed_migration(self) -> None:
         self._migrations.labels("aborted").inc()
 
-    def answered(self, route: str, method: str, status_class: str) -> None:
+    def note_response(self, route: str, method: str, status_class: str) -> None:
         """Count an answer to an HTTP request."""
         self._answers.labels(route, method, status_class).inc()
 

@@ -75,7 +75,7 @@ class TextLine(logging.Formatter):
 
 
 class OwnRecords(logging.Filter):
-    """Filter of a fabric's own information, and of warnings of anything."""
+    """Filter that keeps macfabric's own records, and warnings of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is kept."""
@@ -120,7 +120,7 @@ def write_log_file(stem: Path, process: str, form: str) -> Path | None:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Rotated file that its owner alone may read."""
+    """Rotated file that only its owner may read."""
 
     def _open(self) -> Any:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -128,7 +128,7 @@ class _PrivateFile(RotatingFileHandler):
 
 
 def catch_crashes(log: Path) -> str:
-    """Have fatal signals leave a trace beside a log; return the first line of the one before.
+    """Write traces of fatal signals beside a log; return the first line of the previous trace.
 
     A trace has the places of all threads in the code, and no values.
     """
@@ -142,7 +142,7 @@ def catch_crashes(log: Path) -> str:
 
 
 def read_tail(path: Path, count: int) -> Iterator[dict[str, Any]]:
-    """Yield the last lines of a file as their rows; what is no row is skipped."""
+    """Yield the last lines of a file as rows; skip invalid lines."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -155,13 +155,13 @@ def read_tail(path: Path, count: int) -> Iterator[dict[str, Any]]:
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a file as people read them."""
+    """Return the last lines of a file as text."""
     rows = read_tail(path, EXIT_LINES_MAX)
     return tuple(f"{row.get('level', '')}: {row['message']}" for row in rows)
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:
-    """Return a line's row; None if it is not whole."""
+    """Parse a line; return None if it is incomplete."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -207,7 +207,7 @@ class Decoding:
 
     def _log_end(self, reason: FinishReason | None, tokens_count: int) -> None:
         first = self._admitted
-        assert first is not None, "a turn that was saved was admitted"
+        assert first is not None, "a saved turn was admitted"
         text = "%s: %d of %d tokens reused (%s), %d generated; %s"
         reused, of = first.cached_tokens, first.prompt_tokens
         how, times = reason or "stopped", self._timer.times

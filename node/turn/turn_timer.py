@@ -1,4 +1,4 @@
-"""Clock of one turn on its node: what each moment of the turn was spent on."""
+"""Timer of one turn on its node: the seconds of each part."""
 
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ from node.limits import TURN_SPANS_MAX
 
 
 class Part(StrEnum):
-    """What a turn spends time on, by the field of TurnTimes that counts it."""
+    """Part of a turn, named as the field of TurnTimes that counts its seconds."""
 
     QUEUE = "queue_s"
     PREPARE = "prepare_s"
@@ -24,7 +24,7 @@ class Part(StrEnum):
 
 
 class TurnTimer:
-    """Clock of one turn; used on the node's event loop.
+    """Timer of one turn; used on the node's event loop.
 
     Each call of `spend` counts the time since the one before, so that all of it is counted once.
     """
@@ -44,7 +44,7 @@ class TurnTimer:
 
     @property
     def tag(self) -> TurnTag:
-        """Name of the turn, and what its router knows of it."""
+        """Name of the turn, and its time at the router."""
         return self._tag
 
     @property
@@ -66,20 +66,20 @@ class TurnTimer:
         self._last_s = now_s
 
     def add_parts(self, span: Span) -> None:
-        """Add what the turn spent its time on to its span."""
+        """Add the parts of the turn to its span."""
         for part, begun_s, ended_s in self._spans:
             span.part(part.value.removesuffix("_s"), begun_s, ended_s)
 
     def note_fetch_end(self) -> None:
-        """Note that what other nodes sent is here, or will not come."""
+        """Note the end of the fetch from other nodes."""
         self._fetched_until_s = self._clock.monotonic_s()
 
     def spend_fetching(self) -> None:
-        """Count the time since the last call up to the end of a fetch as the fetch's."""
+        """Count the time from the last call to the end of the fetch."""
         self.spend(Part.FETCH, self._fetched_until_s)
 
     def note_token(self) -> None:
-        """Note a token; what came before the first one is the prompt's."""
+        """Note a token; the time before the first one counts as prefill."""
         if self._first_token_s is None:
             self.spend(Part.PREFILL)
             here_s = self._last_s - self._began_s
@@ -99,7 +99,7 @@ class TurnTimer:
 
     @property
     def sent_times(self) -> TurnTimes | None:
-        """Times for the router; None for one that knows none."""
+        """Times for the router; None if it does not read them."""
         return self.times if self._is_tagged else None
 
     def note(

@@ -51,7 +51,7 @@ def require_startable(package: str, root: Path | None = None) -> None:
     if is_broken:
         message = (
             f"the installed code of the {package} cannot start: {why}. Nothing was restarted: the "
-            "fabric serves as before. Correct that, or install the version before, and repeat the "
+            "fabric serves as before. Fix that or install the previous version, then repeat the "
             "command"
         )
         raise CommandError(message)

@@ -1,4 +1,4 @@
-"""`macfabric uninstall`: remove what macfabric has written on this machine; say what stays."""
+"""`macfabric uninstall`: remove what macfabric has written on this machine; list what remains."""
 
 import argparse
 import os
@@ -44,7 +44,7 @@ from router.supervise.ray_processes import SHORT_DIR_PREFIX
 WORD: Final = "uninstall"  # to be typed
 NODES: Final = "nodes"
 VOTE: Final = "voter.json"  # of `macfabric voter`
-# All that a data folder of ours may hold; anything else in it is not ours, and stays.
+# Everything that macfabric writes into a data folder; other files in it are kept.
 _KEYS: Final = (
     *(CLUSTER_KEY, AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY, RAY_TOKEN),
     *(AUTHORITY_KEY, WATCH_KEY, "operator.key"),
@@ -82,7 +82,7 @@ def add_uninstall(commands: Any) -> None:
         description="List data folders, keys, units, caches and Ray's leftovers of macfabric on "
         "this machine, and remove them after you have typed a word. Stored agents are lost with "
         "them, and without a backup of cluster.key so are copies of them: see `macfabric backup`. "
-        "This cannot be undone. Links are removed themselves, and never followed. The checkout "
+        "This cannot be undone. Symbolic links are removed, never followed. The checkout "
         "stays.",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
@@ -206,14 +206,14 @@ def _present(what: str, path: Path) -> Iterator[Leftover]:
 
 
 def find_remaining(data: DataFolder, *, keeps_agents: bool) -> list[str]:
-    """Say what an uninstall does not remove, and how to remove it."""
+    """List what an uninstall does not remove, and how to remove it."""
     source = _source()
     remaining = [f"the program: rm -r {source}, and its virtual environment {sys.prefix}"]
     path = data.path
     if path.is_symlink():
-        remaining.append(f"{path} is a link to {path.resolve()}, which is left alone")
+        remaining.append(f"{path}: a link to {path.resolve()}, which is kept")
     elif path.is_dir() and not _is_ours(path):
-        remaining.append(f"{path} does not look like a fabric's data, and is left alone")
+        remaining.append(f"{path}: does not look like the data of a fabric")
     elif path.is_dir():
         known = {*_KEYS, *_RECORDS, *_FOLDERS, *_CACHES, NODES, "cluster"}
         if others := sorted(each.name for each in path.iterdir() if each.name not in known):
@@ -221,9 +221,7 @@ def find_remaining(data: DataFolder, *, keeps_agents: bool) -> list[str]:
         if keeps_agents and (path / NODES).exists():
             remaining.append(f"stored agents in {path / NODES}, and the keys beside them")
         links = [each for each in path.glob(f"{NODES}/*") if each.is_symlink()]
-        remaining += [
-            f"{each} is a link to {each.resolve()}, which is left alone" for each in links
-        ]
+        remaining += [f"{each}: a link to {each.resolve()}, which is kept" for each in links]
     remaining += [
         f"{unit.path}: sudo {sys.argv[0]} service uninstall {unit.role} --kind {unit.kind} --system"
         for unit in installed_units()
@@ -257,7 +255,7 @@ def require_stopped(data: DataFolder, stack: ExitStack) -> None:
 
 
 def _commands_with(text: str) -> list[str]:
-    """List the running commands that name something."""
+    """List the running commands that contain a text."""
     listed = run("/bin/ps", "-axwwo", "command=").splitlines()
     return [line for line in listed if text in f"{line} "]
 
@@ -266,7 +264,7 @@ def _commands_with(text: str) -> list[str]:
 
 
 def remove(leftover: Leftover) -> None:
-    """Remove one thing; a link itself, never what it leads to."""
+    """Remove a file, folder or unit; of a link, only the link."""
     path = leftover.path
     if leftover.unit is not None:
         remove_unit(leftover.unit)
@@ -323,5 +321,5 @@ def _report(
     if removed:
         print_line(f"removed {len(removed)} of {len(leftovers)}")
     for line in remaining:
-        print_line(f"stays: {line}")
+        print_line(f"remains: {line}")
     return status

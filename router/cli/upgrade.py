@@ -108,7 +108,7 @@ def run_upgrade(arguments: argparse.Namespace) -> int:
 def _run(upgrade: "Upgrade", arguments: argparse.Namespace) -> list[Json]:
     rows = upgrade.rows()
     only_router = arguments.router and not arguments.nodes
-    chosen = [] if only_router else upgrade.chosen(rows, arguments.nodes)
+    chosen = [] if only_router else upgrade.choose(rows, arguments.nodes)
     upgrade.check_versions(chosen)
     has_router = arguments.router or not arguments.nodes
     upgrade.check_code(chosen, has_router=has_router)
@@ -135,7 +135,7 @@ class UpgradeProgress:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeLimits:
-    """Time for turns to end and for a node to start, and whether current ones restart, too."""
+    """Time limits for turns and starts, and whether to restart processes that are up to date."""
 
     wait_s: float
     ready_s: float
@@ -148,9 +148,9 @@ class Upgrade:
 
     fabric: Fabric
     limits: UpgradeLimits
-    record: Path  # of the node that this command drains
+    record: Path  # file with the name of the node that this command has drained
     progress: UpgradeProgress
-    node: str | None = None  # which is under way
+    node: str | None = None  # the node that is being upgraded
 
     def rows(self) -> list[Json]:
         """Return the nodes; raise CommandError without the details for operators."""
@@ -160,7 +160,7 @@ class Upgrade:
             raise CommandError(message)
         return rows
 
-    def chosen(self, rows: list[Json], names: list[str]) -> list[Json]:
+    def choose(self, rows: list[Json], names: list[str]) -> list[Json]:
         """Return the rows of `names`, or all; raise CommandError unless all of them serve."""
         known = {str(row.get("name")): row for row in rows}
         unknown = [name for name in names if name not in known]
@@ -174,7 +174,7 @@ class Upgrade:
             if not is_serving and row.get("name") != own:
                 failure = f" ({row['failure']})" if row.get("failure") else ""
                 message = (
-                    f"{row.get('name')} is {row.get('state')}{failure}: correct that first, or "
+                    f"{row.get('name')} is {row.get('state')}{failure}: fix that first, or "
                     "name the others with --nodes"
                 )
                 raise CommandError(message)
@@ -195,8 +195,8 @@ class Upgrade:
             installed = _installed("ray")
             if installed and build.get("ray", installed) != installed:
                 message = (
-                    f"Ray {installed} is installed and {name} runs {build['ray']}, and processes "
-                    f"of both cannot talk to each other: {RESTART}"
+                    f"Ray {installed} is installed and {name} runs {build['ray']}, and the "
+                    f"two versions cannot talk to each other: {RESTART}"
                 )
                 raise CommandError(message)
             if row.get("protocol") not in {None, PROTOCOL_VERSION}:
@@ -221,7 +221,7 @@ class Upgrade:
     # --- nodes ---------------------------------------------------------------------------------
 
     def upgrade_node(self, name: str) -> Json:
-        """Upgrade one node; return what happened."""
+        """Upgrade one node and return the result."""
         self.node, began_s = name, time.monotonic()
         result: Json = {"name": name, "result": "current", "moved": 0, "stayed": 0}
         is_ours = self._noted() == name
@@ -278,7 +278,7 @@ class Upgrade:
         except RefusedError as error:
             if error.status < 500:  # an older version, or another router is active
                 raise
-            self.progress.note(name, "unanswered", str(error))  # it may restart all the same
+            self.progress.note(name, "unanswered", str(error))  # it may restart anyway
         began_s = time.monotonic()
         again = self._await(
             name,
@@ -329,7 +329,7 @@ class Upgrade:
         log = f"`macfabric logs --node {name}` there, and what `macfabric up` prints, may say more"
         return CommandError(
             f"{name} {why}. The other nodes were left as they are; {still}. {log}. Install the "
-            f"right code on its machine, or the one before, and repeat the command: {GOES_ON}"
+            f"right code on its machine, or the previous version, then {GOES_ON}"
         )
 
     def _row(self, name: str) -> Json:
@@ -357,7 +357,7 @@ class Upgrade:
     # --- router --------------------------------------------------------------------------------
 
     def upgrade_router(self) -> Json:
-        """Upgrade the router that the URL names; return what happened."""
+        """Upgrade the router at the URL and return the result."""
         name, before, began_s = "router", self.fabric.router(), time.monotonic()
         result: Json = {"name": name, "result": "current", "moved": 0, "stayed": 0}
         if not self._restarts("router", {"build": before}):
@@ -387,7 +387,7 @@ class Upgrade:
         return result | {"result": "upgraded", "seconds": seconds}
 
     def _router_log(self) -> str:
-        """Return what the router of this machine has printed."""
+        """Return the output of this machine's router."""
         return read_log(DataFolder(self.record.parent).log("router"))
 
     def _router(self) -> Json:
@@ -400,8 +400,8 @@ class Upgrade:
 def _router_failure(words: str) -> str:
     return (
         f"the router did not come back{f' ({words})' if words else ''}, and clients get no answer. "
-        "The nodes keep their agents. Correct the code of the router, or install the version "
-        "before: `macfabric up`, or what else runs it, starts it again every few seconds"
+        "The nodes keep their agents. Fix the router's code, or install the previous version: "
+        "`macfabric up`, or whatever runs the router, retries its start every few seconds"
     )
 
 

@@ -80,7 +80,7 @@ class ErasureExchange:
             answer = await link.call(call, KnownErasures)
             self.known.merge(answer.erased)
             if answer.agents_removed:
-                self._telemetry.erased_late(answer.agents_removed)
+                self._telemetry.note_late_erasures(answer.agents_removed)
                 _LOG.info("node %s removed %d erased agents", link.name, answer.agents_removed)
             reported = Tombstones()
             reported.merge(answer.erased)

@@ -53,11 +53,11 @@ class Forks:
                 lambda migration, raw: KeepFork(migration, raw, operation, name, epoch),
             )
         except FabricError:
-            self._telemetry.copied("fork", 0, ok=False)
+            self._telemetry.note_copy("fork", 0, ok=False)
             raise
         finally:
             self._fleet.directory.release(new, reservation)
-        self._telemetry.copied("fork", receipt.bytes_sent, ok=True)
+        self._telemetry.note_copy("fork", receipt.bytes_sent, ok=True)
         self._note(new, receipt)
         self._fleet.events.publish(AgentForked(new, key[1], receipt.target))
         return receipt

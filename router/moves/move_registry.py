@@ -123,17 +123,19 @@ class MoveRegistry:
                 )
                 receipt = await self._attempt(key, target, verify=True)
         except RetryElsewhereError as error:
-            self._telemetry.migration_failed()
+            self._telemetry.note_failed_migration()
             raise as_client_error(error) from None
         except FabricError:
-            self._telemetry.migration_failed()
+            self._telemetry.note_failed_migration()
             raise
         finally:
             del self._running[key]
         if holds:
             self._fleet.activity.hold(key, target)
         if receipt.source != receipt.target:
-            self._telemetry.migrated(receipt.seconds, receipt.pause_seconds, receipt.bytes_sent)
+            self._telemetry.note_migration(
+                receipt.seconds, receipt.pause_seconds, receipt.bytes_sent
+            )
         return receipt
 
     async def _attempt(

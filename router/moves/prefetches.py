@@ -38,9 +38,9 @@ class PrefetchRequests:
         try:
             view = await self._ask(key)
         except FabricError:
-            self._telemetry.copied("prefetch", 0, ok=False)
+            self._telemetry.note_copy("prefetch", 0, ok=False)
             raise
-        self._telemetry.copied("prefetch", 0, ok=True)
+        self._telemetry.note_copy("prefetch", 0, ok=True)
         return view
 
     async def is_home(self, key: AgentKey, node: str) -> bool:
@@ -68,7 +68,7 @@ class PrefetchRequests:
     def guess(self, key: AgentKey, on_begun: Callable[[], None]) -> None:
         """Load an agent that no client has named, unless its node refuses."""
         if len(self._guessed) >= GUESSES_MAX:
-            self._telemetry.guessed("refused")
+            self._telemetry.note_guess("refused")
             return
         task = asyncio.create_task(self._load_guessed(key))
         on_begun()
@@ -81,7 +81,7 @@ class PrefetchRequests:
         try:
             await self._ask(key, is_guess=True)
         except FabricError as error:
-            self._telemetry.guessed("refused")
+            self._telemetry.note_guess("refused")
             _LOG.debug("an expected agent was not loaded: %s", error.code)
 
     async def close(self) -> None:

@@ -127,10 +127,10 @@ class PrefixSeeding:
             for span in spans:
                 self._require_no_moves()
                 copied = await target_link.call(TakeSpan(name, source, span.offer), Copied)
-                self._telemetry.copied("span", copied.bytes_sent, ok=True)
+                self._telemetry.note_copy("span", copied.bytes_sent, ok=True)
         except BaseException as error:
             if getattr(error, "code", None) not in _FULL:
-                self._telemetry.copied("span", 0, ok=False)
+                self._telemetry.note_copy("span", 0, ok=False)
             for span in spans[:1]:  # the target may have begun although no answer came
                 abort = AbortMigration(*span.key, name)
                 await asyncio.shield(best_effort_call(target_link, abort))

@@ -305,7 +305,9 @@ class Replicas:
     def _ended(self, key: AgentKey, task: asyncio.Task[CopyReceipt]) -> None:
         self._copying.pop(key, None)
         failed = task.cancelled() or task.exception() is not None
-        self._telemetry.copied("replica", 0 if failed else task.result().bytes_sent, ok=not failed)
+        self._telemetry.note_copy(
+            "replica", 0 if failed else task.result().bytes_sent, ok=not failed
+        )
 
     async def _copy(
         self, key: AgentKey, target: NodeName, *, kept: bool | None, background: bool

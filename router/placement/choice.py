@@ -1,4 +1,4 @@
-"""Choice among the ways to serve a turn: by seconds, or by the rule of a baseline. Pure."""
+"""Choice among the options to serve a turn: by seconds, or by the rule of a baseline. Pure."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,7 +23,7 @@ def choose(
     policy: Policy,
     full: AbstractSet[NodeName] = frozenset(),
 ) -> Option:
-    """Choose a way; the order of `options` says nothing.
+    """Choose an option, regardless of their order.
 
     By seconds, `home` is preferred among nodes that cost about the same. An agent whose node is
     one of the `full` ones leaves it at any price.

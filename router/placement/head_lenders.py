@@ -3,8 +3,8 @@
     fetch      start + bytes / rate  < tokens / P
     await      the same, and at least until the lender has computed them
 
-They come while the turn waits in its node's queue. The nodes have the last word: the lender knows
-what it may lend, the other one its own speed.
+They arrive while the turn waits in its node's queue. The nodes decide in the end: the lender knows
+what it may lend, the borrower its own speed.
 """
 
 import math
@@ -30,15 +30,15 @@ from router.placement.seconds import (
 from router.placement.sketch_index import HeadState
 from router.placement.snapshot import FleetSnapshot, NodeSnapshot, PrefixHolder
 
-LONG_CHUNK_S: Final = 1.0  # of computing, by which a prompt gets longer at a time
+LONG_CHUNK_S: Final = 1.0  # time to compute one chunk of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
 class _Lender:
     node: NodeSnapshot
-    tokens: int  # of the prompt, in whole blocks
-    wait_s: float  # until it has computed them
-    chunk_tokens: int  # of them, that it computes last
+    tokens: int  # tokens of the prompt that it has or computes, in whole blocks
+    wait_s: float  # time until it has computed them
+    chunk_tokens: int  # size of the last chunk that it computes
     loan: HeadLoan
 
 
@@ -77,10 +77,10 @@ def fetches_of(
 def _carried(
     lender: _Lender, home: NodeSnapshot, node: NodeCandidate, borrowed_tokens: int
 ) -> tuple[int, float] | None:
-    """Return the bytes of a beginning that come and the seconds until then, or None.
+    """Return the bytes to fetch and the seconds until they arrive; None if it is not worth it.
 
-    None is where that is not worth asking for. What the node borrows for other turns is carried
-    once; while the lender computes, it sends what it has computed, a chunk at a time.
+    Tokens that the node borrows for other turns are sent once; a lender that still computes sends
+    one chunk after another.
     """
     more = lender.tokens - node.cached_tokens
     if more < HEAD_LOAN_TOKENS_MIN or not _lends(lender.node, home):

@@ -193,8 +193,8 @@ class Dispatcher:
 
     def _move_first(self, attempt: TurnAttempt, move: Decision) -> None:
         """Move the idle agent of a turn, then place the turn again."""
-        assert move.ship is not None, "what a move carries is known"
-        assert move.agent is not None, "likewise whose it is"
+        assert move.ship is not None, "a move has a transfer"
+        assert move.agent is not None, "a move names its agent"
         key, ledger = (DEFAULT_TENANT, move.agent), self._fleet.ledger
         attempt.has_moved = True
         self._fleet.activity.note_move(key)

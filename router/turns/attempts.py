@@ -1,4 +1,4 @@
-"""Tries of one turn on nodes, and what comes of them."""
+"""Attempts to run one turn on nodes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -102,12 +102,12 @@ def admission_of(event: Event, node: NodeName) -> Admitted:
 def give_up_unless(patience: asyncio.Timeout, handover: asyncio.Task[bool]) -> None:
     """End a wait for an agent's new node if its move has failed."""
     if not handover.cancelled() and not handover.result():
-        with suppress(RuntimeError):  # it has started in the same moment
+        with suppress(RuntimeError):  # it has just started
             patience.reschedule(asyncio.get_running_loop().time())
 
 
 @contextmanager
-def announced(
+def announce_prompt(
     fleet: Fleet, turn: TurnRequest, target: Target, *, is_private: bool
 ) -> Iterator[None]:
     """Let other turns find a prompt's beginning on the node that is about to compute it."""

@@ -119,7 +119,9 @@ class DecisionLog:
         """Note a turn's first token, and how far the estimates were off."""
         if entry.first_token_s is None:
             entry.first_token_s = self.clock.monotonic_s() - entry.started_s
-            self.telemetry.estimated(entry.decision.terms, entry.admitted_s, entry.first_token_s)
+            self.telemetry.note_estimate(
+                entry.decision.terms, entry.admitted_s, entry.first_token_s
+            )
 
     def end(self, entry: DecidedTurn, ended: EndedTurn) -> None:
         """Note a turn's end."""
@@ -165,7 +167,7 @@ def _continues(last: DecidedTurn, entry: DecidedTurn) -> bool:
 def _block_names(entry: DecidedTurn, bytes_per_token: float) -> Sequence[object]:
     """Name a prompt's blocks: equal ones of two prompts begin alike up to their ends.
 
-    A block is named by the piece of the sketch in which it ends; after the sketch's end, by its turn.
+    A block is named by the piece of the sketch in which it ends; after the sketch, by its turn.
     """
     prompt, tokens = entry.prompt, entry.admitted.prompt_tokens
     names: list[object] = []

@@ -96,7 +96,7 @@ class OpenTurn:
         self._breaker = breaker or Breaker()
         self._answered_tokens = 0
         self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
-        telemetry.admitted(admitted)
+        telemetry.note_admission(admitted)
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the answer's events with whole calls; raise FabricError if the node breaks off."""
@@ -174,8 +174,8 @@ class OpenTurn:
             return
         self._is_closed = True
         seconds = self._clock.monotonic_s() - self._started_s
-        self._telemetry.ended(outcome, completion_tokens)
-        self._telemetry.timed(seconds, self._times, completion_tokens)
+        self._telemetry.note_end(outcome, completion_tokens)
+        self._telemetry.note_times(seconds, self._times, completion_tokens)
         tokens = completion_tokens or self._answered_tokens
         self._on_end(EndedTurn(outcome, completion_tokens, seconds, self._times, tokens))
         await self._source.aclose()
@@ -183,12 +183,12 @@ class OpenTurn:
     def _check_current(self) -> None:
         """Raise instead of acknowledging a turn of a node that has lost the agent meanwhile."""
         if not self._is_current():
-            self._telemetry.fenced()
+            self._telemetry.note_fenced()
             message = "another node took the agent over in mid-answer; send the request again"
             raise RetryLaterError(message, code="fenced")
 
     def _first_token(self) -> None:
-        self._telemetry.first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
+        self._telemetry.note_first_token(self.admitted, self._clock.monotonic_s() - self._started_s)
         self._on_prefilled(self.admitted.prompt_tokens)
         self._on_decoding()
 

@@ -2,7 +2,7 @@
 
     owner reported      the turn goes there
     no node is awaited  it starts on any node
-    time is up          likewise: recomputing the prompt takes no longer than the wait did
+    time is up          the same: recomputing the prompt takes no longer than the wait did
 
 The time is the router's estimate of the prefill, after the queues of the nodes that could do it, at
 most OWNER_WAIT_S_MAX. Of many turns whose time is up at once, the next one sees the first one in

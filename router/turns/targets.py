@@ -90,7 +90,7 @@ class Targets:
             may_move=may_move and self._moves_agents,
         )
         decision = self._placement.decide(facts, fleet)
-        self._telemetry.placed(self._fleet.clock.monotonic_s() - began_s)
+        self._telemetry.note_placement(self._fleet.clock.monotonic_s() - began_s)
         if decision.loan is not None:
             self._fleet.partners.note(decision.loan.source, decision.node)
         target = self._target_of(turn.key, decision)
@@ -136,7 +136,7 @@ class Targets:
         directory = self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
-            self._telemetry.taken_over()
+            self._telemetry.note_takeover()
             alias = self._fleet.alias(key)
             _LOG.warning("agent %s: %s takes over from %s", alias, node, owner.node)
         epoch = self._fleet.begin_epoch(key)

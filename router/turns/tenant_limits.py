@@ -56,7 +56,7 @@ class TenantAccounts:
         }
 
     @contextmanager
-    def opening(self, tenant: TenantId) -> Iterator[None]:
+    def count_turn(self, tenant: TenantId) -> Iterator[None]:
         """Count a turn from its request on; if it is not admitted, it has ended here.
 
         Raise OverloadedError if the tenant is over a limit.
@@ -75,7 +75,7 @@ class TenantAccounts:
         except BaseException as error:
             if isinstance(error, OverloadedError):
                 self.usage.note_refusal(tenant)
-            self._telemetry.not_admitted(tenant, error)
+            self._telemetry.note_refusal(tenant, error)
             raise
 
     def note_admission(self, tenant: TenantId, first: Admitted) -> None:
@@ -89,7 +89,7 @@ class TenantAccounts:
         """Count the end of an admitted turn, and what it saved by cached tokens of `tier`."""
         tokens, is_ok = ended.answered_tokens, ended.outcome == "ok"
         saved = saved_s(recompute_s, ended.times)
-        self._telemetry.saved(tier, saved)
+        self._telemetry.note_saving(tier, saved)
         self.usage.note_end(tenant, tokens, ended.times, is_ok=is_ok, saved_s=saved)
         self._charge(tenant, tokens)
         account = self._accounts.get(tenant)

@@ -1,4 +1,4 @@
-"""What each tenant's turns used, by hour and by day (UTC): tokens computed, reused and answered.
+"""Usage of each tenant's turns by hour and day (UTC): tokens computed, reused and answered.
 
 Counters, not records of turns: nothing of a prompt or an agent is in them. They are stored now and
 then, so that a restart loses little.
@@ -47,16 +47,16 @@ class Period(StrEnum):
 class Counts:
     """Counters of one tenant in one period."""
 
-    turns: int = 0  # that were answered to their end
-    broken_turns: int = 0  # that failed, or whose client left
-    refused_turns: int = 0  # with 429
+    turns: int = 0  # completed turns
+    broken_turns: int = 0  # failed turns, and those whose client left
+    refused_turns: int = 0  # turns answered with 429
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of those, that were not computed again
-    fetched_tokens: int = 0  # of the cached ones, that another node sent meanwhile
+    cached_tokens: int = 0  # prompt tokens that were not computed again
+    fetched_tokens: int = 0  # cached tokens that another node sent meanwhile
     computed_tokens: int = 0  # of prompts; the rest was cached
     completion_tokens: int = 0  # of answers, also of broken ones
     compute_s: float = 0.0  # of prefill and decode on nodes, as far as they report it
-    saved_s: float = 0.0  # of prefill, by cached tokens; less what fetching and loading them took
+    saved_s: float = 0.0  # prefill saved by cached tokens, minus fetching and loading them
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def decode_usage(raw: bytes) -> tuple[UsageRow, ...]:
 
 def _row(names: list[str], row: object) -> UsageRow:
     if not isinstance(row, list) or len(row) != len(names) + 3:
-        message = "a row has not as many numbers as there are counters"
+        message = "a row has more or fewer numbers than there are counters"
         raise RejectedError(message)
     tenant, period, start_s, *numbers = row
     counts: Counts = from_plain(Counts, dict(zip(names, numbers, strict=True)), "usage")
@@ -238,7 +238,7 @@ def _row(names: list[str], row: object) -> UsageRow:
 
 
 class UsageKeeper:
-    """Stores usage while it changes, and once more at the end."""
+    """Writer that stores usage while it changes, and once more at the end."""
 
     def __init__(self, usage: TenantUsage, file: UsageFile | None) -> None:
         """Add what the file has; without a file, nothing is stored."""

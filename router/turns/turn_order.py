@@ -26,8 +26,8 @@ class _Follower:
 @dataclass(slots=True)
 class _Order:
     last: AgentId | None = None
-    guess: AgentId | None = None  # expected after the last one, and got ready
-    parent: AgentId | None = None  # before the last one, if that is new
+    guess: AgentId | None = None  # agent that was loaded for the next turn
+    parent: AgentId | None = None  # agent before the last one, if the last one is new
     returning: _Follower | None = None  # parent that came back after new agents
     after: OrderedDict[AgentId, _Follower] = field(default_factory=OrderedDict)
 
@@ -68,7 +68,7 @@ class TurnOrders:
         return follower.agent
 
     def note_guess(self, group: GroupKey, agent: AgentId) -> None:
-        """Note that an agent was got ready for the group's next turn."""
+        """Note that an agent was loaded for the group's next turn."""
         if group in self._orders:
             self._orders[group].guess = agent
 

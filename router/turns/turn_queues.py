@@ -1,4 +1,4 @@
-"""Queues of turns in front of nodes: bounded, fair between tenants, refused with a true delay.
+"""Queues of turns for nodes: bounded, fair between tenants, with a measured Retry-After.
 
     turn ──▶ place at its node? ── yes ──▶ sent; the place is free again once the node admits it
                     └ no ──▶ waits in the node's queue (FairQueue) ──▶ place
@@ -48,7 +48,7 @@ class QueueRules:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A turn in a queue, or at a place."""
+    """Turn in a queue, or with a place."""
 
     tenant: TenantId
     work_s: float
@@ -57,7 +57,7 @@ class _Waiting:
 
 
 class _Pace:
-    """Seconds of work that leave a queue in a second, by the last turns while others waited."""
+    """Pace of a queue: seconds of work admitted per second, measured while turns wait."""
 
     def __init__(self) -> None:
         self._turns: deque[tuple[float, float]] = deque(maxlen=PACE_TURNS)  # seconds, and work
@@ -121,7 +121,7 @@ class _NodeQueue:
         self._fill()
 
     def give_up(self, error: Callable[[], Exception]) -> None:
-        """Let all that wait go with an error each."""
+        """End all waits with an error."""
         for tenant in self._order.tenants():
             for waiting in self._order.items(tenant):
                 self._order.remove(tenant, waiting)
@@ -156,8 +156,8 @@ class _NodeQueue:
     def _has_place(self, tenant: str) -> bool:
         """Return whether a tenant holds less than its part of the places.
 
-        All that are here share them by weight with one that may come, so it finds some, unless
-        there are more tenants than places.
+        The tenants share the places by weight with one more that may come, so that it finds some,
+        unless there are more tenants than places.
         """
         if self._sent.total() >= self._places_max:
             return False
@@ -246,7 +246,7 @@ class TurnQueues:
         return max(waits_s, default=RETRY_AFTER_S_MIN)
 
     def sweep(self, is_up: Callable[[NodeName], bool]) -> None:
-        """Let the turns that wait for lost nodes go elsewhere."""
+        """Release the turns that wait for lost nodes."""
         for (node, _), queue in self._queues.items():
             if len(queue) and not is_up(node):
                 message = f"{node} was lost while a turn waited for a place there"

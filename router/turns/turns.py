@@ -55,7 +55,7 @@ from router.turns.attempts import (
     Attempt,
     StaleTargetError,
     admission_of,
-    announced,
+    announce_prompt,
     give_up_unless,
 )
 from router.turns.decision_log import DecidedTurn, DecisionLog
@@ -108,7 +108,7 @@ class Turns:
 
     async def open(self, turn: TurnRequest, waiting: AwaitedNodes | None = None) -> OpenTurn:
         """Return the turn once a node has admitted it; `waiting` shows what it waits for."""
-        with self.accounts.opening(turn.tenant):
+        with self.accounts.count_turn(turn.tenant):
             breaker = self.running.begin()
             try:
                 await breaker.wait(self._models.require(turn.model))
@@ -242,7 +242,7 @@ class Turns:
                 waits = attempt.waits_for_place(turn)
                 placed = await self._send(turn, target, attempt, waits=waits)
             except StaleTargetError:
-                attempt.has_waited = True  # its turn has come, wherever it goes now
+                attempt.has_waited = True  # it waited its turn, so it does not queue again
             except NodeLostError as error:
                 await self._wait_or_give_up(turn, target, attempt, error)
             except RetryElsewhereError as error:
@@ -335,8 +335,8 @@ class Turns:
 
         A move that takes longer than expected continues, while the owner serves the turn.
         """
-        assert move.ship is not None, "what a move carries is known"
-        assert move.agent is not None, "likewise whose it is"
+        assert move.ship is not None, "a move has a transfer"
+        assert move.agent is not None, "a move names its agent"
         fleet, ship, key = self._fleet, move.ship, (turn.tenant, move.agent)
         alias = fleet.alias(key)
         _LOG.info("agent %s moves first: %.1f s sooner on %s", alias, move.gain_s, ship.target)
@@ -367,7 +367,7 @@ class Turns:
         source: AsyncGenerator[Event, None] | None = None
         lent = fleet.ledger.fetching(target.decision)
         try:
-            with lent, announced(fleet, turn, target, is_private=is_private):
+            with lent, announce_prompt(fleet, turn, target, is_private=is_private):
                 place = await self._place(turn, target) if waits else None
                 try:
                     request = self._request(turn, target, attempt)
@@ -442,7 +442,7 @@ class Turns:
             group = turn.identity.agent
         self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)
         prompt = turn.prompt
-        form = prompt.form if turn.key is None else None  # a name is no matter of content
+        form = prompt.form if turn.key is None else None  # named agents are not found by content
         put = partial(self._fleet.sketches.put, opening=prompt.opening, form=form)
         is_coming = first.prompt_tokens - first.cached_tokens > BLOCK_TOKENS
         put(tenant, first.node, agent, prompt.sketch, is_coming=is_coming)
@@ -458,7 +458,7 @@ class Turns:
         now_s = self._now_s()
         if attempt.lost_since_s is None:
             attempt.lost_since_s = now_s
-        # Its address did not answer, and may be another one now.
+        # The address did not answer: it may have changed.
         self._fleet.membership.nudge(target.node, whole=True)
         patience_s = self._takeover_after_s if target.waits else 0.0
         is_returning = self._fleet.membership.is_returning(target.node)

@@ -73,7 +73,7 @@ def test_everything_of_macfabric_is_removed_and_nothing_else(run_here, home):
     assert tree(home.parent / "sockets") == []
     for row in listing["found"]:
         assert row["path"] in out
-    assert f"stays: the program: rm -r {Path(uninstall.__file__).parents[2]}" in out
+    assert f"remains: the program: rm -r {Path(uninstall.__file__).parents[2]}" in out
     status, out, _ = run_here("--yes", "--json")
     assert (status, json.loads(out)["found"]) == (0, [])
 
@@ -147,7 +147,7 @@ def test_data_folder_that_is_a_link_is_left_alone(run_here, home, tmp_path):
     assert [name for name in before if not name.startswith("cluster")] == [
         name for name in tree(tmp_path / "drive") if not name.startswith("cluster")
     ]
-    assert f"is a link to {tmp_path / 'drive'}, which is left alone" in out
+    assert f": a link to {tmp_path / 'drive'}, which is kept" in out
 
 
 @pytest.mark.parametrize("where", [".", "documents"])
@@ -157,7 +157,7 @@ def test_folders_that_are_no_fabric_data_are_left_alone(run_here, home, where):
     status, out, _ = run_here("--yes", "--data", str(home / where))
     assert status == 0
     assert {f"{name}" for name in ("logs/mine", "tmp/mine", "lock")} <= set(tree(home / where))
-    assert "does not look like a fabric's data" in out
+    assert "does not look like the data of a fabric" in out
 
 
 def test_unknown_files_in_the_data_folder_stay_and_are_named(run_here, home):

@@ -111,11 +111,11 @@ async def shown_metrics():
         await fabric.chat("hello", agent="alice")
         await fabric.chat("hello", model="nothing")
         telemetry = fabric.services.telemetry
-        telemetry.estimated(Terms(prefill_s=1.0), 0.1, 1.0)
-        telemetry.guessed("right")
-        telemetry.decided()
-        telemetry.not_admitted("default", OverloadedError("full", retry_after_s=1.0))
-        telemetry.not_admitted("default", OverloadedError("full", retry_after_s=1.0))
+        telemetry.note_estimate(Terms(prefill_s=1.0), 0.1, 1.0)
+        telemetry.note_guess("right")
+        telemetry.note_decision()
+        telemetry.note_refusal("default", OverloadedError("full", retry_after_s=1.0))
+        telemetry.note_refusal("default", OverloadedError("full", retry_after_s=1.0))
         with telemetry.waiting("default"):
             return (await fabric.http().get("/metrics")).text
 

@@ -120,7 +120,7 @@ def _main(host, relay, role, *more):
     listeners = inherited(left) or listen(host, 0)
     kept, restart = [listener.dup() for listener in listeners], RestartRequest()
     asyncio.run(_serve(listeners, relay, role, names, restart))
-    if restart.is_wanted:
+    if restart.is_requested:
         become_restarted(kept)
 
 

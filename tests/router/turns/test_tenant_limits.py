@@ -48,7 +48,7 @@ class World:
 
     def begin(self, tenant=ONE, prompt=0, cached=0):
         """Admit a turn that goes on."""
-        with self.accounts.opening(tenant):
+        with self.accounts.count_turn(tenant):
             pass
         first = Admitted(
             "mira", "node-a", 1, CacheTier.COLD, MatchKind.NONE, prompt, cached, "nothing"
@@ -80,7 +80,7 @@ def test_turns_over_the_limit_are_refused_until_one_ends():
 def test_turn_that_no_node_admits_leaves_its_place():
     world = World(turns=1)
     for _ in range(3):
-        with pytest.raises(RejectedError), world.accounts.opening(ONE):
+        with pytest.raises(RejectedError), world.accounts.count_turn(ONE):
             raise RejectedError("no")
     assert world.accounts.running_count(ONE) == 0
     world.begin()
