@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Report:
         parameters = {"model": model.name, "context tokens": context, "rounds": rounds}
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
         bench = Bench(model, context)
-        with cells.until_cut():
+        with cells.until_interrupted():
             for name, component in COMPONENTS.items():
                 if name in cells:
                     continue
@@ -232,6 +232,6 @@ def _report(cells: MeasuredCells, parameters: Mapping[str, object]) -> Report:
         Limit(f"{name}: gain [x]", gain, 1.0, is_least=True) for name, gain in gains.items()
     )
     notes = ["medians over the rounds; tenants share nothing, so another tenant's agent is `off`"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, {"component": table}, gains, limits, tuple(notes))

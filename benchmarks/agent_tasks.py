@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Report:
     parameters = {"model": arguments.model, "steps": steps, "traces": count}
     cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
     traces = [trace(steps, seed) for seed in range(count)]
-    with cells.until_cut():
+    with cells.until_interrupted():
         references = _answers(arguments.model, ARMS[0], traces)
         for arm in arms:
             if arm.name not in cells:
@@ -136,6 +136,6 @@ def _report(cells: MeasuredCells, parameters: dict[str, Any], arms: Sequence[Arm
             statement = f"{policy}: tokens computed, exact by amortize [x]"
             limits.append(Limit(statement, ratio, 1.0, is_least=True))
     notes = ["means over all steps; agreement with the same step of the whole, exact history"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, {"arm": table}, ratios, tuple(limits), tuple(notes))

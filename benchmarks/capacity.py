@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Report:
     with model_folder(arguments) as model:
         parameters = {"model": model.name, "context tokens": context, "agents": agents}
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
-        with cells.until_cut():
+        with cells.until_interrupted():
             budget_bytes = _budget_bytes(str(model), context)
             for name, bits in BITS.items():
                 if name not in cells:
@@ -104,6 +104,6 @@ def _report(cells: MeasuredCells, parameters: dict[str, Any]) -> Report:
         statement = "agents in memory, 4 bits by the model's own [x]"
         limits.append(Limit(statement, four / own, MORE_AGENTS_MIN, is_least=True))
     notes = ["turns of agents that are not in memory read their cache from disk"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, {"cache": table}, ratios, tuple(limits), tuple(notes))

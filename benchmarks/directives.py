@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> Report:
     with model_folder(arguments) as model:
         parameters = {"model": model.name, "rounds": rounds, "messages": MESSAGES}
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
-        with local_fabric(str(model)) as fabric, cells.until_cut():
+        with local_fabric(str(model)) as fabric, cells.until_interrupted():
             talks = _Talks(fabric.client(), model)
             for context in contexts:
                 if f"{context}" not in cells:
@@ -181,8 +181,8 @@ def _report(
                 for count in edits
             }
     notes = ["the request of the directive is part of the time to the first token"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     chart = Chart(
         "A turn after an edit of its second message", "tokens of context", "seconds", lines
     )

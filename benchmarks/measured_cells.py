@@ -29,7 +29,7 @@ class MeasuredCells:
         """Read the cells of an earlier run of the same kind; forget those of another one."""
         self._path = path
         self._cells: dict[str, Figures] = {}
-        self.is_cut = False
+        self.is_interrupted = False
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class MeasuredCells:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if lines and lines[0] == head:
             self._cells = dict(_whole_lines(lines[1:]))
-            say(f"{len(self._cells)} cells are kept from a run that was cut")
+            say(f"{len(self._cells)} cells are kept from an interrupted run")
             self._rewrite(head)
         else:
             if lines:
@@ -61,20 +61,20 @@ class MeasuredCells:
                 os.fsync(file.fileno())
 
     @contextmanager
-    def until_cut(self) -> Iterator[None]:
+    def until_interrupted(self) -> Iterator[None]:
         """Measure until the end, Control-C or SIGTERM; what was measured is reported either way."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             yield
         except KeyboardInterrupt:
-            self.is_cut = True
+            self.is_interrupted = True
             say("interrupted: the report shows what was measured")
         finally:
             signal.signal(signal.SIGTERM, before)
 
     def finish(self) -> None:
         """Remove the file of a run that was not cut."""
-        if self._path is not None and not self.is_cut:
+        if self._path is not None and not self.is_interrupted:
             self._path.unlink(missing_ok=True)
 
     def _rewrite(self, head: str) -> None:

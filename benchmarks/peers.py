@@ -85,18 +85,18 @@ def run(arguments: argparse.Namespace) -> Report:
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
         served = _with_template(model, folder / model.name)
         reasons: dict[str, str] = {}
-        with cells.until_cut():
+        with cells.until_interrupted():
             for name in names:
                 if name in cells:
                     continue
                 say(name)
                 try:
                     require_readable(name, served)
-                    folder_ = environment_of(
+                    environment_folder = environment_of(
                         name, arguments.environments, installs=arguments.install
                     )
                     trial = _Trial(
-                        name, folder_, served, folder / f"home-{len(reasons)}-{name[:4]}"
+                        name, environment_folder, served, folder / f"home-{len(reasons)}-{name[:4]}"
                     )
                     cells.add(name, trial.measure(context, rounds))
                 except (PeerUnavailableError, ServerError, RuntimeError, OSError) as error:
@@ -263,8 +263,8 @@ def _report(
         if key in row
     }
     notes = ["medians; a cached share is what the server reports, or 0"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, figures, ratios, _limits(seconds), tuple(notes))
 
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Report:
     }
     links = (*(QUICK_LINKS_MBIT if quick else LINKS_MBIT), SLOW_MBIT)
     cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
-    with tempfile.TemporaryDirectory() as folder, own_loopback(), cells.until_cut():
+    with tempfile.TemporaryDirectory() as folder, own_loopback(), cells.until_interrupted():
         model = write_model(Path(folder) / "model", MODEL)
         for mbit in links:
             if f"{mbit:g}" not in cells:
@@ -177,6 +177,6 @@ def _report(cells: MeasuredCells, parameters: dict[str, Any], links: Sequence[fl
         least = parameters["beginning [tokens]"] * 3 // 4
         limits.append(Limit(statement, min(cell["fetched tokens"]), least, is_least=True))
     notes = ["medians of the repeats; each limit on time is on the median of pairs"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, {"link": rows}, ratios, tuple(limits), tuple(notes))

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Report:
             "rounds": arguments.rounds or (QUICK_ROUNDS if quick else ROUNDS),
         }
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
-        with running_fabric(str(model), settings=UNDISTURBED) as url, cells.until_cut():
+        with running_fabric(str(model), settings=UNDISTURBED) as url, cells.until_interrupted():
             pairs = _Pairs(ChatClient(url, model.name), model, parameters)
             for first in STATES:
                 for second in STATES:
@@ -140,7 +140,7 @@ def _report(cells: MeasuredCells, parameters: Mapping[str, Any]) -> Report:
                 statement = f"{first}, then {second}: second's first token, in line by together [x]"
                 limits.append(Limit(statement, ratio, 1.0, is_least=True))
     notes = ["seconds to first tokens; `both`: from the first arrival to the last token"]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     figures = {"seconds": tables}
     return Report(parameters, figures, ratios, tuple(limits), tuple(notes))

@@ -66,7 +66,10 @@ def run(arguments: argparse.Namespace) -> Report:
         }
         cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
         plan = [(c, b) for c in contexts for b in batches if c * b <= arguments.batch_tokens]
-        with running_fabric(str(model), nodes=2, settings=UNDISTURBED) as url, cells.until_cut():
+        with (
+            running_fabric(str(model), nodes=2, settings=UNDISTURBED) as url,
+            cells.until_interrupted(),
+        ):
             fabric = _Fabric(ChatClient(url, model.name), model, rounds)
             for context, batch in plan:
                 fabric.measure(cells, context, batch)
@@ -203,8 +206,8 @@ def _report(
             statement = f"cold by disk at {context} tokens [x]"
             limits.append(Limit(statement, ratio, DISK_RATIOS[context], is_least=True))
     notes = ["streamed: until the first text; whole: until the answer of 8 tokens has arrived"]
-    if cells.is_cut:
-        notes.append("the run was cut: cells are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: cells are missing")
     return Report(
         parameters, figures, ratios, tuple(limits), tuple(notes), charts=_charts(cells, contexts)
     )

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> Report:
         "repeats": repeats,
     }
     cells = MeasuredCells(arguments.keep, {**parameters, **environment()})
-    with tempfile.TemporaryDirectory() as folder, cells.until_cut():
+    with tempfile.TemporaryDirectory() as folder, cells.until_interrupted():
         bench = _Bench(write_model(Path(folder) / "model", MODEL), arguments.slowdown, speedup)
         for repeat in range(repeats):
             for workload in workloads:
@@ -243,8 +243,8 @@ def _report(
         f"the machine was too slow for {share:.1%} of the steps at most"
         for share in [max(late, default=0.0)]
     ]
-    if cells.is_cut:
-        notes.append("the run was cut: rows are missing")
+    if cells.is_interrupted:
+        notes.append("the run was interrupted: rows are missing")
     return Report(parameters, tables, ratios, tuple(limits), tuple(notes))
 
 

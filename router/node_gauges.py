@@ -29,7 +29,11 @@ _COUNTS: Final = (
     ("evicted_agents", "evicted_agents", f"Agents evicted or expired {_SINCE}."),
     ("scrubbed_bytes", "scrubbed_bytes", f"Stored blocks read again in idle moments {_SINCE}."),
     ("damaged_blocks", "damaged_blocks", f"Blocks that failed a check {_SINCE}."),
-    ("fenced_turns", "node_fenced_turns", f"Turns ended as another owned the agent, {_SINCE}."),
+    (
+        "fenced_turns",
+        "node_fenced_turns",
+        f"Turns whose agent had another owner, {_SINCE}.",
+    ),
     ("failed_rounds", "node_failed_rounds", f"Background work that failed {_SINCE}."),
     ("dropped_caches", "dropped_caches", f"Idle caches dropped from RAM for space {_SINCE}."),
     ("preempted_turns", "preempted_turns", f"Times that a turn was paused for another {_SINCE}."),
@@ -42,12 +46,12 @@ class NodeGauges(Collector):
     """Metrics of all nodes; a lost node keeps its last values."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register them; there are none before `membership` is set."""
+        """Register the metrics; they are empty until `membership` is set."""
         self.membership: Membership | None = None
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Name nothing ahead: no other collector has these names."""
+        """Return no metrics: they depend on the nodes, and no other collector has their names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -76,8 +80,8 @@ class NodeGauges(Collector):
         yield from _links(membership)
 
 
-def _gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"macfabric_{name}", says, labels=labels)
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"macfabric_{name}", help_text, labels=labels)
 
 
 Views = list[tuple[NodeName, NodeView]]
@@ -89,8 +93,8 @@ def _numbers(views: Views) -> Iterator[Metric]:
         (CounterMetricFamily, _COUNTS),
     )
     for kind, listed in kinds:
-        for attribute, name, says in listed:
-            family = kind(f"macfabric_{name}", says, labels=["node"])
+        for attribute, name, help_text in listed:
+            family = kind(f"macfabric_{name}", help_text, labels=["node"])
             for node, view in views:
                 if (number := getattr(view, attribute)) is not None:
                     family.add_metric([node], number)
@@ -126,14 +130,14 @@ def _add(family: GaugeMetricFamily, node: NodeName, **numbers: int | None) -> No
 def _facts(views: Views) -> Iterator[Metric]:
     pressure = _gauge("memory_pressure", "0 normal, 1 warning, 2 critical.", "node")
     thermal = _gauge("thermal_state", "0 nominal, 1 fair, 2 serious, 3 critical.", "node")
-    degraded = _gauge("node_degraded", "1 while a node has a problem; /v1/nodes says it.", "node")
+    degraded = _gauge("node_degraded", "1 while a node has a problem; /v1/nodes names it.", "node")
     build = _gauge(
         "node_build_info", "Versions of the node's code and model.",
         *("node", "version", "mlx", "python", "protocol", "model", "fingerprint"),
     )  # fmt: skip
     ends = _gauge("certificate_expiry_timestamp_seconds", "When its certificate ends.", "node")
     exits = _gauge(
-        "node_last_exit_timestamp_seconds", "When the process before ended.", "node", "cause"
+        "node_last_exit_timestamp_seconds", "When the previous process ended.", "node", "cause"
     )
     for node, view in views:
         pressure.add_metric([node], _index_of(view.memory_pressure, PRESSURES))

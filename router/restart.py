@@ -1,7 +1,7 @@
-"""Restart of the router's process with the code that is installed then.
+"""Restart of the router's process with the installed code.
 
 The process becomes the new program and keeps its id, its output and its listening sockets: clients
-that connect meanwhile wait in the queue of these. Imports little, as `router/listener.py`.
+that connect meanwhile wait in their queues. Imports little, as `router/listener.py`.
 """
 
 import logging

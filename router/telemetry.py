@@ -66,7 +66,7 @@ class Telemetry:
         )
         self._saved_s = counter(
             "macfabric_saved_seconds",
-            "Seconds of prefill that cached tokens spared, less those to fetch and load them.",
+            "Seconds of prefill that cached tokens saved, minus those to fetch and load them.",
             ["tier"],
         )
         self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
@@ -140,7 +140,7 @@ class Telemetry:
         )
         self._certificate_ends_s = Gauge(
             "macfabric_router_certificate_expiry_timestamp_seconds",
-            "When the certificate ends that clients are shown; 0: there is none.",
+            "End of the certificate shown to clients; 0: none.",
             registry=self.registry,
         )
         build = Gauge(

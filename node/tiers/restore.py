@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Restores:
-    """Reader of layouts on the node's worker threads, which learns how fast they arrive."""
+    """Reader of layouts on the node's worker threads, which measures its speed."""
 
     def __init__(self, store: AgentStore, workers: Workers, clock: Clock) -> None:
         self._store = store

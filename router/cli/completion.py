@@ -60,7 +60,7 @@ def run_completion(arguments: argparse.Namespace) -> int:
     script = shellcode(
         [PROGRAM],
         shell=shell,
-        complete_arguments=["-o", "nospace"],  # without a match, no file of the folder
+        complete_arguments=["-o", "nospace"],  # without a match, offer no files
         argcomplete_script=program,
     )
     if arguments.json:
@@ -149,7 +149,7 @@ def _names(
         try:
             rows = ask(replace(find_fabric(*options), timeout_s=COMPLETION_S))
         except (ClientError, CommandError, FabricError, OSError, ValueError):
-            return  # at the Tab key there is no place for an error
+            return  # completion cannot show errors
         names = (row.get(field) for row in rows)
         found.extend(n for n in names if isinstance(n, str) and _PLAIN_NAME.fullmatch(n))
 

@@ -84,18 +84,18 @@ def disconnect() -> None:
 class Driver:
     """Client of Ray in this process, which can leave the cluster and rejoin it.
 
-    Meanwhile calls wait, as a call would end the whole process. Calls in progress are lost. So
-    would the end of a reference to a result that Ray still owes, while the driver leaves: all are
-    kept until it has left, also those of calls that were cancelled.
+    Calls wait meanwhile, as a call would end the whole process, and calls in progress are lost.
+    Dropping a reference to a pending result while the driver leaves would end the process too, so
+    all references are kept until it has left, including those of cancelled calls.
     """
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Future[Any]] = set()
-        self._owed: dict[int, Any] = {}  # references to results, by identity
+        self._pending: dict[int, Any] = {}  # references to pending results, by identity
         self._has_joined = asyncio.Event()
         self._has_joined.set()
 
-    async def joined(self) -> None:
+    async def wait_until_joined(self) -> None:
         """Wait until calls may be made."""
         await self._has_joined.wait()
 
@@ -121,7 +121,7 @@ class Driver:
 
         def settle(result: concurrent.futures.Future[Any]) -> None:
             if self._has_joined.is_set():
-                self._owed.pop(key, None)
+                self._pending.pop(key, None)
             if call.done():
                 return
             error = result.exception()
@@ -130,17 +130,17 @@ class Driver:
             else:
                 call.set_result(result.result())
 
-        self._owed[key] = reference
-        reference.future().add_done_callback(partial(_soon, loop, settle))
+        self._pending[key] = reference
+        reference.future().add_done_callback(partial(_settle_soon, loop, settle))
         return call
 
     @contextlib.asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
+    async def detached(self) -> AsyncIterator[None]:
         """Cancel calls in progress, and have further calls wait until a cluster is joined."""
         self._has_joined.clear()
         for call in tuple(self._calls):
             call.cancel()
-        while self._calls:  # noqa: ASYNC110 - until only `_owed` has references
+        while self._calls:  # noqa: ASYNC110 - until only `_pending` has references
             await asyncio.sleep(0)
         try:
             yield
@@ -148,12 +148,12 @@ class Driver:
             if ray.is_initialized():
                 self._has_joined.set()
 
-    def forget_owed(self) -> None:
-        """Forget the results that Ray owes, once the driver has left."""
-        self._owed.clear()
+    def forget_pending(self) -> None:
+        """Forget pending results, once the driver has left."""
+        self._pending.clear()
 
 
-def _soon(
+def _settle_soon(
     loop: asyncio.AbstractEventLoop,
     settle: Callable[[concurrent.futures.Future[Any]], None],
     result: "concurrent.futures.Future[Any]",
@@ -172,7 +172,7 @@ class ActorTransport:
         self.handle: Any = None  # None until the roster finds a living actor
 
     async def __call__(self, raw: bytes) -> bytes:
-        await self._driver.joined()
+        await self._driver.wait_until_joined()
         handle = self.handle
         if handle is None:
             message = f"{self._name} has no actor at the moment"
@@ -217,7 +217,7 @@ class ActorRoster:
         """Return the transports of all nodes, after looking for new and restarted actors."""
         try:
             if self._address is not None and await asyncio.to_thread(_is_orphaned):
-                async with self._driver.away():
+                async with self._driver.detached():
                     await self._rejoin(self._address)
                     await self._find_actors()
             else:
@@ -241,7 +241,7 @@ class ActorRoster:
             transport.handle = None
         try:
             await asyncio.to_thread(disconnect)
-            self._driver.forget_owed()
+            self._driver.forget_pending()
             await asyncio.to_thread(connect, address, self._namespace)
         finally:
             self._on_joined()  # also after a failed attempt

@@ -49,12 +49,12 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """What happened to all turns of a run."""
+    """Counters of all turns of a run."""
 
     asked: int = 0
     answered: int = 0
     retried: int = 0
-    relocated: int = 0  # turns on another node than their agent's turn before
+    relocated: int = 0  # turns on another node than their agent's previous turn
     prompt_tokens: int = 0
     turns_s: float = 0.0  # from requests to last tokens, of all turns
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -69,7 +69,7 @@ class TurnAttempt:
     asked_s: float
     ticket: int
     given_up: set[NodeName] = field(default_factory=set)
-    has_moved: bool = False  # its agent, by the decision to serve it elsewhere
+    has_moved: bool = False  # its agent was moved to serve it
     lost_since_s: float | None = None
     first_s: float | None = None
 
@@ -81,7 +81,7 @@ class Sent:
     attempt: TurnAttempt
     target: Target
     booking: Booking
-    on_way: ExitStack = field(default_factory=ExitStack)  # what is noted until it has its memory
+    on_way: ExitStack = field(default_factory=ExitStack)  # undone when it has its memory
     is_admitted: bool = False
     has_memory: bool = False
 

@@ -27,9 +27,9 @@ CHUNK_STEPS: Final = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))  # below
 WARM_TOKENS: Final = 512  # prompts with no more left go first
 WARM_STREAK: Final = 8  # but not for longer than so many chunks
 ANSWER_RESERVE_TOKENS: Final = 512
-HEAD_TOKENS: Final = 128  # of a beginning, at least, that is worth a wait
-HEAD_WAIT_FACTOR: Final = 1.5  # of the time in which it would be computed
-HEAD_WAIT_S: Final = 2.0  # and this, then a prompt computes it itself
+HEAD_TOKENS: Final = 128  # shortest beginning that is worth a wait
+HEAD_WAIT_FACTOR: Final = 1.5  # times the time to compute it, plus
+HEAD_WAIT_S: Final = 2.0  # this; then a prompt computes the beginning itself
 
 
 @dataclass(slots=True, eq=False)
@@ -93,12 +93,12 @@ class ModelledEngine:
         chunk_tokens_max: int = 4_096,
     ) -> None:
         """Start idle; `on_answered` is called when a job's last token is delivered."""
-        self.slowness = 1.0  # factor on the time of all computing
+        self.slowness = 1.0  # factor on all compute times
         self.computed_tokens = 0  # of prompts
         self.reused_tokens = 0  # of prompts, when they got their memory
         self.busy_s = 0.0
-        self.changes_count = 0  # of all that a node reports about its turns
-        self.on_published: Callable[[], None] = lambda: None  # of what other nodes await
+        self.changes_count = 0  # changes of the turns that a node reports
+        self.on_published: Callable[[], None] = lambda: None  # awaited blocks were published
         self._timeline = timeline
         self._model = model
         self._cache = cache
@@ -113,7 +113,7 @@ class ModelledEngine:
         self._count = 0
         self._warm_streak = 0
         self._disk_free_s = 0.0
-        self.has_read = False  # caches from its disk
+        self.has_read = False  # whether caches were read from disk
         self._version = 0  # of the event that is expected next
         self._stretch: tuple[float, float, int] | None = None  # began, seconds and number of steps
         self._is_computing = False
@@ -222,12 +222,12 @@ class ModelledEngine:
         return not job.has_given_up
 
     def _wake(self, job: NodeTurn) -> None:
-        """Look whether a job has waited for too long."""
+        """Admit a job that has waited for too long."""
         job.has_alarm = False
         self.grant()
 
-    def _look_again(self, job: NodeTurn) -> None:
-        """Look for what was published while a job waited."""
+    def _find_published(self, job: NodeTurn) -> None:
+        """Find the tokens that were published while a job waited."""
         found = self._cache.look_up(job.agent, job.prompt, self._timeline.now_s)
         best, disk = found.tokens, found.disk_tokens
         for lead, common in self._leads(job.prompt):
@@ -239,7 +239,7 @@ class ModelledEngine:
 
     def _load(self, job: NodeTurn) -> None:
         """Read a job's cached tokens from the disk, after the reads before it."""
-        self._look_again(job)
+        self._find_published(job)
         job.is_waiting = False
         self._loading.append(job)
         job.position = job.cached_tokens

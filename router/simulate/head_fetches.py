@@ -1,11 +1,11 @@
-"""Beginnings of prompts that modelled nodes send to each other while the turns wait for them.
+"""Fetches of prompts' beginnings between modelled nodes, while the turns wait for them.
 
-    turn 1   asks its lender ─▶ what is stored there crosses the link ─▶ asks for what is computed
+    turn 1   asks its lender ─▶ stored blocks cross the link ─▶ asks for blocks computed since
     turn 2   the same beginning: waits for the fetch of turn 1
-    both     queue without memory meanwhile, and take what has come
+    both     queue without memory meanwhile, and use the blocks that have arrived
 
 As real nodes do (`node/turn/fetched_heads.py`): a fetch that would take longer than computing, or
-longer than it should, ends, and the turns compute what has not come.
+longer than it should, ends, and the turns compute the rest.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from router.simulate.machine import Machine
 from router.simulate.moves import START_S, Network
 from router.simulate.timeline import Timeline
 
-SLOW_FACTOR: Final = 3.0  # times the expected seconds of a part, and a little more: then it ends
+SLOW_FACTOR: Final = 3.0  # times the expected seconds of a part, plus SLOW_S: then the fetch ends
 SLOW_S: Final = 0.1
 
 
@@ -59,7 +59,7 @@ class HeadFetches:
             machine.engine.on_published = partial(self._resume_fetches, machine)
 
     def _arrive(self, target: Machine, job: NodeTurn) -> None:
-        """Let a turn wait for what is on its way, or what its lender has."""
+        """Let a turn wait for a fetch under way, or begin one from its lender."""
         joined = self._joinable(target, job)
         if joined is not None:
             joined.waiting.append(job)

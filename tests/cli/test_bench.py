@@ -247,7 +247,7 @@ def test_cells_of_a_cut_run_are_kept_and_those_of_another_are_not(tmp_path):
     first = MeasuredCells(path, {"rounds": 2})
     first.add("a", {"cold": [1.5]})
     first.add("b", {"cold": [2.5]})
-    with first.until_cut():
+    with first.until_interrupted():
         raise KeyboardInterrupt
     first.finish()
     text = path.read_text()
@@ -267,11 +267,11 @@ def test_cells_of_a_cut_run_are_kept_and_those_of_another_are_not(tmp_path):
 def test_terminated_run_reports_what_it_has_measured(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     cells = MeasuredCells(tmp_path / "cells.jsonl", {})
-    with cells.until_cut():
+    with cells.until_interrupted():
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
 
-    assert cells.is_cut
+    assert cells.is_interrupted
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -87,13 +87,13 @@ def add_service(commands: Any) -> None:
 
 
 def _add_verb(
-    verbs: Any, name: str, says: str, more: str, *, needs_role: bool = True
+    verbs: Any, name: str, summary: str, more: str, *, needs_role: bool = True
 ) -> argparse.ArgumentParser:
     listed = "; ".join(f"{role}: {what}" for role, what in ROLES.items())
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
-        help=says,
-        description=f"{says[0].upper()}{says[1:]}. {more}",
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {more}",
         epilog=f"{listed}. Arguments of the role's command follow --, as in "
         "macfabric service install up -- --nodes 2",
     )

@@ -1,8 +1,8 @@
 """The last bytes of log files, without lines whose form is unknown.
 
 Router and nodes write JSON lines without any text of prompts. What else processes print (Ray, a
-traceback) may quote anything: of that, only lines of known forms stay, and of exceptions only
-their classes and places.
+traceback) may quote anything: of that, only lines of known forms are kept, and only
+the classes and places of exceptions.
 """
 
 import json

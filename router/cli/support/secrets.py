@@ -1,4 +1,4 @@
-"""Removal of keys and tokens from texts: those that are known, and all that look like one."""
+"""Removal of keys and tokens from texts: known ones, and everything that looks like one."""
 
 import base64
 import binascii
@@ -25,10 +25,10 @@ _PATTERNS: Final = tuple(
         r"\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abprs])[-_][\w-]{10,}",
         r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
         r"(?i)\bsha256:[0-9a-f]{64}\b",
-        r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{64,}(?![0-9A-Fa-f])",  # our own keys; hashes go with them
+        r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{64,}(?![0-9A-Fa-f])",  # our own keys; removes hashes as well
     )
 )
-# `api_key=…`, `"token": "…"`: the value goes, the name stays.
+# `api_key=…`, `"token": "…"`: only the value is removed.
 _NAMED: Final = re.compile(
     r"(?i)(?P<name>[\w-]*(?:api[_-]?key|access[_-]?key|operator[_-]?key|signing[_-]?key|token"
     r"|secret|password|passwd|authorization|cookie)[\"']?\s*[:=]\s*[\"']?)"
@@ -44,7 +44,7 @@ class Secrets:
         self._spelled: set[str] = set()
 
     def add(self, value: object) -> None:
-        """Remember a secret; short texts are none."""
+        """Remember a secret, unless the text is too short for one."""
         if isinstance(value, str) and len(value.strip()) >= SUPPORT_SECRET_CHARS_MIN:
             self._spelled.update(_spellings(value.strip()))
 

@@ -25,7 +25,7 @@ def agent_name(row: Mapping[str, Any]) -> AgentName:
 
 @dataclass(slots=True)
 class FleetState:
-    """What is known of a fabric; every part of it is bounded."""
+    """State of a fabric as far as it is known; every part is bounded."""
 
     health: str = "unknown"
     nodes: dict[str, Row] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class FleetState:
         self.nodes = {str(row.get("name")): row for row in rows}
 
     def take_agent(self, name: AgentName, row: Row | None) -> None:
-        """Take an agent as the fabric shows it now; None for one that is gone."""
+        """Update an agent from its row; None removes it."""
         self.stale.discard(name)
         if row is None:
             self.agents.pop(name, None)
@@ -62,9 +62,9 @@ class FleetState:
             self.agents[name] |= row
 
     def take_turn(self, name: AgentName, turn: Row | None) -> None:
-        """Take an agent's last turn as its history has it; None if that is empty."""
+        """Add an agent's last turn from its history; None if that is empty."""
         if name in self.turns:
-            return  # events were faster
+            return  # an event was faster
         self.turns[name] = turn or {}
         if turn:
             self._note_first_token(turn)

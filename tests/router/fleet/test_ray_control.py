@@ -78,7 +78,7 @@ async def is_kept(reference):
 
 
 @pytest.fixture
-def joined(monkeypatch):
+def wait_until_joined(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
 
 
@@ -106,13 +106,13 @@ async def test_references_are_kept_until_the_driver_has_left(joined, is_abandone
     if is_abandoned:
         call.cancel()
         await asyncio.wait({call})
-    async with driver.away():
+    async with driver.detached():
         assert call.done()
         result.set_exception(ConnectionError("lost"))
         assert await is_kept(known)
-        driver.forget_owed()
+        driver.forget_pending()
         assert not await is_kept(known)
     if not is_abandoned:
         with pytest.raises(ConnectionError, match="rejoined"):
             await call
-    await asyncio.wait_for(driver.joined(), HANG_S)
+    await asyncio.wait_for(driver.wait_until_joined(), HANG_S)
