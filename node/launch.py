@@ -291,7 +291,7 @@ def _ask(node: LaunchedNode) -> Any:
 
 
 def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
-    """Return what is missing after the timeout."""
+    """Describe the nodes that are missing after the timeout."""
     import ray
 
     late = sorted(node.name for node in launch.nodes.values() if node.view is None)

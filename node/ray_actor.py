@@ -190,7 +190,7 @@ class NodeActor:
 
 
 def _begin_log(start: NodeStart) -> Any:
-    """Write what this process logs to a file; return what the one before left there.
+    """Log to a file; return the end of the previous process's log.
 
     The folder of a node is `nodes/NAME` of a fabric's data.
     """

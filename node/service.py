@@ -89,7 +89,7 @@ class NodeService:
     ) -> None:
         """Prepare a node; `end_process` is called when the device keeps failing.
 
-        `previous_log` is what the process before this one left in its log.
+        `previous_log` is the end of the previous process's log.
         """
         if not __debug__:
             message = "assertions guard the cache: do not run under python -O"

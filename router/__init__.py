@@ -1,4 +1,4 @@
-"""What clients talk to: the HTTP APIs, placement in seconds, the directory, moves, the CLI.
+"""The router: HTTP APIs for clients, placement in seconds, the directory, moves, the CLI.
 
 Imports `fabric`, never `node`: nodes are reached by name. Ray enters through
 `router.fleet.ray_control` and `router.supervise.ray_config` only.

@@ -94,7 +94,7 @@ def adapters_of(clock: Clock, responses: ResponsesAdapter) -> list[ApiAdapter[An
 
 
 def turn_services_of(settings: RouterSettings, services: Services) -> TurnServices:
-    """Return what all turns need."""
+    """Return the services that all turns use."""
     fleet = services.fleet
     names = ModelNames(fleet, settings.model_aliases)
     mode = EDIT_MODES[settings.edits] if settings.edits != EXACT else None

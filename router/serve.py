@@ -216,7 +216,7 @@ def _term_keeper(
 
 
 def _voter_link(url: str, link: LinkFactory) -> NodeLink:
-    """Return the link to a voter that is no node."""
+    """Return the link to a voter that is not a node."""
 
     async def unreachable(raw: bytes) -> bytes:  # noqa: ARG001 - the protocol's name
         message = f"the voter at {url} is only asked over HTTP"
@@ -291,7 +291,7 @@ def _stop_of(
     wait_s: Callable[[], float],
     restart: RestartRequest | None,
 ) -> RouterStop:
-    """Return what stops or restarts this router; before a restart, a standby takes over."""
+    """Return the stop of this router; before a restart, a standby takes over."""
     log: ChangeLog = state.log
     return RouterStop(
         server,
@@ -305,7 +305,7 @@ def _stop_of(
 
 
 def _stop_beginning(runs: Runs, keeper: TermKeeper | None) -> Callable[[], None]:
-    """Return what begins a stop: another router takes new turns while running ones end here."""
+    """Return the action that begins a stop, after which another router takes new turns."""
     retiring: list[asyncio.Task[None]] = []
 
     def begin() -> None:

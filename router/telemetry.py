@@ -235,7 +235,7 @@ class Telemetry:
         self._ttft.labels(event.cache.value).observe(seconds)
 
     def note_estimate(self, terms: Terms, admitted_s: float, first_token_s: float) -> None:
-        """Count what placement estimated of a turn, and what its first token took."""
+        """Count the estimated terms of a turn, and the actual time to its first token."""
         parts = ("queue", terms.queue_s), ("bring", terms.bring_s), ("load", terms.load_s)
         for term, seconds in (*parts, ("prefill", terms.prefill_s)):
             self._estimated.labels(term).inc(seconds)

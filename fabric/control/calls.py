@@ -162,7 +162,7 @@ class NamedMessage:
 
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
-    """What a call is made for: a router's term, a turn, and the turn's span; all may be unknown."""
+    """Origin of a call: its router's term, and the turn and span it belongs to, if known."""
 
     term: int | None = None
     turn: TurnId | None = None

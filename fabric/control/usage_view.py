@@ -1,4 +1,4 @@
-"""What a node uses of its machine, and how its process before this one ended."""
+"""A node's use of its machine, and the end of its previous process."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,7 +32,7 @@ class UsageView:
 
 @dataclass(frozen=True, slots=True)
 class ExitView:
-    """End of the node's process before this one."""
+    """End of the node's previous process."""
 
     at_s: float  # wall clock, when it is known to have run last
     cause: str
@@ -41,6 +41,6 @@ class ExitView:
 
     @classmethod
     def of(cls, at_s: float, cause: str, detail: str, lines: tuple[str, ...]) -> "ExitView":
-        """Return it with bounded lines."""
+        """Return the view with bounded lines."""
         kept = tuple(line[:EXIT_LINE_CHARS_MAX] for line in lines[-EXIT_LINES_MAX:])
         return cls(at_s, cause, detail[:EXIT_LINE_CHARS_MAX], kept)

@@ -36,7 +36,7 @@ def check_versions(node: NodeName, reported: Mapping[str, object]) -> None:
 
 
 def why_refused(error: FabricError) -> str | None:
-    """Return what to show of a node whose answers are of another version; None for other errors."""
+    """Return the message for a node with answers of another version; None for other errors."""
     if error.code == BAD_NODE_ANSWER:
         return f"{error.message} (router and node may be of different versions: upgrade both)"
     return error.message if error.code == OTHER_VERSION else None

@@ -141,5 +141,5 @@ def span(name: str, **attributes: Attribute) -> Iterator[Span]:
 
 
 def failure_of(error: BaseException) -> str:
-    """Return what a span says of an error."""
+    """Return the code of an error for its span."""
     return error.code if isinstance(error, FabricError) else type(error).__name__

@@ -28,7 +28,7 @@ _COUNT_MAX: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class TurnNote:
-    """What is kept of one turn."""
+    """Entry of one turn."""
 
     id: TurnId
     at_s: float  # wall clock, of its request

@@ -21,7 +21,7 @@ _PIECE_BYTES = 9
 def list_changes(
     name: NodeName, incarnation: int, table: AgentTable, call: ListChanges
 ) -> AgentChanges:
-    """Return what `list_agents` does, in rows and without the pieces that the caller has."""
+    """List the agents as `list_agents` does, in rows and without the pieces that the caller has."""
     if call.columns != COLUMNS:
         message = "this node lists agents in other columns; call list_agents"
         raise RejectedError(message, code=OTHER_COLUMNS)

@@ -118,7 +118,7 @@ def _candidates(begun: FoldedMessages, *, is_strict: bool) -> Iterator[FoldedMes
 
 
 def _has_system_texts(messages: Messages, text: str) -> bool:
-    """Tell whether the prompt has all system messages."""
+    """Return whether the prompt has all system messages."""
     systems = (m.get("content") or "" for m in messages if m.get("role") == "system")
     return all(system.strip() in text for system in systems)
 

@@ -93,7 +93,7 @@ class AnswerReader(Protocol):
     def feed(self, text: str) -> AnswerDelta: ...
 
     def finish(self, *, is_cut: bool = False) -> AnswerDelta:
-        """Return what was held back: the answer ends here, or `is_cut` at its token limit."""
+        """Return the text held back: the answer ends here, or `is_cut` at its token limit."""
         ...
 
 

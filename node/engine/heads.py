@@ -61,7 +61,7 @@ class Heads:
                 self._leads.pop(head.names[0], None)
 
     def follow(self, head: Head, *, is_urgent: bool) -> None:
-        """Have leads publish what a turn on another node waits for, until `unfollow`."""
+        """Make leads publish the tokens that a turn on another node waits for, until `unfollow`."""
         with self._lock:
             self._away[head] = is_urgent
 
@@ -105,7 +105,7 @@ class Heads:
         return True
 
     def _best(self, head: Head) -> tuple[int, int, Sequence | None]:
-        """Return what is ready of a head, and the end and the lead of the most to be computed."""
+        """Return a head's ready tokens, and the end and lead of its longest part in progress."""
         ready, end, best = head.stored_tokens, 0, None
         for lead in self._leads.get(head.names[0], _NONE):
             other = lead.head
@@ -119,7 +119,7 @@ class Heads:
         return ready, end, best
 
     def _ask(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
-        """Have a lead publish its first `end` tokens, as urgently as the one that waits is."""
+        """Make a lead publish its first `end` tokens, with the urgency of the turn that waits."""
         head = lead.head
         assert head is not None, "a lead has a head"
         lead.is_awaited = lead.is_awaited or is_urgent
@@ -144,7 +144,7 @@ def _reached(lead: Sequence, head: Head, common: int) -> int:
 
 
 def _stop_at(lead: Sequence, head: Head, end: int) -> None:
-    """Have a lead keep its recurrent state at `end`, if it has one and is not there yet."""
+    """Make a lead keep its recurrent state at `end`, if it has one and is not there yet."""
     if not head.has_states or lead.awaited_tokens is not None or end in lead.stops:
         return
     lead.stops = tuple(sorted((*lead.stops, end)))

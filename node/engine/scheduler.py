@@ -190,7 +190,7 @@ class Scheduler:
         return is_shed or {id(sequence) for sequence in queue.running} != ran
 
     def _make_way(self, waiting: list[Sequence]) -> None:
-        """Have a background sequence give its memory to an interactive one that lacks only that."""
+        """Make a background sequence give its memory to an interactive one that lacks only that."""
         if sum(s.is_urgent for s in self.queue.running) >= self._active_max:
             return
         free_bytes = max(0, self._budget.claimable_bytes)

@@ -1,4 +1,4 @@
-"""What a model's own files say of its answers: where they end, and how they are sampled."""
+"""Properties of answers in a model's own files: where they end, and how they are sampled."""
 
 import json
 import logging

@@ -48,7 +48,7 @@ def parts_after(
     answer: bytes,
     shown: ShownAnswer,
 ) -> tuple[OtherParts, ...] | None:
-    """Return what messages have besides text, after a prompt's answer; None: unknown."""
+    """Return the parts of messages besides text, after a prompt's answer; None: unknown."""
     request = prompt.request
     if request.resume is not None:
         if before is None or request.extends or not prompt.sent:

@@ -74,7 +74,7 @@ def conversation_answers(
     places: MessagePlaces,
     redacted: Mapping[int, Message],
 ) -> Answers:
-    """Return what to remember of a conversation that ends with answer `last`.
+    """Return the answers to remember of a conversation that ends with answer `last`.
 
     The oldest answers are dropped first. Of `redacted` messages only white space is kept.
     """

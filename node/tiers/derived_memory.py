@@ -44,11 +44,11 @@ class DerivedMemory:
     counts: dict[tuple[TenantId, str], DroppedMemory] = field(default_factory=dict)
 
     def begin_count(self, tenant: TenantId, lender: str) -> None:
-        """Count what is dropped of one lender until `end_count`."""
+        """Count the memory of one lender that is dropped until `end_count`."""
         self.counts[tenant, lender] = DroppedMemory()
 
     def end_count(self, tenant: TenantId, lender: str) -> DroppedMemory:
-        """Return what was dropped since `begin_count`."""
+        """Return the memory dropped since `begin_count`."""
         return self.counts.pop((tenant, lender), DroppedMemory())
 
     def _note(self, tenant: TenantId, lenders: Iterable[Lender], tokens: int) -> None:

@@ -51,7 +51,7 @@ class NoRoomError(DiskError):
     code = "disk_budget"
 
     def __init__(self, size_bytes: int, *, is_tenants: bool) -> None:
-        """Say which of the two is full."""
+        """Name the budget that is full."""
         message = (
             f"no room for {size_bytes} bytes in the tenant's part of the disk: what it stores is "
             "in use; raise node.tenants.NAME.disk_bytes or quota, or erase agents"

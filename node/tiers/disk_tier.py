@@ -118,7 +118,7 @@ def record_bytes(record: Manifest) -> int:
 def _branches(
     met: Iterable[tuple[Manifest | None, Candidate]], sizes: Mapping[Hashable, int]
 ) -> Iterator[Candidate]:
-    """Yield what agents have superseded, as candidates of their own."""
+    """Yield the superseded forms of agents, as separate candidates."""
     for record, agent in met:
         refs = record.branch_refs if record is not None else []
         if refs:

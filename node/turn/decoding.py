@@ -214,7 +214,7 @@ class Decoding:
         _log.info(text, how, reused, of, first.cache, tokens_count, times)
 
     def _note(self, ended: Ended, reason: FinishReason | None) -> TurnNote:
-        """Return what the record keeps of the turn."""
+        """Return the turn's entry in the agent's history."""
         assert self._admitted is not None, "a turn that computed something was admitted"
         outcome = "moved" if ended.is_handover else "cancelled" if reason is None else reason.value
         before = self._request.resume

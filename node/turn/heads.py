@@ -114,7 +114,7 @@ class TurnHeads:
         self.news = asyncio.Event()
 
     def note_start(self, head: Head, prepared: Prepared) -> None:
-        """Note what a turn begins with: no other one waits for blocks that are stored."""
+        """Note the blocks that a turn begins with: no other turn waits for stored blocks."""
         stored = min(prepared.cached, prepared.layout.tokens_count)
         head.published_tokens = stored // BLOCK_TOKENS * BLOCK_TOKENS
         self._stop_waiting(head)

@@ -105,7 +105,7 @@ class TurnTimer:
     def note(
         self, node: NodeName, admitted: Admitted, outcome: str, completion_tokens: int
     ) -> TurnNote:
-        """Return what the agent's record keeps of the turn."""
+        """Return the turn's entry in the agent's history."""
         self.spend(Part.SAVE)
         return TurnNote(
             self._tag.id,

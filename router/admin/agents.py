@@ -94,7 +94,7 @@ class AgentsApi:
         return JSONResponse(page_response(agents, last, has_more=has_more) | reach)
 
     def _listed_keys(self, request: Request) -> Callable[[], list[AgentKey]]:
-        """Return what lists the agents that the caller may see, by their names in the list."""
+        """Return the keys of the agents that the caller may see, by their names in the list."""
         directory = self._fleet.directory
         if request.query_params.get(TENANT) == ALL_TENANTS:
             require_operator(request)

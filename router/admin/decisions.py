@@ -74,7 +74,7 @@ def _before(query: Mapping[str, str]) -> float:
 
 
 def _matches(entry: DecidedTurn, query: Mapping[str, str]) -> bool:
-    """Return whether a decision is one of those that the query names."""
+    """Return whether a decision matches the query."""
     known = {
         "node": entry.admitted.node,
         "cache": entry.admitted.cache.value,

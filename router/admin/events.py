@@ -103,7 +103,7 @@ class EventsApi:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Events that a stream is to have."""
+    """Filter of a stream's events."""
 
     tenant: TenantId | None  # None: all, for operators
     node: str | None = None  # also as the source or target of a move
@@ -126,7 +126,7 @@ class EventFilter:
         return cls(tenant, node, agent, name, limit, has_snapshot, follows)
 
     def matches(self, published: Published, row: Row) -> bool:
-        """Return whether an event, shown as this row, is one of them."""
+        """Return whether the filter accepts an event's row."""
         name = published.event.name
         nodes = {row.get(field) for field in ("node", "from", "to", "peer")}
         return (

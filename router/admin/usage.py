@@ -1,4 +1,4 @@
-"""Route of what tenants used: a tenant's own, and all of them for operators."""
+"""Route of usage: of the tenant, or for operators of all tenants."""
 
 from typing import Any, Final
 

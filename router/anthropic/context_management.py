@@ -124,7 +124,7 @@ def counted_edits(edits: Sequence[AnyEdit], notes: Notes) -> tuple[CountedEdit, 
 
 
 def report(outcomes: Sequence[EditOutcome]) -> dict[str, Any]:
-    """Return what each edit cleared, and what was truncated; omit edits without effect."""
+    """Return the parts that each edit cleared or truncated; omit edits without effect."""
     applied = [
         {
             "type": outcome.name,

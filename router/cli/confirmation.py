@@ -29,7 +29,7 @@ def confirm_loss(action: str, *, is_confirmed: bool) -> None:
 
 
 def require_typed(word: str, action: str) -> None:
-    """Have a word typed; raise CommandError for anything else, or without a terminal."""
+    """Ask for a typed word; raise CommandError for anything else, or without a terminal."""
     if not input_is_terminal():
         message = "nothing is removed without a confirmation: type it on a terminal, or use --yes"
         raise CommandError(message, MISUSED)

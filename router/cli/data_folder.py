@@ -116,7 +116,7 @@ class DataFolder:
 
     @property
     def logs(self) -> Path:
-        """What every process printed, and the log files of router and nodes."""
+        """Output of every process, and the log files of router and nodes."""
         return self.path / LOGS_FOLDER
 
     def log(self, name: str) -> Path:
@@ -205,7 +205,7 @@ class DataFolder:
         write_private(self.path / _SETTING_ROWS, json.dumps({"rows": rows}, default=str))
 
     def read_setting_rows(self) -> list[dict[str, Any]]:
-        """Return what `write_setting_rows` recorded; raise CommandError without a record."""
+        """Read the rows of `write_setting_rows`; raise CommandError without a record."""
         rows = read_json(self.path / _SETTING_ROWS).get("rows")
         if not isinstance(rows, list):
             message = f"{self.path} has no record of its settings: restart the fabric"
@@ -244,7 +244,7 @@ class DataFolder:
         write_private(self.stop_request, json.dumps({"wait_s": wait_s}))
 
     def read_stop_wait(self, default_s: float) -> float:
-        """Return what `write_stop_wait` set, or the default."""
+        """Return the wait that `write_stop_wait` set, or the default."""
         wait_s = read_json(self.stop_request).get("wait_s")
         if not isinstance(wait_s, int | float):
             return default_s

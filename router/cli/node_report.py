@@ -1,4 +1,4 @@
-"""Nodes in words: the state of each, its figures beside its limits, and what is wrong now.
+"""Reports on nodes: the state of each, its figures with their limits, and its problems.
 
 The dashboard says the same (`router/dashboard/static/words.js`).
 """
@@ -79,7 +79,7 @@ def _speed(tokens_per_s: Any) -> str:
 
 
 def problems(health: Row, nodes: Sequence[Row], now_s: float) -> Iterator[str]:
-    """Yield what is wrong or unusual in a fabric now, with the node's name before it."""
+    """Yield the present problems of a fabric, each with the node's name first."""
     listed = {node.get("name") for node in nodes}
     for name in health.get("missing") or ():
         if name not in listed:

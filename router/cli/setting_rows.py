@@ -155,7 +155,7 @@ def _at(section: Any, name: str) -> Mapping[str, Any]:
 
 
 def _leaves(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of every setting that is no group of others."""
+    """Yield name and value of every setting, without groups."""
     for each in fields(settings):
         value = getattr(settings, each.name)
         if is_dataclass(value):

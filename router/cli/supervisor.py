@@ -295,7 +295,7 @@ class Supervisor:
         self.say(f"{name} {reason}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
 
     def _why_ended(self, name: str, status: int | None) -> str:
-        """Return what the logs of an ended process say of the reason; killed ones say nothing."""
+        """Return the reason that a process's logs give for its end; killed ones give none."""
         ray_node = self.ray.find(name) if self.ray else None
         if ray_node and self.ray:
             return self.ray.why_ended(ray_node)

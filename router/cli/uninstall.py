@@ -128,7 +128,7 @@ def run_uninstall(arguments: argparse.Namespace) -> int:
 
 
 def find_leftovers(data: DataFolder, *, keeps_agents: bool) -> Iterator[Leftover]:
-    """Yield what an uninstall removes, units first: they would start a fabric again."""
+    """Yield everything that an uninstall removes, units first: they would restart a fabric."""
     for unit in installed_units():
         if not unit.is_system:
             yield Leftover(f"{unit.kind} unit", unit.path, unit)
@@ -149,7 +149,7 @@ def find_leftovers(data: DataFolder, *, keeps_agents: bool) -> Iterator[Leftover
 
 
 def compiled_files() -> list[Path]:
-    """List what `make setup` has compiled, unless the environment is a link to another one."""
+    """List the files compiled by `make setup`, unless the environment is a link to another one."""
     prefix = Path(sys.prefix)
     if prefix.resolve() != prefix or prefix.parent != _source():
         return []
@@ -161,7 +161,7 @@ def _source() -> Path:
 
 
 def _of_member(path: Path, *, keeps_agents: bool) -> Iterator[Leftover]:
-    """Yield what `ray up` has put on this Mac; a checkout may lie in the same folder."""
+    """Yield the files that `ray up` put on this Mac; the same folder may hold a checkout."""
     if path.is_symlink() or not (path / "app/router").is_dir():
         return
     for name in _MEMBER:

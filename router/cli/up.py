@@ -165,7 +165,7 @@ def run_down(arguments: argparse.Namespace) -> int:
 def _stop_running(
     folder: DataFolder, up: ProcessId, wait_s: float | None, progress: DownProgress
 ) -> None:
-    """Have `up` stop, and wait for its end; raise CommandError if it does not end.
+    """Tell `up` to stop, and wait for its end; raise CommandError if it does not end.
 
     A stop in progress is only waited for: a second signal would end its turns at once, which is
     for `--wait 0`.

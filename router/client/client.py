@@ -49,7 +49,7 @@ class Fabric(HttpApi):
         return self.all_rows("/v1/agents", filters, limit)
 
     def usage(self, **filters: str) -> Json:
-        """Return what tenants used (`period`, `limit`, for operators `tenant`), and limits."""
+        """Return the usage of tenants (`period`, `limit`, for operators `tenant`), and limits."""
         query = urlencode(filters)
         return self.object("GET", f"/v1/usage?{query}" if query else "/v1/usage")
 
@@ -166,7 +166,7 @@ class FabricAgent:
         return self._call("POST", "/supersede", body | _named(operation))
 
     def rebuild(self) -> Json:
-        """Have its next turn recompute what was kept after edits."""
+        """Make its next turn recompute the tokens that were kept after edits."""
         return self._call("POST", "/rebuild", {})
 
     # --- retention ---------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class AgentReports:
 async def read_list(
     link: NodeLink, known: tuple[int, int] = (0, 0), *, in_rows: bool = False
 ) -> AgentList:
-    """Return what is new after `known` (incarnation, changes), or all; raise FabricError.
+    """Return the changes after `known` (incarnation, changes), or all; raise FabricError.
 
     A node that knows such lists is read `in_rows`, with the last pieces of each sketch.
     """

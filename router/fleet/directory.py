@@ -194,7 +194,7 @@ class Directory:
         self._versions.pop(node, None)
 
     def note(self, key: AgentKey, holding: Holding) -> None:
-        """Note what a node just answered, before its next list.
+        """Note an owner that a node just reported, before its next list.
 
         A late answer is ignored: a node's epochs only rise, and no list would correct it.
         """

@@ -107,7 +107,7 @@ def _pruned(roster: NodeRoster) -> NodeRoster:
 
 
 def _differ(roster: NodeRoster, stored: NodeRoster) -> bool:
-    """Say whether a roster is worth being written: other nodes, or much later times."""
+    """Return whether a roster should be written: it has other nodes, or much later times."""
     return _shape(roster) != _shape(stored) or any(
         abs(node.seen_s - old.seen_s) >= ROSTER_RENEW_S
         for node, old in zip(roster.nodes, stored.nodes, strict=True)

@@ -212,7 +212,7 @@ class TermKeeper:
                 task.add_done_callback(self._late.discard)
 
     def _look(self) -> None:
-        """Say what has changed since the last look."""
+        """Report a change of the held term."""
         term = self.held()
         if term == self._term:
             return

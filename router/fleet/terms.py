@@ -87,7 +87,7 @@ class RouterTerms:
         return self._term if now_s < self._until_s else None
 
     def left_s(self, now_s: float) -> float:
-        """Return what is left of this router's lease."""
+        """Return the rest of this router's lease."""
         return max(0.0, self._until_s - now_s) if self.held(now_s) else 0.0
 
     def hear(self, view: TermView) -> None:
@@ -134,7 +134,7 @@ class RouterTerms:
 
 
 class TermAuthority(Protocol):
-    """What says whether this router may change the fabric."""
+    """Source of the term with which this router may change the fabric."""
 
     @property
     def is_active(self) -> bool:

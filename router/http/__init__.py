@@ -1,1 +1,1 @@
-"""What every route shares: keys, bodies, errors, streams."""
+"""Parts that every route shares: keys, bodies, errors, streams."""

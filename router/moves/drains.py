@@ -72,12 +72,12 @@ class Drains:
         return self._drains.get(node)
 
     async def start(self, node: NodeName) -> Drain:
-        """Have a node take no new agents, and move its agents away; repeatable."""
+        """Stop a node from taking new agents, and move its agents away; repeatable."""
         await self._set_draining(node, draining=True)
         return self._continue(node)
 
     async def stop(self, node: NodeName) -> None:
-        """Have a node take agents again; agents that were moved away stay where they are."""
+        """Let a node take agents again; agents that were moved away stay where they are."""
         self._drop(node)
         await self._set_draining(node, draining=False)
         self._drop(node)  # a sweep may have started it again meanwhile

@@ -124,7 +124,7 @@ class Hibernations:
         return resumed
 
     async def _release_owner(self, key: AgentKey, owner: Holding | None, epoch: int) -> None:
-        """Have the owner release the agent, as the other node may own it after a restart.
+        """Make the owner release the agent, as the other node may own it after a restart.
 
         If the call is lost, further turns use an epoch above the released one.
         """

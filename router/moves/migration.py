@@ -265,7 +265,7 @@ class Migration:
                 return final
 
     async def _commit(self, final: Offer) -> Copied:
-        """Have the target copy the tail and own the agent; return the tail's cost, if known."""
+        """Make the target copy the tail and own the agent; return the tail's cost, if known."""
         if self._fleet.directory.issued(self._key) >= self._epoch:
             message = "another node became the agent's owner meanwhile"
             raise StaleEpochError(message)

@@ -48,7 +48,7 @@ class SettingsPropagation:
         return view
 
     async def _share_tombstones(self, owner: NodeName) -> None:
-        """Have every node drop the shared prefixes of an agent that became private or forgot.
+        """Make every node drop the shared prefixes of an agent that became private or forgot.
 
         The owner's tombstones list them: its heartbeat reports them, and the heartbeats of other
         nodes pass them on. A node that does not answer gets them before its next lease.

@@ -111,7 +111,7 @@ class Recovery:
             self._note(key, epoch, sealed, OwnerState.REPLICA)
 
     async def _forgets(self, target: NodeName, call: AbortMigration) -> bool:
-        """Have the target forget the move; return whether it is sure not to have committed."""
+        """Make the target forget the move; return whether it certainly has not committed."""
         try:
             await self._fleet.link(target).call(call, Done)
         except FabricError as error:

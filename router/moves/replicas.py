@@ -149,7 +149,7 @@ class Replicas:
     # --- what is due -------------------------------------------------------------------------
 
     def _note(self, key: AgentKey) -> None:
-        """Have the next sweep look at an agent, unless no copy can be due for it."""
+        """Let the next sweep check an agent, unless no copy can be due for it."""
         has_copies = self._fleet.directory.has_copies(key)
         self._has_copies = self._has_copies or has_copies
         if self._count or has_copies:
@@ -332,5 +332,5 @@ class Replicas:
 
 
 def _turn_of(view: AgentView) -> object:
-    """Return what identifies an agent's last turn and its settings."""
+    """Return a value that identifies an agent's last turn and settings."""
     return view.tail, settings_fingerprint(view)

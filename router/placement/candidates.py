@@ -146,7 +146,7 @@ class Ranking:
 
     @property
     def totals(self) -> FleetTotals:
-        """What a node's share and an unmeasured node's speed depend on."""
+        """Totals from which a node's share and an unmeasured node's speed follow."""
         return FleetTotals(
             prefill_mean=self._prefill_mean,
             prefill_median=self._prefill_median,

@@ -73,7 +73,7 @@ def _begin(turn: TurnFacts, fleet: FleetSnapshot, kept: NodeName | None) -> list
 
 
 def costs_of_nodes(turn: TurnFacts, fleet: FleetSnapshot) -> dict[NodeName, float]:
-    """Return what the cheapest way costs on each node that takes new agents, in seconds."""
+    """Return the cost of the cheapest option on each node that takes new agents, in seconds."""
     options = sorted(_begin(turn, fleet, None), key=lambda option: -option.terms.total_s)
     return {option.node.name: option.terms.total_s for option in options}
 

@@ -110,7 +110,7 @@ class Profiles:
         self.changed: set[NodeName] = set()  # for the keeper of snapshots
 
     def of(self, name: NodeName) -> NodeProfile:
-        """Return what is known of a node."""
+        """Return the profile of a node."""
         known = self._nodes.get(name)
         return known.profile if known is not None else UNKNOWN
 

@@ -1,4 +1,4 @@
-"""What each way to serve a turn costs, in seconds. Pure.
+"""Cost of each option to serve a turn, in seconds. Pure.
 
     C(i) = wait_i + bring_i + min(U/P_i, load_i + U_c/P_i) + decode(i) + delay_i + evict_i
          + (i is not home) · h + (i has its share) · s + risk_i + price_i

@@ -23,7 +23,7 @@ _NO_OPENING: Final = -1  # of a prompt that is not a conversation yet
 
 
 class HeadState(StrEnum):
-    """What a node has of a beginning of a prompt."""
+    """State of a prompt's beginning on a node."""
 
     STORED = "stored"
     COMING = "coming"  # a turn was sent there that is going to compute it
@@ -46,7 +46,7 @@ class NodeCounts(Counter[NodeName]):
     changes = 0
 
     def add(self, node: NodeName, change: int) -> None:
-        """Add to a node's number; one without any goes."""
+        """Add to a node's number, and drop the node at zero."""
         before = self[node]
         self[node] = before + change
         if before + change <= 0:
@@ -79,7 +79,7 @@ class Level:
     borrowed: Mapping[NodeName, int] | None = None
 
     def state(self, node: NodeName) -> HeadState:
-        """Return what one of the nodes has of this beginning."""
+        """Return the state of this beginning on a node."""
         coming = self.coming.get(node, 0) if self.coming else 0
         borrowed = self.borrowed.get(node, 0) if self.borrowed else 0
         if self.nodes[node] > coming + borrowed:
@@ -119,7 +119,7 @@ class SketchIndex:
     ) -> None:
         """Store an agent's sketch and form, unless `tag` shows that it is unchanged.
 
-        What its node still computes of it `is_coming`, until `settle`.
+        With `is_coming`, its node still computes it, until `settle`.
         """
         key = (tenant, (node, agent))
         known = self._places.get(key)
@@ -193,7 +193,7 @@ class SketchIndex:
         return name
 
     def settle(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
-        """Note that a node has computed what was coming of an agent's sketch."""
+        """Note that a node has computed an agent's sketch that was coming."""
         key = (tenant, (node, agent))
         state = self._unstored.pop(key, None)
         if state is not None:

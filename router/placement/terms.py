@@ -1,4 +1,4 @@
-"""What a decision is made of, in seconds. Pure.
+"""Terms of a decision, in seconds. Pure.
 
 The terms of a decision are kept with what then happened (`router.turns.decision_log`), so that each
 can be compared with the truth.

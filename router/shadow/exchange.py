@@ -56,7 +56,7 @@ class FollowRequest:
 
 @dataclass(frozen=True, slots=True)
 class FollowAnswer:
-    """What a standby lacks; with `has_more`, of the version that it had."""
+    """Changes that a standby lacks; with `has_more`, some of those after its version."""
 
     life: str
     version: int
@@ -101,7 +101,7 @@ class ChangesApi:
         return Response(pack(await self._news(follow)), media_type="application/msgpack")
 
     async def _news(self, request: FollowRequest) -> FollowAnswer:
-        """Return what a standby lacks; its next request acknowledges the answer's version."""
+        """Return the changes that a standby lacks; its next request acknowledges their version."""
         log, known = self._log, request.version if request.life == self._log.life else 0
         version, has_more = log.version, False
         pieces: list[FilePiece] = []

@@ -38,7 +38,7 @@ class RunFiles:
         self._folder = folder
 
     def news(self, known: Mapping[str, FileState]) -> tuple[list[FilePiece], list[str], bool]:
-        """Return what is new, what is gone, and whether there is more."""
+        """Return new pieces, removed files, and whether there are more."""
         pieces: list[FilePiece] = []
         left_bytes, found = SHADOW_BYTES_MAX, set()
         for path, state in self._states():

@@ -92,7 +92,7 @@ class Baseline(Placement):
         return min(question.nodes, key=self.load)
 
     def load(self, node: NodeSnapshot) -> tuple[float, int, int, str]:
-        """Return what orders nodes by load."""
+        """Return a node's sort key by load."""
         name = node.name
         unfinished_s = prefill_s(self._prefill[name], _speed(node))
         return (unfinished_s, self._turns[name], self._last.get(name, 0), name)

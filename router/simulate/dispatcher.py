@@ -254,7 +254,7 @@ class Dispatcher:
     # --- what nodes answer ---------------------------------------------------------------------
 
     def _on_progress(self, sent: Sent, done_tokens: int) -> None:
-        """Note what a node reports of a prompt, as the router does."""
+        """Note a node's report on a prompt, as the router does."""
         if not self._follows_prompts:
             return
         self._fleet.note_progress(sent.booking, sent.attempt.turn.prompt.tokens, done_tokens)

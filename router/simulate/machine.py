@@ -91,7 +91,7 @@ class Machine:
         return job.epoch
 
     def lendable(self, prompt: Extent) -> tuple[int, int]:
-        """Return what it has of a beginning, and what it is going to have, in whole blocks."""
+        """Return the stored and the coming tokens of a beginning, in whole blocks."""
         published, coming = self.engine.lendable(prompt)
         ready = max(published, self.cache.shared_tokens(prompt, self._timeline.now_s))
         most = prompt.tokens - 1

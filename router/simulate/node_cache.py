@@ -1,4 +1,4 @@
-"""What a modelled node has cached: agents in memory and on disk, and the blocks others may use.
+"""Cache of a modelled node: agents in memory and on disk, and the blocks others may use.
 
 running     caches of turns, reserved before they run
 hot         idle caches in memory; the one used longest ago goes first, its disk copy stays

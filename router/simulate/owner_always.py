@@ -1,4 +1,4 @@
-"""Placement as this router had it before turns moved agents: an agent's owner serves all its turns.
+"""Placement of this router before turns moved agents: an agent's owner serves all its turns.
 
     owner lives ──▶ the owner, whatever its queue; such a turn is booked with no work
     else        ──▶ the least C(i) = booked_i + min(U/P_i, load_i + U_c/P_i) + answer_i
@@ -37,7 +37,7 @@ AGAIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """What a new agent's turn costs on a node."""
+    """Cost of a new agent's turn on a node."""
 
     node: NodeSnapshot
     cached_tokens: int

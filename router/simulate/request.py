@@ -1,4 +1,4 @@
-"""What the command line asks of the simulator; plain data, so that it needs no part of it."""
+"""Request of the command line to the simulator: plain data, which imports none of it."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any

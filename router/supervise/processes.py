@@ -114,7 +114,7 @@ def _descendants(roots: Iterable[int], rows: dict[int, _Row]) -> list[ProcessId]
 
 
 def session_members(leaders: Iterable[ProcessId]) -> list[ProcessId]:
-    """List what runs in the sessions that `leaders` opened, also where a leader has ended.
+    """List the processes in the sessions that `leaders` opened, also where a leader has ended.
 
     A session's number is not reused while a process is in it. A process that got the number since
     is recognized by its start time.
@@ -173,7 +173,7 @@ def to_record(process: ProcessId) -> dict[str, Any]:
 
 
 def from_record(record: object) -> ProcessId | None:
-    """Read what `to_record` wrote; anything else is no process."""
+    """Read a record that `to_record` wrote; return None for anything else."""
     if not isinstance(record, dict):
         return None
     pid, started = record.get("pid"), record.get("started")

@@ -90,7 +90,7 @@ class Attempt:
 
 
 def admission_of(event: Event, node: NodeName) -> Admitted:
-    """Return the first event of a turn on its node; raise FabricError if it is none."""
+    """Return a turn's first event as its admission; raise FabricError if it is another event."""
     if isinstance(event, Failed):
         raise remote_error(event.status, event.code, event.message)
     if not isinstance(event, Admitted) or event.node != node:

@@ -1,4 +1,4 @@
-"""What the spans of a turn say: names of nodes, counts and decisions, and digests of the rest."""
+"""Attributes of a turn's spans: names of nodes, counts and decisions, and digests of the rest."""
 
 from fabric.hosting.otel_spans import Attribute
 from fabric.hosting.tracing import Span, begin_span
@@ -44,7 +44,7 @@ def end_turn_span(span: Span, ended: EndedTurn) -> None:
 
 
 def target_facts(target: Target) -> dict[str, Attribute]:
-    """Return what the span of a decision says of it."""
+    """Return the attributes of a decision's span."""
     decision = target.decision
     if decision is None:
         return {"node": target.node}

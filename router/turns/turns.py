@@ -294,7 +294,7 @@ class Turns:
         return replace(turn, identity=Identity(IdentityKind.AGENT, placed.first.agent))
 
     async def _send_ahead(self, turn: TurnRequest, key: AgentKey) -> AdmittedTurn | None:
-        """Have a handed-over turn wait on the move's target while the move is committed."""
+        """Let a handed-over turn wait on the move's target while the move is committed."""
         handover_target = await self._moves.handover_target(key)
         if handover_target is None:
             return None

@@ -122,7 +122,7 @@ _TIER_NAMES: Final = ("hot", "disk")
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """Agents that a list is to show: those of a node, or in a tier of their owner."""
+    """Filter of a list of agents: by owner, or by tier at the owner."""
 
     node: str | None = None
     tier: str | None = None
@@ -136,7 +136,7 @@ class AgentFilter:
         return cls(query.get("node"), tier)
 
     def matches(self, fleet: Fleet, key: AgentKey) -> bool:
-        """Return whether an agent is one of them."""
+        """Return whether the filter accepts an agent."""
         if self.node is None and self.tier is None:
             return True
         owner = fleet.directory.owner(key)

@@ -19,7 +19,7 @@ BYTES_PER_MBIT: Final = 125_000
 
 
 def fleet_model(fleet: Fleet) -> dict[str, Any]:
-    """Return what `macfabric simulate --fleet` reads, for the nodes of the first model."""
+    """Return a fleet for `macfabric simulate --fleet`, of the nodes of the first model."""
     views = [member.view for member in fleet.membership.members if member.view is not None]
     model = min((view.model for view in views), default=None)
     alike = [view for view in views if view.model == model]

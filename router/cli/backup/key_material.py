@@ -172,5 +172,5 @@ def _cipher(key_file: Path, salt: bytes) -> AESGCM:
 
 
 def _bound(salt: bytes) -> bytes:
-    """Return what the encryption vouches for beside the content."""
+    """Return the data that the encryption authenticates besides the content."""
     return FORMAT.encode() + salt

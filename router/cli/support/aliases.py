@@ -66,7 +66,7 @@ class Aliases:
             self.learn(USER, getpass.getuser())
 
     def learn(self, kind: str, name: object) -> None:
-        """Give a name an alias, unless it is no secret: the usual tenant, or this machine's own."""
+        """Give a name an alias, unless it is public: the default tenant, or a local address."""
         if isinstance(name, str) and name not in _KEPT and not _is_public_address(name):
             self._aliases.setdefault(name, self.alias(kind, name))
             self._beginnings.add(_JOINT.split(name, maxsplit=1)[0])

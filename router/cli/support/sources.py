@@ -1,4 +1,4 @@
-"""Parts of a support bundle: each one reads one thing, and says so where that fails."""
+"""Parts of a support bundle: each reads one source, or reports why that failed."""
 
 import argparse
 import json
@@ -196,7 +196,7 @@ def _certificates(context: BundleContext) -> Any:
 
 
 def _disk(context: BundleContext) -> Any:
-    """Return what the data folder's parts take, and how full its drive is."""
+    """Return the sizes of the data folder's parts, and how full its drive is."""
     path = context.folder.path
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     drive = shutil.disk_usage(there)

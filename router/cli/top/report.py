@@ -120,7 +120,7 @@ def _agent(state: FleetState, name: tuple[str | None, str]) -> Row:
 
 
 def screen_lines(shown: Row, columns: int, rows: int | None, *, is_utf8: bool) -> list[Line]:
-    """Return what `figures` returned as lines; `rows` None: as many as it takes."""
+    """Lay out the result of `figures` in lines; `rows` None: as many as needed."""
     head = [Line(_headline(shown, columns), "bold"), Line("")]
     nodes = _node_lines(shown, columns, is_utf8=is_utf8)
     moves = _table(_MOVE_COLUMNS, _move_rows(shown), columns)
