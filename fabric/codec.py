@@ -33,7 +33,7 @@ T = TypeVar("T")
 _LONG_TEXT_CHARS = 64 * KIB
 _PACK_BYTES = 512 * KIB  # one list of a long record, without a larger buffer and another copy
 _WIRE = "wire"  # in a field's metadata: its name in bytes
-_LEFT_OUT = "left_out"  # likewise: whether bytes lack it where it is None
+_LEFT_OUT = "left_out"  # in a field's metadata: whether bytes lack it where it is None
 # What is plain already; a record of a long context holds thousands.
 _PLAIN = frozenset({bool, bytes, float, int, str, NoneType})
 

@@ -13,7 +13,7 @@ class EditMode(StrEnum):
     AMORTIZE = (
         "amortize"  # keep it at its new position: approximate, computed with the replaced text
     )
-    ANYWHERE = "anywhere"  # likewise, and use caches of the tenant's other agents
+    ANYWHERE = "anywhere"  # amortize, and use caches of the tenant's other agents
 
     @property
     def keeps(self) -> bool:

@@ -34,7 +34,7 @@ class MachineMemory:
     ram_bytes: int
     gpu_bytes: int | None = None  # the recommended working set of its GPU; None: it has none
     buffers_max: int | None = None  # arrays that one process may hold on the GPU
-    nodes_count: int = 1  # of this fabric, sharing alike
+    nodes_count: int = 1  # nodes of this fabric, with equal shares
 
     @property
     def working_set_bytes(self) -> int:

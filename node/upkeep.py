@@ -110,7 +110,7 @@ class Retries:
             self._step,
             health.note_failed_round,
             first_wait_s=FLUSH_IDLE_S,
-            hurry=unsaved.is_wanted,
+            hurry=unsaved.save_requested,
         )
 
     def start(self) -> None:

@@ -14,9 +14,9 @@ from fabric import CONTROL_VERSION, CONTROL_VERSION_MIN
 from fabric.errors import FabricError
 from fabric.ids import NodeName
 
-OTHER_VERSION: Final = "other_version"  # code of the error for a node that is not served with
-BAD_NODE_ANSWER: Final = "bad_node_answer"  # of that for an answer that cannot be read
-_FIRST: Final = 1  # of nodes that report none
+OTHER_VERSION: Final = "other_version"  # error code for a node without a common version
+BAD_NODE_ANSWER: Final = "bad_node_answer"  # error code for an answer that cannot be read
+_FIRST: Final = 1  # version of nodes that report none
 
 
 def check_versions(node: NodeName, reported: Mapping[str, object]) -> None:

@@ -39,7 +39,7 @@ class TurnNote:
     reason: str  # where and why the match ended
     prompt_tokens: int
     cached_tokens: int
-    fetched_tokens: int  # of those cached, that another node sent meanwhile
+    fetched_tokens: int  # cached tokens that another node sent meanwhile
     completion_tokens: int
     times: TurnTimes
 

@@ -140,7 +140,7 @@ class Head:
     published_tokens: int = 0
     awaited_tokens: int = 0  # the end that another sequence waits for
     computed_tokens: int | None = None  # all that will be computed; None: more is being computed
-    expected_tokens: int = 0  # that its sequence waits for now
+    expected_tokens: int = 0  # tokens that its sequence waits for now
     waits_since_s: float | None = None  # for all that it waited for
     has_grown: bool = False  # more was published than was stored: the turn looks again
     coming_tokens: int = 0  # the end of what another node is sending; 0: nothing

@@ -21,9 +21,9 @@ _THOUGHT_KEYS: Final = ("thinking", "tool_plan", "reasoning")
 _READ_KEY: Final = r"""\b\w*(?:message|msg)\w*(?:\.|\.get\(['"]|\[['"])%s\b"""
 _USER: Final = {"role": "user", "content": "x"}
 _ANSWER: Final = "zebra"  # a text that no template writes by itself
-_SAID: Final = {"role": "assistant", "content": _ANSWER}
-_CALLED: Final = "firstly"  # likewise, as the name of a function
-_ARGUMENT: Final = "wombat"  # likewise
+_ANSWERED: Final = {"role": "assistant", "content": _ANSWER}
+_CALLED: Final = "firstly"  # name of a function that no template writes by itself
+_ARGUMENT: Final = "wombat"  # argument that no template writes by itself
 _CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
 
 
@@ -158,14 +158,14 @@ class ChatTemplate:
     @cached_property
     def turn_end(self) -> str:
         """Text that the template writes after an answer, whatever follows."""
-        last = self._around_answer([_USER, _SAID])[1]
-        followed = self._around_answer([_USER, _SAID, _USER])[1]
+        last = self._around_answer([_USER, _ANSWERED])[1]
+        followed = self._around_answer([_USER, _ANSWERED, _USER])[1]
         return last[: common_prefix(last, followed)]
 
     @cached_property
     def answer_opening(self) -> str:
         """Text that the template writes between the start of an answer and its content."""
-        before = self._around_answer([_USER, _SAID])[0]
+        before = self._around_answer([_USER, _ANSWERED])[0]
         try:
             prompt = self.render([_USER], None, {})
         except RejectedError:
@@ -186,7 +186,7 @@ class ChatTemplate:
         thoughts = dict.fromkeys(("reasoning_content", *_THOUGHT_KEYS), "y")
         call = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "arguments": {}}}
         plain, *others = (
-            self._count(mark, {**_SAID, **more})
+            self._count(mark, {**_ANSWERED, **more})
             for more in ({}, thoughts, {"tool_calls": [call]}, {**thoughts, "tool_calls": [call]})
         )
         return max(others) > plain

@@ -36,9 +36,9 @@ class TilePlan:
 
     tokens_count: int  # of whole tiles; the rest is multiplied separately
     deltas: tuple[int, ...]
-    query_of: mx.array  # of each product
+    query_of: mx.array  # query of each product
     tile_of: mx.array
-    place_of: mx.array  # of each token, in all products
+    place_of: mx.array  # position of each token's score in the products
 
 
 def tile_plan(shifts: tuple[Shift, ...]) -> TilePlan:

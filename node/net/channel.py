@@ -59,7 +59,7 @@ class Channel:
         self._now_s = now_s
         self._timeout_s = timeout_s
         self._deadline_s = math.inf  # set only while blocked: between calls there is no deadline
-        self._silent_since_s = math.inf  # likewise
+        self._silent_since_s = math.inf  # set only while blocked
         self._is_hurried = False
         self._expired = False
         self._closing = Lock()  # a reused descriptor must not be shut down

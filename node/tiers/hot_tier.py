@@ -24,7 +24,7 @@ class Unsaved:
     def __init__(self, table: AgentTable, health: Health) -> None:
         self._table = table
         self._health = health
-        self.is_wanted = asyncio.Event()  # that they are saved now
+        self.save_requested = asyncio.Event()  # the agents are to be saved now
         self.failed_count = 0  # saves that the disk refused
         self._reported: dict[AgentKey, str] = {}  # why each agent could not be saved
 
@@ -37,7 +37,7 @@ class Unsaved:
     def hurry(self) -> None:
         """Save what waits now, because its memory is wanted."""
         if self.agents():
-            self.is_wanted.set()
+            self.save_requested.set()
 
     @on_its_loop
     def note_failure(self, agent: Agent, error: Exception, *, is_repeated: bool = False) -> None:
@@ -58,13 +58,13 @@ class Unsaved:
             self._reported.clear()
         self._reported[agent.key] = str(error)
         if isinstance(error, DiskError) and error.is_gone:
-            self.is_wanted.set()  # the folder may be made again at once
+            self.save_requested.set()  # the folder may be made again at once
 
     @on_its_loop
     def note_success(self) -> None:
         """Note that the disk takes agents; those that wait are tried at once."""
         if self.agents():
-            self.is_wanted.set()
+            self.save_requested.set()
         else:
             self._health.troubles.pop(SAVING, None)
             self._reported.clear()

@@ -41,7 +41,7 @@ class Prepared:
     is_stored: bool = False  # to be read from the disk
     moves: tuple[Move, ...] = ()  # of a resident cache that is edited now
     plain_plan: PromptPlan | None = None  # without borrowed spans, if the layout has any
-    fetched_tokens: int = 0  # of those cached, that another node sent while the turn waited
+    fetched_tokens: int = 0  # cached tokens that another node sent while the turn waited
 
     @property
     def reused_tokens(self) -> int:

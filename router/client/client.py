@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 MIGRATE_TIMEOUT_S: Final = 600.0  # a large agent over Wi-Fi
 SAVE_TIMEOUT_S: Final = 120.0  # of a node's agents, before it restarts
-COPY_TIMEOUT_S: Final = 3_600.0  # likewise; a copy yields to turns
+COPY_TIMEOUT_S: Final = 3_600.0  # a large agent over Wi-Fi; a copy yields to turns
 
 
 class Fabric(HttpApi):

@@ -98,10 +98,10 @@ class Member:
     loading_s: float | None = None  # when it last reported that it is starting
     failure: StartFailure | None = None  # why it could not start, by its last answer
     knows_changes: bool = True  # it may be asked for the changes of its view
-    knows_rows: bool = True  # likewise for its agents in rows
+    knows_rows: bool = True  # it may be asked for its agents in rows
     known: tuple[int, int] = (0, 0)  # numbers of `view` and of its links, given by the node
     was_expired: bool = False  # at the last check
-    was_settled: bool = False  # likewise: until it is silent, only an answer changes its state
+    was_settled: bool = False  # at the last check; until it is silent, only an answer changes it
     pulse: asyncio.Task[None] | None = field(default=None, repr=False)
     listing: asyncio.Task[None] | None = field(default=None, repr=False)
 

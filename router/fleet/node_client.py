@@ -182,7 +182,7 @@ class HttpNodeLink:
         self._terms = terms
         self.name = name
         self.http_url = ""  # known from the node's heartbeat
-        self.reads_origins = False  # likewise
+        self.reads_origins = False  # known from the node's heartbeat
         self._transport = transport
         self._http = http
         self._secret = secret

@@ -19,9 +19,9 @@ from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
 
 POSITIONS: Final = (4_096, 16_384, 65_536)  # ends of buckets; the last one is open
-BATCHES: Final = (1, 2, 4, 8)  # likewise
-PRIOR_S: Final = 1.0  # of computing, as which a node's own word counts
-MEMORY_S: Final = 60.0  # of computing, after which a measure counts a third
+BATCHES: Final = (1, 2, 4, 8)  # ends of buckets; the last one is open
+PRIOR_S: Final = 1.0  # weight of a node's own report, as seconds of computing
+MEMORY_S: Final = 60.0  # seconds of computing after which a measurement counts a third
 CHUNK_TOKENS_MIN: Final = 64  # smaller ones measure the launch
 ANSWER_TOKENS_MIN: Final = 16
 DECODE_WEIGHT: Final = 0.1  # of an answer's seconds: they overlap with others'

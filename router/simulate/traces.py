@@ -51,7 +51,7 @@ class TraceRow:
     delay_s: float
     waits_for: tuple[str, ...]
     block_tokens: int = BLOCK_TOKENS
-    ttft_s: float | None = None  # as it was
+    ttft_s: float | None = None  # time to first token in the log
     continues: bool = False  # its prompt begins with the agent's row before and the answer
 
 
