@@ -344,7 +344,7 @@ def _chosen_model(fabric: Fabric, wanted: str | None) -> Mapping[str, Any]:
         message = f"choose a model with --model: {', '.join(served)}"
         raise CommandError(message, MISUSED)
     if wanted is not None and wanted not in served:
-        message = f"no node serves {wanted!r}; there is: {', '.join(served)}"
+        message = f"no node serves {wanted!r}; name one of: {', '.join(served)}"
         raise CommandError(message, MISUSED)
     return rows[wanted or served[0]]
 

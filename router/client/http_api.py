@@ -186,7 +186,7 @@ class HttpApi:
         sent = {**(headers or {}), "accept": EVENT_STREAM}
         with self.open(method, path, body, sent, timeout_s) as response:
             if response.headers.get_content_type() != EVENT_STREAM:
-                message = f"{self.url} has no events to follow; is this a fabric of this version?"
+                message = f"{self.url} sends no events: is it a fabric of this version?"
                 raise ClientError(message)
             yield ServerEvents(self.url, response, on_comment)
 
@@ -252,7 +252,7 @@ class HttpApi:
             try:
                 context.load_verify_locations(path)
             except (OSError, ssl.SSLError) as error:
-                message = f"{path} is no certificate ({error.strerror or error})"
+                message = f"{path} is not a certificate ({error.strerror or error})"
                 raise ClientError(message) from None
         return context
 

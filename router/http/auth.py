@@ -56,7 +56,7 @@ class LocalPeers:
         if any(_PROXY_HEADER.fullmatch(name.replace("_", "-")) for name in headers):
             return "it comes through a proxy"
         if len(hosts) != 1 or (host := _named(hosts[0].lower())) is None:
-            return "its 'Host' header is no host"
+            return "its 'Host' header is not a valid host"
         if not self._is_own(host):
             return f"its 'Host' is '{host}': to let it in, {_allow(host)}"
         listed = len(origins) == 1 and origins[0] in self.origins

@@ -65,7 +65,7 @@ def parse_factors(text: str) -> tuple[float, float]:
     """Read a range of factors such as 0.6-1.6; raise RejectedError for anything else."""
     found = _RANGE.fullmatch(text.strip())
     if found is None or not 0 < float(found[1]) <= float(found[2]):
-        message = f"{text!r} is no range of factors; write for example 0.6-1.6"
+        message = f"{text!r} is not a range of factors; write for example 0.6-1.6"
         raise RejectedError(message, code="invalid_factors")
     return float(found[1]), float(found[2])
 
@@ -76,7 +76,7 @@ def require_nodes(faults: Iterable[Fault], names: Iterable[str]) -> None:
     for fault in faults:
         if fault.node not in known:
             shown = ", ".join(sorted(known)[:8])
-            message = f"the fleet has no node {fault.node!r}; there are {shown}"
+            message = f"the fleet has no node {fault.node!r}; name one of: {shown}"
             raise RejectedError(message, code="unknown_node")
 
 

@@ -132,7 +132,7 @@ def _require_earlier(row: TraceRow, session_of: Mapping[str, str]) -> None:
         raise ValueError(message)
     for name in row.waits_for:
         if session_of.get(name) != row.session:
-            message = f"wait_for names {name!r}, which is no earlier row of the session"
+            message = f"wait_for names {name!r}, which is not an earlier row of the session"
             raise ValueError(message)
 
 

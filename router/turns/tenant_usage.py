@@ -215,7 +215,7 @@ def decode_usage(raw: bytes) -> tuple[UsageRow, ...]:
         raise RejectedError(message)
     names, listed = stored.get("counters"), stored.get("rows")
     if not isinstance(names, list) or not isinstance(listed, list):
-        message = "it has no counters and rows"
+        message = "its counters or rows are missing"
         raise RejectedError(message)
     return tuple(_row(names, row) for row in listed)
 

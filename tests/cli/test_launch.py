@@ -110,7 +110,7 @@ def _served(authority):
         (["claude"], 1, "claude is not installed here. Install it (npm install"),
         (["any"], 2, "name the program"),
         (["any", "--", "no-such-program"], 1, "no-such-program is not installed here. See"),
-        (["codex", "--model", "gpt-5"], 2, "no node serves 'gpt-5'; there is: recall"),
+        (["codex", "--model", "gpt-5"], 2, "no node serves 'gpt-5'; name one of: recall"),
         (["emacs"], 2, "invalid choice"),
     ],
 )
