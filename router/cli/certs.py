@@ -45,7 +45,9 @@ def add_certs(commands: Any) -> None:
         "stored agents depend on it.",
     )
     rotate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="cluster.yaml")
-    rotate.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    rotate.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     rotate.add_argument(
         "--authority",
         action="store_true",

@@ -35,7 +35,7 @@ GROUPS: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
             Command(
                 "service",
                 "service.service.add_service",
-                "have launchd or systemd start a part of the fabric",
+                "let launchd or systemd start a part of the fabric",
             ),
             Command(
                 "uninstall",
@@ -43,13 +43,13 @@ GROUPS: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
                 "remove what macfabric has written on this machine",
             ),
         ),
-        "use it": (
+        "use a fabric": (
             Command("launch", "launch.add_launch", "start an agent program on the fabric"),
             Command("chat", "chat.add_chat", "talk to an agent in the terminal"),
             Command("scenario", "scenario.scenario.add_scenario", "run scenarios of many agents"),
             Command("completion", "completion.add_completion", "print a script for the Tab key"),
         ),
-        "look": (
+        "inspect a fabric": (
             Command("status", "queries.add_queries", "show whether a fabric runs, and its health"),
             Command("nodes", "queries.add_queries", "list the nodes"),
             Command(
@@ -97,7 +97,7 @@ GROUPS: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
         "nodes": (
             Command("drain", "drain.add_drain", "empty a node before its lid closes"),
             Command("undrain", "drain.add_drain", "let a node take agents again"),
-            Command("upgrade", "upgrade.add_upgrade", "run the installed code, node by node"),
+            Command("upgrade", "upgrade.add_upgrade", "restart all with the installed code"),
             Command(
                 "fsck", "fsck.add_fsck", "check the stored agents of stopped nodes, and repair them"
             ),
@@ -142,7 +142,7 @@ GROUPS: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
             Command(
                 "support-bundle",
                 "support.bundle.add_support_bundle",
-                "write what a maintainer needs into one file",
+                "collect files for a maintainer",
             ),
         ),
     }
@@ -152,7 +152,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
 )
 
 
-# What other servers' commands are here.
+# Hints for commands of other servers.
 ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "pull": "Models are folders: docs/models.md, Get a model, names the tool.",

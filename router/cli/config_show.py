@@ -40,7 +40,9 @@ def add_show(verbs: Any) -> None:
     )
     show.add_argument("config", nargs="?", type=Path, metavar="FILE", help="cluster.yaml")
     show.add_argument("--changed", action="store_true", help="leave out defaults")
-    show.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    show.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=run_show)
 

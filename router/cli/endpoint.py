@@ -43,7 +43,9 @@ def add_agent_id(parser: argparse.ArgumentParser) -> None:
 def add_fabric_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of every command that talks to a fabric."""
     parser.add_argument("--url", help="the fabric's address (default: MACFABRIC_URL, or --data's)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     parser.add_argument(
         "--key",
         help="a tenant's or an operator's key; better in MACFABRIC_API_KEY and "

@@ -25,7 +25,9 @@ def add_fsck(commands: Any) -> None:
             "left; 2: used wrongly, or a node is running on the folder."
         ),
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     parser.add_argument(
         "--keys",
         type=Path,

@@ -68,7 +68,7 @@ def add_hibernation(commands: Any) -> None:
             "--key-file",
             type=Path,
             metavar="PATH",
-            help="sign with this file's key or passphrase, for another fabric",
+            help="file whose key or passphrase signs FILE, for use on another fabric",
         )
         add_fabric_options(parser)
 

@@ -44,7 +44,9 @@ def add_logs(commands: Any) -> None:
     logs.add_argument(
         "--lines", type=int, metavar="N", default=USUAL_LINES, help="the last N (default: 100)"
     )
-    logs.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    logs.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     logs.add_argument("--json", action="store_true", help="print JSON lines")
     logs.set_defaults(run=run_logs)
 

@@ -38,9 +38,11 @@ def add_routers(commands: Any) -> None:
     )
     router.add_argument("--address", default="auto", help="Ray's head as HOST:PORT, or auto")
     router.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
-    router.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    router.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     router.add_argument("--host", help="address of the HTTP API")
-    router.add_argument("--port", type=int, help="its port")
+    router.add_argument("--port", type=int, help="port of the HTTP API")
     router.add_argument("--expect", type=int, metavar="N", help="number of nodes of the fabric")
     router.set_defaults(run=run_router)
     voter = commands.add_parser(
@@ -49,7 +51,9 @@ def add_routers(commands: Any) -> None:
         "will do. List its URL in router.voters of the file that all routers read.",
     )
     voter.add_argument("--keys", type=Path, metavar="DIR", help="the fabric's keys")
-    voter.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    voter.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     voter.add_argument("--host", default="0.0.0.0", help="address to listen at")  # noqa: S104
     voter.add_argument("--port", type=int, default=VOTER_PORT, help=f"default: {VOTER_PORT}")
     voter.set_defaults(run=run_voter)

@@ -40,9 +40,11 @@ def add_serve(commands: Any) -> None:
     )
     parser.add_argument("--address", default="auto", help="Ray's head as HOST:PORT, or auto")
     parser.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     parser.add_argument("--host", help="address of the HTTP API")
-    parser.add_argument("--port", type=int, help="its port")
+    parser.add_argument("--port", type=int, help="port of the HTTP API")
     parser.add_argument(
         "--expect",
         type=int,

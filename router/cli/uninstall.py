@@ -85,7 +85,9 @@ def add_uninstall(commands: Any) -> None:
         "This cannot be undone. Symbolic links are removed, never followed. The checkout "
         "stays.",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     parser.add_argument(
         "--keep-agents", action="store_true", help="keep stored agents and the keys they need"
     )

@@ -48,7 +48,9 @@ def add_up(commands: Any) -> None:
     parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: 1)")
     parser.add_argument("--model", metavar="PATH|NAME", help="a bundled model's name, or a folder")
     parser.add_argument("--host", help="address of the HTTP API (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="its port; 0 takes a free one (default: 8000)")
+    parser.add_argument(
+        "--port", type=int, help="port of the HTTP API; 0 takes a free one (default: 8000)"
+    )
     add_key_options(parser)
     parser.add_argument(
         "--allow-host",
@@ -58,7 +60,9 @@ def add_up(commands: Any) -> None:
         help="a host name by which programs on this machine, such as containers, reach it "
         "without a key; may be repeated",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="cluster.yaml to read")
     parser.add_argument("--json", action="store_true", help="print the `ready` line as JSON")
     parser.set_defaults(run=run_up)
@@ -73,7 +77,9 @@ def add_down(commands: Any) -> None:
         "started: log in to each of its Macs, save everything, and stop router, nodes and Ray.",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--data", type=Path, metavar="DIR", help="data (default: ~/.macfabric)")
+    where.add_argument(
+        "--data", type=Path, metavar="DIR", help="data folder (default: ~/.macfabric)"
+    )
     where.add_argument("--config", type=Path, metavar="FILE", help="the Macs of a cluster.yaml")
     parser.add_argument(
         "--wait",

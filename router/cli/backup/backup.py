@@ -75,7 +75,7 @@ def add_backup_options(parser: argparse.ArgumentParser) -> None:
         "--key-file",
         type=Path,
         metavar="PATH",
-        help="encrypt the keys in FOLDER with this file's key or passphrase; keep it elsewhere",
+        help="file whose key or passphrase encrypts the keys in FOLDER; keep it elsewhere",
     )
     parser.add_argument(
         "--api-keys",

@@ -66,7 +66,9 @@ def add_demo(commands: Any) -> None:
         "ask for them again hot, after every node was killed, after a move, and from a node "
         "killed a moment ago. Exit status 0 only if every answer and every cache state is true.",
     )
-    parser.add_argument("--model", default=MODEL, metavar="PATH", help="(default: %(default)s)")
+    parser.add_argument(
+        "--model", default=MODEL, metavar="PATH", help="model (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.set_defaults(run=run_demo)
 
