@@ -76,7 +76,7 @@ async def test_key_for_watching_is_no_operators_key_beside_a_tenants():
     assert len(ready) == (1 if other.status_code == 401 else 0)
 
 
-async def test_without_a_key_for_watching_none_is_accepted():
+async def test_without_a_monitoring_key_none_is_accepted():
     async with rig("a", settings=SETTINGS) as fabric:
         answer = await watching(fabric).get("/metrics")
     assert answer.status_code == 401
