@@ -278,16 +278,16 @@ class Telemetry:
     def note_refusal(self, tenant: str, error: BaseException) -> None:
         """Count a turn that no node admitted."""
         if isinstance(error, OverloadedError):
-            self.ended("overloaded")
+            self.note_end("overloaded")
             self._refused.labels(self._label_of(tenant)).inc()
         elif isinstance(error, RetryLaterError):
-            self.ended("unavailable")
+            self.note_end("unavailable")
         elif isinstance(error, RejectedError):
-            self.ended("rejected")
+            self.note_end("rejected")
         elif isinstance(error, CancelledError):
-            self.ended("cancelled")
+            self.note_end("cancelled")
         elif isinstance(error, FabricError):
-            self.ended("failed")
+            self.note_end("failed")
         if isinstance(error, FabricError):
             self._refusals.labels(self._code_of(error)).inc()
 

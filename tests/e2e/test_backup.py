@@ -122,7 +122,7 @@ def test_interrupted_backup_is_continued(agents, run, tmp_path, monkeypatch):
         return saved[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.cli.backup.backup.patiently", interrupted)
+        patch.setattr("router.cli.backup.backup.retry_refused", interrupted)
         assert run("backup", folder)[0] == 130
     status, out, _ = run("restore", folder, "--check")
     assert (status, out.count("sound")) == (0, 2)
@@ -228,7 +228,7 @@ def test_temporary_refusals_are_repeated():
             raise tenants.RefusedError(answer, 503, {}, 3.0)
         return answer
 
-    assert tenants.patiently(action, waited.append) == "done"
+    assert tenants.retry_refused(action, waited.append) == "done"
     assert waited == [3.0, 3.0]
     answers[:] = ["busy"] * 9
     with pytest.raises(tenants.RefusedError):
