@@ -232,4 +232,4 @@ def test_temporary_refusals_are_repeated():
     assert waited == [3.0, 3.0]
     answers[:] = ["busy"] * 9
     with pytest.raises(tenants.RefusedError):
-        tenants.patiently(action, waited.append)
+        tenants.retry_refused(action, waited.append)
