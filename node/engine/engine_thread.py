@@ -227,9 +227,7 @@ class EngineThread:
         queued = [*self._arrivals, *self._queue.undecoded]
         reason = refusal(queued, tenant, priority, self._waiting_max)
         if reason is not None:
-            message = (
-                f"{reason}: send fewer at once, or this one again after the seconds in Retry-After"
-            )
+            message = f"{reason}: send fewer at once, or retry this one after Retry-After seconds"
             raise OverloadedError(message, retry_after_s=self.retry_after_s(len(queued)))
 
     def retry_after_s(self, waiting_count: int, places: int | None = None) -> float:

@@ -77,7 +77,7 @@ def refusal(queued: Iterable[Waiting], tenant: str, priority: Priority, places: 
             return f"{len(queued)} background requests are waiting on this node"
     own_count = sum(waiting.tenant == tenant for waiting in queued)
     if own_count >= TENANT_WAITING_FACTOR * (places - len(queued)):
-        return f"{own_count} requests of yours are waiting on this node"
+        return f"{own_count} of your requests are waiting on this node"
     return None
 
 

@@ -83,8 +83,8 @@ class Attempt:
     def refusal(self) -> OverloadedError:
         """Return the error of a turn for which no node has room, with the soonest delay."""
         message = (
-            "no node has room for more requests of yours: send fewer at once, or this one again "
-            "after the seconds in Retry-After"
+            "no node has room for more of your requests: send fewer at once, or retry this one "
+            "after Retry-After seconds"
         )
         return OverloadedError(message, retry_after_s=min(self.full.values()))
 

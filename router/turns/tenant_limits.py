@@ -112,8 +112,8 @@ class TenantAccounts:
         if limits.turns is not None and account.running_count >= limits.turns:
             wait_s = account.turn_s / limits.turns
             message = (
-                f"your limit of turns at once ({limits.turns}) is reached: send this one again "
-                "once another has ended, or after the seconds in Retry-After"
+                f"your limit of turns at once ({limits.turns}) is reached: retry this "
+                "request once another has ended, or after Retry-After seconds"
             )
             raise OverloadedError(
                 message,
@@ -128,7 +128,7 @@ class TenantAccounts:
             wait_s = (1.0 - account.left_tokens) * _MINUTE_S / rate
             message = (
                 f"your limit of {rate} computed tokens a minute is used up: send the request again "
-                "after the seconds in Retry-After; cached tokens do not count"
+                "after Retry-After seconds; cached tokens do not count"
             )
             raise OverloadedError(
                 message,

@@ -210,8 +210,8 @@ class TurnQueues:
         waiting = _Waiting(tenant, work_s, asyncio.get_running_loop().create_future())
         if not queue.put(waiting, self._clock.monotonic_s()):
             message = (
-                f"{node} has no room for more {priority.value} requests of yours: send fewer at "
-                "once, or this one again after the seconds in Retry-After"
+                f"{node} has no room for more of your {priority.value} requests: send fewer at "
+                "once, or retry this one after Retry-After seconds"
             )
             raise OverloadedError(message, retry_after_s=queue.retry_after_s(tenant))
         place = Place(queue, waiting, self._clock)
