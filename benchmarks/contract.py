@@ -4,7 +4,7 @@ A fact is told, other things are said, then the message that told it gives way t
 up to seven more, and the agent is asked for it.
 
     full      nothing is edited: answered by the fact
-    anew      the edited prompt, computed from its start: nobody knows it
+    anew      the edited prompt, computed from its start by a new agent
     amortize  what lies behind the edits is kept: still answered by the fact
     forget    what lies behind is computed again: as anew
 
@@ -53,7 +53,7 @@ RECOMPUTED, QUICK_RECOMPUTED = (0, 4, 16), (0,)
 EDITS_MAX = 8
 FACTS, OTHERS = (3, 8), (2, 4)
 REPLACED_WORDS_MAX = 30
-KEPT_SHARE = 0.25  # of the questions that are about a fact that nobody edits
+KEPT_SHARE = 0.25  # share of questions about a fact that is not edited
 ALTERNATIVES = 20
 HOLDS_MIN = 0.8
 NOTE = "three layers, trained for this; a large model's later tokens carry less of most facts"
@@ -95,7 +95,7 @@ class Answer:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Play the stories with each model, and count who answers as whom."""
+    """Play the stories with each model, and count which reference each answer equals."""
     count = QUICK_TRIALS if arguments.quick else arguments.trials
     recomputed = QUICK_RECOMPUTED if arguments.quick else RECOMPUTED
     models = arguments.models[:1] if arguments.quick else arguments.models
@@ -255,7 +255,7 @@ def _ask(
     service: NodeService, agent: str | None, prompt: tuple[Message, ...], mode: EditMode | None
 ) -> Answer:
     identity = Identity(IdentityKind.CONTENT)
-    # Who is nobody has a tenant of its own: nothing is there.
+    # An unnamed agent has a tenant of its own, so nothing is cached.
     tenant = _TENANT if agent else TenantId(f"tenant-{next(_operations)}")
     if agent is not None:
         identity = Identity(IdentityKind.AGENT, AgentId(agent))
@@ -283,7 +283,7 @@ def _ask(
     return asyncio.run_coroutine_threadsafe(asked(), service._loop).result(60)  # noqa: SLF001
 
 
-# --- who answers as whom ---------------------------------------------------------------------
+# --- answers by reference ---------------------------------------------------------------------
 
 
 def knows(each: Story, answer: Answer) -> bool:

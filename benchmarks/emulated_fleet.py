@@ -26,7 +26,7 @@ __all__ = ["EmulatedFleet", "FleetError", "why_not"]
 MACS_MAX = 16
 ETHERNET = "en0"
 ETHERNET_MTU, THUNDERBOLT_MTU = 1500, 9000
-NOWHERE = "02:00:00:00:00:01"  # a link address that nobody has
+NOWHERE = "02:00:00:00:00:01"  # an unused link address
 END_GRACE_S = 1.0
 
 

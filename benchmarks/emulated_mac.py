@@ -142,7 +142,7 @@ class EmulatedMac:
             self._frozen += new
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         for pid in self._frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

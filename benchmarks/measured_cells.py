@@ -1,4 +1,4 @@
-"""Measured cells of a long benchmark, kept on disk: a run that is cut goes on where it stopped.
+"""Measured cells of a long benchmark, kept on disk: an interrupted run continues.
 
 A file holds one JSON line for what the run depends on, then one for each measured cell.
 """
@@ -19,7 +19,9 @@ Figures = dict[str, list[float]]  # samples by what was measured
 
 def add_keep_argument(parser: argparse.ArgumentParser) -> None:
     """Declare `--keep`, the file of a benchmark's cells."""
-    parser.add_argument("--keep", type=Path, help="file of measured cells, to go on after a cut")
+    parser.add_argument(
+        "--keep", type=Path, help="file of measured cells, to continue after an interruption"
+    )
 
 
 class MeasuredCells:
@@ -62,7 +64,7 @@ class MeasuredCells:
 
     @contextmanager
     def until_interrupted(self) -> Iterator[None]:
-        """Measure until the end, Control-C or SIGTERM; what was measured is reported either way."""
+        """Measure until the end, Control-C or SIGTERM; report the measured cells either way."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             yield
@@ -73,7 +75,7 @@ class MeasuredCells:
             signal.signal(signal.SIGTERM, before)
 
     def finish(self) -> None:
-        """Remove the file of a run that was not cut."""
+        """Remove the file of a complete run."""
         if self._path is not None and not self.is_interrupted:
             self._path.unlink(missing_ok=True)
 

@@ -73,7 +73,7 @@ class Report:
 
     @property
     def met(self) -> bool | None:
-        """Whether every limit is met; None if nobody judges."""
+        """Whether every limit is met; None without limits."""
         return all(limit.met for limit in self.limits) if self.is_judged else None
 
 

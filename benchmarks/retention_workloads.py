@@ -82,7 +82,7 @@ def agent_loops(rng: random.Random, scale: float) -> Workload:
 
 
 def fan_out(rng: random.Random, scale: float) -> Workload:
-    """A planner hands its context to workers; they take a few turns, then it goes on."""
+    """A planner hands its context to workers; they take a few turns, then it continues."""
     asks: list[Ask] = []
     for index in range(round(30 * scale)):
         start_s, tokens = rng.uniform(0, 3 * HOUR_S * scale), rng.randrange(8_000, 30_000)
@@ -101,7 +101,7 @@ def fan_out(rng: random.Random, scale: float) -> Workload:
 
 
 def scan(rng: random.Random, scale: float) -> Workload:
-    """Steady agents beside a stream of one-shot prompts that nobody asks for again."""
+    """Steady agents beside a stream of one-shot prompts that are never repeated."""
     end_s = 3 * HOUR_S * scale
     return _workload([*_steady(rng, 25, end_s, "a"), *_one_shots(rng, end_s, 6.0, "a")], 420_000)
 

@@ -59,7 +59,7 @@ class HeldClock:
         self._lag_s = 0.0
 
     def let_go(self) -> None:
-        """Have the clock go on from where it stands."""
+        """Continue the clock from its present time."""
         if self._held_s is not None:
             self._lag_s, self._held_s = time.monotonic() - self._held_s, None
 

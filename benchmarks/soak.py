@@ -244,7 +244,7 @@ def _problems(service: NodeService) -> list[str]:
 
 
 def _left(service: NodeService) -> int:
-    """Count what nobody should hold any more."""
+    """Count the memory that must be free by now."""
     node = service.node
     records = [agent.saved for agent in node.resources.table if agent.saved is not None]
     needed = {ref for record in records for ref in record.refs}

@@ -181,7 +181,7 @@ async def _converse(folder: Path, contexts: Sequence[int], rounds: int) -> dict[
         talks[count].held = held
     order = list(talks.values())
     for _ in range(rounds + 1):
-        order.append(order.pop(0))  # nobody always comes behind the longest
+        order.append(order.pop(0))  # so that none always follows the longest
         for talk in order:
             await _take_turn(desk, talk, PROMPT_TOKENS)
     desk.node.resources.engine.stop()

@@ -1,7 +1,7 @@
 """Train, describe and check the bundled prose language model.
 
 ``python -m benchmarks.models.prose`` trains it from the text of the installed Python and writes
-weights, tokenizer, figures and README; ``--resume`` goes on where a run stopped; ``--check``
+weights, tokenizer, figures and README; ``--resume`` continues where a run stopped; ``--check``
 measures a finished one again. On Linux, MLX multiplies float32 matrices several times faster with
 OpenBLAS in LD_PRELOAD (and OPENBLAS_NUM_THREADS=1); nothing else depends on it.
 """
@@ -140,7 +140,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=prose_train.SEED)
     parser.add_argument("--note", default="", help="a paragraph on this run for the README")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--check", action="store_true", help="measure a finished model again")
     return parser.parse_args()
 

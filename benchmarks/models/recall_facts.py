@@ -36,7 +36,7 @@ class Fact(NamedTuple):
 
 
 def _coined(draw: random.Random) -> str:
-    """Return a word that nobody has used before."""
+    """Return a word that was not used before."""
     return "".join(draw.choices(SYLLABLES, k=draw.randint(2, 3)))
 
 
