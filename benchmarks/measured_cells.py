@@ -19,9 +19,7 @@ Figures = dict[str, list[float]]  # samples by what was measured
 
 def add_keep_argument(parser: argparse.ArgumentParser) -> None:
     """Declare `--keep`, the file of a benchmark's cells."""
-    parser.add_argument(
-        "--keep", type=Path, help="file of measured cells, to continue after an interruption"
-    )
+    parser.add_argument("--keep", type=Path, help="file of measured cells, to continue later")
 
 
 class MeasuredCells:

@@ -1,7 +1,7 @@
 """The few nodes among which a turn is placed, out of any number. Pure.
 
     rank     one row per ready node: its queue, its speeds, its agents; one pass of plain arithmetic
-    near     of those that cost about as little, the ones with the fewest agents for their speed
+    near     of the nodes that cost about the least, those with the fewest agents for their speed
 
 The row of a node is written when the node changes, so a decision computes with numbers instead of
 reading a thousand views.
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     Column = npt.NDArray[np.float64]
     Rows = npt.NDArray[np.intp]
 
-_REWEIGHED_SHARE = 0.05  # by which the median speed moves before all weights are taken anew
-_RING_POINTS = 8  # of a node on the ring of homes
+_REWEIGHED_SHARE = 0.05  # change of the median speed after which all weights are recomputed
+_RING_POINTS = 8  # points of a node on the ring of homes
 _FIRST_ROWS = 64
 # Columns: seconds of the queue, and of its known prompts; their number; seconds per token of
 # prompts, and of answers with what others lose; the factor of heat; the agents per weight from
@@ -88,7 +88,7 @@ class Ranking:
         self._turns_sum = 0
         self._weighed_at = PREFILL_TOKENS_PER_S
         self._ring: list[tuple[int, NodeName]] = []
-        # Rows of the nodes with a beginning, by that; each valid until nodes come or go.
+        # Rows of the nodes with a prefix, by the prefix; valid until nodes come or go.
         self._known_rows: OrderedDict[int, tuple[NodeCounts, int, Rows]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class Ranking:
         return ordered
 
     def homes(self, seed: str, count: int, is_taken: Callable[[NodeName], bool]) -> list[NodeName]:
-        """Return the nodes that a seed gives, the same ones while the nodes stay the same."""
+        """Return the nodes that a seed chooses: always the same of the same nodes."""
         start = bisect_left(self._ring, (text_hash(seed), NodeName("")))
         found: dict[NodeName, None] = {}
         for at in range(len(self._ring)):
@@ -251,7 +251,7 @@ class Ranking:
         return costs
 
     def _rows_of(self, nodes: NodeCounts) -> "Rows":
-        """Return the rows of the nodes that have a beginning."""
+        """Return the rows of the nodes that have a prefix."""
         known = self._known_rows.get(id(nodes))
         if known is None or known[0] is not nodes or known[1] != nodes.changes:
             found = [self._rows[name] for name in nodes if name in self._rows]

@@ -61,8 +61,12 @@ class NodeCache:
     ) -> None:
         self.bytes_per_token = bytes_per_token
         self.agents: OrderedDict[AgentId, KeptAgent] = OrderedDict()  # the last used at the end
-        self.cooled: list[AgentId] = []  # left memory, until the machine has listed that
-        self.evicted: list[AgentId] = []  # left the disk, likewise
+        self.cooled: list[
+            AgentId
+        ] = []  # agents that left memory, until the machine has listed that
+        self.evicted: list[
+            AgentId
+        ] = []  # agents that left the disk, until the machine has listed that
         self.disk_tokens = 0
         self._hot: OrderedDict[AgentId, int] = OrderedDict()  # tokens of idle caches in memory
         self._hot_tokens = 0

@@ -1,4 +1,4 @@
-"""Decisions of placement with what then happened: the last ones, in memory.
+"""Last decisions of placement with their outcomes, in memory.
 
 Each entry has the terms that the decision was made of, and the times and tokens of its turn. As
 rows of a trace, `macfabric simulate` replays them. Entries name agents as logs do, and contents by
@@ -28,9 +28,9 @@ ID_PREFIX: Final = "dec_"
 
 @dataclass(slots=True, eq=False)
 class DecidedTurn:
-    """Turn with its decision; what has not happened yet is None."""
+    """Turn with its decision; times that have not come yet are None."""
 
-    agent: str  # as logs call it
+    agent: str  # its name in logs
     decision: Decision
     admitted: Admitted
     prompt: Prompt
