@@ -80,7 +80,7 @@ def print_answer(answer: Any, pairs: Iterable[tuple[str, object]], *, as_json: b
 
 def failed_again(why: object, wait_s: object) -> str:
     """Return why a node failed and when it starts again."""
-    again = f"; tries to start again in {wait_s:.0f} s" if isinstance(wait_s, int | float) else ""
+    again = f"; next start in {wait_s:.0f} s" if isinstance(wait_s, int | float) else ""
     return f"failed: {why}{again}"
 
 

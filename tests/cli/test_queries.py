@@ -141,7 +141,7 @@ def test_status_shows_why_a_node_failed_and_its_next_start(run, fabric, monkeypa
 
     assert status == 1
     assert "unavailable" in printed
-    failure = "node-c failed: FatalError: no model; tries to start again in 12 s"
+    failure = "node-c failed: FatalError: no model; next start in 12 s"
     assert f"warning: {failure}" in printed
 
 

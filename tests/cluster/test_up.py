@@ -162,9 +162,9 @@ def test_node_that_cannot_restart_reports_why_and_recovers_once_fixed(up, tmp_pa
     again = await_output(lambda: first.run("nodes").stdout, " ready ")
 
     assert str(model) in status
-    assert "; tries to start again in " in status
+    assert "; next start in " in status
     assert "node-a failed: " in first.log.read_text()
-    assert "; tries to start again in " in first.log.read_text()
+    assert "; next start in " in first.log.read_text()
     assert "node-a" in again
     reply = first.chat("mira", "the cat sat on the mat", answer, "and?")
     assert reply[1]["x-macfabric-cache"] == "disk"
