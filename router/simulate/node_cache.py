@@ -61,12 +61,8 @@ class NodeCache:
     ) -> None:
         self.bytes_per_token = bytes_per_token
         self.agents: OrderedDict[AgentId, KeptAgent] = OrderedDict()  # the last used at the end
-        self.cooled: list[
-            AgentId
-        ] = []  # agents that left memory, until the machine has listed that
-        self.evicted: list[
-            AgentId
-        ] = []  # agents that left the disk, until the machine has listed that
+        self.cooled: list[AgentId] = []  # left memory since the machine's last list
+        self.evicted: list[AgentId] = []  # left the disk since the machine's last list
         self.disk_tokens = 0
         self._hot: OrderedDict[AgentId, int] = OrderedDict()  # tokens of idle caches in memory
         self._hot_tokens = 0
