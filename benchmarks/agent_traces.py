@@ -44,10 +44,10 @@ def trace(steps: int, seed: int) -> list[Step]:
         {"role": "system", "content": f"You are an agent that works on a program. Task {seed}."},
         {"role": "user", "content": f"Please find out about this: {_text(rng, words, (20, 40))}"},
     ]
-    steps: list[Step] = []
+    prompts: list[Step] = []
     failed: tuple[str, str] | None = None  # call to be repeated
     for number in range(steps):
-        steps.append(Step(number, tuple(messages)))
+        prompts.append(Step(number, tuple(messages)))
         name, path = failed or (rng.choice(TOOLS), rng.choice(_PATHS))
         fails = failed is None and rng.random() < FAILURE_CHANCE
         failed = (name, path) if fails else None
@@ -62,7 +62,7 @@ def trace(steps: int, seed: int) -> list[Step]:
             messages.append({"role": "assistant", "content": _text(rng, words, RESULT_WORDS)})
             more = f"Go on with {_text(rng, words, THOUGHT_WORDS)}"
             messages.append({"role": "user", "content": more})
-    return steps
+    return prompts
 
 
 def _call(call_id: str, name: str, path: str, thought: str) -> Message:

@@ -187,8 +187,8 @@ class HistoryReplay:
                     if phase.hears(agent, speaker):
                         history.add_text(phase.id, self._line(turn))
                     continue
-                text = phase.ask_text(agent, number)
-                history.add_text(phase.id, self._text(text) if text else "")
+                question = phase.ask_text(agent, number)
+                history.add_text(phase.id, self._text(question) if question else "")
                 history.begin_turn(phase.id)
                 if turn == until:
                     return
