@@ -99,7 +99,7 @@ def test_standard_input_is_one_message(run, fabric, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("  \n", "nothing to ask"), ("x" * (chat.CHAT_INPUT_CHARS_MAX + 1), "has more than")],
+    [("  \n", "there is no message"), ("x" * (chat.CHAT_INPUT_CHARS_MAX + 1), "has more than")],
     ids=["empty", "too long"],
 )
 def test_unusable_input_is_misuse(run, fabric, monkeypatch, text, why):

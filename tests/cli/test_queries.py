@@ -47,7 +47,7 @@ COMMANDS = {
     "agents": (["agents"], ["mira", "2,040/2,060", "the stored text ends there"], None),
     "why": (
         ["agents", "--why", "mira"],
-        ["req_2b1e5f0c", "node-b", "disk", "2,040/2,060", "885 ms", "evicted from memory; the st"],
+        ["req_2b1e5f0c", "node-b", "disk", "2,040/2,060", "885 ms", "been evicted from"],
         TURNS,
     ),
     "why of a tenant": (["agents", "--why", "mira", "--tenant", "one"], ["req_2b1e5f0c"], TURNS),

@@ -85,7 +85,7 @@ def test_list_cannot_name_files_outside_of_its_folder(tmp_path):
     contents = folder.prepare(None)
     folder.write(contents.with_agents({("", "mira"): agent(file="../../etc/passwd")}))
 
-    with pytest.raises(CommandError, match="no name of an agent's file"):
+    with pytest.raises(CommandError, match="not a valid name of an agent's file"):
         folder.read()
 
 
@@ -144,7 +144,7 @@ def test_keys_of_a_fabric_come_back_and_never_replace_others(tmp_path):
     assert write_keys(empty, files) == []
     assert read_keys(empty) == files
     before = read_keys(other)
-    with pytest.raises(CommandError, match="of another fabric"):
+    with pytest.raises(CommandError, match="belongs to another fabric"):
         write_keys(other, files)
     assert read_keys(other) == before
     assert find_keys(empty, None) == empty

@@ -49,7 +49,7 @@ def test_other_tenants_are_admitted_during_a_flood():
 def test_only_the_tenant_over_its_share_is_refused():
     queued = []
     flood(queued, "bob")
-    assert "yours" in refusal(queued, "bob", Priority.INTERACTIVE, PLACES)
+    assert "of your requests" in refusal(queued, "bob", Priority.INTERACTIVE, PLACES)
     assert refusal(queued, "alice", Priority.INTERACTIVE, PLACES) is None
 
 
