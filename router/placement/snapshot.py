@@ -51,8 +51,8 @@ class PrefixHolder:
 
     node: NodeName
     share: float  # of the prompt's text
-    agent: AgentId | None = None  # agent whose whole conversation the prompt continues
-    group: str | None = None  # the agent's group
+    agent: AgentId | None = None  # whose whole conversation the prompt continues
+    group: str | None = None  # of that agent
     is_replica: bool = False
     is_resident: bool = False  # the agent is in the node's memory, not only on disk
     state: HeadState = HeadState.STORED
@@ -152,8 +152,8 @@ class FleetSnapshot:
     holders: tuple[AgentHolder, ...] = ()  # the serving node first, then the latest copies
     prefixes: Sequence[PrefixHolder] = ()  # the longest first
     group_nodes: tuple[NodeName, ...] = ()  # owners of other conversations of the group
-    totals: FleetTotals | None = None  # totals of the fleet, if `nodes` are a part of it
-    home: NodeName | None = None  # then: the node of new conversations
+    totals: FleetTotals | None = None  # where `nodes` are not all
+    home: NodeName | None = None  # likewise: the node of conversations without any trace
     now_s: float = 0.0  # by the router's clock
     agent: AgentId | None = None  # that the turn names or continues
     is_idle: bool = False  # the agent: it has no running turn, and placement may move it
