@@ -78,7 +78,7 @@ async def is_kept(reference):
 
 
 @pytest.fixture
-def wait_until_joined(monkeypatch):
+def joined(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
 
 
