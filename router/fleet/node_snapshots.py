@@ -10,14 +10,25 @@ A fleet of a few nodes has no ranking: all of its nodes are compared.
 
 from collections.abc import Iterable
 
+from fabric.control.node_calls import NodeView
 from fabric.ids import NodeName
 from router.fleet.directory import Directory
 from router.fleet.membership import LeaseState, Member, Membership
 from router.limits import CANDIDATES_MAX
 from router.placement.candidates import Ranking
-from router.placement.load_ledger import Ledger
+from router.placement.load_ledger import Ledger, OwnLoad
 from router.placement.profiles import Profiles
 from router.placement.snapshot import NodeSnapshot
+
+
+def _others_s(view: NodeView, own: OwnLoad) -> float:
+    """Return the seconds of prefill in a report that this router did not give the node.
+
+    The ledger is newer and follows each prompt, so it counts for the router's own turns.
+    """
+    if view.waiting + view.active <= own.turns:
+        return 0.0
+    return max(0.0, view.queue_s - own.prefill_s)
 
 
 class NodeSnapshots:
@@ -35,6 +46,7 @@ class NodeSnapshots:
         self._ledger = ledger
         self._directory = directory
         self._kept: dict[NodeName, NodeSnapshot] = {}
+        self._others: dict[NodeName, tuple[NodeView, float]] = {}  # when their prefill will end
         self._rankings: dict[str, Ranking] = {}
         self._ranked: dict[NodeName, str] = {}  # the model under which a node is ranked
         self._unranked: set[NodeName] | None = None  # to be ranked anew; None: nothing is ranked
@@ -46,6 +58,11 @@ class NodeSnapshots:
 
     def note(self, member: Member) -> None:
         """Note that a node answered, or that its state changed."""
+        view = member.view
+        known = self._others.get(member.name)
+        if view is not None and (known is None or known[0] is not view):
+            own = self._ledger.take_own_load(member.name)
+            self._others[member.name] = view, member.heartbeat_s + _others_s(view, own)
         if self._unranked is not None:
             self._unranked.add(member.name)
 
@@ -74,7 +91,7 @@ class NodeSnapshots:
             is_returning=is_returning,
             promised_s=sum(prompts_s),
             prompts_s=prompts_s,
-            queue_end_s=member.heartbeat_s + member.view.queue_s,
+            others_end_s=self._others[name][1],
             turns=ledger.turns(name),
             agents=self._directory.agents_count(name),
             turn_order=ledger.turn_order(name),

@@ -26,12 +26,21 @@ class Booking:
     progress: PromptProgress | None = None  # as its node reported it last
 
 
+@dataclass(slots=True)
+class OwnLoad:
+    """Most of a node's load that can be this router's, at any moment since a report of the node."""
+
+    turns: int = 0
+    prefill_s: float = 0.0
+
+
 class Ledger:
     """Prefill, turns and transfers given to each node, and the order of its last turns."""
 
     def __init__(self) -> None:
         self._prompts: dict[NodeName, dict[int, Booking]] = {}  # unfinished, by node
         self._turns: Counter[NodeName] = Counter()
+        self._since_report: dict[NodeName, OwnLoad] = {}
         self._coming_bytes: Counter[NodeName] = Counter()
         self._leaving_bytes: Counter[NodeName] = Counter()
         self._last: dict[NodeName, int] = {}
@@ -42,6 +51,9 @@ class Ledger:
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""
         self._turns[node] += 1
+        own = self._since_report.setdefault(node, OwnLoad())
+        own.turns += 1
+        own.prefill_s += prefill_s
         self.changed.add(node)
         self._count += 1  # a counter, so that two turns in one clock tick have an order
         self._last[node] = self._count
@@ -57,6 +69,8 @@ class Ledger:
         if not entry.open:
             return
         prefill_s = seconds.prefill_s(left_tokens, tokens_per_s or PREFILL_TOKENS_PER_S)
+        own = self._since_report.setdefault(entry.node, OwnLoad())
+        own.prefill_s += max(0.0, prefill_s - entry.prefill_s)
         entry.prefill_s = prefill_s
         of_node = self._prompts.setdefault(entry.node, {})
         if prefill_s > 0:
@@ -120,6 +134,16 @@ class Ledger:
     def prompts_s(self, node: NodeName) -> tuple[float, ...]:
         """Return the seconds that are left of each unfinished prompt of the node."""
         return tuple(entry.prefill_s for entry in self._prompts.get(node, {}).values())
+
+    def take_own_load(self, node: NodeName) -> OwnLoad:
+        """Return the router's part of the load in a node's new report; count anew from now on.
+
+        Turns that have ended since the report before are in it, as the node may have described
+        itself before they did.
+        """
+        own = self._since_report.get(node, OwnLoad())
+        self._since_report[node] = OwnLoad(self.turns(node), self.prefill_s(node))
+        return own
 
     def turns(self, node: NodeName) -> int:
         return self._turns[node]

@@ -68,7 +68,7 @@ class NodeSnapshot:
     is_returning: bool = False  # was lost, and is starting again
     promised_s: float = 0.0  # unfinished prefill of this router's turns
     prompts_s: tuple[float, ...] = ()  # the same by prompt, as far as they are known
-    queue_end_s: float = 0.0  # when the prefill that the node itself reported will have ended
+    others_end_s: float = 0.0  # when prefill that others gave the node will have ended
     turns: int = 0  # running
     agents: int = 0  # on the node, including those just given to it
     turn_order: int = 0  # the higher, the later it was given any turn
@@ -82,11 +82,8 @@ class NodeSnapshot:
         return self.view.name
 
     def queue_s(self, now_s: float) -> float:
-        """Return the seconds of prefill before a turn that is sent now.
-
-        The ledger is exact for this router's turns; the node also counts those of others.
-        """
-        return max(self.promised_s, self.queue_end_s - now_s)
+        """Return the seconds of prefill before a turn that is sent now."""
+        return self.promised_s + max(0.0, self.others_end_s - now_s)
 
     def prefill_tokens_per_s(self, position: float = 0.0) -> float:
         """Return the speed of prompts at a position; 0 if unknown."""

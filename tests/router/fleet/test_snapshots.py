@@ -82,6 +82,39 @@ async def test_snapshot_joins_node_reports_and_ledger():
     assert (b.promised_s, b.turns, b.turn_order, b.cold_order, b.agents) == (0.0, 1, 2, 0, 1)
 
 
+async def test_reported_queue_of_this_routers_ended_prompts_does_not_count():
+    """A heartbeat overtaken by the prompt's end must not make the node look busy."""
+    async with rig("a", tended=False) as fabric:
+        ledger, membership = fabric.fleet.ledger, fabric.fleet.membership
+
+        def queue_s():
+            node = snapshots.of_agent(fabric.fleet, KEY).nodes[A]
+            return node.queue_s(fabric.fleet.clock.monotonic_s())
+
+        ours = ledger.begin(A, 5.0, cold=True)
+        fabric[A].view_changes = {"queue_s": 8.0, "waiting": 1, "active": 0}
+        await membership.refresh()
+        assert queue_s() == 5.0, "the ledger's estimate of its own prompt"
+        ledger.end(ours)
+        assert queue_s() == 0.0
+
+        ours = ledger.begin(A, 5.0, cold=True)
+        ledger.end(ours)  # after the node described itself
+        await membership.refresh()
+        assert queue_s() == 0.0
+
+        ours = ledger.begin(A, 5.0, cold=True)
+        fabric[A].view_changes = {"queue_s": 8.0, "waiting": 2, "active": 0}
+        await membership.refresh()
+        assert 7.5 < queue_s() <= 8.0, "with what another router's prompt adds"
+        ledger.end(ours)
+        assert 2.5 < queue_s() <= 3.0
+
+        await membership.refresh()  # perhaps described before our prompt ended
+        await membership.refresh()
+        assert 7.5 < queue_s() <= 8.0, "all of it is the other one's"
+
+
 @pytest.mark.parametrize(
     ("lease", "is_alive", "is_up"),
     [

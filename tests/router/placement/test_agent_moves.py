@@ -70,7 +70,7 @@ def test_agent_leaves_long_queue_for_idle_node():
 
 
 def test_reported_queue_counts_and_shrinks_with_time():
-    busy = node("a", known={"queue_end_s": 120.0})
+    busy = node("a", known={"others_end_s": 120.0})
 
     assert decide(owned(busy, B, now_s=100.0)).how is How.MOVE
     assert decide(owned(busy, B, now_s=119.9)).how is How.STAY

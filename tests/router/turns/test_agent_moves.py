@@ -122,10 +122,10 @@ async def test_erasure_forgets_client_placement():
         assert not fabric.fleet.activity.is_held(KEY, target)
 
 
-async def test_reported_queue_triggers_move():
+async def test_reported_queue_of_others_triggers_move():
     async with rig("ab", tended=False) as fabric:
         home = await begin(fabric)
-        fabric[home].view_changes = {"queue_s": 30.0}
+        fabric[home].view_changes = {"queue_s": 30.0, "waiting": 2}
         await fabric.fleet.membership.refresh()
         answer = await ask(fabric, "hello", "x", "and now?")
 
