@@ -61,7 +61,8 @@ def _demo() -> dict[str, Any]:
         env=os.environ,
     )
     if ran.returncode:
-        message = f"the demo failed: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+        untrue = json.loads(ran.stdout)["untrue"] if ran.stdout else []
+        message = f"the demo failed: {'; '.join(untrue) or ran.stderr[-500:]}"
         raise RuntimeError(message)
     return dict(json.loads(ran.stdout))
 
