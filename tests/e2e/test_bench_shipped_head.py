@@ -11,7 +11,6 @@ from benchmarks.namespaces import why_not
 pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
-@pytest.mark.nightly  # one start in three does not measure its link of 0.75 Mbit/s
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_beginning_is_fetched_over_a_fast_link_and_computed_beside_a_slow_one():
     command = [sys.executable, "-m", "benchmarks", "shipped-head", "--quick", "--json"]
