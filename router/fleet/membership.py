@@ -116,6 +116,16 @@ class Member:
         return None if self.view is None else (self.view.incarnation, self.view.changes)
 
 
+def _state_of(member: Member, health: LeaseState) -> str:
+    if member.failure is not None:
+        return "failed"
+    if member.is_asleep:
+        return ASLEEP
+    if health is not LeaseState.ALIVE:
+        return health.value
+    return member.view.state if member.view else "joining"
+
+
 async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[int, int]]:
     """Return a node's state and the numbers that it gave it; raise FabricError."""
     if member.knows_changes:
@@ -216,14 +226,7 @@ class Membership:
 
     def state_of(self, member: Member) -> str:
         """Return a node's state: the one it reports, or that of its lease if it is not alive."""
-        health = self.health(member.name)
-        if member.failure is not None:
-            return "failed"
-        if member.is_asleep:
-            return ASLEEP
-        if health is not LeaseState.ALIVE:
-            return health.value
-        return member.view.state if member.view else "joining"
+        return _state_of(member, self.health(member.name))
 
     def is_alive(self, name: NodeName) -> bool:
         """Return whether a node answered within SUSPECT_S."""
@@ -386,15 +389,16 @@ class Membership:
 
     def _look(self, member: Member) -> None:
         """Count a lease that ended, and show the node's state to the observer."""
-        is_expired = not self.is_up(member.name)
+        health = self.health(member.name)
+        is_expired = health is LeaseState.EXPIRED
         if is_expired and not member.was_expired:
             self.expired_count += 1
             cause = "its machine sleeps" if member.is_asleep else "it is silent"
             _LOG.warning("the lease of %s ended: %s", member.name, cause)
         member.was_expired = is_expired
-        is_alive = self.is_alive(member.name) and member.view is not None
+        is_alive = health is LeaseState.ALIVE and member.view is not None
         member.was_settled = is_alive and member.failure is None and member.loading_s is None
-        self._watch(member, self.state_of(member))
+        self._watch(member, _state_of(member, health))
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
