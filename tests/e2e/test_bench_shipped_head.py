@@ -11,6 +11,7 @@ from benchmarks.namespaces import why_not
 pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
+@pytest.mark.nightly  # beside five other test processes, its slowest link may not be measured
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_beginning_is_fetched_over_a_fast_link_and_computed_beside_a_slow_one():
     command = [sys.executable, "-m", "benchmarks", "shipped-head", "--quick", "--json"]
