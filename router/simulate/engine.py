@@ -124,6 +124,11 @@ class ModelledEngine:
         return len(self._waiting) + len(self._loading) + len(self._ready)
 
     @property
+    def decoding_count(self) -> int:
+        """Jobs whose prompt is computed: what a node reports as active."""
+        return len(self._batch)
+
+    @property
     def active_count(self) -> int:
         """Jobs that run, in whatever state."""
         return len(self._loading) + len(self._ready) + len(self._batch)

@@ -179,7 +179,7 @@ class Machine:
             bytes=TierBytes(cache.hot_bytes, cache.disk_tokens * cache.bytes_per_token),
             addresses=(Address(self.name, 1, LinkKind.ETHERNET, round(model.link_mbit)),),
             waiting=engine.waiting_count,
-            active=engine.active_count,
+            active=engine.decoding_count,
             queue_s=engine.queue_tokens / speed,
             prefill_tokens_per_s=speed * self.misjudged.prefill,
             decode_tokens_per_s=model.decode_tokens_per_s * self.misjudged.decode,
