@@ -123,7 +123,7 @@ class Fleet:
         watch = NodeWatch(self.events.publish)
 
         def look(member: Member, state: str) -> None:
-            self.nodes.note(member)
+            self.nodes.note(member, state)
             if member.view is not None and member.view.router is not None:
                 self.terms.hear(member.view.router)
             watch.look(member, state)

@@ -46,7 +46,9 @@ class NodeSnapshots:
         self._ledger = ledger
         self._directory = directory
         self._kept: dict[NodeName, NodeSnapshot] = {}
-        self._others: dict[NodeName, tuple[NodeView, float]] = {}  # when their prefill will end
+        self._answered_s: dict[NodeName, float] = {}  # time of the last heartbeat noted here
+        self._others_end_s: dict[NodeName, float] = {}  # end of prefill that others gave a node
+        self._noted: dict[NodeName, tuple[NodeView | None, str]] = {}  # when last ranked
         self._rankings: dict[str, Ranking] = {}
         self._ranked: dict[NodeName, str] = {}  # the model under which a node is ranked
         self._unranked: set[NodeName] | None = None  # to be ranked anew; None: nothing is ranked
@@ -56,15 +58,22 @@ class NodeSnapshots:
         """Whether the fleet has more nodes than one decision compares."""
         return len(self._membership.members) > CANDIDATES_MAX
 
-    def note(self, member: Member) -> None:
+    def note(self, member: Member, state: str) -> None:
         """Note that a node answered, or that its state changed."""
-        view = member.view
-        known = self._others.get(member.name)
-        if view is not None and (known is None or known[0] is not view):
-            own = self._ledger.take_own_load(member.name)
-            self._others[member.name] = view, member.heartbeat_s + _others_s(view, own)
+        name, view = member.name, member.view
+        if view is not None and member.heartbeat_s != self._answered_s.get(name):
+            self._answered_s[name] = member.heartbeat_s
+            others_s = _others_s(view, self._ledger.take_own_load(name))
+            if self._others_end_s.pop(name, 0.0) or others_s:
+                self._kept.pop(name, None)
+            if others_s:
+                self._others_end_s[name] = member.heartbeat_s + others_s
+        noted = self._noted.get(name)
+        if noted is not None and noted[0] is view and noted[1] == state:
+            return
+        self._noted[name] = view, state
         if self._unranked is not None:
-            self._unranked.add(member.name)
+            self._unranked.add(name)
 
     def find(self, name: NodeName) -> NodeSnapshot | None:
         """Return a node's snapshot; None if it has not reported."""
@@ -91,7 +100,7 @@ class NodeSnapshots:
             is_returning=is_returning,
             promised_s=sum(prompts_s),
             prompts_s=prompts_s,
-            others_end_s=self._others[name][1],
+            others_end_s=self._others_end_s.get(name, 0.0),
             turns=ledger.turns(name),
             agents=self._directory.agents_count(name),
             turn_order=ledger.turn_order(name),
@@ -117,7 +126,9 @@ class NodeSnapshots:
             self._unranked = {member.name for member in self._membership.members}
         self._forget_changed()
         while self._unranked:
-            self._rank(self._unranked.pop())
+            names, self._unranked = sorted(self._unranked), set()
+            for name in names:  # in this order, as equal nodes keep that of their rows
+                self._rank(name)
         return self._rankings.setdefault(model, Ranking())
 
     def _forget_changed(self) -> None:

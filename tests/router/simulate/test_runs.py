@@ -159,17 +159,22 @@ def test_seeds_and_loads_produce_different_results():
     assert len(set(runs.values())) == 4
 
 
-def simulate_json(hash_seed):
+SMALL_FLEET = SimulateRequest(
+    workloads=("W1", "W7"),
+    policies=("seconds", "dynamo-tuned"),
+    seeds=1,
+    sessions=5,
+    faults=("lose:ultra@30+40", "drain:pro@60"),
+    wrong_speeds="0.6-1.6",
+    json=True,
+)
+LARGE_FLEET = SimulateRequest(
+    workloads=("W7",), policies=("seconds",), fleet="thirty-two", seeds=1, sessions=40, json=True
+)
+
+
+def simulate_json(request, hash_seed):
     """Run the program in a process of its own; return its bytes."""
-    request = SimulateRequest(
-        workloads=("W1", "W7"),
-        policies=("seconds", "dynamo-tuned"),
-        seeds=1,
-        sessions=5,
-        faults=("lose:ultra@30+40", "drain:pro@60"),
-        wrong_speeds="0.6-1.6",
-        json=True,
-    )
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "router.simulate", json.dumps(request.as_plain())]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
@@ -177,11 +182,12 @@ def simulate_json(hash_seed):
     return done.stdout
 
 
-def test_same_seed_gives_same_bytes_in_another_process():
-    one, other = simulate_json("1"), simulate_json("2")
+@pytest.mark.parametrize("request_of", [SMALL_FLEET, LARGE_FLEET], ids=["small", "large"])
+def test_same_seed_gives_same_bytes_in_another_process(request_of):
+    one, other = simulate_json(request_of, "1"), simulate_json(request_of, "2")
 
     assert one == other
-    assert len(json.loads(one)["cells"]) == 2
+    assert len(json.loads(one)["cells"]) == len(request_of.workloads)
 
 
 @pytest.mark.parametrize("faults", ["none", "drained and lost", "slowed"])
