@@ -116,16 +116,6 @@ class Member:
         return None if self.view is None else (self.view.incarnation, self.view.changes)
 
 
-def _state_of(member: Member, health: LeaseState) -> str:
-    if member.failure is not None:
-        return "failed"
-    if member.is_asleep:
-        return ASLEEP
-    if health is not LeaseState.ALIVE:
-        return health.value
-    return member.view.state if member.view else "joining"
-
-
 async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[int, int]]:
     """Return a node's state and the numbers that it gave it; raise FabricError."""
     if member.knows_changes:
@@ -224,9 +214,16 @@ class Membership:
             return LeaseState.EXPIRED
         return LeaseState.SUSPECT if silent_s >= SUSPECT_S else LeaseState.ALIVE
 
-    def state_of(self, member: Member) -> str:
+    def state_of(self, member: Member, health: LeaseState | None = None) -> str:
         """Return a node's state: the one it reports, or that of its lease if it is not alive."""
-        return _state_of(member, self.health(member.name))
+        health = health or self.health(member.name)
+        if member.failure is not None:
+            return "failed"
+        if member.is_asleep:
+            return ASLEEP
+        if health is not LeaseState.ALIVE:
+            return health.value
+        return member.view.state if member.view else "joining"
 
     def is_alive(self, name: NodeName) -> bool:
         """Return whether a node answered within SUSPECT_S."""
@@ -248,10 +245,8 @@ class Membership:
 
     def is_returning(self, name: NodeName) -> bool:
         """Return whether a node that was lost is starting again."""
-        member = self._members.get(name)
-        if member is None or member.loading_s is None:
-            return False
-        return self._clock.monotonic_s() - member.loading_s < SUSPECT_S
+        loading_s = self._members[name].loading_s if name in self._members else None
+        return loading_s is not None and self._clock.monotonic_s() - loading_s < SUSPECT_S
 
     def settled(self) -> bool:
         """Return whether every node of the roster has reported its agents or has expired."""
@@ -398,7 +393,7 @@ class Membership:
         member.was_expired = is_expired
         is_alive = health is LeaseState.ALIVE and member.view is not None
         member.was_settled = is_alive and member.failure is None and member.loading_s is None
-        self._watch(member, _state_of(member, health))
+        self._watch(member, self.state_of(member, health))
 
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
