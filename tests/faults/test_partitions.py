@@ -19,7 +19,7 @@ STORY = f"The vault code of Mira is {SECRET}. " + " ".join(
     f"Note {i} is {i * 7}." for i in range(60)
 )
 QUESTION = "The vault code of Mira is"
-LONG = {"max_tokens": 16_000, "ignore_eos": True}  # longer than any lease
+LONG = {"max_tokens": 8_000, "ignore_eos": True}  # longer than any lease
 
 
 @pytest.fixture

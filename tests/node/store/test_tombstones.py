@@ -243,7 +243,7 @@ def test_refused_tombstone_is_not_reported_and_written_later(tmp_path, model, mo
         full.is_mended = True
         wait_until(lambda: tombstones(tmp_path) != [])
         assert erase(service, "alice").tombstone is not None
-        assert call(service, Describe(), NodeView).degraded is None
+        wait_until(lambda: call(service, Describe(), NodeView).degraded is None)
     with running(tmp_path, model) as service:
         assert service.node.resources.erased.floor(TENANT, "alice") == 1_001
 
