@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One agent's turns, and when they begin."""
+    """Turns of an agent, and when they begin."""
 
     name: str
     at_s: float

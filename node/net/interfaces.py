@@ -17,9 +17,8 @@ from fabric.net.interfaces import Interface, is_private_device, parse_hardware_p
 from fabric.net.links import LinkKind
 
 COMMAND_TIMEOUT_S: Final = 5.0
-INTERFACES_LISTING_S: Final = (
-    5.0  # a cable may be pulled at any time, but on macOS listing costs a process
-)
+# A cable may be pulled at any time, but on macOS listing costs a process.
+INTERFACES_LISTING_S: Final = 5.0
 _SYSFS: Final = Path("/sys/class/net")
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40

@@ -24,7 +24,7 @@ _TAG_DIGITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file with the headers of its answer; `tag` changes with its content."""
+    """File with the headers of its answer; `tag` changes with its content."""
 
     content: bytes = field(repr=False)
     tag: str

@@ -1,4 +1,4 @@
-"""`macfabric upgrade`: the order of its steps, where it stops, and how it goes on."""
+"""`macfabric upgrade`: the order of its steps, where it stops, and how it continues."""
 
 import json
 import shutil

@@ -24,7 +24,7 @@ NAMED = ("claude-code",)  # whose sub-agents have names of their own
 
 
 def delegating(request: GenerateRequest) -> ScriptedAnswer:
-    """Let sub-agents say hello, one after the other, and answer as ever otherwise."""
+    """Let sub-agents say hello, one after the other, and answer everything else as usual."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = "".join(messages[last_user].texts) if messages else ""

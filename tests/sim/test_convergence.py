@@ -20,7 +20,7 @@ SETTLED_S = 15.0  # by then nodes have saved all, and released what others own
 
 
 class Talks:
-    """One client of every agent."""
+    """Client of every agent."""
 
     def __init__(self, world):
         self._world = world

@@ -28,7 +28,7 @@ def chromium() -> str:
 
 
 class Browser:
-    """One page; methods wait for what they do."""
+    """Page of the browser; methods wait for what they do."""
 
     def __init__(self, folder: Path, *switches: str) -> None:
         self._folder = folder

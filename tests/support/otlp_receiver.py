@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass
 class ReceivedSpan:
-    """One span as a collector sees it."""
+    """Span as a collector sees it."""
 
     name: str
     trace: str

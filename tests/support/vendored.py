@@ -23,7 +23,7 @@ TESTS = "tests/e2e/vendor"
 
 @dataclass(frozen=True)
 class Library:
-    """One package; `files` are paths here by paths in it, each with its SHA-256."""
+    """Package; `files` are paths here by paths in it, each with its SHA-256."""
 
     name: str
     version: str

@@ -48,7 +48,7 @@ def test_chunks_are_shared_by_weight(weight):
 
 
 def test_slots_are_shared_by_weight():
-    """Of four slots, a tenant with three times the weight gets three, whoever came first."""
+    """Of four slots, a tenant with three times the weight gets three, in any order of arrival."""
     rig = SchedulerRig(active_max=4)
     for number in range(6):
         rig.add(3, answer_tokens=500, tenant="b", seed=number)

@@ -1,4 +1,4 @@
-"""One id per turn, from its request to its agent's history, which its tenant alone sees."""
+"""The id of a turn, from its request to its agent's history, which its tenant alone sees."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_no_policy_moves_agent_with_running_turns(policy):
 
 
 BEGINS = {
-    "on the quicker node, as nobody has it": (of(node("a", prefill=300.0), B), How.RECOMPUTE),
+    "on the quicker node, as no node has it": (of(node("a", prefill=300.0), B), How.RECOMPUTE),
     "with a copy, as its owner is dead": (
         of(
             A,

@@ -32,7 +32,7 @@ def row(at_s, session, first, blocks, more=()):
 
 
 def test_owner_with_a_queue_keeps_its_agent(tmp_path):
-    """Its node has 100 s of other prompts; the idle twin could have the agent in a second."""
+    """The agent's node has 100 s of other prompts; the idle twin could have it in a second."""
     rows = [row(0, "alice", 0, 16)]
     rows += [row(20, f"other-{n}", 1_000 * (n + 1), 96) for n in range(5)]
     rows.append(row(23, "alice", 0, 16, more=range(90_000, 90_008)))

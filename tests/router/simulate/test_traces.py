@@ -93,7 +93,7 @@ def test_join_waits_for_all_branches(tmp_path):
 
 
 def test_continuing_row_computes_only_its_new_tokens(tmp_path):
-    """Its blocks are named anew, as the last block before it was not full."""
+    """The new row's blocks get new names, as the last block before it was not full."""
     first = {"input_length": 700, "output_length": 40, "hash_ids": [1, 2], "session_id": "s"}
     second = first | {"input_length": 900, "hash_ids": [1, 3], "timestamp": 60_000}
     known, recomputed = (

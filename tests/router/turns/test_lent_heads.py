@@ -67,7 +67,7 @@ async def test_fetched_beginning_is_the_decision_of_its_turn():
 
 
 async def test_first_of_concurrent_prompts_lends_to_others():
-    """Who waits for it itself is not asked; each turn may be the first to arrive at its node."""
+    """A node that waits for the beginning lends none; any turn may be the first at its node."""
     async with rig("abc", tended=False, placement=SPREAD) as made:
         await speak(made)
         for node in made.nodes.values():

@@ -47,7 +47,7 @@ class World:
         )
 
     def begin(self, tenant=ONE, prompt=0, cached=0):
-        """Admit a turn that goes on."""
+        """Admit a turn that continues."""
         with self.accounts.count_turn(tenant):
             pass
         first = Admitted(
