@@ -265,7 +265,8 @@ class Directory:
     def holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return every node's holding of the agent, by node."""
         nodes = self._holdings.get(key, {})
-        return tuple(nodes[name] for name in sorted(nodes))
+        names = sorted(nodes) if len(nodes) > 1 else nodes
+        return tuple(nodes[name] for name in names)
 
     def unerased_holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return the holdings that were not erased, by node."""

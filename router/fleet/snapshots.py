@@ -58,12 +58,10 @@ def of_turn(
     full: frozenset[NodeName] = frozenset(),
     *,
     is_whole: bool = False,
-    may_move: bool = False,
 ) -> FleetSnapshot:
     """Return a snapshot of the nodes and what they have of a turn's agent and prompt.
 
-    Of a large fleet, it has the nodes among which the turn may be placed; all if `is_whole`. With
-    `may_move`, it says whether the turn's agent is idle.
+    Of a large fleet, it has the nodes among which the turn may be placed; all if `is_whole`.
     """
     holders: tuple[AgentHolder, ...] = ()
     group_nodes: tuple[NodeName, ...] = ()
@@ -77,35 +75,34 @@ def of_turn(
         group_nodes = fleet.sessions.nodes(turn.tenant, turn.sub_agent, turn.session)
     if is_whole or not fleet.nodes.is_large:
         prefixes = _prefixes(fleet, turn)
-        key = turn.key or _continued_agent(turn, prefixes)
-        if turn.key is None and key is not None:
-            holders = _holders(fleet.directory, key)
         found = FleetSnapshot(fleet.nodes.all(), holders, prefixes, group_nodes)
-        return _with_activity(fleet, found, key, may_move=may_move)
-    if any(_serves(fleet, holder, given_up) for holder in holders):
-        names = dict.fromkeys(holder.node for holder in holders)
-        if may_move:
-            names |= _least_loaded(fleet, next(iter(names)))
-        found = FleetSnapshot(fleet.nodes.of(names), holders)
-        return _with_activity(fleet, found, turn.key, may_move=may_move)
-    found = _Narrowing(fleet, turn, given_up | full, holders, group_nodes).snapshot()
-    return _with_activity(fleet, found, turn.key, may_move=False)
+    elif any(_serves(fleet, holder, given_up) for holder in holders):
+        found = FleetSnapshot(fleet.nodes.of(holder.node for holder in holders), holders)
+    else:
+        found = _Narrowing(fleet, turn, given_up | full, holders, group_nodes).snapshot()
+    key = turn.key or _continued_agent(turn, found.prefixes)
+    if turn.key is None and key is not None:
+        holders = _holders(fleet.directory, key)
+    agent = key[1] if key is not None else None
+    return replace(found, holders=holders, agent=agent, now_s=fleet.clock.monotonic_s())
 
 
-def _with_activity(
-    fleet: Fleet, found: FleetSnapshot, key: AgentKey | None, *, may_move: bool
-) -> FleetSnapshot:
-    """Add the time, and what is known of the agent that the turn names or continues."""
-    now_s = fleet.clock.monotonic_s()
-    if key is None:
-        return replace(found, now_s=now_s)
+def with_move_targets(fleet: Fleet, turn: TurnRequest, found: FleetSnapshot) -> FleetSnapshot:
+    """Add to a turn's snapshot the nodes to which its agent may move, if it is idle and free."""
     owner, activity = found.owner, fleet.activity
-    is_held = owner is not None and activity.is_held(key, owner.node)
+    if found.agent is None or owner is None:
+        return found
+    key = turn.tenant, found.agent
+    if activity.is_held(key, owner.node) or not activity.is_idle(key):
+        return found
+    nodes = found.nodes
+    if fleet.nodes.is_large:
+        holders = (holder.node for holder in found.holders)
+        nodes = fleet.nodes.of(dict.fromkeys([*nodes, *holders]) | _least_loaded(fleet, owner.node))
     return replace(
         found,
-        now_s=now_s,
-        agent=key[1],
-        is_idle=may_move and not is_held and activity.is_idle(key),
+        nodes=nodes,
+        is_idle=True,
         moved_lately=activity.moved_lately(key),
         move_price=activity.move_price,
     )

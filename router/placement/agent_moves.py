@@ -14,10 +14,20 @@ from typing import Final
 from fabric.control.node_calls import AgentView
 from router.placement.decision import How
 from router.placement.destination import fits, routes
-from router.placement.seconds import Job, NodeCandidate, Option, load_s, terms_of, tie_limit_s
+from router.placement.seconds import (
+    SHIP_START_S,
+    STICKINESS_S,
+    Job,
+    NodeCandidate,
+    Option,
+    load_s,
+    terms_of,
+    tie_limit_s,
+)
 from router.placement.snapshot import FleetSnapshot
 
 COMMIT_S: Final = 0.1  # seal, commit and release of a move
+MOVE_S_MIN: Final = COMMIT_S + STICKINESS_S + SHIP_START_S  # least cost of a move, with its price
 NOISE_RATIO: Final = 1.25  # of measured speeds that count as equal
 RECENT_MOVE_FACTOR: Final = 3.0  # of the price, for an agent that moved a moment ago
 
@@ -27,6 +37,8 @@ def moves_of(
 ) -> list[Option]:
     """Return the moves to other nodes that may take the agent, each with what the owner has."""
     by_name = {node.name: node for node in others}
+    if not by_name:
+        return []
     home, price_s = stay.node, price_of(stay, fleet)
     view = fleet.owner.view if fleet.owner is not None else None
     stored_bytes = stored_size_bytes(view) if view is not None else 0

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
+from router.placement.agent_moves import MOVE_S_MIN
 from router.placement.candidates import text_hash
 from router.placement.choice import Policy, choose
-from router.placement.decision import Decision, TurnFacts
+from router.placement.decision import Decision, How, TurnFacts
 from router.placement.options import options_of
 from router.placement.seconds import prefill_s
 from router.placement.snapshot import FleetSnapshot, HolderRole
@@ -33,6 +34,13 @@ class Placement:
     def compares_all(self) -> bool:
         """Whether it needs all nodes of a large fleet, not the few that may be the cheapest."""
         return self._policy is not Policy.SECONDS
+
+    def weighs_moves(self, turn: TurnFacts, decision: Decision) -> bool:
+        """Return whether a move of the turn's agent might be better than this decision."""
+        if decision.how is not How.STAY:
+            return False
+        is_late = decision.terms.felt_s > MOVE_S_MIN
+        return is_late or decision.node in turn.full or self._policy is not Policy.SECONDS
 
     def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Decision:
         """Return the node that serves a turn, and how; raise RetryLaterError if none can.

@@ -81,15 +81,12 @@ class Targets:
             return Target(near, epoch=0, waits=True)
         began_s = self._fleet.clock.monotonic_s()
         facts = snapshots.facts_of(turn, given_up, full)
-        fleet = snapshots.of_turn(
-            self._fleet,
-            turn,
-            given_up,
-            full,
-            is_whole=self._placement.compares_all,
-            may_move=may_move and self._moves_agents,
-        )
+        whole = self._placement.compares_all
+        fleet = snapshots.of_turn(self._fleet, turn, given_up, full, is_whole=whole)
         decision = self._placement.decide(facts, fleet)
+        if may_move and self._moves_agents and self._placement.weighs_moves(facts, decision):
+            fleet = snapshots.with_move_targets(self._fleet, turn, fleet)
+            decision = self._placement.decide(facts, fleet) if fleet.is_idle else decision
         self._telemetry.note_placement(self._fleet.clock.monotonic_s() - began_s)
         if decision.loan is not None:
             self._fleet.partners.note(decision.loan.source, decision.node)

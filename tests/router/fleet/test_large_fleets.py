@@ -58,6 +58,29 @@ async def test_snapshot_of_owned_agent_contains_its_holders():
         assert Placement().decide(snapshots.facts_of(NAMED), found).node == D
 
 
+@pytest.mark.parametrize("asked", [NAMED, UNNAMED], ids=["named", "found by content"])
+async def test_idle_agent_may_move_to_nodes_with_least_load(asked):
+    async with rig("abcdefg", tended=False) as fabric:
+        fleet, prompt = fabric.fleet, asked.prompt
+        for name in (A, B, C, D, E, F):
+            fleet.ledger.begin(name, 60.0, cold=True)
+        fleet.note_holding(KEY, C, 2, OWNED)
+        fleet.note_holding(KEY, D, 1, REPLICA)
+        fleet.sketches.put(KEY[0], C, KEY[1], prompt.sketch, opening=prompt.opening)
+        found = snapshots.of_turn(fleet, asked)
+        assert not found.is_idle
+        wide = snapshots.with_move_targets(fleet, asked, found)
+        assert wide.is_idle
+        assert wide.agent == KEY[1]
+        assert set(wide.nodes) >= {*found.nodes, C, D, G}
+
+        fleet.activity.begin_turn(KEY)
+        assert snapshots.with_move_targets(fleet, asked, found) is found, "a turn runs"
+        fleet.activity.end_turn(KEY)
+        fleet.activity.hold(KEY, C)
+        assert snapshots.with_move_targets(fleet, asked, found) is found, "a client placed it"
+
+
 async def test_nodes_with_prefix_or_group_are_candidates():
     async with rig("abcdefg", tended=False) as fabric:
         fleet, prompt = fabric.fleet, UNNAMED.prompt

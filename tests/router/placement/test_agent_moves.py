@@ -1,6 +1,7 @@
 """Moves of idle agents by placement: stay or move, compared in seconds."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -115,6 +116,39 @@ def test_agent_stays_on_its_node(why):
 
     assert decision.how is How.STAY
     assert decision.node == "a"
+
+
+def test_moves_are_not_weighed_only_where_none_is_chosen():
+    """The snapshot of a turn lacks the targets of moves until one of them might be better."""
+    random, placement = Random(7), Placement()
+    skipped = moved = 0
+    for _ in range(2_000):
+        queues_s = random.uniform(0.0, 0.6), random.choice((0.0, 0.2))
+        a, b = (
+            node(name, prefill=random.choice((300.0, 2_000.0)), known={"promised_s": queue_s})
+            for name, queue_s in zip("ab", queues_s, strict=True)
+        )
+        view = memory(
+            random.choice((1_000, 95_000_000)), tiers=random.choice((("hot",), ("disk",)))
+        )
+        turn = replace(TURN, prompt_tokens=TOKENS + random.randrange(600))
+        alone = placement.decide(turn, owned(a, view=view, is_idle=False))
+        decision = placement.decide(turn, owned(a, b, view=view))
+        is_weighed = placement.weighs_moves(turn, alone)
+        skipped += not is_weighed
+        moved += decision.how is How.MOVE
+        assert is_weighed or decision.how is How.STAY
+    assert skipped > 100
+    assert moved > 200
+
+
+def test_moves_away_from_full_node_are_always_weighed():
+    turn = replace(TURN, prompt_tokens=TOKENS, full=frozenset({NodeName("a")}))
+    decision = decide(owned(A, is_idle=False), turn)
+
+    assert Placement().weighs_moves(turn, decision)
+    assert not Placement().weighs_moves(replace(turn, full=frozenset()), decision)
+    assert Placement(Policy.ROUND_ROBIN).weighs_moves(replace(turn, full=frozenset()), decision)
 
 
 def test_replica_makes_move_cheap():
