@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from benchmarks.report import Limit, Report, say
 from benchmarks.router_fleet import (
@@ -36,6 +36,8 @@ from router.fleet.node_http import NodeHttp
 from router.placement.decision import How
 from router.placement.options import costs_of_nodes
 from router.placement.placement import Placement
+from router.telemetry import Telemetry
+from router.turns.targets import Targets
 
 DESCRIPTION = "the router's own CPU: decisions at 4 to 1,000 nodes, periodic work, heartbeats"
 
@@ -45,6 +47,7 @@ FLEETS = ((4, 1_000), (4, 10_000), (4, 100_000), (32, 10_000), (1_000, 10_000), 
 QUICK_FLEETS = ((4, 400), (32, 400))
 REPLICATED, QUICK_REPLICATED = (32, 10_000), (4, 400)  # measured with a replica of each agent, too
 DECIDED, QUICK_DECIDED = (4, 32, 1_000), (4, 32)  # nodes
+QUEUE_S = 20.0  # of owners that agents may leave
 PERIODIC_S, QUICK_PERIODIC_S = 8.0, 1.5
 DECISION_MS_MAX = 1.0
 REGRET_MAX = 0.01
@@ -163,32 +166,47 @@ def measure_decisions(fleet: BenchFleet, count: int, seed: int) -> dict[str, dic
     """Return the time of a decision with its snapshot, and the regret of those among a few."""
     draw = random.Random(f"{seed}:turns")
     agents = [agent for node in fleet.nodes for agent in node.agents]
-    kinds: dict[str, tuple[bool, bool]] = {
-        "owner lives": (True, True),
-        "continued by content": (False, True),
-        "new agent, a shared head": (True, False),
-        "new conversation, a shared head": (False, False),
+    kinds: dict[str, _Kind] = {
+        "owner lives": _Kind(agents, is_named=True),
+        "owner has a queue": _Kind(agents, is_named=True, queue_s=QUEUE_S),
+        "continued by content": _Kind(agents, is_named=False),
+        "continued by content, a queue": _Kind(agents, is_named=False, queue_s=QUEUE_S),
+        "new agent, a shared head": _Kind([], is_named=True),
+        "new conversation, a shared head": _Kind([], is_named=False),
     }
-    return {
-        kind: _time_decisions(fleet, draw, agents if has_agent else [], count, named=named)
-        for kind, (named, has_agent) in kinds.items()
-    }
+    return {name: _time_decisions(fleet, draw, kind, count) for name, kind in kinds.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Turns of one kind: of which agents, and the seconds of queue at their owners."""
+
+    agents: list[AgentSketch]
+    is_named: bool
+    queue_s: float = 0.0
 
 
 def _time_decisions(
-    fleet: BenchFleet, draw: random.Random, agents: list[AgentSketch], count: int, *, named: bool
+    fleet: BenchFleet, draw: random.Random, kind: _Kind, count: int
 ) -> dict[str, float]:
-    placement, router = Placement(), fleet.services.fleet
+    router = fleet.services.fleet
+    targets = Targets(router, Placement(), Telemetry(), moves_agents=True)
     times_s, regrets = [], []
     for number in range(count):
-        turn = turn_of(draw.choice(agents) if agents else None, named=named, draw=draw)
+        agent = draw.choice(kind.agents) if kind.agents else None
+        turn = turn_of(agent, named=kind.is_named, draw=draw)
+        queued = None
+        if agent is not None and kind.queue_s:
+            queued = router.ledger.begin(agent.view.node, kind.queue_s, cold=False)
         began_s = time.thread_time()
-        facts = snapshots.facts_of(turn)
-        decision = placement.decide(facts, snapshots.of_turn(router, turn))
+        decision = targets.decide(turn, may_move=True)
         times_s.append(time.thread_time() - began_s)
-        if decision.how is not How.STAY:
+        if queued is not None:
+            router.ledger.end(queued)
+        elif decision.how not in (How.STAY, How.MOVE):
             if number % 10 == 0:
-                costs = costs_of_nodes(facts, snapshots.of_turn(router, turn, is_whole=True))
+                whole = snapshots.of_turn(router, turn, is_whole=True)
+                costs = costs_of_nodes(snapshots.facts_of(turn), whole)
                 regrets.append(_regret(costs, decision.node))
             entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
             if draw.random() < 0.9:

@@ -1,6 +1,6 @@
 """Snapshots of the fleet, taken here only, from all that the router knows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
@@ -15,6 +15,7 @@ from router.limits import (
     FORM_AGENTS_MAX,
     GROUP_NODES_MAX,
     HOMES_MAX,
+    MOVE_TARGETS_MAX,
 )
 from router.placement.candidates import Cached, TurnWork
 from router.placement.decision import TurnFacts
@@ -98,7 +99,9 @@ def with_move_targets(fleet: Fleet, turn: TurnRequest, found: FleetSnapshot) -> 
     nodes = found.nodes
     if fleet.nodes.is_large:
         holders = (holder.node for holder in found.holders)
-        nodes = fleet.nodes.of(dict.fromkeys([*nodes, *holders]) | _least_loaded(fleet, owner.node))
+        nodes = fleet.nodes.of(
+            dict.fromkeys([*nodes, *holders]) | _least_loaded(fleet, owner.node, MOVE_TARGETS_MAX)
+        )
     return replace(
         found,
         nodes=nodes,
@@ -127,19 +130,19 @@ def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
         return FleetSnapshot(fleet.nodes.all(), holders, now_s=now_s)
     names = dict.fromkeys(holder.node for holder in holders)
     if holders:
-        names |= _least_loaded(fleet, holders[0].node)
+        names |= _least_loaded(fleet, holders[0].node, CANDIDATES_MAX)
     return FleetSnapshot(fleet.nodes.of(names), holders, now_s=now_s)
 
 
-def _least_loaded(fleet: Fleet, home: NodeName) -> dict[NodeName, None]:
-    """Return the nodes of a large fleet that may take an agent from its home."""
+def _least_loaded(fleet: Fleet, home: NodeName, count: int) -> dict[NodeName, None]:
+    """Return the nodes of a large fleet that may take an agent: the home's peers and the idlest."""
     last = fleet.nodes.find(home)
     if last is None:
         return {}
     names = dict.fromkeys(link.peer for link in last.view.links)
     ranking = fleet.nodes.ranking(last.view.model)
     work = TurnWork.of(MESSAGE_TOKENS, ANSWER_TOKENS)
-    return names | dict.fromkeys(ranking.cheapest(work, CANDIDATES_MAX, names.__contains__))
+    return names | dict.fromkeys(ranking.cheapest(work, count, names.__contains__))
 
 
 def _serves(fleet: Fleet, holder: AgentHolder, given_up: frozenset[NodeName]) -> bool:
@@ -177,6 +180,10 @@ class _Narrowing:
         names |= dict.fromkeys(holder.node for holder in self._holders)
         continued = self._continued(levels)
         names |= dict.fromkeys(continued)
+        if turn.key is None:
+            prefixes = _prefix_holders(self._fleet, turn, self._matches(levels, continued))
+            if any(map(self._continues, prefixes)):
+                return FleetSnapshot(self._nodes(prefixes), self._holders, prefixes)
         up = (node for node in self._group_nodes if self._fleet.is_up(node))
         names |= dict.fromkeys(islice(up, GROUP_NODES_MAX))
         homes = self._ranking.homes(facts.home_seed, HOMES_MAX, self._is_refused)
@@ -190,22 +197,39 @@ class _Narrowing:
                 [self._cached(level, facts.prompt_tokens) for level in _unequal(levels)],
             )
         )
-        matches = {
-            name: Match(level.pieces_count, continued.get(name), level.state(name))
-            for name in names
-            if (level := _deepest(levels, name)) is not None
-        }
-        prefixes = _prefix_holders(self._fleet, turn, matches)
-        names |= dict.fromkeys(prefix.node for prefix in prefixes)
-        nodes = ((name, self._look(name)) for name in names)
+        prefixes = _prefix_holders(self._fleet, turn, self._matches(levels, continued))
         return FleetSnapshot(
-            {name: node for name, node in nodes if node is not None},
+            self._nodes(prefixes),
             self._holders,
             prefixes,
             self._group_nodes,
             self._ranking.totals if len(self._ranking) else None,
             homes[0] if homes else None,
         )
+
+    def _matches(
+        self, levels: Sequence[Level], continued: Mapping[NodeName, AgentId]
+    ) -> dict[NodeName, Match]:
+        """Return the part of the prompt that each chosen node has."""
+        deepest = ((name, _deepest(levels, name)) for name in self._names)
+        return {
+            name: Match(level.pieces_count, continued.get(name), level.state(name))
+            for name, level in deepest
+            if level is not None
+        }
+
+    def _continues(self, prefix: PrefixHolder) -> bool:
+        """Return whether a node that serves the turn's model owns the continued conversation."""
+        if prefix.agent is None or prefix.is_replica or prefix.node in self._refused:
+            return False
+        node = self._look(prefix.node)
+        return node is not None and node.is_up and node.view.model == self._turn.model
+
+    def _nodes(self, prefixes: Iterable[PrefixHolder]) -> dict[NodeName, NodeSnapshot]:
+        """Return the chosen nodes, and those of prefixes."""
+        names = self._names | dict.fromkeys(prefix.node for prefix in prefixes)
+        nodes = ((name, self._look(name)) for name in names)
+        return {name: node for name, node in nodes if node is not None}
 
     def _is_refused(self, name: NodeName) -> bool:
         if name in self._refused:

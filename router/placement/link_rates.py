@@ -16,16 +16,20 @@ def rate(source: NodeView, target: NodeView) -> float:
     Measured rates are those that transfers reached, so they are used as they are; nominal rates are
     reduced.
     """
-    return planned_bytes_per_s(_measured(source, target), _nominal(source, target))
+    measured = _measured(source, target)
+    nominal = _nominal(source, target) if measured is None else 0.0
+    return planned_bytes_per_s(measured, nominal)
 
 
 def _measured(source: NodeView, target: NodeView) -> float | None:
     """Return a rate that the target measured, which fetches, or else the source."""
     for here, there in ((target, source), (source, target)):
-        reachable = [link for link in here.links if link.peer == there.name and link.reachable]
-        rates = [link.bytes_per_s for link in reachable if link.bytes_per_s]
-        if rates:
-            return max(rates)
+        peer, best = there.name, 0.0
+        for link in here.links:
+            if link.peer == peer and link.reachable and (link.bytes_per_s or 0.0) > best:
+                best = link.bytes_per_s or 0.0
+        if best:
+            return best
     return None
 
 

@@ -91,13 +91,15 @@ def _eligible(
 
 
 def _least_busy(turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName) -> list[NodeSnapshot]:
-    """Return the other ready nodes, of many those with the least load."""
+    """Return the other ready nodes, of many those with a copy or the least load."""
+    copies = {holder.node for holder in fleet.holders if holder.role is HolderRole.COPY}
 
-    def order(node: NodeSnapshot) -> tuple[float, int, float, NodeName]:
-        return node.queue_s(fleet.now_s), node.turns, -node.view.prefill_tokens_per_s, node.name
+    def order(node: NodeSnapshot) -> tuple[bool, float, int, float, NodeName]:
+        speed, name = node.view.prefill_tokens_per_s, node.name
+        return name not in copies, node.queue_s(fleet.now_s), node.turns, -speed, name
 
-    nodes = (node for node in fleet.nodes.values() if node.is_ready and node.name != serving)
-    eligible = (node for node in nodes if node.name not in turn.given_up | turn.full)
+    refused = turn.given_up | turn.full | {serving}
+    eligible = [node for name, node in fleet.nodes.items() if node.is_ready and name not in refused]
     return heapq.nsmallest(MOVE_TARGETS_MAX, eligible, key=order)
 
 

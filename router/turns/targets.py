@@ -79,6 +79,23 @@ class Targets:
         near = turn.near
         if turn.key is None and near and near not in given_up | full and self._fleet.is_up(near):
             return Target(near, epoch=0, waits=True)
+        decision = self.decide(turn, given_up, full, may_move=may_move)
+        if decision.loan is not None:
+            self._fleet.partners.note(decision.loan.source, decision.node)
+        target = self._target_of(turn.key, decision)
+        return replace(
+            target, prefill_s=decision.prefill_s, cold=decision.is_cold, decision=decision
+        )
+
+    def decide(
+        self,
+        turn: TurnRequest,
+        given_up: frozenset[NodeName] = frozenset(),
+        full: frozenset[NodeName] = frozenset(),
+        *,
+        may_move: bool = False,
+    ) -> Decision:
+        """Return the placement's decision on a turn as the fleet is now, without acting on it."""
         began_s = self._fleet.clock.monotonic_s()
         facts = snapshots.facts_of(turn, given_up, full)
         whole = self._placement.compares_all
@@ -88,12 +105,7 @@ class Targets:
             fleet = snapshots.with_move_targets(self._fleet, turn, fleet)
             decision = self._placement.decide(facts, fleet) if fleet.is_idle else decision
         self._telemetry.note_placement(self._fleet.clock.monotonic_s() - began_s)
-        if decision.loan is not None:
-            self._fleet.partners.note(decision.loan.source, decision.node)
-        target = self._target_of(turn.key, decision)
-        return replace(
-            target, prefill_s=decision.prefill_s, cold=decision.is_cold, decision=decision
-        )
+        return decision
 
     def _target_of(self, key: AgentKey | None, decision: Decision) -> Target:
         """Return a decision's node with the turn's epoch there, reserved where it needs to be."""

@@ -84,13 +84,14 @@ async def test_idle_agent_may_move_to_nodes_with_least_load(asked):
 async def test_nodes_with_prefix_or_group_are_candidates():
     async with rig("abcdefg", tended=False) as fabric:
         fleet, prompt = fabric.fleet, UNNAMED.prompt
+        fleet.note_holding((KEY[0], AgentId("x")), F, 1, OWNED, "team")
+        assert F in snapshots.of_turn(fleet, GROUPED).nodes
         fleet.sketches.put(KEY[0], E, "mira", prompt.sketch, opening=prompt.opening)
         fleet.sketches.put(KEY[0], B, "bob", (*prompt.sketch[:4], 1), opening=1)
-        fleet.note_holding((KEY[0], AgentId("x")), F, 1, OWNED, "team")
         found = snapshots.of_turn(fleet, UNNAMED)
         assert [each.agent for each in found.prefixes if each.node == E] == ["mira"]
         assert Placement().decide(snapshots.facts_of(UNNAMED), found).node == E
-        assert F in snapshots.of_turn(fleet, GROUPED).nodes
+        assert set(snapshots.of_turn(fleet, GROUPED).nodes) == {E}, "its owner is up"
 
         long = turn(UNNAMED.identity.kind, text="word " * 20_000).prompt
         fleet.sketches.put(KEY[0], E, "mira", long.sketch, opening=long.opening)
