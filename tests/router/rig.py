@@ -31,6 +31,7 @@ OTHER_KEY = "key-of-tenant-two"
 OPERATOR_KEY = "key-of-an-operator"
 
 
+SLOW = 0.05  # scale of a clock by which a lease lasts two minutes
 SOON = RouterSettings(takeover_after_s=0.3)
 
 
@@ -117,7 +118,7 @@ async def rig(
     names="abc",
     *,
     settings=None,
-    scale=1.0,
+    scale=None,
     nodes=None,
     started=True,
     tended=True,
@@ -130,6 +131,8 @@ async def rig(
 ):
     """Start fake nodes called node-a, … and a router over them."""
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
+    # Without heartbeats, a lease must outlast the test on the slowest machine.
+    scale = scale or (1.0 if tended else SLOW)
     # Nobody is taken over only because this machine is busy, but where a test wants it.
     settings = settings or RouterSettings(takeover_after_s=20.0)
     settings = replace(settings, operator_keys={"ops": OPERATOR_KEY})
