@@ -8,12 +8,18 @@ from contextlib import suppress
 from functools import cache
 
 import httpcore2
+import hypothesis
 import pytest
 
 from node.runtime.one_loop import assert_one_loop
 from tests.nightly_parts import parts, select
 
 assert_one_loop()
+# Other processes may slow the machine down; that is no failure of an example.
+hypothesis.settings.register_profile(
+    "macfabric", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("macfabric")
 # An HTTP client reads the system's certificates, which takes longer than most of its requests.
 _read_certificates = httpcore2.default_ssl_context
 _certificates_of = cache(lambda _file, **options: _read_certificates(**options))

@@ -95,7 +95,7 @@ def test_published_figures_belong_to_the_weights_and_are_high():
 # --- tokenizer --------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=80))
 def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -103,7 +103,7 @@ def test_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     parts=st.lists(
         st.sampled_from(

@@ -208,7 +208,7 @@ def test_longest_pieces_move_when_there_are_too_many(tokenizer: ChatTokenizer) -
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_edit_feeds_a_fresh_encoding(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
     """Messages taken out, changed, put in, swapped, repeated: the plan feeds a fresh encoding."""
     stored = _stored(tokenizer, _text(MESSAGES))

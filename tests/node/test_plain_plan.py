@@ -46,7 +46,7 @@ def stored_record(tokenizer, text, plain):
 
 
 @given(head=PIECES, old=PIECES, new=PIECES, flips=st.integers(0, 511))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_fed_tokens_equal_a_fresh_encoding(tokenizer, head, old, new, flips):
     record = stored_record(tokenizer, *spell_pieces(tokenizer, head + old))
     flipped = [
@@ -63,7 +63,7 @@ def test_fed_tokens_equal_a_fresh_encoding(tokenizer, head, old, new, flips):
 
 
 @given(pieces=PIECES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_plain_marks_are_recovered_from_stored_tokens(tokenizer, pieces):
     text, plain = spell_pieces(tokenizer, pieces)
     encoded = tokenizer.encode(text, plain=plain)

@@ -122,7 +122,7 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 
 @given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_fed_tokens_equal_those_of_a_cold_run(
     tokenizer: ChatTokenizer, head: str, old: str, new: str, cut: int
 ) -> None:

@@ -1,13 +1,8 @@
 """All tests here run on asyncio, in the same loop as their fixtures."""
 
-import hypothesis
 import pytest
 
 from router.policies import foreign_calls
-
-# Other processes on the machine may be slow; that is no failure of an example.
-hypothesis.settings.register_profile("router", deadline=None)
-hypothesis.settings.load_profile("router")
 
 
 @pytest.fixture

@@ -140,7 +140,6 @@ def _draw(cases, send, count, seed):
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -78,7 +78,7 @@ def test_file_opens_in_mlx(tmp_path, dtype):
     assert codes.tobytes() == block.kv[: codes.nbytes]
 
 
-@settings(deadline=None, database=None, max_examples=50)
+@settings(database=None, max_examples=50)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

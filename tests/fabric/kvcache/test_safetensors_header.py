@@ -42,7 +42,7 @@ def refuses(prefix: bytes, file_bytes: int) -> None:
         parse_header(prefix, file_bytes)
 
 
-@settings(deadline=None, database=None)
+@settings(database=None)
 @given(tensor_lists, st.dictionaries(texts, texts, max_size=4))
 def test_rendered_header_parses_here_and_in_the_reference_library(tensors, metadata):
     header = render_header(tensors, metadata)
@@ -158,7 +158,7 @@ def test_huge_declared_sizes_allocate_no_memory():
     assert peak_bytes < 256 * 1024
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(database=None, max_examples=300)
 @given(st.data())
 def test_accepted_headers_open_in_the_reference_library(data):
     """Mutated headers: ours refuses at least what the reference implementation refuses."""
@@ -178,7 +178,7 @@ def test_accepted_headers_open_in_the_reference_library(data):
     assert len(safetensors.deserialize(header + bytes(8))) == 2
 
 
-@settings(deadline=None, database=None)
+@settings(database=None)
 @given(st.binary(max_size=200), st.integers(0, 300))
 @example(b"", 0)
 @example(bytes(LENGTH_BYTES), 8)

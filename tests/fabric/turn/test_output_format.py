@@ -88,14 +88,14 @@ def test_invalid_or_oversized_output_format_is_rejected(name):
 
 
 @given(output=FORMATS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_check_raises_only_rejected_error(output):
     with suppress(RejectedError):
         output.check()
 
 
 @given(output=FORMATS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_output_format_round_trips_in_a_request(output):
     sampling = Sampling(output=output)
     identity = Identity(IdentityKind.AGENT, AgentId("mira"))

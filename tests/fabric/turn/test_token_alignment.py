@@ -31,14 +31,14 @@ def kept(old: list[int], new: list[int]) -> int:
 
 
 @given(FEW, FEW)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_runs_of_repetitive_text_are_equal_and_ascending(old: list[int], new: list[int]) -> None:
     """Two messages of three words have much in common, and little that is there once."""
     kept(old, new)
 
 
 @given(SOME, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_runs_of_edited_text_are_equal_and_ascending(old: list[int], data: st.DataObject) -> None:
     """Parts taken out, changed, swapped and repeated."""
     new: list[int] = []

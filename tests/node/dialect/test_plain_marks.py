@@ -26,7 +26,7 @@ def places(text):
 
 
 @given(text=TEXTS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_disarmed_text_has_no_marks_and_is_restored_with_all(text):
     disarmed = FINDER.disarm(text)
     assert not places(disarmed)
@@ -38,7 +38,7 @@ def test_disarmed_text_has_no_marks_and_is_restored_with_all(text):
 
 
 @given(texts=st.lists(TEXTS, max_size=4), frame=st.sampled_from(MARKS[:6]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_marks_of_the_template_are_not_plain(texts, frame):
     rendered = frame.join(map(FINDER.disarm, texts))
     restored = PLAIN.restored(rendered)
@@ -52,7 +52,7 @@ def test_marks_of_the_template_are_not_plain(texts, frame):
 
 
 @given(value=TEXTS, is_ascii=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_json_escapes_hide_no_mark(value, is_ascii):
     spelled = json.dumps({"q": value}, ensure_ascii=is_ascii)
     for escaped in (spelled, spelled.replace("<", "\\u003c"), spelled.replace("/", "\\/")):

@@ -29,7 +29,7 @@ def tokenizer(request, tmp_path_factory):
 
 
 @given(text=TEXTS, at=st.integers(0, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_fork_shows_the_next_token_and_leaves_the_answer_unchanged(tokenizer, text, at):
     ids = tokenizer.encode(text).ids
     at %= len(ids)

@@ -47,13 +47,13 @@ def limit_of(tokens):
 
 
 @given(text=TEXTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, text):
     assert tokenizer.encode(text, limit=limit_of(1 << 20)) == tokenizer.encode(text)
 
 
 @given(text=TEXTS, tokens=st.integers(1, 60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_text_is_refused_exactly_at_the_token_limit(tokenizer, text, tokens):
     whole = tokenizer.encode(text)
     if len(whole.ids) < tokens:
@@ -65,7 +65,7 @@ def test_text_is_refused_exactly_at_the_token_limit(tokenizer, text, tokens):
 
 
 @given(text=TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_limit_includes_preceding_tokens(tokenizer, text):
     whole = tokenizer.encode(text)
     limit = limit_of(len(whole.ids) + 11)

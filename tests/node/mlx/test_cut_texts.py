@@ -55,7 +55,7 @@ TEXTS = st.lists(PIECES, max_size=10).map("".join)
 
 
 @given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_fed_tokens_equal_a_fresh_encoding(runs, head, old, new, cut):
     encoded = runs.encode(head + old)
     stored = Transcript((head + old).encode(), encoded.ids, encoded.ends)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -142,7 +142,7 @@ def spell_frame(tokenizer, frame):
 
 
 @given(frame=FRAME)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 def test_plain_marks_are_encoded_as_by_a_tokenizer_without_marks(tokenizer, frame):
     text, plain, parts = spell_frame(tokenizer, frame)
     encoded = tokenizer.encode(text, plain=plain)
@@ -161,7 +161,7 @@ def test_plain_marks_are_encoded_as_by_a_tokenizer_without_marks(tokenizer, fram
 
 
 @given(frame=FRAME, cut=st.integers(0, 5))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, frame, cut):
     text, plain, _ = spell_frame(tokenizer, frame)
 
@@ -171,7 +171,7 @@ def test_encoding_in_pieces_equals_encoding_the_whole(tokenizer, frame, cut):
 
 
 @given(frame=FRAME)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 def test_both_encoders_agree_on_text_without_plain_marks(tokenizer, frame):
     text, _, _ = spell_frame(tokenizer, frame)
     encoded = tokenizer._encode_piece(text, None, 0)

@@ -139,7 +139,7 @@ def tokenizer(request, tmp_path_factory):
 
 
 @given(text=st.text(max_size=200) | st.text(" \n", max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_text_bytes_never_exceed_tokens_times_reach(tokenizer, text):
     assert tokenizer.reach_bytes is not None
     assert size(text) <= len(tokenizer.encode(text).ids) * tokenizer.reach_bytes

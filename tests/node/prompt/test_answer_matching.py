@@ -118,7 +118,7 @@ def test_stripped_thought_is_not_restored_after_an_edit():
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_edit_restores_a_thought_to_another_answer(data):
     """After any removal, clearing or insertion."""
     paths = data.draw(st.lists(st.sampled_from("aab"), min_size=1, max_size=9))

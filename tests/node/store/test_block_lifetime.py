@@ -309,9 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
 def test_store_follows_its_model(tmp_path):
     StoreMachine.base = tmp_path
     machine = StoreMachine.TestCase
-    machine.settings = settings(
-        deadline=None, database=None, max_examples=60, stateful_step_count=30
-    )
+    machine.settings = settings(database=None, max_examples=60, stateful_step_count=30)
     machine("runTest").runTest()
 
 

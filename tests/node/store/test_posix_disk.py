@@ -193,7 +193,7 @@ def test_bad_names_are_rejected(disk, name):
     assert files_below(disk.root) == []
 
 
-@settings(deadline=None, database=None, max_examples=200)
+@settings(database=None, max_examples=200)
 @given(st.text(max_size=20) | st.from_regex(r"[a./-]{1,12}"))
 def test_no_name_escapes_the_root(tmp_path_factory, name):
     outer = tmp_path_factory.getbasetemp() / "fuzz"
