@@ -97,7 +97,7 @@ async def test_turns_are_rejected_by_a_node_whose_agent_was_taken_over(tmp_path)
 
 async def test_suspended_router_expires_no_lease(tmp_path, monkeypatch):
     """A lid that closes on the router: on waking, no time has passed for any lease."""
-    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
+    async with mortal_fabric(tmp_path, "recall", "node-a", "node-b", scale=1.0) as world:
         first, admitted = await world.ask("alice", STORY, max_tokens=2)
         fleet = world.router.fleet
         await soon(lambda: fleet.membership._stalls._ticked is not None)

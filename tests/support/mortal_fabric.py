@@ -33,17 +33,20 @@ from tests.support.conversations import read_messages
 from tests.support.incoming import pinned_blocks
 from tests.support.services import KEY, TENANT, call, start_service
 
-SCALE = 6.0  # leases of a second
+SCALE = 6.0  # of the router's clock by default: leases of a second
 # Sent periodically: no step of a move.
 WATCHING = ("describe", "describe_changes", "list_agents", "list_changes")
 SETTLE_S = 30.0
 
 
+@dataclass
 class ScaledClock:
     """Real time, faster, so that leases run out soon."""
 
+    scale: float
+
     def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time() * SCALE
+        return asyncio.get_running_loop().time() * self.scale
 
     def wall_s(self) -> float:
         return 1_700_000_000.0 + asyncio.get_running_loop().time()
@@ -117,6 +120,7 @@ class World:
     """The Macs, the present router, and the hook that interferes with messages."""
 
     macs: dict[str, Mac]
+    scale: float = SCALE
     services: Services | None = None
     meddle: Meddle | None = None
     deaf: set[str] = field(default_factory=set)  # control messages to them are lost
@@ -142,7 +146,7 @@ class World:
             secret = http_secret(KEY)  # and every call by the transport, for `meddle` to see
             return HttpNodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
 
-        access = NodeAccess(roster, connect, ScaledClock(), HEARTBEAT_S / SCALE)
+        access = NodeAccess(roster, connect, ScaledClock(self.scale), HEARTBEAT_S / self.scale)
         self.services = assemble(access, RouterSettings(takeover_after_s=0.3), KEY)
         self._alive = alive
         await self.services.fleet.membership.discover()
@@ -278,9 +282,11 @@ def _is_tidy(mac: Mac) -> bool:
 
 
 @asynccontextmanager
-async def mortal_fabric(folder: Path, model: str, *names: str) -> AsyncIterator[World]:
+async def mortal_fabric(
+    folder: Path, model: str, *names: str, scale: float = SCALE
+) -> AsyncIterator[World]:
     """Run nodes and a router for a block of code."""
-    world = World({name: Mac(name, folder / name, model) for name in names})
+    world = World({name: Mac(name, folder / name, model) for name in names}, scale)
     await asyncio.gather(*(mac.start() for mac in world.macs.values()))
     async with NodeHttp() as session:
         world._session = session
