@@ -179,7 +179,7 @@ def measure_decisions(fleet: BenchFleet, count: int, seed: int) -> dict[str, dic
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Turns of one kind: of which agents, and the seconds of queue at their owners."""
+    """Turns to decide on: their agents, none for new ones, and the queue at the owners."""
 
     agents: list[AgentSketch]
     is_named: bool
