@@ -135,7 +135,7 @@ def of_agent(fleet: Fleet, key: AgentKey) -> FleetSnapshot:
 
 
 def _least_loaded(fleet: Fleet, home: NodeName, count: int) -> dict[NodeName, None]:
-    """Return the nodes of a large fleet that may take an agent: peers of its home, and the idlest."""
+    """Return the nodes of a large fleet that may take an agent: home's peers, and idle ones."""
     last = fleet.nodes.find(home)
     if last is None:
         return {}
