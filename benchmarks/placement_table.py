@@ -90,6 +90,22 @@ def tables(studies: Studies) -> Iterator[str]:
         yield ""
 
 
+def gains(studies: Studies) -> Iterator[str]:
+    """Yield the lines of a table of `owner-always` over the placement, by workload and link."""
+    before = studies.others[OWNER_ALWAYS]
+    workloads = sorted({workload for workload, _ in before})
+    yield _line(("link", *workloads))
+    yield "|---" * (len(workloads) + 1) + "|"
+    for link, cells in sorted(studies.shipped.items(), key=lambda each: float(each[0])):
+        seeds = sorted(_common_seeds(studies, cells))
+        means: dict[str, list[tuple[float, float]]] = {workload: [] for workload in workloads}
+        for cell, own in cells.items():
+            mean, p95 = _ratios(studies, OWNER_ALWAYS, cell, own, seeds)
+            means[cell[0]].append((mean.mean, p95.mean))
+        overall = (_overall(means[workload]) for workload in workloads)
+        yield _line((f"{float(link) / 1_000:g} Gbit/s", *overall))
+
+
 def _common_seeds(studies: Studies, cells: dict[Cell, dict[int, Run]]) -> set[int]:
     """Return the seeds that all policies have in all cells."""
     every = [*cells.values()]
@@ -141,6 +157,8 @@ def main(paths: Sequence[str]) -> None:
     for path in paths:
         studies.add(json.loads(Path(path).read_text()))
     print("\n".join(tables(studies)))
+    if OWNER_ALWAYS in studies.others:
+        print("\n".join(gains(studies)), end="\n\n")
     for path in paths:
         raw = Path(path).read_bytes()
         print(json.loads(raw)["command"], hashlib.sha256(raw).hexdigest())
