@@ -99,7 +99,9 @@ def _read(kind: Any, value: Any, where: str, problems: list[SettingProblem]) -> 
         return _read_list(get_args(kind)[0], value, where, problems)
     read = _read_scalar(kind, value, where.rpartition(".")[2])
     if read is _INVALID:
-        problems.append(SettingProblem(where, _expected(kind, value, where.rpartition(".")[2])))
+        problems.append(
+            SettingProblem(where, _describe_expected(kind, value, where.rpartition(".")[2]))
+        )
     return read
 
 
@@ -148,7 +150,7 @@ def _is_seconds(name: str) -> bool:
     return name.endswith("_s") and not name.endswith("_per_s")
 
 
-def _expected(kind: type, value: Any, name: str) -> str:
+def _describe_expected(kind: type, value: Any, name: str) -> str:
     if kind is str:  # it may be a key: it is not repeated
         remedy = ": put it in quotes" if isinstance(value, bool | int | float) else ""
         return f"must be text, not {_kind(value)}{remedy}"

@@ -62,10 +62,10 @@ class U32s(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> "U32s": ...
     def __getitem__(self, at: int | slice) -> "int | U32s":
-        return _wrapped(self._items[at]) if isinstance(at, slice) else self._items[at]
+        return _wrap_items(self._items[at]) if isinstance(at, slice) else self._items[at]
 
     def __add__(self, other: Iterable[int]) -> "U32s":
-        return _wrapped(self._items + array("I", other))
+        return _wrap_items(self._items + array("I", other))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, U32s):
@@ -80,7 +80,7 @@ class U32s(Sequence[int]):
         return f"U32s({len(self)} numbers)"
 
 
-def _wrapped(items: "array[int]") -> U32s:
+def _wrap_items(items: "array[int]") -> U32s:
     numbers = U32s()
     numbers._items = items  # noqa: SLF001 - ours
     return numbers

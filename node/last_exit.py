@@ -74,7 +74,7 @@ class ExitWatch:
     def begin(self, log: PreviousLog = NO_LOG) -> ExitView | None:
         """Return how the previous run ended, whose log is given; mark this one."""
         before, now_s, kills = self._read(), self._clock.wall_s(), self._kills()
-        ended = None if before is None else self._ended(before, kills, log)
+        ended = None if before is None else self._view_of(before, kills, log)
         self._mark = RunMark(now_s, now_s, kills)
         self._write(self._mark)
         return ended
@@ -92,7 +92,7 @@ class ExitWatch:
             self._mark = RunMark(began_s, self._clock.wall_s(), kills, cause, detail)
             self._write(self._mark)
 
-    def _ended(self, mark: RunMark, kills: int | None, log: PreviousLog) -> ExitView:
+    def _view_of(self, mark: RunMark, kills: int | None, log: PreviousLog) -> ExitView:
         if mark.cause is not None:
             cause, detail = mark.cause, mark.detail
         elif log.crash:

@@ -109,7 +109,7 @@ class NodeActor:
         """Answer one control call, without blocking others."""
         refusal = self._refusal
         if refusal is not None:
-            return encode_reply(self._timed(refusal))
+            return encode_reply(self._with_phase(refusal))
         reply = bytes(await asyncio.wrap_future(self._service.control(raw)))
         if is_call(raw, Stop):
             await self._stop("the node has stopped")
@@ -148,7 +148,7 @@ class NodeActor:
                 else:
                     _log.exception("node %s did not start; retrying in %g s", name, wait_s)
                     self._again_at_s = time.monotonic() + wait_s
-                    self._refusal = _failed(f"{type(error).__name__}: {why}")
+                    self._refusal = _failure_reply(f"{type(error).__name__}: {why}")
             else:
                 self._refusal = None
                 return
@@ -157,7 +157,7 @@ class NodeActor:
             time.sleep(wait_s)
             self._refusal = again
 
-    def _timed(self, refusal: ErrorReply) -> ErrorReply:
+    def _with_phase(self, refusal: ErrorReply) -> ErrorReply:
         if refusal.code != StartFailedError.code:
             phase = getattr(self._starting, "phase", "")
             return replace(refusal, message=phase) if phase else refusal
@@ -253,5 +253,5 @@ def _loading(message: str) -> ErrorReply:
     return ErrorReply(503, LOADING, message, _RETRY_AFTER_S)
 
 
-def _failed(message: str) -> ErrorReply:
+def _failure_reply(message: str) -> ErrorReply:
     return ErrorReply(StartFailedError.status, StartFailedError.code, message)

@@ -52,7 +52,7 @@ def main() -> int:
         folder = DataFolder(data_dir.expanduser())
         write_log_file(folder.logs / ROUTER_LOG, ROUTER_LOG, settings.log_format)
         begin_tracing(settings.tracing, ROUTER_LOG)
-        chosen = _operated(_overridden(settings, arguments), folder)
+        chosen = _with_operator_key(_overridden(settings, arguments), folder)
         with ExitStack() as opened:
             listeners = inherited(arguments.listener) or listen(chosen.host, chosen.port)
             for listener in listeners:
@@ -133,7 +133,7 @@ def _expected_nodes(chosen: RouterSettings, arguments: argparse.Namespace) -> Ex
     return ExpectedNodes(chosen.nodes_expected, names)
 
 
-def _operated(settings: RouterSettings, folder: DataFolder) -> RouterSettings:
+def _with_operator_key(settings: RouterSettings, folder: DataFolder) -> RouterSettings:
     """Return settings that also accept the operator key of this machine's command line."""
     key = folder.read_operator_key()
     keys = settings.operator_keys | ({LOCAL_OPERATOR: key} if key else {})

@@ -85,7 +85,7 @@ class RouterStop:
             self._on_begin()
             await self._drain(self._wait_s())
             self._turns.break_off()
-            await self._all_ended(CANCELLED_S)
+            await self._wait_for_ends(CANCELLED_S)
         finally:
             self._server.should_exit = True
 
@@ -123,9 +123,9 @@ class RouterStop:
         deadline_s = loop.time() + wait_s
         while self._turns and not self._is_hurried and (left_s := deadline_s - loop.time()) > 0:
             self._report(len(self._turns), left_s)
-            await self._all_ended(min(REPORT_S, left_s))
+            await self._wait_for_ends(min(REPORT_S, left_s))
 
-    async def _all_ended(self, limit_s: float) -> None:
+    async def _wait_for_ends(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline_s, was_hurried = loop.time() + limit_s, self._is_hurried
         # Turns end in many places that do not notify this wait.

@@ -189,18 +189,18 @@ def _kinds(cls: type) -> dict[str, Any]:
     return {wire_name(each): hints[each.name] for each in fields(cls)}
 
 
-def _spelled(kind: Any) -> str:
+def _spell_kind(kind: Any) -> str:
     kind = _of_optional(kind)
     if isinstance(kind, type) and has_fields(kind):
         defaults = {wire_name(each): each.default for each in fields(kind)}
         columns = [
-            f"{name}:{_spelled(each)}{'' if defaults[name] is MISSING else defaults[name]}"
+            f"{name}:{_spell_kind(each)}{'' if defaults[name] is MISSING else defaults[name]}"
             for name, each in _kinds(kind).items()
         ]
         return f"({','.join(columns)})"
     if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
-        return f"[{_spelled(get_args(kind)[0])}]"
+        return f"[{_spell_kind(get_args(kind)[0])}]"
     return ""
 
 
-COLUMNS: Final = xxh32_intdigest(_spelled(AgentView).encode())
+COLUMNS: Final = xxh32_intdigest(_spell_kind(AgentView).encode())

@@ -115,7 +115,7 @@ class OtelTracer:
         from opentelemetry.context import Context
 
         context = TraceContextTextMapPropagator().extract(carrier, Context())
-        span = self._tracer.start_span(name, context, attributes=_sent(attributes))
+        span = self._tracer.start_span(name, context, attributes=_known_attributes(attributes))
         return _Span(self._tracer, span)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class _Span:
 
     def note(self, **attributes: Attribute) -> None:
         """Add attributes."""
-        self._span.set_attributes(_sent(attributes))
+        self._span.set_attributes(_known_attributes(attributes))
 
     def part(self, name: str, begun_s: float, ended_s: float, **attributes: Attribute) -> None:
         """Add a part that is over."""
@@ -152,7 +152,7 @@ class _Span:
         context = set_span_in_context(self._span, Context())
         begun_ns, ended_ns = (self._offset_ns + round(at_s * _NS) for at_s in (begun_s, ended_s))
         part = self._tracer.start_span(
-            name, context, attributes=_sent(attributes), start_time=begun_ns
+            name, context, attributes=_known_attributes(attributes), start_time=begun_ns
         )
         part.end(max(begun_ns, ended_ns))
 
@@ -163,11 +163,11 @@ class _Span:
         if not self._span.is_recording():
             return
         if failure is not None:
-            self._span.set_attributes(_sent({"failure": failure}))
+            self._span.set_attributes(_known_attributes({"failure": failure}))
             self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()
 
 
-def _sent(attributes: Mapping[str, Attribute]) -> dict[str, str | int | float | bool]:
+def _known_attributes(attributes: Mapping[str, Attribute]) -> dict[str, str | int | float | bool]:
     """Return the attributes that are known, under this project's names."""
     return {f"macfabric.{name}": value for name, value in attributes.items() if value is not None}

@@ -109,17 +109,17 @@ def model_fingerprint(
 def layout_text(spec: ModelCacheSpec) -> str:
     """Spell a cache's layout; equal texts are equal layouts."""
     version = "" if LAYOUT_VERSION == 1 else f"{LAYOUT_VERSION}:"  # the first had no number
-    return version + _spelled(spec)
+    return version + _spell_value(spec)
 
 
-def _spelled(value: object) -> str:
+def _spell_value(value: object) -> str:
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
     if isinstance(value, LayerKind):
         return KIND_WORDS[value]
     if isinstance(value, tuple):
-        items = ", ".join(map(_spelled, value))
+        items = ", ".join(map(_spell_value, value))
         return f"({items},)" if len(value) == 1 else f"({items})"
     name, words = WORDS[kind]
-    return f"{name}({', '.join(f'{word}={_spelled(read(value))}' for word, read in words)})"
+    return f"{name}({', '.join(f'{word}={_spell_value(read(value))}' for word, read in words)})"

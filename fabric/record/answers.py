@@ -87,12 +87,12 @@ def decode_answers(text: str) -> dict[int, OmittedParts]:
         return {}
     try:
         rows = json.loads(text)
-        return {int(row[0], 16): _answered(row) for row in rows}
+        return {int(row[0], 16): _answer_of(row) for row in rows}
     except (ValueError, TypeError, LookupError, RecursionError):
         return {}
 
 
-def _answered(row: list[Any]) -> OmittedParts:
+def _answer_of(row: list[Any]) -> OmittedParts:
     calls = tuple(CallWritten(call[0], call[1]) for call in row[4])
     texts = [*row[1:4], *(text for call in calls for text in (call.arguments, call.id))]
     if not all(isinstance(text, str) for text in texts):

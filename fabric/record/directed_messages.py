@@ -56,12 +56,13 @@ def edit_messages(
     renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
     for number, message in enumerate(messages):
         concerned = _concerning(message, by_number.get(number, ()))
-        left = _edited(message, sent[number], concerned)
+        left = _edit_message(message, sent[number], concerned)
         matched |= {
-            id(directive): _noted(directive, message, sent[number], salt) for directive in concerned
+            id(directive): _note_digest(directive, message, sent[number], salt)
+            for directive in concerned
         }
         if message.role is MessageRole.ASSISTANT:
-            renamed = _renamed(message, left)
+            renamed = _renamed_calls(message, left)
         left = tuple(_answering(answer, message, renamed) for answer in left)
         edited += left
         if _has_lost_parts(message, left, concerned):
@@ -91,7 +92,7 @@ class _MessageIndex:
             for directive in self.directives
             if directive.message_digest is not None
         }
-        whole, text_only = self._digested(by_digest) if by_digest else ({}, {})
+        whole, text_only = self._index_digests(by_digest) if by_digest else ({}, {})
         by_call = (
             self._by_call() if any(directive.result_of for directive in self.directives) else {}
         )
@@ -101,7 +102,7 @@ class _MessageIndex:
             if directive.result_of is not None:
                 numbers = by_call.get((directive.result_of, directive.part is None), ())
             elif directive.message_digest is not None:
-                numbers = _numbered(directive, whole, text_only)
+                numbers = _message_numbers(directive, whole, text_only)
             else:
                 continue
             for number in dict.fromkeys(numbers):
@@ -120,7 +121,7 @@ class _MessageIndex:
                         numbers[use.id, False].append(number)
         return numbers
 
-    def _digested(
+    def _index_digests(
         self, wanted: set[bytes]
     ) -> tuple[dict[bytes, list[int]], dict[bytes, list[int]]]:
         """Index messages by digest, with their calls and without."""
@@ -133,7 +134,7 @@ class _MessageIndex:
         return whole, text_only
 
 
-def _numbered(
+def _message_numbers(
     directive: Directive,
     whole: Mapping[bytes, Sequence[int]],
     text_only: Mapping[bytes, Sequence[int]],
@@ -161,7 +162,7 @@ def _concerning(message: Message, numbered: Iterable[_Numbered]) -> list[Directi
     ]
 
 
-def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -> Directive:
+def _note_digest(directive: Directive, message: Message, sent: Message, salt: bytes) -> Directive:
     """Return a directive with a digest of the text that it removes."""
     if directive.dropped is not None or directive.besides_text is not None:
         return directive
@@ -173,13 +174,13 @@ def _noted(directive: Directive, message: Message, sent: Message, salt: bytes) -
     return replace(directive, dropped=dropped_text(salt, text))
 
 
-def _edited(
+def _edit_message(
     message: Message, sent: Message, directives: Sequence[Directive]
 ) -> tuple[Message, ...]:
     if not directives:
         return (message,)
     if directives[0].is_whole:
-        return _replaced(message, directives[0].replacement)
+        return _replace_message(message, directives[0].replacement)
     text = "".join(message.texts)
     spans = [directive for directive in directives if directive.span is not None]
     for directive in sorted(spans, key=lambda directive: directive.span or (0, 0), reverse=True):
@@ -204,7 +205,7 @@ def _uses_of(directive: Directive, message: Message, sent: Message) -> Iterator[
             yield at
 
 
-def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
+def _replace_message(message: Message, text: str | None) -> tuple[Message, ...]:
     # Calls and their results stay together: neither can be left out alone.
     if text is None and not message.uses and message.result_of is None:
         return ()
@@ -212,7 +213,7 @@ def _replaced(message: Message, text: str | None) -> tuple[Message, ...]:
     return (replace(emptied, texts=(text or "",), reasoning=None),)
 
 
-def _renamed(message: Message, left: Sequence[Message]) -> dict[str, tuple[str, str]]:
+def _renamed_calls(message: Message, left: Sequence[Message]) -> dict[str, tuple[str, str]]:
     """Return the changed ids and names of calls, since their results name them too."""
     if not left or len(left[0].uses) != len(message.uses):
         return {}

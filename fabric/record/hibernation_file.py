@@ -237,7 +237,7 @@ class FrameReader:
                 return
             raw = bytes(self._pending[:frame_bytes])
             del self._pending[:frame_bytes]
-            yield self._verified(kind, raw)
+            yield self._verify_frame(kind, raw)
         is_over = self._last_kind is FrameKind.END
         require_sound(not (is_over and self._pending), "bytes follow its end")
 
@@ -257,7 +257,7 @@ class FrameReader:
         require_sound(kind == last + 1 or repeats, "its parts are not in order")
         return kind, length
 
-    def _verified(self, kind: FrameKind, raw: bytes) -> Frame:
+    def _verify_frame(self, kind: FrameKind, raw: bytes) -> Frame:
         whole = memoryview(raw)
         body, tag = whole[HEAD_BYTES:-TAG_BYTES], whole[-TAG_BYTES:]
         if self._chain is not None:

@@ -190,7 +190,10 @@ class Layout:
 
     def without(self, start: int, end: int) -> "Layout":
         """Return the layout with the tokens `start:end` of its head as a hole."""
-        before, after = _sliced(self, 0, start, 0), _sliced(self, end, self.tokens_count, 0)
+        before, after = (
+            _slice_parts(self, 0, start, 0),
+            _slice_parts(self, end, self.tokens_count, 0),
+        )
         parts = (*before, Hole(end - start), *after)
         return replace(self, parts=parts, exact_tokens=min(self.exact_tokens, start))
 
@@ -199,14 +202,14 @@ class Layout:
         if tokens_count >= self.tokens_count:
             return self
         head = min(self.head_tokens, tokens_count)
-        parts = tuple(_sliced(self, 0, tokens_count, 0))
+        parts = tuple(_slice_parts(self, 0, tokens_count, 0))
         exact = min(self.exact_tokens, head)
         states = tuple(state for state in self.states if state.end <= tokens_count)
         return Layout(parts, head, exact, self.notes, self.lenders, states)
 
     def parts_of(self, start: int, end: int, shift: int) -> tuple[Part, ...]:
         """Return the parts of the tokens `start:end`, moved by `shift`."""
-        return tuple(_sliced(self, start, end, shift))
+        return tuple(_slice_parts(self, start, end, shift))
 
     def with_parts(self, parts: Iterable[Part]) -> "Layout":
         """Return the layout with its parts replaced by `parts` of the same lengths."""
@@ -225,7 +228,7 @@ class Layout:
         for move in moves:
             if move.new_start > end:
                 parts.append(Hole(move.new_start - end))
-            parts += _sliced(self, move.start, move.end, move.new_start - move.start)
+            parts += _slice_parts(self, move.start, move.end, move.new_start - move.start)
             end = move.new_end
         exact = min(self.exact_tokens, moves[0].end) if self.head_tokens else moves[0].end
         notes = noted(self.notes, notes)
@@ -429,7 +432,7 @@ def _mark_lost(part: Part, lost: AbstractSet[BlockRef], *, is_resident: bool) ->
     return replace(part, is_resaved=part.is_resaved or is_lost, window=window)
 
 
-def _sliced(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
+def _slice_parts(layout: Layout, start: int, end: int, shift: int) -> Iterator[Part]:
     """Yield the parts of the tokens `start:end`, moved by `shift`."""
     for part_start, part_end, part in layout.placed():
         first, last = max(start, part_start), min(end, part_end)

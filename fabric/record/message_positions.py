@@ -74,7 +74,7 @@ class MessagePositions:
 
     def to_wire(self) -> bytes:
         """Pack each position into 32 bytes."""
-        return b"".join(map(_packed, self.messages))
+        return b"".join(map(_pack_row, self.messages))
 
     @classmethod
     def from_wire(cls, raw: bytes) -> "MessagePositions":
@@ -83,7 +83,7 @@ class MessagePositions:
         if rest or count > MESSAGES_MAX:
             message = "message positions are cut short, or too many"
             raise CorruptDataError(message)
-        return cls(tuple(map(_unpacked, _ROW.iter_unpack(raw))))
+        return cls(tuple(map(_unpack_row, _ROW.iter_unpack(raw))))
 
     def problem(self, text_bytes: int) -> str | None:
         """Return why the positions are invalid for a text of this size, or None."""
@@ -104,11 +104,13 @@ class MessagePositions:
 
     def edited(self, edits: Sequence[tuple[int, int, int]]) -> "MessagePositions":
         """Return the positions after edits, each given as (start, end, new size) in bytes."""
-        return MessagePositions(tuple(_edited(message, edits) for message in self.messages))
+        return MessagePositions(tuple(_edit_position(message, edits) for message in self.messages))
 
     def within(self, text_bytes: int) -> "MessagePositions":
         """Return the positions in the text truncated to `text_bytes` bytes."""
-        cut = (m if m.end is None or m.end <= text_bytes else _lost(m) for m in self.messages)
+        cut = (
+            m if m.end is None or m.end <= text_bytes else _without_place(m) for m in self.messages
+        )
         return MessagePositions(tuple(cut))
 
 
@@ -116,10 +118,10 @@ def find_positions(
     sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
 ) -> MessagePositions:
     """Find messages in a prompt's text, in which the template's marks stand at `marks`."""
-    return MessagePositions(tuple(_placed(sent, text, marks)))
+    return MessagePositions(tuple(_place_messages(sent, text, marks)))
 
 
-def _placed(
+def _place_messages(
     sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
 ) -> Iterator[MessagePosition]:
     starts, ends = [start for start, _ in marks], [end for _, end in marks]
@@ -147,14 +149,16 @@ def _placed(
             yield position
 
 
-def _edited(message: MessagePosition, edits: Sequence[tuple[int, int, int]]) -> MessagePosition:
+def _edit_position(
+    message: MessagePosition, edits: Sequence[tuple[int, int, int]]
+) -> MessagePosition:
     if message.at is None:
         return message
     start, end = message.at
     before = sum(size - (b - a) for a, b, size in edits if b <= start)
     inside = [(a, b, size) for a, b, size in edits if start <= a and b <= end and b > start]
     if any(a < end and b > start for a, b, _ in edits) and not inside:
-        return _lost(message)
+        return _without_place(message)
     grown = sum(size - (b - a) for a, b, size in inside)
     return replace(
         message,
@@ -164,11 +168,11 @@ def _edited(message: MessagePosition, edits: Sequence[tuple[int, int, int]]) -> 
     )
 
 
-def _lost(message: MessagePosition) -> MessagePosition:
+def _without_place(message: MessagePosition) -> MessagePosition:
     return replace(message, start=None, size_bytes=0, lead_chars=0)
 
 
-def _packed(message: MessagePosition) -> bytes:
+def _pack_row(message: MessagePosition) -> bytes:
     start = _NOWHERE if message.start is None else message.start
     return _ROW.pack(
         _ROLES.index(message.role),
@@ -181,7 +185,7 @@ def _packed(message: MessagePosition) -> bytes:
     )
 
 
-def _unpacked(row: tuple[int, int, int, bytes, int, int, int]) -> MessagePosition:
+def _unpack_row(row: tuple[int, int, int, bytes, int, int, int]) -> MessagePosition:
     role, is_edited, lead_chars, digest, chars, start, size_bytes = row
     if role >= len(_ROLES) or is_edited > 1:
         message = "a message has no known role or mark"

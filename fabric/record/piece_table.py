@@ -161,7 +161,7 @@ class PieceTable:
         shift = inserted.tokens_count - (end - start)
         before, after = self._parts(0, start), self._parts(end, self.tokens_count)
         moved = (piece.moved(start) for piece in inserted), (part.moved(shift) for part in after)
-        return PieceTable(tuple(_joined(chain(before, *moved))))
+        return PieceTable(tuple(_join_pieces(chain(before, *moved))))
 
     def _parts(self, start: int, end: int) -> Iterator[Piece]:
         """Yield the pieces of the tokens `start:end`, with their deltas unchanged."""
@@ -175,7 +175,7 @@ class PieceTable:
                 yield Piece(piece.block, *part, piece.delta)
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _join_pieces(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Join neighbours that are adjacent parts of one block."""
     last: Piece | None = None
     for piece in pieces:

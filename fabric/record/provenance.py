@@ -73,7 +73,7 @@ class Provenance:
     def from_wire(cls, notes: dict[str, str]) -> "Provenance":
         """Read what any version of `to_wire` wrote."""
         return cls(
-            served=_last_served(notes.get(_SERVED, "")),
+            served=_parse_last_served(notes.get(_SERVED, "")),
             copied_revision=_count(notes.get(_COPIED, "")),
             is_kept=_KEPT in notes,
             is_fork=_FORK in notes,
@@ -84,11 +84,11 @@ class Provenance:
                 conversation=_count(notes.get(_CONVERSATION, "")) or 0,
             ),
             answers=notes.get(_ANSWERS, ""),
-            turns=_bounded(notes.get(_TURNS, "")),
+            turns=_bound_turns(notes.get(_TURNS, "")),
         )
 
 
-def _bounded(turns: str) -> str:
+def _bound_turns(turns: str) -> str:
     return turns if len(turns) <= TURNS_CHARS_MAX else ""
 
 
@@ -97,7 +97,7 @@ def _count(text: str) -> int | None:
     return int(text) if is_count else None
 
 
-def _last_served(text: str) -> LastServed | None:
+def _parse_last_served(text: str) -> LastServed | None:
     node, _, digits = text.rpartition(":")
     seconds = _count(digits)
     try:

@@ -56,7 +56,7 @@ def rekeyed(
     """
     _check_plain(record, header, vocabulary_size)
     record = _with_new_head(replace(record, branches=None), salt)
-    places = [(_renamed(ref, span), span) for ref, span in named_blocks(record, salt)]
+    places = [(_rename_block(ref, span), span) for ref, span in named_blocks(record, salt)]
     _require(len(places) == len(record.refs))
     ends = {span.end for ref, span in places if ref.group is CacheGroup.FULL}
     _require(record.edited is not None or all(place.end in ends for place in record.windows))
@@ -71,8 +71,8 @@ def rekeyed(
     rekeyed = replace(
         record,
         pieces=PieceTable(tuple(replace(piece, block=ref) for piece, ref in pieces)),
-        windows=_placed(record.windows, named[first:second]),
-        states=_placed(record.states, named[second:]),
+        windows=_place_blocks(record.windows, named[first:second]),
+        states=_place_blocks(record.states, named[second:]),
     )
     return RekeyedRecord(rekeyed, tuple(places))
 
@@ -158,7 +158,7 @@ def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: i
             _require(holds=False)
 
 
-def _renamed(ref: BlockRef, span: BlockSpan) -> BlockRef:
+def _rename_block(ref: BlockRef, span: BlockSpan) -> BlockRef:
     _require(ref.group is span.group)
     return replace(ref, block_hash=span.block_hash)
 
@@ -169,7 +169,7 @@ def _check_size(ref: BlockRef, span: BlockSpan, spec: ModelCacheSpec) -> None:
     _require(ref.payload_bytes == payload_bytes(spec, ref.tokens_count, ref.group))
 
 
-def _placed(places: Sequence[Placed], refs: Sequence[BlockRef]) -> tuple[Placed, ...]:
+def _place_blocks(places: Sequence[Placed], refs: Sequence[BlockRef]) -> tuple[Placed, ...]:
     return tuple(Placed(ref, place.end) for place, ref in zip(places, refs, strict=True))
 
 

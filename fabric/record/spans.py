@@ -88,7 +88,7 @@ class Spans:
         """Resolve all spans; raise RejectedError for the first invalid one."""
         directives: list[tuple[str, Directive]] = []
         for span in wanted:
-            directives += ((span.param, directive) for directive in self._placed(span))
+            directives += ((span.param, directive) for directive in self._place_directive(span))
             if len(directives) > DIRECTIVES_MAX:
                 _refuse(
                     span, "too_many_directives", f"it matches more than {DIRECTIVES_MAX} directives"
@@ -107,7 +107,7 @@ class Spans:
                 raise ConflictError(message, code="overlapping_spans", param=param)
         return tuple(directive for _, directive in directives)
 
-    def _placed(self, wanted: WantedSpan) -> Iterator[Directive]:
+    def _place_directive(self, wanted: WantedSpan) -> Iterator[Directive]:
         if wanted.tokens is not None:
             yield from self._at(wanted, *self._bytes_of_tokens(wanted, *wanted.tokens))
         elif wanted.text is not None:

@@ -68,12 +68,12 @@ def _line(note: TurnNote) -> str:
     items = [
         VERSION, note.id, round(note.at_s, 3), note.node, note.outcome, note.cache, note.match,
         reason, note.prompt_tokens, note.cached_tokens, note.fetched_tokens,
-        note.completion_tokens, [_rounded(getattr(note.times, name)) for name in _TIMES],
+        note.completion_tokens, [_round_s(getattr(note.times, name)) for name in _TIMES],
     ]  # fmt: skip
     return json.dumps(items, separators=(",", ":"))
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_s(seconds: float | None) -> float | None:
     return None if seconds is None else round(max(0.0, seconds), _ROUND_DIGITS)
 
 

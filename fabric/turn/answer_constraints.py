@@ -65,7 +65,7 @@ class OutputFormat:
         _require(size_bytes <= GRAMMAR_BYTES_MAX, f"over {GRAMMAR_BYTES_MAX} bytes")
         match self.kind:
             case OutputKind.JSON_SCHEMA:
-                check_schema(_parsed(self.source))
+                check_schema(_parse_source(self.source))
             case OutputKind.CHOICE:
                 choices_of(self)
             case OutputKind.TAGS:
@@ -95,7 +95,7 @@ class OutputTag:
 
 def choices_of(output: OutputFormat) -> tuple[str, ...]:
     """Return the texts of a choice; raise RejectedError if they are invalid."""
-    texts = _parsed(output.source)
+    texts = _parse_source(output.source)
     is_list = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
     _require(is_list, "not a list of non-empty texts")
     _require(0 < len(texts) <= CHOICES_MAX, f"not 1 to {CHOICES_MAX} choices")
@@ -105,7 +105,7 @@ def choices_of(output: OutputFormat) -> tuple[str, ...]:
 
 def tags_of(output: OutputFormat) -> tuple[OutputTag, ...]:
     """Return the tags; raise RejectedError if they are invalid."""
-    plain = _parsed(output.source)
+    plain = _parse_source(output.source)
     _require(isinstance(plain, list), "not a list of tags")
     _require(0 < len(plain) <= SCHEMA_BRANCHES_MAX, f"not 1 to {SCHEMA_BRANCHES_MAX} tags")
     return tuple(_tag(item) for item in plain)
@@ -122,7 +122,7 @@ def _tag(item: Any) -> OutputTag:
     return OutputTag(item["trigger"], item["begin"], item["schema"], item["end"])
 
 
-def _parsed(source: str) -> Any:
+def _parse_source(source: str) -> Any:
     try:
         return parse_json(source)
     except RejectedError as error:
@@ -269,10 +269,10 @@ class _Way:
             if part == "|":
                 found, row = found or row, True
             else:
-                row = self._repeated(part) and row
+                row = self._is_repeated(part) and row
         return found or row
 
-    def _repeated(self, part: str) -> bool:
+    def _is_repeated(self, part: str) -> bool:
         if part == "(":
             ends = self.ends()
             self._at += 1

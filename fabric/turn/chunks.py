@@ -49,7 +49,7 @@ def chunks(tokens: Tokens, cuts: Collection[int]) -> list[tuple[int, int]]:
     count = len(tokens)
     specials = np.flatnonzero(np.isin(tokens, np.fromiter(cuts, np.uint32, len(cuts))))
     ends = [*map(int, specials), count]
-    places = np.flatnonzero(_rolled(tokens) % _ONE_IN == 0)
+    places = np.flatnonzero(_rolling_hashes(tokens) % _ONE_IN == 0)
     found: list[tuple[int, int]] = []
     start = 0
     for end in ends:
@@ -68,7 +68,7 @@ def _cut(places: "NDArray[np.intp]", start: int, end: int) -> int:
     return min(int(places[first]), last) if first < len(places) else last
 
 
-def _rolled(tokens: Tokens) -> "NDArray[np.uint64]":
+def _rolling_hashes(tokens: Tokens) -> "NDArray[np.uint64]":
     """Return for each token a hash of the tokens just before it."""
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX
     mixed ^= mixed >> np.uint64(29)

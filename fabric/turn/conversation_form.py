@@ -97,7 +97,7 @@ class FormChain:
     def form_with(self, answer: Message) -> ConversationForm:
         """Return the form of the request with its answer."""
         chain = self._chain.copy()
-        chain.update(_spelled(answer))
+        chain.update(_spell_message(answer))
         return ConversationForm(chain.intdigest(), self.whole.results)
 
 
@@ -114,12 +114,12 @@ def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> Form
     for message in messages:
         if message.role is MessageRole.ASSISTANT:
             before.append(chain.intdigest())
-            chain.update(_spelled(message))
+            chain.update(_spell_message(message))
             ends.append(chain.intdigest())
             continue
         if message.role is MessageRole.TOOL:
             results.append(_result(message))
-        spelled = _spelled(message)
+        spelled = _spell_message(message)
         if spelled:
             chain.update(spelled)
     return FormChain(
@@ -127,7 +127,7 @@ def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> Form
     )
 
 
-def _spelled(message: Message) -> bytes:
+def _spell_message(message: Message) -> bytes:
     """Spell what stays of a message; nothing of one that has passing texts only."""
     if message.role is MessageRole.TOOL:
         return b"tool\n"
@@ -144,7 +144,7 @@ def _spelled(message: Message) -> bytes:
 
 def _result(message: Message) -> ResultForm:
     text = without_reminders("".join(message.texts))
-    return ResultForm(min(len(text), _CHARS_MAX), xxh3_64_intdigest(_encoded(text)))
+    return ResultForm(min(len(text), _CHARS_MAX), xxh3_64_intdigest(_encode_text(text)))
 
 
 # What stays of texts seen lately, hash by hash, since each turn brings all earlier ones again.
@@ -153,17 +153,17 @@ _known: dict[int, int] = {}
 
 def _lasting(text: str, *, is_system: bool) -> int:
     """Return a hash of a text without what passes; 0 if nothing stays."""
-    raw = _encoded(text)
+    raw = _encode_text(text)
     name = xxh3_128_intdigest(raw, seed=is_system)
     digest = _known.get(name)
     if digest is None:
         left = without_passing_texts(text, drops_lines=is_system)
-        digest = xxh3_64_intdigest(_encoded(left)) if left else 0
+        digest = xxh3_64_intdigest(_encode_text(left)) if left else 0
         if len(_known) >= PASSING_TEXTS_KNOWN_MAX:
             _known.clear()
         _known[name] = digest
     return digest
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")

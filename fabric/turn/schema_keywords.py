@@ -44,12 +44,12 @@ def unenforced_keywords(schema: Any, *, is_strict: bool) -> tuple[str, ...]:
         part = waiting.pop()
         if not isinstance(part, dict):
             continue
-        found |= dict.fromkeys(_unenforced(part, is_strict=is_strict))
+        found |= dict.fromkeys(_unenforced_keywords(part, is_strict=is_strict))
         waiting.extend(reversed(list(_subschemas(part))))
     return tuple(found)
 
 
-def _unenforced(schema: dict[str, Any], *, is_strict: bool) -> Iterator[str]:
+def _unenforced_keywords(schema: dict[str, Any], *, is_strict: bool) -> Iterator[str]:
     for key, value in schema.items():
         if key == "oneOf" and not is_strict:
             yield key

@@ -233,7 +233,7 @@ class AgentTable:
         a new agent.
         """
         same = self._same(tenant, identity, prompt, sketch)
-        formed = self._formed(tenant, identity, forms)
+        formed = self._find_form(tenant, identity, forms)
         return _longer(same, formed)
 
     def known(
@@ -244,7 +244,7 @@ class AgentTable:
         forms: FormChain | None,
     ) -> Agent | None:
         """Find the conversation of a request as `recognize` does, before its prompt is rendered."""
-        formed = self._formed(tenant, identity, forms)
+        formed = self._find_form(tenant, identity, forms)
         found = _longer(self.said_by(tenant, identity, sketch), formed)
         return found.agent if found is not None else None
 
@@ -262,7 +262,7 @@ class AgentTable:
         """Find the idle conversation with whose last request the sketched messages begin."""
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
-    def _formed(
+    def _find_form(
         self, tenant: TenantId, identity: Identity, forms: FormChain | None
     ) -> Agent | None:
         """Find the idle conversation of which a request has all messages, perhaps rewritten."""

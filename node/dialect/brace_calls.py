@@ -181,9 +181,13 @@ class _BraceGrammar:
         if isinstance(values, list):
             return OneOf(tuple(self._constant(tool, value) for value in values))
         types = value_types(schema, tool.parameters) or {"string"}
-        return OneOf(tuple(self._typed(tool, schema, type_, depth) for type_ in sorted(types)))
+        return OneOf(
+            tuple(self._typed_value(tool, schema, type_, depth) for type_ in sorted(types))
+        )
 
-    def _typed(self, tool: ToolSpec, schema: dict[str, Any], type_: str, depth: int) -> Expression:
+    def _typed_value(
+        self, tool: ToolSpec, schema: dict[str, Any], type_: str, depth: int
+    ) -> Expression:
         if type_ == "string":
             if tool.rules:
                 return row(self.quote, rules_text(tool, self.quote, self.quote[0]))

@@ -103,7 +103,7 @@ def _thoughts(
     if thought is not None:
         return thought
     # A vocabulary may have marks of other families as well: the common ones are likelier.
-    by_rank = reversed(_ranked(THOUGHT_FORMATS.values()))
+    by_rank = reversed(_rank_signs(THOUGHT_FORMATS.values()))
     known = (thought for _, thought in by_rank if {thought.start, thought.end} <= set(vocabulary))
     return next(known, fallback.thought)
 
@@ -128,12 +128,16 @@ def _calls(template: str, name: str, fallback: FallbackFormats) -> CallFormat | 
 def _match(template: str, formats: Iterable[_Format]) -> _Format | None:
     """Return the format whose sign of the lowest rank is in the template."""
     return next(
-        (format_ for sign, format_ in _ranked(formats) if all(t in template for t in sign.texts)),
+        (
+            format_
+            for sign, format_ in _rank_signs(formats)
+            if all(t in template for t in sign.texts)
+        ),
         None,
     )
 
 
-def _ranked(formats: Iterable[_Format]) -> list[tuple[TemplateSign, _Format]]:
+def _rank_signs(formats: Iterable[_Format]) -> list[tuple[TemplateSign, _Format]]:
     signs = [(sign, format_) for format_ in formats for sign in format_.signs]
     return sorted(signs, key=lambda signed: signed[0].rank)
 

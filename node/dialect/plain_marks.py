@@ -70,15 +70,15 @@ class MarkFinder:
 
     def disarm_json(self, text: str) -> str:
         """Disarm JSON text, of which a template may show the values: there escapes hide no mark."""
-        if "\\" not in text or not self.places(_HIDING.sub(_unescaped, text)):
+        if "\\" not in text or not self.places(_HIDING.sub(_unescape, text)):
             return self.disarm(text)
         spelled = _JSON_CHAR.findall(text.replace(DISARMED, 2 * DISARMED))
-        for at in self.places("".join(_HIDING.sub(_unescaped, each)[-1] for each in spelled)):
+        for at in self.places("".join(_HIDING.sub(_unescape, each)[-1] for each in spelled)):
             spelled[at] += DISARMED
         return "".join(spelled)
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     """Return the character of an escape that may hide one of a mark."""
     return chr(int(found[1], 16)) if found[1] else "/"
 
@@ -102,7 +102,7 @@ class PlainMarks:
 
     def value(self, value: Any) -> Any:
         """Return tools, or options of the template, with their control marks disarmed."""
-        return _disarmed(value, self._all)
+        return _disarm_value(value, self._all)
 
     def restored(self, rendered: str) -> RestoredText:
         """Return a rendered text without the characters that disarmed its marks."""
@@ -127,19 +127,21 @@ class PlainMarks:
         """Return a message with the same keys; its role is the server's own word."""
         finder = self._others if message.get("role") in _WITH_ANSWER_MARKS else self._all
         return {
-            key: value if key == "role" else _disarmed(value, finder)
+            key: value if key == "role" else _disarm_value(value, finder)
             for key, value in message.items()
         }
 
 
-def _disarmed(value: Any, finder: MarkFinder, key: str = "") -> Any:
+def _disarm_value(value: Any, finder: MarkFinder, key: str = "") -> Any:
     if isinstance(value, str):
         return finder.disarm_json(value) if key == "arguments" else finder.disarm(value)
     if isinstance(value, list):
-        return [_disarmed(item, finder) for item in value]
+        return [_disarm_value(item, finder) for item in value]
     if not isinstance(value, dict):
         return value
-    disarmed = {finder.disarm(name): _disarmed(item, finder, name) for name, item in value.items()}
+    disarmed = {
+        finder.disarm(name): _disarm_value(item, finder, name) for name, item in value.items()
+    }
     if isinstance(value, WrittenArguments):
         return WrittenArguments(finder.disarm_json(value.text), disarmed)
     return disarmed

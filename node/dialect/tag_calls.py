@@ -325,7 +325,7 @@ class _TagGrammar:
         tags = self.tags
         if any("TYPE" in part for part in tags.argument):
             stated = sorted(types & _TYPES.keys() or _TYPES)
-            return OneOf(tuple(self._typed(tool, argument, type_) for type_ in stated))
+            return OneOf(tuple(self._typed_argument(tool, argument, type_) for type_ in stated))
         is_text = types == {"string"} or (not types and not tags.guesses)
         head = self._head(tool, argument, (is_text and tags.text_argument) or tags.argument)
         if is_text:
@@ -333,7 +333,7 @@ class _TagGrammar:
         value = Json(_readable(argument.schema, types), tool.is_strict)
         return row(head, value, self._end(argument))
 
-    def _typed(self, tool: ToolSpec, argument: Argument, type_: str) -> Expression:
+    def _typed_argument(self, tool: ToolSpec, argument: Argument, type_: str) -> Expression:
         parts = tuple(part.replace("TYPE", _TYPES[type_]) for part in self.tags.argument)
         head = self._head(tool, argument, parts)
         if type_ == "string":
@@ -369,7 +369,7 @@ class _TagGrammar:
         tags, end = self.tags, self._end(argument)
         tag = tags.argument_end.replace("KEY", argument.key)
         if tags.quotes is not None:
-            yield from self._quoted(option, end, *tags.quotes)
+            yield from self._quoted_options(option, end, *tags.quotes)
             return
         strips_edges = tags.has_lines and not tags.line_end
         if option.constant is None:
@@ -382,7 +382,7 @@ class _TagGrammar:
         if not is_changed and tag not in option.constant:
             yield row(option.constant, end)
 
-    def _quoted(
+    def _quoted_options(
         self, option: StringOption, end: str, opening: str, closing: str
     ) -> Iterator[Expression]:
         """Return a text plain and in quotes, as far as either can hold it."""

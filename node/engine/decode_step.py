@@ -64,7 +64,7 @@ class _Step:
     def read(self) -> None:
         """Wait for the sampled tokens; none is delivered before all are checked."""
         for sequence in self._batch:
-            with self._isolated(sequence):
+            with self._isolate_errors(sequence):
                 sampled = self._engine.read(_slot(sequence))
                 if sampled is not None:
                     self._sampled.append((sequence, sampled))
@@ -75,7 +75,7 @@ class _Step:
         for sequence, sampled in self._sampled:
             if sequence in self._failed:
                 continue
-            with self._isolated(sequence):
+            with self._isolate_errors(sequence):
                 last = deliver(sequence, sampled)
                 if last is not None:
                     self._last.append((sequence, last))
@@ -98,7 +98,7 @@ class _Step:
         else:
             return
         for sequence in batch:
-            with self._isolated(sequence):
+            with self._isolate_errors(sequence):
                 self._engine.launch(self._engine.prepare([_slot(sequence)]))
 
     def finish(self) -> list[Sequence]:
@@ -112,7 +112,7 @@ class _Step:
         return [sequence for sequence in self._batch if sequence not in self._failed]
 
     @contextmanager
-    def _isolated(self, sequence: Sequence) -> Iterator[None]:
+    def _isolate_errors(self, sequence: Sequence) -> Iterator[None]:
         """End only this sequence on an error of its own; let a DeviceError pass."""
         try:
             yield

@@ -97,7 +97,7 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(self._called(work))
+                future.set_result(self._call_guarded(work))
             except EngineFailedError as error:  # its traceback would keep the caller's cache alive
                 future.set_exception(error.with_traceback(None))
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
@@ -124,20 +124,20 @@ class EngineThread:
         Raise EngineFailedError if the device failed, now or since it had failed `failures_count`
         times.
         """
-        return await self.between_steps(lambda: self._checked(work, failures_count))
+        return await self.between_steps(lambda: self._check_result(work, failures_count))
 
     async def return_unused(self) -> None:
         """Return the memory of freed arrays to the system."""
         await self.between_steps(self._scheduler.return_unused)
 
-    def _checked(self, work: Callable[[], T], failures_count: int) -> T:
+    def _check_result(self, work: Callable[[], T], failures_count: int) -> T:
         result = work()
         self.engine.check()
         if self.failures_count != failures_count:
             raise EngineFailedError
         return result
 
-    def _called(self, work: Callable[[], T]) -> T:
+    def _call_guarded(self, work: Callable[[], T]) -> T:
         if self._scheduler.engine is None:  # it is being built
             return work()
         try:

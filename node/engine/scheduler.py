@@ -84,7 +84,7 @@ class Scheduler:
         reservation = sequence.reservation or Reservation(self._budget)
         sequence.reservation = reservation
         self.queue.waiting.append(sequence)
-        self._guarded(sequence, lambda: reservation.count(sequence.cache.size_bytes))
+        self._run_guarded(sequence, lambda: reservation.count(sequence.cache.size_bytes))
 
     def iterate(self) -> bool:
         """Run one iteration; return whether there was anything to do.
@@ -114,7 +114,7 @@ class Scheduler:
                 end(sequence, None)
                 self._leave(sequence)
             elif sequence.yielding.is_set() and sequence.can_yield:
-                self._guarded(sequence, partial(self._hand_over, sequence))
+                self._run_guarded(sequence, partial(self._hand_over, sequence))
 
     def _hand_over(self, sequence: Sequence) -> None:
         slot = sequence.slot
@@ -135,7 +135,7 @@ class Scheduler:
     def _grow_answers(self) -> None:
         """Reserve memory for growing answers, before any new sequence gets some."""
         for sequence in list(self.queue.decoding):
-            self._guarded(sequence, partial(self._grow, sequence))
+            self._run_guarded(sequence, partial(self._grow, sequence))
 
     def _grow(self, sequence: Sequence) -> None:
         growth = grow(sequence, _held(sequence), self._budget)
@@ -239,7 +239,7 @@ class Scheduler:
         self.queue.run(sequence)
         self.heads.begin(sequence)
         if is_grant and sequence.granted is not None:
-            self._guarded(sequence, sequence.granted)
+            self._run_guarded(sequence, sequence.granted)
         return True
 
     def _may_force(self) -> bool:
@@ -258,9 +258,9 @@ class Scheduler:
 
     def _start_prefilled(self) -> bool:
         """Move completely prefilled prompts into the batch."""
-        ready = [s for s in self._unblocked() if s.prefill_left <= 0]
+        ready = [s for s in self._unblocked_prompts() if s.prefill_left <= 0]
         for sequence in ready:
-            self._guarded(sequence, partial(self._begin, sequence))
+            self._run_guarded(sequence, partial(self._begin, sequence))
         return bool(ready)
 
     def _begin(self, sequence: Sequence) -> None:
@@ -303,7 +303,7 @@ class Scheduler:
         self._ready_engine.return_unused()
 
     def _prefill(self) -> bool:
-        ready = [sequence for sequence in self._unblocked() if not sequence.is_preempted]
+        ready = [sequence for sequence in self._unblocked_prompts() if not sequence.is_preempted]
         if ready and self._hold.holds():
             ready = [sequence for sequence in ready if sequence.is_resumed]
         self._delays_arrivals = False
@@ -313,7 +313,7 @@ class Scheduler:
             return False
         others_wait = any(not is_warm(other) for other in ready)
         self._warm_streak = self._warm_streak + 1 if is_warm(sequence) and others_wait else 0
-        self._guarded(sequence, partial(self._compute_chunk, sequence))
+        self._run_guarded(sequence, partial(self._compute_chunk, sequence))
         return True
 
     def _compute_chunk(self, sequence: Sequence) -> None:
@@ -383,7 +383,7 @@ class Scheduler:
         moving = self._moving
         return bool(self.queue.decoding) or moving.are_coming or moving.are_silent
 
-    def _unblocked(self) -> list[Sequence]:
+    def _unblocked_prompts(self) -> list[Sequence]:
         found = []
         for sequence in list(self.queue.prefilling):
             try:
@@ -395,7 +395,7 @@ class Scheduler:
                 found.append(sequence)
         return found
 
-    def _guarded(self, sequence: Sequence, work: Callable[[], None]) -> None:
+    def _run_guarded(self, sequence: Sequence, work: Callable[[], None]) -> None:
         """Run one sequence's work; its failure ends only itself, the device's ends all."""
         try:
             work()

@@ -111,7 +111,7 @@ class AnswerMatcher:
     def mask(self) -> Mask:
         """Return the mask of the next token; raise RejectedError if it takes too long."""
         if self._next_mask is None:
-            return self._allowed()
+            return self._allowed_mask()
         try:
             return self._next_mask.result(GRAMMAR_MASK_S)
         except NotYetError:
@@ -120,7 +120,7 @@ class AnswerMatcher:
 
     def _advance(self, token: int) -> Mask:
         self._accept(token)
-        return self._allowed()
+        return self._allowed_mask()
 
     def _accept(self, token: int) -> None:
         if self._phase is _Phase.FIRST:
@@ -179,7 +179,7 @@ class AnswerMatcher:
         is_in_format = bool(self._first[token // 32] >> np.uint32(token % 32) & 1)
         return not is_in_format and self._vocabulary.line_ends[token] <= self._line_ends_left
 
-    def _allowed(self) -> Mask:
+    def _allowed_mask(self) -> Mask:
         match self._phase:
             case _Phase.THOUGHT:
                 return self._thought_mask

@@ -113,9 +113,9 @@ class Compiler:
         except (TypeError, ValueError, AssertionError) as error:
             raise refusal(client_reason(str(error))) from None
         if output.kind is OutputKind.GRAMMAR:
-            return _compiled(vocabulary, grammar)
+            return _compile_grammar(vocabulary, grammar)
         try:
-            return _compiled(vocabulary, grammar)
+            return _compile_grammar(vocabulary, grammar)
         except RejectedError as error:  # at a place in what was made of the client's format
             raise refusal(without_place(reason_of(error))) from None
 
@@ -126,10 +126,10 @@ class Compiler:
             lark = write_lark(expression, vocabulary.special_ids)
         except ValueError as error:
             raise refusal(str(error)) from None
-        return _compiled(vocabulary, lark_grammar(lark))
+        return _compile_grammar(vocabulary, lark_grammar(lark))
 
 
-def _compiled(vocabulary: Vocabulary, grammar: str) -> Grammar:
+def _compile_grammar(vocabulary: Vocabulary, grammar: str) -> Grammar:
     matcher = _matcher(vocabulary.tokens, grammar)
     first = compute_mask(matcher)
     _try_step(matcher.deep_copy(), first & vocabulary.others_mask)

@@ -108,14 +108,14 @@ class _LarkWriter:
         if matching:
             free = [f"/{exclude_word(word)}/" for word in without]
         else:  # one negation: states of the compiler multiply with each
-            free = [_ANY, f"~/(?s:.*)({'|'.join(map(_escaped, without))})(?s:.*)/"]
+            free = [_ANY, f"~/(?s:.*)({'|'.join(map(_escape_regex, without))})(?s:.*)/"]
         body = "(" + " & ".join([*free, *map(_regex, matching)]) + ")"
         before, special, _ = self._cut(end)
         if special:
-            text = f"{body} {_quoted(before)}" if before else body
+            text = f"{body} {_quote_text(before)}" if before else body
             rest = self._literal(end[len(before) :])
             return [f"{name}: {name.upper()} {rest}", f"{name.upper()}: {text}"]
-        return [f"{name}[lazy]: {name.upper()}", f"{name.upper()}: {body} {_quoted(end)}"]
+        return [f"{name}[lazy]: {name.upper()}", f"{name.upper()}: {body} {_quote_text(end)}"]
 
     def _cut(self, text: str) -> tuple[str, str, str]:
         if self._special is None:
@@ -128,7 +128,7 @@ class _LarkWriter:
         while text:
             before, special, text = self._cut(text)
             if before:
-                parts.append(_quoted(before))
+                parts.append(_quote_text(before))
             if special:
                 parts.append(f"<[{self._ids[special]}]>")
         return " ".join(parts)
@@ -141,11 +141,11 @@ def _nested_rules(name: str, rules: str, escaping: TextEscaping) -> list[str]:
     return [f"{name}: {name}_{START}", *respelled_rules(rules, name, escape)]
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return json.dumps(text)
 
 
-def _escaped(text: str) -> str:
+def _escape_regex(text: str) -> str:
     return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")
 
 

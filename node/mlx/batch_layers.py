@@ -62,12 +62,12 @@ class PaddedLayer(RaggedLayer):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
         keys, values = super().update_and_fetch(keys, values)
-        return _padded(keys), _padded(values)
+        return _pad_rows(keys), _pad_rows(values)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return the last fetched values, for layers that share this cache."""
         keys, values = super().keys_and_values()
-        return _padded(keys), _padded(values)
+        return _pad_rows(keys), _pad_rows(values)
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
@@ -107,7 +107,7 @@ class GroupedLayer(PaddedLayer):
     mask_axes = 4
 
 
-def _padded(rows: Rows) -> mx.array:
+def _pad_rows(rows: Rows) -> mx.array:
     arrays = [dense(row) for row in rows]
     longest = max(array.shape[2] for array in arrays)
     return mx.concatenate(

@@ -74,8 +74,8 @@ class QuantizedRows:
         """
         key_parts, value_parts = self._quantize(keys), self._quantize(values)
         # Columns from `end` on count as free: a failure between here and its advance is harmless.
-        new_keys = _written(self.keys, key_parts, self.end)
-        new_values = _written(self.values, value_parts, self.end)
+        new_keys = _write_parts(self.keys, key_parts, self.end)
+        new_values = _write_parts(self.values, value_parts, self.end)
         self.keys, self.values = new_keys, new_values
         self.end += keys.shape[2]
         self._packed = not self.dequantized and keys.shape[2] <= PACKED_QUERIES_MAX
@@ -115,7 +115,7 @@ class QuantizedRows:
         return sum(int(a.nbytes) for a in (*(self.keys or ()), *(self.values or ())))
 
 
-def _written(arrays: Triple | None, parts: Triple, start: int) -> Triple:
+def _write_parts(arrays: Triple | None, parts: Triple, start: int) -> Triple:
     """Write `parts` into the arrays from token `start` on, and grow the arrays if necessary."""
     end = start + parts[0].shape[2]
     if arrays is None:
@@ -183,7 +183,7 @@ class MergeableQuantizedKVCache(QuantizedRows):
         """Create a cache from the `state` of another; both then grow independently."""
         keys, values, end, group_size, bits, dequantized = state
         cache = cls(group_size, bits, dequantized=dequantized)
-        cache.keys, cache.values, cache.end = _unshared(keys), _unshared(values), end
+        cache.keys, cache.values, cache.end = _unshare(keys), _unshare(values), end
         return cache
 
     def make_mask(
@@ -247,7 +247,7 @@ class BatchQuantizedKVCache(QuantizedRows):
         """Create a batch from the `state` of another; both then grow independently."""
         keys, values, left_padding, end, group_size, bits, dequantized = state
         batch = cls(left_padding.tolist(), group_size, bits, dequantized=dequantized)
-        batch.keys, batch.values, batch.end = _unshared(keys), _unshared(values), end
+        batch.keys, batch.values, batch.end = _unshare(keys), _unshare(values), end
         return batch
 
     def make_mask(
@@ -371,6 +371,6 @@ def _each(arrays: Triple, change: Callable[[mx.array], mx.array]) -> Triple:
     return codes, scales, biases
 
 
-def _unshared(arrays: Triple | None) -> Triple | None:
+def _unshare(arrays: Triple | None) -> Triple | None:
     """Wrap arrays again, since appending changes a wrapper that another cache shares."""
     return arrays and _each(arrays, lambda a: a[...])

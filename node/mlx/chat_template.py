@@ -202,9 +202,9 @@ class ChatTemplate:
         """Detect the template's format of calls by rendering one."""
         as_object = {"q": _ARGUMENT}
         as_text = json.dumps(as_object)
-        empty, null = self._called("", as_object), self._called(None, as_object)
-        null_text = self._called(None, as_text) if null is None else null
-        rendered = empty or self._called("", as_text) or ""
+        empty, null = self._render_call("", as_object), self._render_call(None, as_object)
+        null_text = self._render_call(None, as_text) if null is None else null
+        rendered = empty or self._render_call("", as_text) or ""
         takes_null = null_text is not None and null_text.count("None") <= rendered.count("None")
         best, other = (null, null_text) if takes_null else (empty, rendered)
         keys = (key for key in _THOUGHT_KEYS if re.search(_READ_KEY % key, self.source))
@@ -216,7 +216,7 @@ class ChatTemplate:
             takes_one_call=self._takes_one_call,
         )
 
-    def _called(
+    def _render_call(
         self, content: str | None, arguments: Any, tools: list[Any] | None = None
     ) -> str | None:
         """Render a call and its result; None if the template refuses them."""
@@ -239,7 +239,7 @@ class ChatTemplate:
         shown = None, [{"type": "function", "function": function}]
         arguments = {"q": _ARGUMENT}
         forms = product(("", None), (arguments, json.dumps(arguments)), shown)
-        texts = [text for form in forms if (text := self._called(*form)) is not None]
+        texts = [text for form in forms if (text := self._render_call(*form)) is not None]
         return bool(texts) and not any(
             (_CALLED in text or _ARGUMENT in text) and _ANSWER in text for text in texts
         )

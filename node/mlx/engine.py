@@ -382,10 +382,10 @@ def _sampled_of(
     slots: Sequence[DecodeSlot], logits: mx.array
 ) -> list[tuple[mx.array, Likeliest | None]]:
     best = mx.argmax(logits, axis=-1).astype(mx.uint32)
-    return [_sampled(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
+    return [_sample_token(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
 
 
-def _sampled(
+def _sample_token(
     slot: DecodeSlot, logits: mx.array, best: mx.array
 ) -> tuple[mx.array, Likeliest | None]:
     """Sample one sequence's token; `best` is the likeliest, not evaluated unless used."""
@@ -397,13 +397,13 @@ def _sampled(
     if slot.matcher is not None:
         mask, openings = slot.mask(), slot.matcher.openings
     if steering is not None:
-        mask, openings = _steered(mask, openings, steering, size)
+        mask, openings = _steer_mask(mask, openings, steering, size)
         if not steering.bars and (forced := only_token(mask)) is not None:
             return slot.sampler.force(logits, forced)
     return slot.sampler.sample(logits, unpack_mask(mask, size), openings)
 
 
-def _steered(
+def _steer_mask(
     mask: Mask, openings: tuple[int, ...], steering: Steering, size: int
 ) -> tuple[Mask, tuple[int, ...]]:
     """Return the tokens that format and budget allow; where there are none, the format's."""

@@ -53,7 +53,7 @@ class FormatTrial:
     def _reads_calls(self) -> bool:
         function = {"name": _NAME, "arguments": _ARGUMENTS}
         use = {"type": "function", "id": "abcdefghi", "function": function}
-        written = self._written({"role": "assistant", "content": "", "tool_calls": [use]})
+        written = self._write_answer({"role": "assistant", "content": "", "tool_calls": [use]})
         if written is None or _NAME not in written or "probed value" not in written:
             return True  # nothing to read
         reader = MarkedReader(replace(self._format, thought=None), (), _TOOLS, "")
@@ -63,14 +63,14 @@ class FormatTrial:
 
     def _reads_thoughts(self) -> bool:
         answer = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
-        written = self._written(answer)
+        written = self._write_answer(answer)
         if written is None or _THOUGHT not in written:
             return True
         reader = MarkedReader(self._format, (), None, "")
         shown = [reader.feed(written), reader.finish()]
         return "".join(delta.reasoning for delta in shown).strip() == _THOUGHT
 
-    def _written(self, answer: dict[str, Any]) -> str | None:
+    def _write_answer(self, answer: dict[str, Any]) -> str | None:
         """Return an answer as the template writes it, without its header; None if it refuses."""
         template = self._template
         (answer,) = adapt_messages([answer], template.traits)

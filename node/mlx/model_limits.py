@@ -136,20 +136,22 @@ _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 def context_tokens(config: Mapping[str, Any], model_args: Any = None) -> int:
     """Return the context length from a model's config, its family's defaults or its arguments."""
-    return next(_found(config, model_args), _DEFAULT_TOKENS)
+    return next(_find_limits(config, model_args), _DEFAULT_TOKENS)
 
 
-def _found(config: Mapping[str, Any], model_args: Any) -> Iterator[int]:
+def _find_limits(config: Mapping[str, Any], model_args: Any) -> Iterator[int]:
     texts = [part for key in _TEXT_KEYS if isinstance(part := config.get(key), Mapping)]
     for part in (*texts, config):
-        yield from _named(part)
+        yield from _read_limits(part)
     for part in (*texts, config):
-        yield from _named(_family_defaults(str(part.get("model_type"))))
+        yield from _read_limits(_family_defaults(str(part.get("model_type"))))
     for part in (getattr(model_args, "text_config", None), model_args):
-        yield from _named(part if isinstance(part, Mapping) else getattr(part, "__dict__", {}))
+        yield from _read_limits(
+            part if isinstance(part, Mapping) else getattr(part, "__dict__", {})
+        )
 
 
-def _named(values: Mapping[str, Any]) -> Iterator[int]:
+def _read_limits(values: Mapping[str, Any]) -> Iterator[int]:
     for key in _KEYS:
         value = values.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -46,7 +46,7 @@ def tile_plan(shifts: tuple[Shift, ...]) -> TilePlan:
     # By identity: all layers of a sequence share the tuple, and comparing it is slower.
     known = _plans.get(id(shifts))
     if known is None or known[0] is not shifts:
-        known = _plans[id(shifts)] = shifts, _planned(shifts)
+        known = _plans[id(shifts)] = shifts, _plan_tiles(shifts)
         if len(_plans) > TILE_PLANS_MAX:
             _plans.popitem(last=False)
     return known[1]
@@ -55,7 +55,7 @@ def tile_plan(shifts: tuple[Shift, ...]) -> TilePlan:
 _plans: OrderedDict[int, tuple[tuple[Shift, ...], TilePlan]] = OrderedDict()
 
 
-def _planned(shifts: tuple[Shift, ...]) -> TilePlan:
+def _plan_tiles(shifts: tuple[Shift, ...]) -> TilePlan:
     count = shifts[-1].end // TILE_TOKENS * TILE_TOKENS
     deltas = tuple(dict.fromkeys((0, *(shift.delta for shift in shifts))))
     number_of = {delta: number for number, delta in enumerate(deltas)}
@@ -123,10 +123,10 @@ def packed_attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend `[batch, heads, n, key width]`; return `[batch, heads, n, value width]`."""
-    out, scores = _attend(_folded(queries, keys, scale), keys, values, mask, queries.shape[2])
+    out, scores = _attend(_fold_queries(queries, keys, scale), keys, values, mask, queries.shape[2])
     if sinks is not None:
         out = _less_sinks(out, mx.logsumexp(scores, axis=-1), sinks)
-    return _unfolded(out, queries, values.width)
+    return _unfold_output(out, queries, values.width)
 
 
 def packed_attention_of_rows(
@@ -137,16 +137,16 @@ def packed_attention_of_rows(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend `[batch, heads, 1, key width]`, each row to its own vectors."""
-    folded = mx.split(_folded(queries, keys[0], scale), len(keys))
+    folded = mx.split(_fold_queries(queries, keys[0], scale), len(keys))
     attended = [_attend(*row, None, 1) for row in zip(folded, keys, values, strict=True)]
     out = mx.concatenate([own for own, _ in attended])
     if sinks is not None:
         sums = [mx.logsumexp(scores, axis=-1) for _, scores in attended]
         out = _less_sinks(out, mx.concatenate(sums), sinks)
-    return _unfolded(out, queries, values[0].width)
+    return _unfold_output(out, queries, values[0].width)
 
 
-def _folded(queries: mx.array, keys: Packed, scale: float) -> mx.array:
+def _fold_queries(queries: mx.array, keys: Packed, scale: float) -> mx.array:
     """Return scaled queries `[batch, kv_heads, repeats * n, stored width]`."""
     batch, heads, count, width = queries.shape
     kv_heads = keys.codes.shape[1]
@@ -155,7 +155,7 @@ def _folded(queries: mx.array, keys: Packed, scale: float) -> mx.array:
     return mx.pad(folded, [(0, 0), (0, 0), (0, 0), (0, padding)]) if padding else folded
 
 
-def _unfolded(out: mx.array, queries: mx.array, width: int) -> mx.array:
+def _unfold_output(out: mx.array, queries: mx.array, width: int) -> mx.array:
     return out.reshape(*queries.shape[:3], out.shape[-1])[..., :width]
 
 
@@ -167,7 +167,7 @@ def _attend(
     batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
         grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
-        scores = _masked(grouped, mask).reshape(scores.shape)
+        scores = _apply_mask(grouped, mask).reshape(scores.shape)
     weights = mx.softmax(scores, axis=-1, precise=True)
     form = getattr(_chosen, "values_form", ValuesForm.FOLDED)
     return values_product(weights, values, form), scores
@@ -208,7 +208,7 @@ def _scores(queries: mx.array, keys: Packed) -> mx.array:
     return mx.concatenate(parts, axis=-1)
 
 
-def _masked(scores: mx.array, mask: mx.array | str) -> mx.array:
+def _apply_mask(scores: mx.array, mask: mx.array | str) -> mx.array:
     """Apply a mask to `[batch, kv_heads, repeats, n, tokens]`."""
     if isinstance(mask, str):
         count, tokens_count = scores.shape[-2:]

@@ -127,9 +127,9 @@ class ResidentLayer:
         """Return positions `first:end` of every slot in the form for attention."""
         start, stop = first - self.base, end - self.base
         fetched = [store.fetch(heads, start, stop) for store, heads in self._parts]
-        return self._turned(fetched, first, end) if self.shifts else fetched
+        return self._turn_rows(fetched, first, end) if self.shifts else fetched
 
-    def _turned(self, fetched: list[Any], first: int, end: int) -> list[Any]:
+    def _turn_rows(self, fetched: list[Any], first: int, end: int) -> list[Any]:
         shifts = cut_shifts(self.shifts, first, end)
         return [
             with_moved_rows(rows, MovedRows(rotation, shifts))

@@ -109,11 +109,11 @@ class Sampler:
             free = self._sample(logprobs)
             opens = mx.any(free == mx.array(openings), keepdims=True)
             token = mx.where(opens, free, token)
-        return self._taken(token, logprobs)
+        return self._take_token(token, logprobs)
 
     def force(self, logits: mx.array, token: int) -> tuple[mx.array, Likeliest | None]:
         """Take a token, however probable; its log probability is the model's own."""
-        return self._taken(mx.array([token], mx.uint32), self._logprobs(logits))
+        return self._take_token(mx.array([token], mx.uint32), self._logprobs(logits))
 
     def _logprobs(self, logits: mx.array) -> mx.array:
         for processor in self.processors:
@@ -122,7 +122,7 @@ class Sampler:
             return logits
         return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
-    def _taken(self, token: mx.array, logprobs: mx.array) -> tuple[mx.array, Likeliest | None]:
+    def _take_token(self, token: mx.array, logprobs: mx.array) -> tuple[mx.array, Likeliest | None]:
         self.sampled_count += 1
         if self.history is not None:
             self.history = mx.concatenate([self.history, token])[-PENALTY_TOKENS_MAX:]

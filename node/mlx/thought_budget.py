@@ -42,7 +42,7 @@ class ThoughtEndings:
         """Return the tokens that end a thought whose text so far is `thought`."""
         format_ = self.tokenizer.format
         if format_.messages is not None:
-            return self._encoded(format_.messages.thought_end)
+            return self._encode_after(format_.messages.thought_end)
         assert format_.thought is not None, "only models with marks think"
         opening, before, after = self.spacing
         whole = opening + before
@@ -52,15 +52,15 @@ class ThoughtEndings:
             gap = _missing(before, thought)
         mark = format_.thought.end
         text = gap + mark + after
-        ids = self._encoded(text, mark)
+        ids = self._encode_after(text, mark)
         # Some tokenizers drop white space beside special tokens.
-        return ids if self.tokenizer.decode(ids) == text else self._encoded(mark)
+        return ids if self.tokenizer.decode(ids) == text else self._encode_after(mark)
 
     @cached_property
     def start_ids(self) -> frozenset[int]:
         """The special token that begins a thought, if there is one."""
         thought = self.tokenizer.format.thought
-        first = self._encoded(thought.start)[:1] if thought is not None else ()
+        first = self._encode_after(thought.start)[:1] if thought is not None else ()
         return frozenset(first) & self.tokenizer.special_texts.keys()
 
     @cached_property
@@ -68,7 +68,7 @@ class ThoughtEndings:
         """Tokens that begin other parts than a thought: first a text, then calls."""
         messages = self.tokenizer.format.messages
         texts = messages.other_parts if messages is not None else ()
-        return tuple(self._encoded(text) for text in texts)
+        return tuple(self._encode_after(text) for text in texts)
 
     @cached_property
     def spacing(self) -> tuple[str, str, str]:
@@ -92,7 +92,7 @@ class ThoughtEndings:
             return None
         return opening, before, rest[: len(rest) - len(rest.lstrip())]
 
-    def _encoded(self, text: str, before: str = "") -> tuple[int, ...]:
+    def _encode_after(self, text: str, before: str = "") -> tuple[int, ...]:
         """Encode text as it is after `before`, where it may have fewer tokens than at a start."""
         ids = self.tokenizer.encode(text).ids
         if before:

@@ -87,22 +87,22 @@ class TokenStore:
 
     def keep(self, start: int, end: int, capacity_tokens: int) -> None:
         """Keep tokens `start:end` as the first ones, with room for `capacity_tokens`."""
-        self.arrays = self._joined([self.cut(start, end)], end - start, capacity_tokens)
+        self.arrays = self._join_parts([self.cut(start, end)], end - start, capacity_tokens)
 
     def copy_from(self, other: "TokenStore", ranges: Sequence[Range]) -> None:
         """Copy these ranges of another store's tokens, without free capacity."""
-        self.arrays = self._joined([other.cut(*each) for each in ranges], 0, 0)
+        self.arrays = self._join_parts([other.cut(*each) for each in ranges], 0, 0)
 
     def append_store(self, start: int, end: int, other: "TokenStore", capacity_tokens: int) -> None:
         """Keep tokens `start:end` as the first ones, followed by all of another store."""
         parts = [self.cut(start, end), other.arrays]
-        self.arrays = self._joined(parts, end - start + other.capacity_tokens, capacity_tokens)
+        self.arrays = self._join_parts(parts, end - start + other.capacity_tokens, capacity_tokens)
 
     def cut(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Return the arrays of tokens `start:end`."""
         return tuple(array[:, :, start:end] for array in self.arrays)
 
-    def _joined(
+    def _join_parts(
         self, parts: Sequence[tuple[mx.array, ...]], tokens_count: int, capacity_tokens: int
     ) -> tuple[mx.array, ...]:
         padding = self._zeros(max(0, round_up(capacity_tokens) - tokens_count))

@@ -33,7 +33,7 @@ def local_addresses(
     """
     found = list(MACHINE.current() if interfaces is None else interfaces)
     if only is not None:
-        found = [i for i in found if i.host == only] or [_unlisted(only)]
+        found = [i for i in found if i.host == only] or [_unlisted_interface(only)]
     elif any(i.kind is not LinkKind.LOOPBACK for i in found):
         found = [i for i in found if i.kind is not LinkKind.LOOPBACK]
     found.sort(key=lambda i: (LIKELY_ORDER.index(i.kind), -i.speed_mbit))
@@ -43,7 +43,7 @@ def local_addresses(
     )
 
 
-def _unlisted(host: str) -> Interface:
+def _unlisted_interface(host: str) -> Interface:
     is_loopback = ip_address(host).is_loopback
     return Interface("", host, LinkKind.LOOPBACK if is_loopback else LinkKind.OTHER, 0, 0)
 

@@ -133,7 +133,7 @@ class Channel:
 
     def send(self, *messages: Message) -> None:
         """Send messages in one go."""
-        raw = b"".join(self._sealed(encode_frame(message)) for message in messages)
+        raw = b"".join(self._seal_frame(encode_frame(message)) for message in messages)
         self._send_all(raw)
 
     def receive(self, *expected: type[Message]) -> Message:
@@ -202,7 +202,7 @@ class Channel:
     def send_slice(self, head: PayloadHead) -> None:
         """Send the first `head.wire_bytes` of `room` as the slice that `head` announces."""
         assert self._outgoing is not None, "payload travels after the handshake"
-        raw = self._sealed(encode_frame(head))
+        raw = self._seal_frame(encode_frame(head))
         start, end = _ROOM_BYTES - len(raw), _ROOM_BYTES + head.wire_bytes
         # Encrypted into another buffer: the library does not promise to encrypt in place.
         out = self._scratch(head.wire_bytes) if self._outgoing.encrypts else self._buffer
@@ -218,7 +218,7 @@ class Channel:
         """Send the reason, and wait until the peer has read it: an early close discards it."""
         self.set_deadline(LINGER_S)
         with suppress(OSError):
-            self._sock.sendall(self._sealed(encode_frame(refusal_of(error))))
+            self._sock.sendall(self._seal_frame(encode_frame(refusal_of(error))))
             self._sock.shutdown(socket.SHUT_WR)
             left, view = LINGER_BYTES, memoryview(bytearray(LINGER_BYTES))
             while left > 0:
@@ -244,7 +244,7 @@ class Channel:
             self._stop()
         return self._now_s() - started_s
 
-    def _sealed(self, frame: bytes) -> bytes:
+    def _seal_frame(self, frame: bytes) -> bytes:
         return frame if self._outgoing is None else self._outgoing.frame(frame)
 
     def _decode_head(self, raw: bytes, expected: tuple[type[Message], ...]) -> FrameHead:
@@ -277,14 +277,14 @@ class Channel:
                 count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
             except BlockingIOError:  # nothing arrived for one tick
                 if self._expired:
-                    raise self._ended() from None
+                    raise self._end_error() from None
                 continue
             if not count:
-                raise self._ended()
+                raise self._end_error()
             self._silent_since_s = self._now_s()
             return count
 
-    def _ended(self) -> OSError:
+    def _end_error(self) -> OSError:
         if self._expired:
             return TimeoutError("the peer is too slow or silent")
         return ConnectionResetError("the peer closed the connection")

@@ -40,7 +40,7 @@ class FrameSeal:
             body = rest[:-MAC_BYTES]
             self._gcm.decrypt(self._next(), rest[-MAC_BYTES:], head + body)
         except InvalidTag:
-            raise _tampered() from None
+            raise _tampered_error() from None
         return body
 
     def slice(self, data: memoryview, out: memoryview) -> None:
@@ -58,14 +58,14 @@ class FrameSeal:
         try:
             self._gcm.decrypt(self._next(), mac, data)
         except InvalidTag:
-            raise _tampered() from None
+            raise _tampered_error() from None
 
     def open_slice(self, sealed: memoryview, out: memoryview) -> None:
         """Decrypt the next slice into `out`; raise TamperedError unless it is the peer's."""
         try:
             self._gcm.decrypt_into(self._next(), sealed, None, out)
         except InvalidTag:
-            raise _tampered() from None
+            raise _tampered_error() from None
 
     def _next(self) -> bytes:
         nonce = self._count.to_bytes(_NONCE_BYTES, "big")
@@ -73,5 +73,5 @@ class FrameSeal:
         return nonce
 
 
-def _tampered() -> TamperedError:
+def _tampered_error() -> TamperedError:
     return TamperedError("bytes arrived that the peer did not send")

@@ -229,12 +229,12 @@ def _is_news(old: LinkView, new: LinkView) -> bool:
         return True
     if (old.reachable, old.problem) != (new.reachable, new.problem):
         return True
-    return _moved(old.bytes_per_s, new.bytes_per_s, LINK_RATE_CHANGE_MIN) or _moved(
+    return _has_moved(old.bytes_per_s, new.bytes_per_s, LINK_RATE_CHANGE_MIN) or _has_moved(
         old.rtt_s, new.rtt_s, LINK_RTT_CHANGE_MIN
     )
 
 
-def _moved(old: float | None, new: float | None, share: float) -> bool:
+def _has_moved(old: float | None, new: float | None, share: float) -> bool:
     if old is None or new is None:
         return old is not new
     return abs(new - old) > share * old

@@ -44,21 +44,22 @@ class CallGrammars:
     def key(self) -> str:
         """Return the grammar's cache key; raise RejectedError for unenforceable tools."""
         spelled = [
-            [tool.name, tool.parameters, tool.is_strict, tool.rules] for tool in self._offered()
+            [tool.name, tool.parameters, tool.is_strict, tool.rules]
+            for tool in self._offered_tools()
         ]
         choice = self.choice
         return f"calls {choice.takes_one} {choice.must_call} {dump_json(spelled).decode()}"
 
     def compile(self) -> Grammar:
         """Compile the grammar; raise RejectedError naming the tool whose schema is invalid."""
-        offered = self._offered()
+        offered = self._offered_tools()
         try:
-            return self._compiled(offered)
+            return self._compile_calls(offered)
         except RejectedError:
             # One by one, to name the tool at fault and to loosen those that are not strict.
-            return self._compiled(tuple(self._tried(tool) for tool in offered))
+            return self._compile_calls(tuple(self._try_tool(tool) for tool in offered))
 
-    def _offered(self) -> tuple[ToolSpec, ...]:
+    def _offered_tools(self) -> tuple[ToolSpec, ...]:
         offered = callable_tools(self.tools, self.choice)
         if not offered:
             message = "tool_choice asks for a call, but the request has no tool to call"
@@ -67,23 +68,23 @@ class CallGrammars:
         if size_bytes > CALL_SCHEMAS_BYTES_MAX:
             message = f"the schemas of all tools exceed {CALL_SCHEMAS_BYTES_MAX} bytes"
             raise RejectedError(message, code="invalid_function_parameters", param="tools")
-        return tuple(self._checked(tool) for tool in offered)
+        return tuple(self._check_tool(tool) for tool in offered)
 
-    def _checked(self, tool: ToolSpec) -> ToolSpec:
+    def _check_tool(self, tool: ToolSpec) -> ToolSpec:
         try:
             check_schema(tool.parameters)
         except RejectedError as error:
-            return self._loosened(tool, error)
+            return self._loosen_tool(tool, error)
         return tool
 
-    def _tried(self, tool: ToolSpec) -> ToolSpec:
+    def _try_tool(self, tool: ToolSpec) -> ToolSpec:
         try:
-            self._compiled((tool,))
+            self._compile_calls((tool,))
         except RejectedError as error:
-            return self._loosened(tool, error)
+            return self._loosen_tool(tool, error)
         return tool
 
-    def _loosened(self, tool: ToolSpec, error: RejectedError) -> ToolSpec:
+    def _loosen_tool(self, tool: ToolSpec, error: RejectedError) -> ToolSpec:
         """Allow any object as the arguments of a tool that need not be strict."""
         if tool.is_strict or self.choice.must_call:
             if error.param in ("tools", "tool_choice"):
@@ -92,7 +93,7 @@ class CallGrammars:
             raise tool_refusal(tool.name, reason) from None
         return replace(tool, parameters={"type": "object"})
 
-    def _compiled(self, offered: tuple[ToolSpec, ...]) -> Grammar:
+    def _compile_calls(self, offered: tuple[ToolSpec, ...]) -> Grammar:
         expression = self.tokenizer.call_grammar(offered, self.choice)
         return self.compiler.compile_expression(expression)
 
@@ -131,7 +132,7 @@ class AnswerGrammars:
         output, choice = request.sampling.output, request.calls
         may_call = bool(request.tools) and request.reads_calls
         if choice.must_call:
-            return await self._forced(request, begun)
+            return await self._forced_matcher(request, begun)
         if may_call and self._binds_whole(request):
             return AnswerMatcher(await self._calls(request), self._masks)
         rule = await self._call_rule(request) if may_call else None
@@ -161,7 +162,7 @@ class AnswerGrammars:
         is_free = sampling.output is not None or sampling.ignore_eos
         return self.tokenizer.format.messages is not None and request.calls.is_bound and not is_free
 
-    async def _forced(self, request: GenerateRequest, begun: str) -> AnswerMatcher:
+    async def _forced_matcher(self, request: GenerateRequest, begun: str) -> AnswerMatcher:
         """Match an answer that must be calls; a dialect with headers binds all of it."""
         _require_end(request.sampling)
         grammar = await self._calls(request)

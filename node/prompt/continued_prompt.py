@@ -43,9 +43,9 @@ class AppendedPrompts:
         record = self.owned_record((request.tenant, request.identity.agent))
         if record is None or not record.text:
             return ContinuedPrompt(None)
-        return await self.threads.run(lambda: self._extended(record, request))
+        return await self.threads.run(lambda: self._extend_record(record, request))
 
-    def _extended(self, record: Manifest, request: GenerateRequest) -> ContinuedPrompt:
+    def _extend_record(self, record: Manifest, request: GenerateRequest) -> ContinuedPrompt:
         stored = rewritten(record).decode("utf-8", "replace")
         plain = plain_marks_of(record, self.tokenizer.control_marks)
         if request.prompt is not None:

@@ -29,14 +29,14 @@ class EncoderThreads:
 
     async def run(self, work: Callable[[], T], size_bytes: int = 0) -> T:
         """Run `work` on a thread, once `size_bytes` fit the limit."""
-        async with self._counted(size_bytes):
+        async with self._count_bytes(size_bytes):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         self._threads.shutdown()
 
     @contextlib.asynccontextmanager
-    async def _counted(self, size_bytes: int) -> AsyncIterator[None]:
+    async def _count_bytes(self, size_bytes: int) -> AsyncIterator[None]:
         if size_bytes <= ENCODING_SMALL_BYTES:
             yield
             return

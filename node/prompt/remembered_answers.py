@@ -86,10 +86,10 @@ def conversation_answers(
     for number, (place, message, signs) in reversed([*enumerate(rows)]):
         if message.role is not MessageRole.ASSISTANT:
             continue
-        answer = _answered(message) if message is last else answers.get(place, OmittedParts())
+        answer = _parts_of(message) if message is last else answers.get(place, OmittedParts())
         answer = replace(answer, reasoning=message.reasoning or answer.reasoning, signs=signs)
         if number in redacted:
-            answer = _redacted(answer, redacted[number])
+            answer = _redact_answer(answer, redacted[number])
         if answer.is_empty:
             continue
         try:
@@ -102,13 +102,13 @@ def conversation_answers(
     return dict(reversed(kept.items()))
 
 
-def _redacted(answer: OmittedParts, left: Message) -> OmittedParts:
+def _redact_answer(answer: OmittedParts, left: Message) -> OmittedParts:
     """Drop from an answer what directives dropped from its message; ids of kept calls stay."""
     calls = tuple(CallWritten("", use.id or "") for use in left.uses)
     return replace(answer, reasoning=left.reasoning or "", calls=calls)
 
 
-def _answered(message: Message) -> OmittedParts:
+def _parts_of(message: Message) -> OmittedParts:
     text = "".join(message.texts)
     before = text[: len(text) - len(text.lstrip())]
     after = text[len(text.rstrip()) :] if before != text else ""

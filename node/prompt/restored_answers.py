@@ -165,7 +165,7 @@ def _with_answers(
         answer = answers.get(place)
         if message.role is MessageRole.ASSISTANT:
             renamed = _renamed_ids(message, answer) if answer is not None else {}
-            yield _restored(message, answer, renamed) if answer is not None else message
+            yield _restore_message(message, answer, renamed) if answer is not None else message
         elif message.result_of in renamed:
             yield replace(message, result_of=renamed[message.result_of])
         else:
@@ -180,7 +180,9 @@ def _renamed_ids(message: Message, answer: OmittedParts) -> dict[str | None, str
     return {sent_id: call.id for sent_id, call in zip(ids, answer.calls, strict=True)}
 
 
-def _restored(message: Message, answer: OmittedParts, renamed: dict[str | None, str]) -> Message:
+def _restore_message(
+    message: Message, answer: OmittedParts, renamed: dict[str | None, str]
+) -> Message:
     text = answer.space_before + "".join(message.texts).strip() + answer.space_after
     uses = message.uses
     if len(uses) == len(answer.calls):

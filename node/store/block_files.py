@@ -149,7 +149,7 @@ class BlockFiles:
         room = sum(map(attrgetter("nbytes"), places)) + len(packed)
         assert room == ref.payload_bytes, "the places are as large as the packed cache"
         targets = [np.asarray(place) for place in (*places, memoryview(packed))]
-        with self._opened(ref) as file:
+        with self._open_file(ref) as file:
             _fill(file, 0, [memoryview(header)])
             checksum = payload_checksum(_read_parts(file, len(header), targets))
         require(header == expected_header, "block header is not this block's")
@@ -160,7 +160,7 @@ class BlockFiles:
         """Read a block as a whole; raise FileNotFoundError or CorruptDataError."""
         at = self.file_bytes(ref) - ref.payload_bytes
         header = bytearray(at)
-        with self._opened(ref) as file:
+        with self._open_file(ref) as file:
             _fill(file, 0, [memoryview(header)])
             named = (ref.block_hash, ref.tokens_count, ref.group)
             parse_parent(bytes(header), self._spec, self._fingerprint, *named)
@@ -169,7 +169,7 @@ class BlockFiles:
 
     def lend(self, ref: BlockRef) -> Payload:
         """Open a block's data for sending; the caller closes it."""
-        with self._opened(ref):
+        with self._open_file(ref):
             pass  # its length is right
         start = self.file_bytes(ref) - ref.payload_bytes
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
@@ -205,7 +205,7 @@ class BlockFiles:
         return BlockRef(block_hash, checksum, count, size, group)
 
     @contextmanager
-    def _opened(self, ref: BlockRef) -> Iterator[OpenFile]:
+    def _open_file(self, ref: BlockRef) -> Iterator[OpenFile]:
         """Open a block's file; raise CorruptDataError where it has another length."""
         with self._disk.opened(file_name(ref)) as file:
             expected = self._sizes.get(ref.group, {}).get(ref.tokens_count)

@@ -61,7 +61,7 @@ def open_disk(
     try:
         key = _key_of(folder, marker, cluster_key)
         if marker is None:  # mark the folder before it holds encrypted files
-            plain.publish(MARKER, [_named(key)])
+            plain.publish(MARKER, [_file_head(key)])
     finally:
         plain.close()
     encrypts_new = encrypts is not False
@@ -76,13 +76,13 @@ def _key_of(folder: Path, marker: bytes | None, cluster_key: bytes | None) -> by
         message = f"{folder} is encrypted, and there is no cluster key to read it with"
         raise FatalError(message)
     key = at_rest_key(cluster_key)
-    if marker is not None and not hmac.compare_digest(marker, _named(key)):
+    if marker is not None and not hmac.compare_digest(marker, _file_head(key)):
         message = f"{folder} is encrypted with another cluster key than this one"
         raise FatalError(message)
     return key
 
 
-def _named(key: bytes) -> bytes:
+def _file_head(key: bytes) -> bytes:
     return MAGIC + blake2b(digest_size=_KEY_ID_BYTES, key=key, person=b"mf-at-rest-id").digest()
 
 

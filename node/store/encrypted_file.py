@@ -70,10 +70,10 @@ class EncryptedFile:
             body = _read_at(self._descriptor, at, len(numbers) * ENCRYPTED_CHUNK_BYTES)
             for place, index in enumerate(numbers):
                 chunk = body[place * ENCRYPTED_CHUNK_BYTES :][:ENCRYPTED_CHUNK_BYTES]
-                yield memoryview(self._opened(chunk, index))[skip:]
+                yield memoryview(self._open_chunk(chunk, index))[skip:]
                 skip = 0
 
-    def _opened(self, chunk: memoryview, index: int) -> bytes:
+    def _open_chunk(self, chunk: memoryview, index: int) -> bytes:
         try:
             nonce = _nonce(index, is_last=index == self._count - 1)
             return self._cipher.decrypt(nonce, chunk, None)

@@ -25,13 +25,13 @@ def read_spec(disk: Disk) -> SpecRecord | None:
 def keep_spec(disk: Disk, record: SpecRecord) -> None:
     """Publish `record` unless it is there; nothing that serves needs it, so refusals are logged."""
     try:
-        if _stored(disk) != record:
+        if _read_stored(disk) != record:
             disk.publish(SPEC_FILE, [encode_spec(record)])
     except (DiskError, CorruptDataError) as error:
         _log.error("cannot write what the blocks look like: %s", error.message)
 
 
-def _stored(disk: Disk) -> SpecRecord | None:
+def _read_stored(disk: Disk) -> SpecRecord | None:
     try:
         return read_spec(disk)
     except CorruptDataError as error:

@@ -83,7 +83,7 @@ class ManifestStore:
                 self._disk.publish(name, [raw])
             except DiskError as error:
                 if error.is_in_place:
-                    self._doubtful[name] = _encoded(before)
+                    self._doubtful[name] = _encode_record(before)
                     error.is_in_place = not self._put_back(name)
                     error.code = UNDECIDED if error.is_in_place else error.code
                 raise
@@ -272,5 +272,5 @@ class ManifestStore:
             _log.error("cannot quarantine %s: %s", name, failure.message)
 
 
-def _encoded(record: Manifest | bytes | None) -> bytes | None:
+def _encode_record(record: Manifest | bytes | None) -> bytes | None:
     return encode_manifest(record) if isinstance(record, Manifest) else record

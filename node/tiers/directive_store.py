@@ -57,13 +57,13 @@ class DirectiveStore:
         for directive in call.added:
             if problem := directive.problem():
                 raise RejectedError(problem, code="invalid_message")
-        async with self.erasing.revoking(), self._held(call.key) as agent:
+        async with self.erasing.revoking(), self._hold_agent(call.key) as agent:
             wanted = await despite_losses(lambda: self._change_directives(agent, call))
         return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
 
     async def change_settings(self, call: ChangeSettings) -> AgentView:
         """Change an agent's settings; raises the same errors as `change_directives`."""
-        async with self.erasing.revoking(), self._held(call.key) as agent:
+        async with self.erasing.revoking(), self._hold_agent(call.key) as agent:
             await despite_losses(lambda: self._change_settings(agent, call))
             if call.closes:
                 self._drop_resident(agent)
@@ -71,7 +71,7 @@ class DirectiveStore:
 
     async def drop_resident(self, call: DropResident) -> AgentView:
         """Free an agent's resident cache; raise ConflictError unless all of it is on disk."""
-        async with self._held(call.key) as agent:
+        async with self._hold_agent(call.key) as agent:
             if agent.saved is None or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet; retry later"
                 raise ConflictError(message, code="nothing_saved")
@@ -109,7 +109,7 @@ class DirectiveStore:
         )
 
     @asynccontextmanager
-    async def _held(self, key: AgentKey) -> AsyncIterator[Agent]:
+    async def _hold_agent(self, key: AgentKey) -> AsyncIterator[Agent]:
         """Hold an agent's turn lock, after saving its unsaved turns."""
         agent = self.owned.require(key)
         if agent.is_unsaved:

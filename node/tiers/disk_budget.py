@@ -201,7 +201,7 @@ class DiskBudget:
             tier = await self._swept(wish)
         tier = await self._without_branches(tier, wish)
         if replicas_only:
-            chosen = await self._chosen(tier.replicas_only())
+            chosen = await self._choose_victims(tier.replicas_only())
             self.evicted_count += await self._eviction.evict(chosen)
             self._keep(await self._survey(wish), wish)
             return
@@ -210,12 +210,12 @@ class DiskBudget:
                 break
             await self._others.remove(folder)
             tier = await self._survey(wish)
-        chosen = await self._chosen(tier)
+        chosen = await self._choose_victims(tier)
         if chosen and len(self._store.spec.groups) > 1:
             for _ in range(TRIM_ROUNDS_MAX):
                 if not await self._trim(chosen):
                     break
-                chosen = await self._chosen(await self._survey(wish))
+                chosen = await self._choose_victims(await self._survey(wish))
         if chosen:
             self.evicted_count += (count := await self._eviction.evict(chosen))
             _log.info("evicted %d agents", count)
@@ -258,7 +258,7 @@ class DiskBudget:
             )
         )
 
-    async def _chosen(self, tier: DiskTier) -> list[Agent]:
+    async def _choose_victims(self, tier: DiskTier) -> list[Agent]:
         """Choose the agents to evict."""
         dropped = (
             gone.key for gone in (await self._choice(tier)).dropped if not gone.is_superseded
@@ -313,4 +313,4 @@ class DiskBudget:
             AGENTS_PER_NODE_MAX,
             {tenant: 1} if tenant is not None else {},
         )
-        self.evicted_count += await self._eviction.evict(await self._chosen(alike))
+        self.evicted_count += await self._eviction.evict(await self._choose_victims(alike))

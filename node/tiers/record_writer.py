@@ -67,7 +67,7 @@ class RecordWriters:
         return self.of(agent, cache, layout or EMPTY_LAYOUT, stored)
 
 
-def _unchanged(record: Manifest) -> Manifest:
+def _keep_record(record: Manifest) -> Manifest:
     return record
 
 
@@ -133,10 +133,10 @@ class RecordWriter:
             needed = dict.fromkeys(self._begun.refs)
             self._held = [ref for ref in needed if id(ref) not in own]
             self._store.blocks.hold(self._held)
-        self.head, self.spans = await self._workers.run(lambda: self._named(ids, same_tokens))
+        self.head, self.spans = await self._workers.run(lambda: self._name_spans(ids, same_tokens))
         return (*(self.head.spans if self.head is not None else ()), *self.spans)
 
-    def _named(
+    def _name_spans(
         self, ids: Sequence[int], same_tokens: int
     ) -> tuple[NamedHead | None, tuple[BlockSpan, ...]]:
         store, tenant, known = self._store, self._agent.manifest.tenant, self.spans
@@ -155,11 +155,11 @@ class RecordWriter:
 
     def stored_all(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
         """Return the stored block of each span, where there is one; asks the store once."""
-        refs = [self._known(span) for span in spans]
+        refs = [self._known_block(span) for span in spans]
         gone = self._store.blocks.missing(ref for ref in refs if ref is not None)
         return [None if ref in gone else ref for ref in refs] if gone else refs
 
-    def _known(self, span: BlockSpan) -> BlockRef | None:
+    def _known_block(self, span: BlockSpan) -> BlockRef | None:
         known = self._saved.get(span.block_hash)
         if known is None and span.end <= self._cached:
             # Only then are the cache's bytes those of the block, and not a recomputation.
@@ -311,7 +311,7 @@ class RecordWriter:
         same_tokens: int,
         *,
         is_superseding: bool = False,
-        completed: Callable[[Manifest], Manifest] = _unchanged,
+        completed: Callable[[Manifest], Manifest] = _keep_record,
     ) -> Manifest:
         """Store the blocks, then the record that refers to them; return it.
 

@@ -80,7 +80,7 @@ class Fetch:
         try:
             for number, stream in enumerate(streams):
                 name = f"transfer-fetch-{number}"
-                Thread(target=self._guarded, args=(stream,), name=name, daemon=True).start()
+                Thread(target=self._run_stream, args=(stream,), name=name, daemon=True).start()
             with self._changed:
                 while not self.is_over:
                     self._changed.wait(WATCH_S)
@@ -346,7 +346,7 @@ class Fetch:
         if self.spec.urgency is not Urgency.PREFETCH:
             self.links.report(now_s, last=is_last)
 
-    def _guarded(self, stream: Stream) -> None:
+    def _run_stream(self, stream: Stream) -> None:
         try:
             stream.run()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`

@@ -32,11 +32,11 @@ class FetchStream:
         is_first = True
         while self._fetch.await_turn(self, is_first=is_first):
             is_first = False
-            connection = self._connected()
+            connection = self._connect()
             if connection is not None:
                 self._use(connection)
 
-    def _connected(self) -> Connection | None:
+    def _connect(self) -> Connection | None:
         """Take an idle connection or dial one; a failure counts against the link."""
         fetch, peer, address = self._fetch, self._fetch.spec.peer, self.link.address
         connection = fetch.connections.take(peer, address)

@@ -130,7 +130,7 @@ class OfferBook:
             if now_s >= offer.expires_s:
                 message = "the ticket has expired"
                 raise UnauthorizedError(message, code="ticket_expired")
-            self._offers[ticket.nonce] = _renewed(offer, now_s + offer.valid_s)
+            self._offers[ticket.nonce] = _renew_offer(offer, now_s + offer.valid_s)
         return OfferedBlocks(offer.refs, offer.turn)
 
     def _keep(self, offer: _Offer) -> bytes:
@@ -139,7 +139,7 @@ class OfferBook:
         for nonce, old in self._offers.items():
             if old.ticket == replace(offer.ticket, nonce=nonce):
                 ends_s = max(old.ends_s, offer.ends_s)
-                self._offers[nonce] = _renewed(replace(old, ends_s=ends_s), offer.expires_s)
+                self._offers[nonce] = _renew_offer(replace(old, ends_s=ends_s), offer.expires_s)
                 return old.raw
         if len(self._offers) >= OFFERS_MAX:
             message = f"this node already has {OFFERS_MAX} open offers; retry later"
@@ -148,5 +148,5 @@ class OfferBook:
         return offer.raw
 
 
-def _renewed(offer: _Offer, until_s: float) -> _Offer:
+def _renew_offer(offer: _Offer, until_s: float) -> _Offer:
     return replace(offer, expires_s=min(offer.ends_s, max(offer.expires_s, until_s)))

@@ -63,7 +63,7 @@ class PeerCalls:
                 except OSError:  # the peer closed it meanwhile
                     pass
             try:
-                return self._ask(peer, address, _connected(peer, address), raw, wait_s)
+                return self._ask(peer, address, _connect(peer, address), raw, wait_s)
             except OSError as failure:
                 error = failure
         message = f"{source} does not answer ({type(error).__name__})"
@@ -88,7 +88,7 @@ class PeerCalls:
         return reply.body
 
 
-def _connected(peer: Peer, address: Address) -> Connection:
+def _connect(peer: Peer, address: Address) -> Connection:
     channel = peer.dial(address)
     try:
         with cut_after(channel, peer.timeouts.handshake_s):

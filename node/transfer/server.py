@@ -292,7 +292,7 @@ class TransferServer:
         ):
             yield_to_urgent = partial(self._yield_to_urgent, sender)
             for ref, part in zip(wanted, request.parts, strict=True):
-                with self._opened(ref) as payload:
+                with self._open_payload(ref) as payload:
                     slices = send_range(
                         channel, payload, index, part, link, compressor, yield_to_urgent
                     )
@@ -314,7 +314,7 @@ class TransferServer:
                 self._answering.discard(channel)
 
     @contextmanager
-    def _opened(self, ref: BlockRef) -> Iterator[Payload]:
+    def _open_payload(self, ref: BlockRef) -> Iterator[Payload]:
         try:
             payload = self._blocks.open_payload(ref)
         except FileNotFoundError:

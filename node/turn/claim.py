@@ -98,7 +98,7 @@ class Claims:
         """
         name = self.table.name_new(request.identity)
         sibling = self.table.unlisted(request.tenant, name, None, request.epoch)
-        beside = self._known(request, None) if request.beside is not None else None
+        beside = self._find_known(request, None) if request.beside is not None else None
         record = beside.saved if beside is not None else None
         if beside is None or record is None or record.edited is None or self._is_erased(beside):
             return sibling
@@ -164,7 +164,7 @@ class Claims:
         """
         if not places:
             return KnownAnswers()
-        agent = self._known(request, forms)
+        agent = self._find_known(request, forms)
         own = self.table.answers_of(agent) if agent is not None else {}
         others: Answers = {}
         if agent is None or not continues_sketch(agent.manifest.sketch, request.sketch):
@@ -174,7 +174,9 @@ class Claims:
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
         """Return the directives of the agent that a request names."""
-        agent = self._known(request, None) if request.identity.kind is IdentityKind.AGENT else None
+        agent = (
+            self._find_known(request, None) if request.identity.kind is IdentityKind.AGENT else None
+        )
         return live(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
@@ -186,7 +188,7 @@ class Claims:
             agent.manifest = replace(agent.manifest, settings=settings)
             self.table.put(agent)
 
-    def _known(self, request: GenerateRequest, forms: FormChain | None) -> Agent | None:
+    def _find_known(self, request: GenerateRequest, forms: FormChain | None) -> Agent | None:
         """Return the agent of a chat if it is known before the prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if request.beside is not None:

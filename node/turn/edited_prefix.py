@@ -102,9 +102,9 @@ class EditedPrefixes:
             return layout if layout.is_edited else None
         if len(moves) < 2 or len(whole.parts) + 2 * len(moves) > EDITED_PIECES_MAX:
             return None
-        return whole.moved(moves, self._noted(agent, moves))
+        return whole.moved(moves, self._note_edits(agent, moves))
 
-    def _noted(self, agent: Agent, moves: Sequence[Move]) -> tuple[EditNote, ...]:
+    def _note_edits(self, agent: Agent, moves: Sequence[Move]) -> tuple[EditNote, ...]:
         """Return one note for each edit between two moves."""
         ids, salt = agent.manifest.token_ids, self.store.salt(agent.manifest.tenant)
         now_s = self.clock.wall_s()

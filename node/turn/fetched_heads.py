@@ -257,7 +257,7 @@ class FetchedHeads:
         while fetch.end_tokens < end and not fetch.cancel.is_set():
             had, me = fetch.end_tokens, self._identity.name
             call = OfferHead(fetch.name, me, tenant, fetch.names, had, wait_s, is_urgent)
-            offer = await self._offered(loan, call)
+            offer = await self._ask_offer(loan, call)
             lent = offer.head
             if fetch.cancel.is_set():
                 return
@@ -274,7 +274,7 @@ class FetchedHeads:
                 return
             wait_s = HEAD_POLL_S_MAX
 
-    async def _offered(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
+    async def _ask_offer(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
         raw_call = encode_call(call, origin=call_origin())
         raw = await self._ask(loan.source, loan.addresses, raw_call, call.wait_s)
         reply = decode_reply(HeadOffer, raw)

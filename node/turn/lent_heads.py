@@ -118,7 +118,7 @@ class HeadLenders:
         found = None
         lead = self._best_lead(call.tenant, wanted, count)
         if lead is not None:
-            found = await self._published(*lead)
+            found = await self._published_record(*lead)
         if best is not None and (found is None or found.tokens_count < count * BLOCK_TOKENS):
             found = await self.workers.run(lambda: cut_record(self.store, best, count)) or found
         if found is None or found.tokens_count <= call.had_tokens:
@@ -148,7 +148,7 @@ class HeadLenders:
                 best, count = (agent, lead, ready), ready
         return best
 
-    async def _published(self, agent: Agent, lead: Head, count: int) -> Manifest | None:
+    async def _published_record(self, agent: Agent, lead: Head, count: int) -> Manifest | None:
         """Return the record of the first blocks that a running turn has published."""
         tenant, ids = agent.key[0], lead.ids[: count * BLOCK_TOKENS]
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, ids))

@@ -258,7 +258,7 @@ class Prefixes:
 
         def choose() -> _StoredPrefix:
             prefixes = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
-            prefixes.append(self._stored(shared, len(known), CacheTier.DISK))
+            prefixes.append(self._stored_prefix(shared, len(known), CacheTier.DISK))
             if max(prefix.tokens_count for prefix in prefixes) < len(known):
                 prefixes += [self._of(record, plan, len(known), CacheTier.DISK) for record in alike]
             best = max(prefixes, key=lambda prefix: prefix.tokens_count)
@@ -278,9 +278,9 @@ class Prefixes:
         """Return the stored prefix that a record shares with the prompt, up to `limit` tokens."""
         layout = exact_beginning(record)
         common = common_prefix(plan.ids, list(layout.tokens))
-        return self._stored(layout, min(limit, common), tier)
+        return self._stored_prefix(layout, min(limit, common), tier)
 
-    def _stored(self, layout: Layout, limit: int, tier: CacheTier) -> "_StoredPrefix":
+    def _stored_prefix(self, layout: Layout, limit: int, tier: CacheTier) -> "_StoredPrefix":
         """Return the part of a layout's first `limit` tokens that can be restored from disk."""
         common = layout.cut(limit).tokens_count
         layout = layout.cut(self.identity.usable_prefix(limit))

@@ -59,7 +59,7 @@ class Sequences:
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return prepared.is_kept and self.health.reuses and has_states
 
-    def _trimmed(self, request: GenerateRequest, prepared: Prepared) -> TrimmedEnd | None:
+    def _trimmed_end(self, request: GenerateRequest, prepared: Prepared) -> TrimmedEnd | None:
         """Return a finder of the answer's trimmed end, where a state is to be kept there."""
         always = prepared.plan.marks.trims_answers
         has_calls = bool(request.tools) and request.reads_calls
@@ -129,7 +129,7 @@ class Sequences:
             awaited_tokens=prepared.cached if prepared.is_stored or is_hot else None,
             stops=self.stops_of(prepared),
             reached=reached,
-            trimmed=self._trimmed(request, prepared),
+            trimmed=self._trimmed_end(request, prepared),
             echo=_echo(request, prepared),
             head=head,
             answer_ids=before,

@@ -233,7 +233,7 @@ class _Generate(ApiAdapter[ApiRequest]):
             "text": answer.text,
             "reasoning": answer.reasoning,
             "tool_calls": [_call(call) for call in answer.calls],
-            **_ended(admitted, answer.finished),
+            **_end_row(admitted, answer.finished),
         }
 
     async def frames(
@@ -248,7 +248,7 @@ class _Generate(ApiAdapter[ApiRequest]):
                     for call in event.calls:
                         yield frame(_call(call), "tool_call")
                 elif isinstance(event, Finished):
-                    yield frame(_ended(admitted, event), "end")
+                    yield frame(_end_row(admitted, event), "end")
 
     def _only_model(self) -> str:
         models = self.fleet.models()
@@ -266,7 +266,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _ended(admitted: Admitted, finished: Finished) -> dict[str, Any]:
+def _end_row(admitted: Admitted, finished: Finished) -> dict[str, Any]:
     return {
         "epoch": admitted.epoch,
         "finish_reason": finished.reason.value,

@@ -113,7 +113,7 @@ class BatchAdapter(ApiAdapter[A], Protocol[A]):
         self, request: A, admitted: Admitted, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the only answer as it is generated."""
-        return self.all_frames(request, lambda: [admitted], _numbered(events))
+        return self.all_frames(request, lambda: [admitted], _number_events(events))
 
     def all_whole(
         self, request: A, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
@@ -126,7 +126,7 @@ class BatchAdapter(ApiAdapter[A], Protocol[A]):
         """Yield answers as they are generated; `admitted` lists all once they have ended."""
 
 
-async def _numbered(events: AsyncGenerator[AnswerEvent | ToolCallPart, None]) -> NumberedParts:
+async def _number_events(events: AsyncGenerator[AnswerEvent | ToolCallPart, None]) -> NumberedParts:
     async with aclosing(events):
         async for event in events:
             yield 0, event

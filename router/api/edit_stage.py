@@ -58,14 +58,14 @@ class EditStage:
         if truncation == TRUNCATES and not request.continues_memory:
             own += (Truncation(request.sampling.max_tokens),)
         if request.prompt.messages is None or not request.is_whole_conversation:
-            return await self._shortened(tenant, request, model, own) if own else request
+            return await self._edit_prompts(tenant, request, model, own) if own else request
         edited = await self.edited_prompt(tenant, request.prompt, model, request.edits, own)
         batch = request.batch
         if batch is not None:
             batch = replace(batch, prompts=(edited.prompt,) * len(batch.prompts))
         return replace(request, prompt=edited.prompt, batch=batch, outcomes=edited.outcomes)
 
-    async def _shortened(
+    async def _edit_prompts(
         self, tenant: TenantId, request: A, model: str, own: tuple[CountedEdit, ...]
     ) -> A:
         """Return a request of raw prompts with each of them edited."""

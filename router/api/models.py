@@ -90,16 +90,16 @@ class ModelsApi:
     async def index(self, request: Request) -> Response:
         dialect, served = self._dialect(request), await self._models.names()
         names = [*served, *(name for name in self._names.listed if name not in served)]
-        models = [self._listed(name, await self._names.resolve(name)) for name in names]
+        models = [self._model_row(name, await self._names.resolve(name)) for name in names]
         return JSONResponse(dialect.listing(models, request.query_params))
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["model"]
         model = await self._names.resolve(name)
         await self._models.require(model)
-        return JSONResponse(self._dialect(request).model(self._listed(name, model)))
+        return JSONResponse(self._dialect(request).model(self._model_row(name, model)))
 
-    def _listed(self, name: str, model: str) -> ListedModel:
+    def _model_row(self, name: str, model: str) -> ListedModel:
         """Return a model under the name that the client knows it by."""
         context = self._fleet.context_tokens_max(model)
         answer = None if context is None else min(context, self._completion_tokens_max)

@@ -53,15 +53,15 @@ def text(**more: Any) -> Schema:
 
 def integer(low: int | None = 0, high: int | None = None) -> Schema:
     """Return the schema of an integer."""
-    return _bounded("integer", low, high)
+    return _bounded_schema("integer", low, high)
 
 
 def number(low: float | None = 0, high: float | None = None) -> Schema:
     """Return the schema of a number."""
-    return _bounded("number", low, high)
+    return _bounded_schema("number", low, high)
 
 
-def _bounded(kind: str, low: float | None, high: float | None) -> Schema:
+def _bounded_schema(kind: str, low: float | None, high: float | None) -> Schema:
     bounds = {"minimum": low, "maximum": high}
     return {"type": kind, **{name: value for name, value in bounds.items() if value is not None}}
 

@@ -131,7 +131,7 @@ def other_content(body: Mapping[str, Any]) -> OtherContent:
     end = next((end for end in _RESULT_ENDS if kind.endswith(end)), None)
     if end is not None:
         name = _short(body.get("name") or kind.removesuffix(end))
-        return OtherContent(_titled(f"result of {name}", _readable(_result_of(body))), ignored)
+        return OtherContent(_with_title(f"result of {name}", _readable(_result_of(body))), ignored)
     text = body.get("text") or body.get("content")
     if isinstance(text, str):
         return OtherContent(text, ignored)
@@ -142,7 +142,7 @@ def _placeholder(what: str) -> str:
     return f"[{what} omitted: this model reads text only]"
 
 
-def _titled(title: str, text: str) -> str:
+def _with_title(title: str, text: str) -> str:
     return f"[{title}]\n{text}" if text else _placeholder(title)
 
 

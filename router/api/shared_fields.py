@@ -191,14 +191,14 @@ def answer_format(*, is_strict: bool) -> Tagged:
         {
             "text": constant(None),
             "json_object": constant(OutputFormat(OutputKind.JSON_OBJECT)),
-            "json_schema": Mapped(ObjectOf(_SchemaFormat), partial(_checked, is_strict)),
+            "json_schema": Mapped(ObjectOf(_SchemaFormat), partial(_schema_output, is_strict)),
         },
         "expected text, json_object or json_schema",
         "invalid_value",
     )
 
 
-def _checked(is_strict: bool, form: _SchemaFormat) -> OutputFormat:  # noqa: FBT001 - bound above
+def _schema_output(is_strict: bool, form: _SchemaFormat) -> OutputFormat:  # noqa: FBT001 - bound above
     is_strict = is_strict if form.strict is None else form.strict
     output = schema_format(form.schema, is_strict=is_strict)
     try:

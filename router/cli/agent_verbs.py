@@ -43,7 +43,7 @@ def _option(name: str, **settings: Any) -> Option:
     return name, settings
 
 
-def _moved(answer: Json, arguments: argparse.Namespace) -> Pairs:
+def _move_rows(answer: Json, arguments: argparse.Namespace) -> Pairs:
     paused = human_seconds(answer.get("pause_seconds"))
     return [
         ("agent", arguments.id),
@@ -53,7 +53,7 @@ def _moved(answer: Json, arguments: argparse.Namespace) -> Pairs:
     ]
 
 
-def _forked(answer: Json, arguments: argparse.Namespace) -> Pairs:
+def _fork_rows(answer: Json, arguments: argparse.Namespace) -> Pairs:
     return [
         ("agent", answer.get("id")),
         ("forked from", arguments.id),
@@ -63,7 +63,7 @@ def _forked(answer: Json, arguments: argparse.Namespace) -> Pairs:
     ]
 
 
-def _replicated(answer: Json, _: argparse.Namespace) -> Pairs:
+def _replica_rows(answer: Json, _: argparse.Namespace) -> Pairs:
     return [
         ("agent", answer.get("id")),
         ("owner", answer.get("owner")),
@@ -74,9 +74,9 @@ def _replicated(answer: Json, _: argparse.Namespace) -> Pairs:
     ]
 
 
-def _prefetched(answer: Json, arguments: argparse.Namespace) -> Pairs:
+def _prefetch_rows(answer: Json, arguments: argparse.Namespace) -> Pairs:
     if answer.get("object") == "agent.replica":
-        return _replicated(answer, arguments)
+        return _replica_rows(answer, arguments)
     return [
         ("agent", arguments.id),
         ("node", answer.get("node")),
@@ -85,7 +85,7 @@ def _prefetched(answer: Json, arguments: argparse.Namespace) -> Pairs:
     ]
 
 
-def _pinned(answer: Json, arguments: argparse.Namespace) -> Pairs:
+def _pin_rows(answer: Json, arguments: argparse.Namespace) -> Pairs:
     state = "not pinned"
     if answer.get("pinned"):
         over = "pinned without effect: this tenant's pins exceed their share of the disk"
@@ -105,7 +105,7 @@ def _retention(answer: Json, arguments: argparse.Namespace) -> Pairs:
     ]
 
 
-def _superseded(answer: Json, arguments: argparse.Namespace) -> Pairs:
+def _supersede_rows(answer: Json, arguments: argparse.Namespace) -> Pairs:
     return [("agent", arguments.id), ("operation", answer.get("operation"))]
 
 
@@ -136,7 +136,7 @@ VERBS = (
     Verb(
         "migrate",
         _migrate,
-        _moved,
+        _move_rows,
         "Move an agent to another node, also in the middle of an answer, which continues there. To "
         "undo it, move the agent back.",
         (_option("--to", required=True, metavar="NODE", help="its new node"),),
@@ -144,7 +144,7 @@ VERBS = (
     Verb(
         "fork",
         lambda agent, a: agent.fork(a.name, a.to),
-        _forked,
+        _fork_rows,
         "Make a new agent with the context of another one, which stays as it is. `macfabric erase "
         "NEW` undoes it.",
         (
@@ -155,7 +155,7 @@ VERBS = (
     Verb(
         "replicate",
         lambda agent, a: agent.replicate(a.to, keep=not a.once),
-        _replicated,
+        _replica_rows,
         "Keep a copy of an agent on another node, which takes over if the agent's node fails. "
         "`macfabric evict ID --copy-on NODE` undoes it.",
         (
@@ -166,7 +166,7 @@ VERBS = (
     Verb(
         "prefetch",
         lambda agent, a: agent.prefetch(a.to),
-        _prefetched,
+        _prefetch_rows,
         "Load an agent into RAM ahead of its turn, or bring a copy to another node's disk. "
         "`macfabric evict ID` undoes it.",
         (_option("--to", metavar="NODE", help="bring a copy to this node's disk instead"),),
@@ -174,7 +174,7 @@ VERBS = (
     Verb(
         "pin",
         lambda agent, a: agent.pin(pinned=not a.off),
-        _pinned,
+        _pin_rows,
         "Make an agent the last to be evicted. --off undoes it.",
         (_option("--off", action="store_true", help="evict it like any other again"),),
     ),
@@ -222,7 +222,7 @@ VERBS = (
     Verb(
         "supersede",
         lambda agent, a: agent.supersede(a.earlier, a.later, a.edits),
-        _superseded,
+        _supersede_rows,
         "Mark a tool result as replaced by a later one: the agent then reads that it was. "
         "`macfabric direct ID --undo OPERATION` undoes it.",
         (

@@ -38,7 +38,7 @@ def with_client_keys(
     router: RouterSettings, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> RouterSettings:
     """Add the keys of a command line; raise CommandError for an invalid one."""
-    given = _given(arguments, say)
+    given = _given_keys(arguments, say)
     twice = sorted(given.keys() & router.api_keys.keys())
     if twice:
         message = f"router.api_keys has a key for tenant {twice[0]} already"
@@ -51,7 +51,7 @@ def with_client_keys(
     return whole
 
 
-def _given(arguments: argparse.Namespace, say: Callable[[str], None]) -> Mapping[str, str]:
+def _given_keys(arguments: argparse.Namespace, say: Callable[[str], None]) -> Mapping[str, str]:
     if arguments.api_key_file is not None:
         return _in_file(arguments.api_key_file.expanduser())
     # Processes started from here on must not inherit it.

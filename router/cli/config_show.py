@@ -57,7 +57,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     else:
         start = f"a start with {arguments.config}" if arguments.config else "`macfabric up`"
         source, about = PLANNED, f"settings that {start} would use"
-        rows = _planned(arguments)
+        rows = _planned_rows(arguments)
     if arguments.changed:
         rows = [row for row in rows if row["origin"]["kind"] != DEFAULT]
     if arguments.json:
@@ -69,7 +69,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _planned_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of a fabric that would be started now."""
     section = None
     if arguments.config is not None:

@@ -42,7 +42,7 @@ def run_guarded(command: Callable[[], int]) -> int:
         flush_output()
     except LocatedError as error:
         print_error(error)
-        return _flushed(error.status)
+        return _flush_status(error.status)
     except CommandError as error:
         return _fail(str(error), error.status)
     except ClientError as error:
@@ -89,10 +89,10 @@ def _split_off(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _fail(message: str, status: int) -> int:
     print_error(f"macfabric: {message}")
-    return _flushed(status)
+    return _flush_status(status)
 
 
-def _flushed(status: int) -> int:
+def _flush_status(status: int) -> int:
     try:
         flush_output()
     except (CommandError, BrokenPipeError):

@@ -95,7 +95,7 @@ def run_status(arguments: argparse.Namespace) -> int:
             ("tokens", human_count(_total(nodes, "tokens"))),
             ("in memory", human_bytes(_total((_tiers(node) for node in nodes), "hot"))),
             ("on disk", human_bytes(_total((_tiers(node) for node in nodes), "disk"))),
-            *_saved(fabric),
+            *_savings(fabric),
         ]
     )
     if router.get("problem"):
@@ -222,7 +222,7 @@ def _total(rows: Iterable[dict[str, Any]], key: str) -> int:
     return sum(value for row in rows if isinstance(value := row.get(key), int))
 
 
-def _saved(fabric: Fabric) -> list[tuple[str, object]]:
+def _savings(fabric: Fabric) -> list[tuple[str, object]]:
     """Return a line about what reuse saved today (UTC), of the tenants that the key may see."""
     try:
         rows = fabric.usage(period="day").get("data") or []

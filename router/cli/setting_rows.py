@@ -62,7 +62,7 @@ def setting_rows(
 ) -> tuple[SettingRow, ...]:
     """Return the settings that a command uses with its arguments, and where each comes from."""
     file = _ConfigFile.read(arguments.config)
-    chosen = _chosen(command, arguments)
+    chosen = _chosen_origins(command, arguments)
     if not settings.keys_dir and file.origin("keys_dir"):
         chosen["keys_dir"] = SettingOrigin(OPTION, command)  # `up` has its own keys
     written, _ = inspect_settings(file.section)
@@ -78,7 +78,7 @@ def setting_rows(
             continue
         plain = key_files.get(name, to_plain(value))
         origin = chosen.get(name) or file.origin(name) or SettingOrigin()
-        rows.append(SettingRow(name, _shown(name, plain), origin))
+        rows.append(SettingRow(name, _show_value(name, plain), origin))
     return tuple(rows)
 
 
@@ -106,7 +106,7 @@ class _ConfigFile:
         return SettingOrigin(FILE, str(self.path), line_of(self.tree, f"{_SECTION}.{name}"))
 
 
-def _chosen(command: str, arguments: argparse.Namespace) -> dict[str, SettingOrigin]:
+def _chosen_origins(command: str, arguments: argparse.Namespace) -> dict[str, SettingOrigin]:
     """Return the origins of values that options and variables choose."""
     chosen = {}
     if os.environ.get(DATA_VARIABLE):
@@ -164,7 +164,7 @@ def _leaves(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{each.name}", value
 
 
-def _shown(name: str, plain: Any) -> Any:
+def _show_value(name: str, plain: Any) -> Any:
     return _without_secrets(plain) if name == _POLICIES else plain
 
 

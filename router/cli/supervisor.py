@@ -166,7 +166,7 @@ class Supervisor:
                 self._mark("ready")
                 return True
             if not self.plan.waits_indefinitely and (reason := self._watch.expired()):
-                raise self._start_failure(self._awaited(), reason)
+                raise self._start_failure(self._awaited_process(), reason)
         return False
 
     def run(self) -> None:
@@ -395,7 +395,7 @@ class Supervisor:
             record["certificate"] = str(self.plan.certificate)
         write_private(self.plan.folder.endpoint, json.dumps(record))
 
-    def _awaited(self) -> str:
+    def _awaited_process(self) -> str:
         """Return the name of the process that the start waits for."""
         if self.ray is not None and "ray" not in self.phases:
             late = [node for node in self.ray.nodes if not self.ray.has_started(node)]

@@ -168,7 +168,7 @@ class Upgrade:
             message = f"no node is called {unknown[0]!r}; known: {', '.join(sorted(known))}"
             raise CommandError(message, MISUSED)
         chosen = [known[name] for name in dict.fromkeys(names)] if names else rows
-        own = self._noted()
+        own = self._noted_node()
         for row in chosen:
             is_serving = row.get("state") in SERVING
             if not is_serving and row.get("name") != own:
@@ -192,7 +192,7 @@ class Upgrade:
             raise CommandError(message)
         for row in rows:
             build, name = row.get("build") or {}, str(row.get("name"))
-            installed = _installed("ray")
+            installed = _installed_version("ray")
             if installed and build.get("ray", installed) != installed:
                 message = (
                     f"Ray {installed} is installed and {name} runs {build['ray']}, and the "
@@ -224,7 +224,7 @@ class Upgrade:
         """Upgrade one node and return the result."""
         self.node, began_s = name, time.monotonic()
         result: Json = {"name": name, "result": "current", "moved": 0, "stayed": 0}
-        is_ours = self._noted() == name
+        is_ours = self._noted_node() == name
         row = self._await(name, _serves, "does not serve", is_patient=is_ours)
         if self._restarts("node", row):
             is_ours = self._empty(row, result) or is_ours
@@ -289,9 +289,9 @@ class Upgrade:
         seconds = round(time.monotonic() - began_s, 1)
         test = again.get("self_test") or {}
         if not test.get("passed"):
-            raise self._stopped(name, f"fails its self-test: {test.get('detail')}")
+            raise self._stopped_error(name, f"fails its self-test: {test.get('detail')}")
         if not self.limits.is_forced and _code(again) != installed_code("node"):
-            raise self._stopped(name, "came back with other code than is installed here")
+            raise self._stopped_error(name, "came back with other code than is installed here")
         self.progress.note(name, "ready", f"serves again after {seconds} s", seconds=seconds)
 
     def _await(
@@ -313,16 +313,16 @@ class Upgrade:
             if holds(row):
                 return row
             if row.get("failure") and not is_patient:
-                raise self._stopped(name, f"does not start: {row['failure']}")
+                raise self._stopped_error(name, f"does not start: {row['failure']}")
             is_old = before is not None and row.get("incarnation") == before
             if row.get("state") != phase and not (is_old and row.get("state") in SERVING):
                 phase = row.get("state")
                 text = PHASES.get(str(phase), str(phase or "the router does not answer"))
                 self.progress.note(name, "waiting", text, state=phase)
             time.sleep(POLL_S)
-        raise self._stopped(name, f"{what} within {self.limits.ready_s:g} s")
+        raise self._stopped_error(name, f"{what} within {self.limits.ready_s:g} s")
 
-    def _stopped(self, name: str, why: str) -> CommandError:
+    def _stopped_error(self, name: str, why: str) -> CommandError:
         serving = [str(row.get("name")) for row in self._rows() if _serves(row)]
         others = ", ".join(each for each in serving if each != name)
         still = f"still serving: {others}" if others else "no other node serves: turns get 503"
@@ -351,7 +351,7 @@ class Upgrade:
         if self.record.parent.is_dir():
             write_private(self.record, json.dumps({"node": name}))
 
-    def _noted(self) -> object:
+    def _noted_node(self) -> object:
         return read_json(self.record).get("node")
 
     # --- router --------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def _code(row: Json) -> object:
     return (row.get("build") or {}).get("code")
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -427,5 +427,5 @@ def _installed(package: str) -> str | None:
 
 def _numerics() -> dict[str, str]:
     """Return the installed versions on which the bits of caches depend, by a node's names."""
-    found = {"mlx": _installed("mlx"), "mlx_lm": _installed("mlx-lm")}
+    found = {"mlx": _installed_version("mlx"), "mlx_lm": _installed_version("mlx-lm")}
     return {name: has for name, has in found.items() if has is not None}

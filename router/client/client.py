@@ -147,7 +147,7 @@ class FabricAgent:
     def direct(self, *directives: Json, operation: str | None = None) -> Json:
         """Edit its context by all of these directives, or by none if one is invalid."""
         body: Json = {"directives": list(directives)}
-        return self._call("POST", "/directives", body | _named(operation))
+        return self._call("POST", "/directives", body | _operation_field(operation))
 
     def undo(self, operation: str | None = None) -> Json:
         """Undo the directives of one operation, or all of them."""
@@ -163,7 +163,7 @@ class FabricAgent:
     ) -> Json:
         """Replace an earlier result or message (a call's id, or a number) by a later one."""
         body: Json = {"earlier": _message(earlier), "later": _message(later), "mode": mode}
-        return self._call("POST", "/supersede", body | _named(operation))
+        return self._call("POST", "/supersede", body | _operation_field(operation))
 
     def rebuild(self) -> Json:
         """Make its next turn recompute the tokens that were kept after edits."""
@@ -205,7 +205,7 @@ class FabricAgent:
 
     def fork(self, name: str, to: str | None = None, operation: str | None = None) -> Json:
         """Make a new agent with its context."""
-        body = {"as": name, **_node(to), **_named(operation)}
+        body = {"as": name, **_node(to), **_operation_field(operation)}
         return self._call("POST", "/fork", body, COPY_TIMEOUT_S)
 
     def replicate(self, to: str, *, keep: bool = True) -> Json:
@@ -222,7 +222,7 @@ class FabricAgent:
         return self.fabric.object(method, self.path + path, body, timeout_s)
 
 
-def _named(operation: str | None) -> Json:
+def _operation_field(operation: str | None) -> Json:
     return {} if operation is None else {"operation": operation}
 
 

@@ -134,7 +134,7 @@ class HttpApi:
         """Return the JSON that a request is answered with."""
         with (
             self.open(method, path, body, timeout_s=timeout_s) as response,
-            self._explained(method, path, timeout_s),
+            self._explain_errors(method, path, timeout_s),
         ):
             raw = response.read()
         return self._json(response, raw)
@@ -163,13 +163,13 @@ class HttpApi:
         payload = None
         if body is not None:
             payload, sent["content-type"] = json.dumps(body), "application/json"
-        with self._connected(timeout_s) as connection:
-            with self._explained(method, path, timeout_s):
+        with self._connect(timeout_s) as connection:
+            with self._explain_errors(method, path, timeout_s):
                 connection.request(method, self._path(path), payload, self._headers(sent))
                 response = connection.getresponse()
                 refusal = response.read() if response.status >= HTTPStatus.BAD_REQUEST else None
             if refusal is not None:
-                raise self._refused(response, refusal)
+                raise self._refused_error(response, refusal)
             yield response
 
     @contextlib.contextmanager
@@ -207,8 +207,8 @@ class HttpApi:
         """Post a file and return the JSON answer; stop sending as soon as the fabric answers."""
         sent = {"content-length": str(os.fstat(source.fileno()).st_size), **headers}
         with (
-            self._connected(timeout_s) as connection,
-            self._explained("POST", path, timeout_s),
+            self._connect(timeout_s) as connection,
+            self._explain_errors("POST", path, timeout_s),
         ):
             connection.putrequest("POST", self._path(path))
             for name, value in self._headers(sent).items():
@@ -226,7 +226,7 @@ class HttpApi:
     # --- connection --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _connected(self, timeout_s: float | None) -> Iterator[http.client.HTTPConnection]:
+    def _connect(self, timeout_s: float | None) -> Iterator[http.client.HTTPConnection]:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         parts = urlsplit(self.url)
         try:
@@ -267,7 +267,7 @@ class HttpApi:
     # --- answers and errors ------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _explained(self, method: str, path: str, timeout_s: float | None) -> Iterator[None]:
+    def _explain_errors(self, method: str, path: str, timeout_s: float | None) -> Iterator[None]:
         """Turn what breaks a connection into UnreachableError."""
         try:
             yield
@@ -292,14 +292,14 @@ class HttpApi:
 
     def _json(self, response: http.client.HTTPResponse, raw: bytes) -> Any:
         if response.status >= HTTPStatus.BAD_REQUEST:
-            raise self._refused(response, raw)
+            raise self._refused_error(response, raw)
         try:
             return json.loads(raw) if raw else {}
         except ValueError:
             message = f"{self.url} answered {response.status}: no JSON; is this a fabric?"
             raise ClientError(message) from None
 
-    def _refused(self, response: http.client.HTTPResponse, raw: bytes) -> RefusedError:
+    def _refused_error(self, response: http.client.HTTPResponse, raw: bytes) -> RefusedError:
         """Return the error that an answer of status 400 or more describes."""
         status = response.status
         try:

@@ -86,7 +86,7 @@ async def read_list(
             agents.pop(name, None)
             gone[name] = None
         for name, item in _by_name(last).items():
-            agents[name] = _joined(agents.pop(name, None), item)
+            agents[name] = _join_sketch(agents.pop(name, None), item)
             gone.pop(name, None)
     message = f"the list of {link.name} has no end"
     raise FabricError(message, code=BAD_NODE_ANSWER)
@@ -107,7 +107,7 @@ async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
     return AgentList(link.name, *version, agents, found.since, gone, bool(found.more))
 
 
-def _joined(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:
+def _join_sketch(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:
     """Return an agent of a later part of a list, whose sketch may continue an earlier part's."""
     if earlier is None or later.kept is None or earlier.kept is not None:
         return later

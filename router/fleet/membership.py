@@ -129,13 +129,13 @@ async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[
                 raise
             member.knows_changes = False  # an older node
         else:
-            return _changed(member, changes, known), (changes.view, changes.links)
+            return _apply_changes(member, changes, known), (changes.view, changes.links)
     whole = await member.link.call(Describe(), NodeView, timeout_s)
     check_versions(member.name, {"control": whole.control, "control_min": whole.control_min})
     return whole, (0, 0)
 
 
-def _changed(member: Member, changes: ViewChanges, known: NodeView | None) -> NodeView:
+def _apply_changes(member: Member, changes: ViewChanges, known: NodeView | None) -> NodeView:
     is_same_life = known is not None and changes.incarnation == known.incarnation
     try:
         check_versions(member.name, changes.fields)

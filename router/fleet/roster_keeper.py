@@ -37,7 +37,7 @@ class RosterKeeper:
         expected = fleet.discovery.expected
         if not expected.names:
             expected.is_fewer = 0 < expected.count < self._stored.configured
-        known = _pruned(self._stored)
+        known = _prune_roster(self._stored)
         is_whole = len(known.nodes) == len(self._stored.nodes) > 0
         is_configured = bool(expected.names or expected.count)
         expected.may_be_incomplete = store is not None and not (is_configured or is_whole)
@@ -76,7 +76,7 @@ class RosterKeeper:
             names = {member.name for member in present}
             seen = {name: node for name, node in seen.items() if name in names or node.is_drained}
         nodes = tuple(seen[name] for name in sorted(seen))
-        roster = _pruned(NodeRoster(configured, nodes, self._fleet.life))
+        roster = _prune_roster(NodeRoster(configured, nodes, self._fleet.life))
         self._expect(roster)
         return roster
 
@@ -98,7 +98,7 @@ class RosterKeeper:
         return is_draining and not self._fleet.directory.agents_of_node(member.name)
 
 
-def _pruned(roster: NodeRoster) -> NodeRoster:
+def _prune_roster(roster: NodeRoster) -> NodeRoster:
     """Leave out nodes that others outlived by far, and the oldest of too many."""
     newest_s = max((node.seen_s for node in roster.nodes), default=0)
     recent = [node for node in roster.nodes if newest_s - node.seen_s <= NODE_REMEMBERED_S]

@@ -178,7 +178,7 @@ class _Narrowing:
         turn, facts, names = self._turn, facts_of(self._turn), self._names
         levels = self._fleet.sketches.levels(turn.tenant, turn.prompt.sketch)
         names |= dict.fromkeys(holder.node for holder in self._holders)
-        continued = self._continued(levels)
+        continued = self._find_continued(levels)
         names |= dict.fromkeys(continued)
         if turn.key is None:
             prefixes = _prefix_holders(self._fleet, turn, self._matches(levels, continued))
@@ -194,7 +194,7 @@ class _Narrowing:
                 TurnWork.of(facts.prompt_tokens, facts.completion_tokens_max),
                 max(CANDIDATES_MAX - ready, CANDIDATES_MAX // 2),
                 self._is_taken,
-                [self._cached(level, facts.prompt_tokens) for level in _unequal(levels)],
+                [self._cached_level(level, facts.prompt_tokens) for level in _unequal(levels)],
             )
         )
         prefixes = _prefix_holders(self._fleet, turn, self._matches(levels, continued))
@@ -245,7 +245,7 @@ class _Narrowing:
     def _is_taken(self, name: NodeName) -> bool:
         return name in self._names or self._is_refused(name)
 
-    def _continued(self, levels: Sequence[Level]) -> dict[NodeName, AgentId]:
+    def _find_continued(self, levels: Sequence[Level]) -> dict[NodeName, AgentId]:
         """Return the agents that the prompt continues, by node; of many nodes, those up."""
         found: dict[NodeName, AgentId] = {}
         sketches, turn = self._fleet.sketches, self._turn
@@ -259,7 +259,7 @@ class _Narrowing:
                         found[node] = agent
         return found
 
-    def _cached(self, level: Level, prompt_tokens: int) -> Cached:
+    def _cached_level(self, level: Level, prompt_tokens: int) -> Cached:
         tokens = self._turn.prompt.share(level.pieces_count) * prompt_tokens
         return Cached(tokens - tokens % BLOCK_TOKENS, level.nodes)
 

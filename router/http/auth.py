@@ -55,7 +55,7 @@ class LocalPeers:
             return "it comes from another machine"
         if any(_PROXY_HEADER.fullmatch(name.replace("_", "-")) for name in headers):
             return "it comes through a proxy"
-        if len(hosts) != 1 or (host := _named(hosts[0].lower())) is None:
+        if len(hosts) != 1 or (host := _host_name(hosts[0].lower())) is None:
             return "its 'Host' header is not a valid host"
         if not self._is_own(host):
             return f"its 'Host' is '{host}': to let it in, {_allow(host)}"
@@ -74,7 +74,7 @@ def _allow(host: str) -> str:
     return f"list it in router.allowed_hosts or start with `macfabric up --allow-host {host}`"
 
 
-def _named(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     """Return a Host header's name or address, without its port."""
     match = _HOST.fullmatch(host)
     return (match["v4"] or match["v6"] or match["name"]) if match else None

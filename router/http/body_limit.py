@@ -130,11 +130,11 @@ class BodyLimit:
             text = "too many requests at once"
             raise OverloadedError(text, retry_after_s=self._retry_after_s(owner))
         try:
-            await self._counted(owner, scope, receive, send)
+            await self._count_body(owner, scope, receive, send)
         finally:
             self._requests.give(owner)
 
-    async def _counted(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _count_body(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         passes = _PASSES_THROUGH.fullmatch(scope["path"]) is not None
         gauge = self._gauge_of(scope["path"])
         declared = Headers(scope=scope).get("content-length", "")
@@ -150,7 +150,7 @@ class BodyLimit:
             nonlocal arriving_bytes, held_bytes, is_whole
             if is_whole:  # only a disconnect can follow
                 return await receive()
-            message = await _paced(receive, pace)
+            message = await _receive_paced(receive, pace)
             if message["type"] != "http.request":
                 return message
             part = message.get("body", b"")
@@ -187,7 +187,7 @@ class BodyLimit:
         return size_bytes
 
 
-async def _paced(receive: Receive, pace: Pace) -> Message:
+async def _receive_paced(receive: Receive, pace: Pace) -> Message:
     now_s = asyncio.get_running_loop().time
     began_s = now_s()
     try:

@@ -116,14 +116,14 @@ def error_handlers(dialects: Dialects) -> dict[type[Exception], ExceptionHandler
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for HTTPException alone"
-        refused = _refused(error, request)
+        refused = _refusal_of(error, request)
         answer = dialects.of(request.scope).error(refused)
         return JSONResponse(answer.body, answer.status or refused.status, error.headers)
 
     return {FabricError: on_fabric_error, HTTPException: on_http_error}
 
 
-def _refused(error: HTTPException, request: Request) -> FabricError:
+def _refusal_of(error: HTTPException, request: Request) -> FabricError:
     code = _HTTP_CODES.get(HTTPStatus(error.status_code), "invalid_request")
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:

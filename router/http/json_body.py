@@ -22,7 +22,7 @@ T = TypeVar("T")
 async def read_parsed(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
     """Parse the JSON object in the body with `parse`; raise RejectedError if it is invalid."""
     texts, size_bytes = await _read(request)
-    return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, parse))
+    return await run_sized(owner_of(request.scope), size_bytes, partial(_parse_texts, texts, parse))
 
 
 async def read_body(
@@ -32,7 +32,9 @@ async def read_body(
     texts, size_bytes = await _read(request)
     if may_be_absent and not size_bytes:
         return kind.read({})
-    return await run_sized(owner_of(request.scope), size_bytes, partial(_parsed, texts, kind.read))
+    return await run_sized(
+        owner_of(request.scope), size_bytes, partial(_parse_texts, texts, kind.read)
+    )
 
 
 async def _read(request: Request) -> tuple[list[str], int]:
@@ -55,7 +57,7 @@ async def _read(request: Request) -> tuple[list[str], int]:
     return texts, size_bytes
 
 
-def _parsed(texts: list[str], parse: Callable[[dict[str, Any]], T]) -> T:
+def _parse_texts(texts: list[str], parse: Callable[[dict[str, Any]], T]) -> T:
     return parse(_object(texts))
 
 

@@ -301,7 +301,7 @@ class _Declared(NamedTuple):
 
 
 @cache
-def _declared(cls: type) -> tuple[_Declared, ...]:
+def _declarations(cls: type) -> tuple[_Declared, ...]:
     return tuple(
         _Declared(
             declared.metadata[_NAME] or declared.name,
@@ -333,7 +333,7 @@ class ObjectOf(Generic[R]):
         """Return the object as an instance of the class; raise RejectedError if it is invalid."""
         body = require_object(value, param)
         prefix = f"{param}." if param else ""
-        declared = _declared(self.cls)
+        declared = _declarations(self.cls)
         if self.is_strict:
             known = [one.name for one in declared]
             for name in body:
@@ -371,7 +371,7 @@ class ObjectOf(Generic[R]):
         absent = set(chain(*self.one_of)) - set(chosen)
         properties: dict[str, Schema] = {}
         required_names = []
-        for declared in _declared(self.cls):
+        for declared in _declarations(self.cls):
             if declared.name in absent:
                 continue
             schema = declared.kind.schema()
@@ -436,13 +436,13 @@ class Tagged:
         return kind.read(body, param)
 
     def schema(self) -> Schema:
-        described = [self._described(kind) for kind in dict.fromkeys(self.kinds.values())]
+        described = [self._describe_kind(kind) for kind in dict.fromkeys(self.kinds.values())]
         if self.other is not None:
             tag = {"type": "object", "properties": {self.tag: Text().schema()}}
             described.append({**tag, "required": [self.tag]})
         return either(*described)
 
-    def _described(self, kind: JsonKind) -> Schema:
+    def _describe_kind(self, kind: JsonKind) -> Schema:
         known = [word for word, other in self.kinds.items() if other is kind]
         schema = kind.schema()
         tag: Schema = {"type": "string", "enum": known}

@@ -34,7 +34,7 @@ class Forks:
         """
         await self._fleet.membership.refresh(relist=True)
         new = (key[0], name)
-        receipt = self._repeated(new, operation)
+        receipt = self._find_receipt(new, operation)
         if receipt is not None:
             return receipt
         await self._moves.wait_until_served(key)
@@ -62,7 +62,7 @@ class Forks:
         self._fleet.events.publish(AgentForked(new, key[1], receipt.target))
         return receipt
 
-    def _repeated(self, new: AgentKey, operation: OperationId) -> CopyReceipt | None:
+    def _find_receipt(self, new: AgentKey, operation: OperationId) -> CopyReceipt | None:
         """Return the receipt of an earlier fork by the same operation, if there is one."""
         for holding in self._fleet.directory.holdings(new):
             view = holding.view

@@ -299,10 +299,10 @@ class Replicas:
             raise ConflictError(message, code="copy_in_progress")
         task = asyncio.create_task(self._copy(key, target, kept=kept, background=background))
         self._copying[key] = task
-        task.add_done_callback(lambda ended: self._ended(key, ended))
+        task.add_done_callback(lambda ended: self._note_end(key, ended))
         return task
 
-    def _ended(self, key: AgentKey, task: asyncio.Task[CopyReceipt]) -> None:
+    def _note_end(self, key: AgentKey, task: asyncio.Task[CopyReceipt]) -> None:
         self._copying.pop(key, None)
         failed = task.cancelled() or task.exception() is not None
         self._telemetry.note_copy(

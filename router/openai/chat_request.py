@@ -174,13 +174,15 @@ def parse_chat(headers: Mapping[str, str], sent: dict[str, Any]) -> ChatRequest:
         retain_s=body.retain_s,
         prefetch=expected_next(headers),
         left_out=left_out_fields(body),
-        ignored=_ignored(body, tools, messages),
+        ignored=_ignored_names(body, tools, messages),
         batch=AnswerBatch((prompt,), body.n, body.n) if body.n > 1 else None,
         custom_tools=tools.custom,
     )
 
 
-def _ignored(body: ChatBody, tools: _ChatTools, messages: Sequence[Message]) -> tuple[str, ...]:
+def _ignored_names(
+    body: ChatBody, tools: _ChatTools, messages: Sequence[Message]
+) -> tuple[str, ...]:
     """Return the names of parameters without effect: hosted tools, fields, parts of contents."""
     parts = (name for message in body.messages for name in message.content.ignored)
     fields = () if body.web_search_options is None else ("web_search_options",)

@@ -47,7 +47,7 @@ class ToolGrammar:
         """Return the grammar as a pattern or as rules; the other one is empty."""
         is_lark, definition = self.syntax == "lark", self.definition
         try:
-            pattern = lark_pattern(definition) if is_lark else _unanchored(definition)
+            pattern = lark_pattern(definition) if is_lark else _strip_anchors(definition)
         except NoPatternError:
             pattern = ""
         except ValueError as error:
@@ -57,7 +57,9 @@ class ToolGrammar:
         if pattern and len(pattern) <= PATTERN_CHARS_MAX:
             return pattern, ""
         try:
-            return "", lark_rules(definition) if is_lark else regex_rules(_unanchored(definition))
+            return "", lark_rules(definition) if is_lark else regex_rules(
+                _strip_anchors(definition)
+            )
         except ValueError as error:
             self._refuse(error)
 
@@ -126,7 +128,7 @@ def custom_text(call: ToolCall) -> str:
     return text if isinstance(text, str) else call.arguments
 
 
-def _unanchored(pattern: str) -> str:
+def _strip_anchors(pattern: str) -> str:
     """Return an expression without the anchors around it: it matches the whole text anyway."""
     pattern = pattern.removeprefix("^")
     escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))

@@ -121,12 +121,12 @@ class _Grammar:
 
     def pattern(self) -> str:
         self._read()
-        return self._named("start")
+        return self._expand_rule("start")
 
     def rules(self) -> str:
         """Return all rules that the first one refers to."""
         self._read()
-        self._referred("start")
+        self._number_of("start")
         lines: list[str] = []
         size = 0
         while len(lines) < len(self._numbers):
@@ -138,7 +138,7 @@ class _Grammar:
                 raise ValueError(message)
         return "\n".join(lines)
 
-    def _referred(self, name: str) -> str:
+    def _number_of(self, name: str) -> str:
         """Return the number of a rule, in the order of use."""
         if name not in self._rules:
             message = f"the grammar has no rule {name[:64]!r}"
@@ -214,13 +214,13 @@ class _Grammar:
     def _row(self) -> _Expansion:
         parts: list[_Expansion] = []
         while self._has_item():
-            parts.append(self._repeated())
+            parts.append(self._repetition())
         if self._next() == "->":
             self._at += 2
         between, nothing = (" ", _NOTHING) if self._spells_rules else ("", "")
         return lambda: between.join(part() for part in parts) or nothing
 
-    def _repeated(self) -> _Expansion:
+    def _repetition(self) -> _Expansion:
         part, opening = self._one(), self._opening
         if self._next() in ("?", "*", "+"):
             sign = self._take()[1]
@@ -262,7 +262,7 @@ class _Grammar:
             self._at += 1
             return (lambda: f"{opening}{inner()})?") if text == "[" else inner
         if kind == "name" and not text.lstrip("_").isupper():
-            return lambda: self._referred(text) if self.as_rules else self._named(text)
+            return lambda: self._number_of(text) if self.as_rules else self._expand_rule(text)
         return self._leaf(kind, text)
 
     def _leaf(self, kind: str, text: str) -> _Expansion:
@@ -279,7 +279,7 @@ class _Grammar:
             text = _regex(text)
 
         def expanded() -> str:
-            spelled = self._named(text) if kind == "name" else text
+            spelled = self._expand_rule(text) if kind == "name" else text
             whole = spelled if is_terminal else f"{spelled}{self._between()}"
             if not spells_rules:
                 return whole
@@ -292,7 +292,7 @@ class _Grammar:
             return ""
         return f"(?:{'|'.join(expand() for expand in self._ignored)})*"
 
-    def _named(self, name: str) -> str:
+    def _expand_rule(self, name: str) -> str:
         if name in self._expanded:
             return self._expanded[name]
         if name not in self._rules:

@@ -64,7 +64,7 @@ def fetches_of(
             continue
         how = How.STAY if option.how is How.STAY else How.FETCH
         for lender in lenders:
-            found = _carried(lender, home, option.node, borrowed.get(home.name, 0))
+            found = _carried_size(lender, home, option.node, borrowed.get(home.name, 0))
             if found is not None:
                 carried_bytes, travel_s = found
                 node = replace(option.node, cached_tokens=lender.tokens, coming_s=0.0)
@@ -74,7 +74,7 @@ def fetches_of(
     return fetches
 
 
-def _carried(
+def _carried_size(
     lender: _Lender, home: NodeSnapshot, node: NodeCandidate, borrowed_tokens: int
 ) -> tuple[int, float] | None:
     """Return the bytes to fetch and the seconds until they arrive; None if it is not worth it.

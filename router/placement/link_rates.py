@@ -16,12 +16,12 @@ def rate(source: NodeView, target: NodeView) -> float:
     Measured rates are those that transfers reached, so they are used as they are; nominal rates are
     reduced.
     """
-    measured = _measured(source, target)
-    nominal = _nominal(source, target) if measured is None else 0.0
+    measured = _measured_rate(source, target)
+    nominal = _nominal_rate(source, target) if measured is None else 0.0
     return planned_bytes_per_s(measured, nominal)
 
 
-def _measured(source: NodeView, target: NodeView) -> float | None:
+def _measured_rate(source: NodeView, target: NodeView) -> float | None:
     """Return a rate that the target measured, which fetches, or else the source."""
     for here, there in ((target, source), (source, target)):
         peer, best = there.name, 0.0
@@ -33,7 +33,7 @@ def _measured(source: NodeView, target: NodeView) -> float | None:
     return None
 
 
-def _nominal(source: NodeView, target: NodeView) -> float:
+def _nominal_rate(source: NodeView, target: NodeView) -> float:
     dead = {
         (link.host, link.port)
         for link in target.links

@@ -116,7 +116,9 @@ class _Held:
 _NOTHING = _Held()
 
 
-def _held(turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName | None) -> dict[NodeName, _Held]:
+def _held_parts(
+    turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName | None
+) -> dict[NodeName, _Held]:
     """Return the part of a prompt that each node has; the agent's node has its whole context."""
     held: dict[NodeName, _Held] = {}
     for prefix in fleet.prefixes:
@@ -152,7 +154,7 @@ def _candidates(
     nodes: Sequence[NodeSnapshot],
     serving: NodeName | None = None,
 ) -> list[NodeCandidate]:
-    held = _held(turn, fleet, serving)
+    held = _held_parts(turn, fleet, serving)
     has = [held.get(node.name, _NOTHING) for node in nodes]
     middle = turn.prompt_tokens / 2
     pairs = list(zip(nodes, has, strict=True))

@@ -85,13 +85,13 @@ def recompute_s(turn: TurnFacts, fleet: FleetSnapshot) -> float:
 
 def is_continued(turn: TurnFacts, fleet: FleetSnapshot) -> bool:
     """Return whether a node that is up owns the conversation that an unnamed turn continues."""
-    return _continued(turn, fleet) is not None
+    return _continued_owner(turn, fleet) is not None
 
 
 def _serving(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     """Return the node that has the turn's agent, named or found by its content."""
     if turn.agent is None:
-        return _continued(turn, fleet)
+        return _continued_owner(turn, fleet)
     return _holder(turn, fleet, SERVING)
 
 
@@ -110,7 +110,7 @@ def _holder(turn: TurnFacts, fleet: FleetSnapshot, roles: Sequence[HolderRole]) 
     return None
 
 
-def _continued(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
+def _continued_owner(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     """Return the owner of the conversation that an unnamed turn continues, if known."""
     owners = [p.node for p in fleet.prefixes if p.agent and not p.is_replica]
     return _first_up(turn, fleet, owners)

@@ -17,13 +17,13 @@ class ClearThinking(CountedEdit):
     keep: int  # turns with reasoning, including the current one
 
     async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
-        edited, count = await desk.run(prompt, lambda: self._cleared(prompt))
+        edited, count = await desk.run(prompt, lambda: self._clear_messages(prompt))
         if not count:
             return edited, EditOutcome(self.name)
         cleared = await desk.count(prompt) - await desk.count(edited)
         return edited, EditOutcome(self.name, count, max(0, cleared))
 
-    def _cleared(self, prompt: Prompt) -> tuple[Prompt, int]:
+    def _clear_messages(self, prompt: Prompt) -> tuple[Prompt, int]:
         messages = prompt.messages or ()
         begins = thinking_turns(messages)
         if len(begins) <= self.keep:

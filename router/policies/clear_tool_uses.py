@@ -71,7 +71,7 @@ class ClearToolUses(CountedEdit):
         nothing = prompt, EditOutcome(self.name)
         if self.tokens is not None and not may_have(prompt, self.tokens):
             return nothing
-        outcome = await desk.run(prompt, lambda: self._cleared(prompt))
+        outcome = await desk.run(prompt, lambda: self._clear_messages(prompt))
         if outcome is None:
             return nothing
         edited, count = outcome
@@ -83,7 +83,7 @@ class ClearToolUses(CountedEdit):
             return nothing
         return edited, EditOutcome(self.name, count, cleared)
 
-    def _cleared(self, prompt: Prompt) -> tuple[Prompt, int] | None:
+    def _clear_messages(self, prompt: Prompt) -> tuple[Prompt, int] | None:
         messages = prompt.messages or ()
         if self.uses is not None and len(exchanges_of(messages)) <= self.uses:
             return None

@@ -131,9 +131,9 @@ class Editing:
         """Return the policies of a request; raise RejectedError for an unknown one."""
         if wanted is None:
             return [each for each in self._configured.values() if each.by_default]
-        return [self._named(each) for each in wanted]
+        return [self._find_policy(each) for each in wanted]
 
-    def _named(self, wanted: RequestedPolicy) -> NamedPolicy:
+    def _find_policy(self, wanted: RequestedPolicy) -> NamedPolicy:
         found = self._configured.get(wanted.name)
         if found is not None and wanted.options is None:
             return found
@@ -143,10 +143,10 @@ class Editing:
         why = f"there is no policy {wanted.name[:QUOTED_NAME_CHARS_MAX]!r} here"
         if found is not None:
             why = "only the operator may set options of this policy"
-        message = f"Invalid '{wanted.param}': {why}; known are {', '.join(self._known())}."
+        message = f"Invalid '{wanted.param}': {why}; known are {', '.join(self._known_names())}."
         raise RejectedError(message, code="unknown_policy", param=wanted.param)
 
-    def _known(self) -> list[str]:
+    def _known_names(self) -> list[str]:
         return sorted({*BUILT_IN, *self._configured})
 
     async def edited(
@@ -162,7 +162,7 @@ class Editing:
         turn, left, outcomes = PolicyTurn(answers, model), tuple(messages), []
         for each in policies:
             if each.calls is None:
-                work = partial(_applied, each, left, turn)
+                work = partial(_apply_policy, each, left, turn)
                 left, outcome = await run_sized(owner, size_bytes, work)
             else:
                 try:
@@ -180,7 +180,7 @@ class Editing:
 Applied = tuple[tuple[Message, ...], EditOutcome]
 
 
-def _applied(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn) -> Applied:
+def _apply_policy(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn) -> Applied:
     try:
         edited = checked(messages, named.policy.transform(messages, turn))
         return edited, EditOutcome(named.name, edited_count(messages, edited))
@@ -200,10 +200,10 @@ def _applied_to_copies(
     named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn
 ) -> Applied:
     """Apply a foreign policy to copies, as it may modify messages and then fail."""
-    edited, outcome = _applied(named, tuple(map(_copied, messages)), turn)
+    edited, outcome = _apply_policy(named, tuple(map(_copy_message, messages)), turn)
     return (messages if outcome.failure else edited), outcome
 
 
-def _copied(message: Message) -> Message:
+def _copy_message(message: Message) -> Message:
     uses = tuple(replace(use, arguments=deepcopy(use.arguments)) for use in message.uses)
     return replace(message, uses=uses) if uses else message

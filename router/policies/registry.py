@@ -67,7 +67,7 @@ def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPol
     for at, each in enumerate(settings):
         where = f"{_WHERE}[{at}]"
         if ":" in each.use:
-            policy = _loaded(each, where)
+            policy = _load_policy(each, where)
             yield NamedPolicy(each.known_as, policy, each.by_default, ForeignCalls())
         elif each.use in BUILT_IN:
             policy = create_built_in(each.use, each.options, f"{where}.options")
@@ -77,7 +77,7 @@ def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPol
             _refuse(f"{where}.use", f"{each.use!r} is neither module:Class nor one of {known}")
 
 
-def _loaded(each: PolicySettings, where: str) -> EditPolicy:
+def _load_policy(each: PolicySettings, where: str) -> EditPolicy:
     module, _, name = each.use.partition(":")
     try:
         policy_class = getattr(import_module(module), name)

@@ -40,7 +40,7 @@ class SummarizeToStub(EditPolicy):
         cut = in_strides(len(starts) - 1 - self.turns, self.every)
         if not cut:
             return messages
-        kept, dropped = _parted(messages[: starts[cut]])
+        kept, dropped = _part_messages(messages[: starts[cut]])
         first = messages[starts[cut]]  # never the last user message, as the current turn is kept
         headed = replace(first, texts=(f"{_stub(dropped)}\n\n", *first.texts))
         return [*kept, headed, *messages[starts[cut] + 1 :]]
@@ -57,7 +57,7 @@ class SummarizeToStub(EditPolicy):
         if not cut:
             return messages
         start, end = places[0], places[cut]
-        kept, dropped = _parted(messages[start:end])
+        kept, dropped = _part_messages(messages[start:end])
         return [
             *messages[:start],
             *kept,
@@ -66,7 +66,7 @@ class SummarizeToStub(EditPolicy):
         ]
 
 
-def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+def _part_messages(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """Return the system messages and the others."""
     kept = [each for each in messages if each.role is MessageRole.SYSTEM]
     return kept, [each for each in messages if each.role is not MessageRole.SYSTEM]
@@ -78,7 +78,7 @@ def _one_for_all(
     """Return one call with one result in place of many: models imitate what they see."""
     assert step.answered_at is not None, "only answered calls are steps"
     use = step.use(messages)
-    if len(_spelled(use)) > _ARGUMENT_CHARS:
+    if len(_spell_use(use)) > _ARGUMENT_CHARS:
         use = replace(use, arguments={})
     call = Message(MessageRole.ASSISTANT, (), uses=(use,), reasoning=None)
     return call, replace(messages[step.answered_at], texts=(_stub(dropped),), is_error=False)
@@ -97,9 +97,9 @@ def _is_stub(result: Message) -> bool:
 
 def _chars_of(message: Message) -> int:
     text_chars = sum(map(len, message.texts)) + len(message.reasoning or "")
-    return text_chars + sum(len(_spelled(use)) for use in message.uses)
+    return text_chars + sum(len(_spell_use(use)) for use in message.uses)
 
 
-def _spelled(use: ToolUse) -> str:
+def _spell_use(use: ToolUse) -> str:
     arguments = use.arguments
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

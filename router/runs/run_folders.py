@@ -159,14 +159,14 @@ class RunFolders:
         runs = []
         for folder in self._path.glob("*/"):
             try:
-                runs.append(self._stored(folder))
+                runs.append(self._read_run(folder))
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)
             except (OSError, ValueError, FabricError) as error:
                 _LOG.warning("cannot read the run in %s: %s", folder.name, type(error).__name__)
         yield from sorted(runs, key=lambda run: run.record.created_s)
 
-    def _stored(self, folder: Path) -> StoredRun:
+    def _read_run(self, folder: Path) -> StoredRun:
         raw = json.loads((folder / _RECORD).read_text())
         record: RunRecord = from_plain(RunRecord, raw, _RECORD)
         if record.format != FORMAT:

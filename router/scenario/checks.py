@@ -62,20 +62,22 @@ def _roles(scenario: Scenario) -> Iterator[Finding]:
             text = f"'{name}' mixes alphabets: '{odd}' (U+{ord(odd):04X}) looks like another letter"
             yield ("agents", key, "name"), f"{text}; write the word in one alphabet"
         for at, tool in enumerate(role.tools):
-            yield from _known(("agents", key, "tools", at), tool, scenario.tools, "a tool")
+            yield from _check_name(("agents", key, "tools", at), tool, scenario.tools, "a tool")
         if role.place is not None:
             for field in ("apart_from", "with"):
                 named = role.place.apart_from if field == "apart_from" else role.place.together_with
                 path: Path = ("agents", key, "place", field)
                 yield from _all_known(path, named or (), scenario.agents, "an agent")
-        yield from _filled(scenario, ("agents", key, "system"), role.system, lambda _: _NO_MESSAGES)
+        yield from _check_places(
+            scenario, ("agents", key, "system"), role.system, lambda _: _NO_MESSAGES
+        )
 
 
 def _tools(scenario: Scenario) -> Iterator[Finding]:
     for name, tool in scenario.tools.items():
         for at, answer in enumerate(tool.answers):
             path: Path = ("tools", name, "answers", at, "text")
-            yield from _filled(scenario, path, answer.text, lambda _: _NO_MESSAGES)
+            yield from _check_places(scenario, path, answer.text, lambda _: _NO_MESSAGES)
 
 
 def _phase_ids(scenario: Scenario) -> Iterator[Finding]:
@@ -98,14 +100,14 @@ def _sharing(scenario: Scenario) -> Iterator[Finding]:
         if not before.issuperset(phase.after or ()):
             continue  # unknown names in its `after` are reported elsewhere
         for other in scenario.phases[:at]:
-            common = sorted(_involved(phase) & _involved(other))
+            common = sorted(_involved_agents(phase) & _involved_agents(other))
             if common and other.id != phase.id and other.id not in ended[phase.id]:
                 both = f"'{common[0]}' takes part in both; add '{other.id}' to `after`"
                 text = f"would run beside '{other.id}', and {both}"
                 yield ("phases", at, "after"), text
 
 
-def _involved(phase: Phase) -> frozenset[str]:
+def _involved_agents(phase: Phase) -> frozenset[str]:
     source = (phase.fork.source,) if phase.fork else ()
     return phase.hearers.union(source, (edit.agent for edit in phase.directives))
 
@@ -117,13 +119,15 @@ def _forks(scenario: Scenario) -> Iterator[Finding]:
             continue
         path: Path = ("phases", at, "fork")
         before = [other for other in scenario.phases[:at] if other.id in ended[phase.id]]
-        yield from _known((*path, "from"), phase.fork.source, scenario.agents, "an agent")
+        yield from _check_name((*path, "from"), phase.fork.source, scenario.agents, "an agent")
         source = phase.fork.source
         if source in scenario.agents and not any(_speaks(source, other) for other in before):
             yield (*path, "from"), f"'{source}' has not spoken before this phase; begin with it"
         for n, copy in enumerate(phase.fork.copies):
             where = (*path, "as", n)
-            earlier = [other.id for other in scenario.phases[:at] if copy in _involved(other)]
+            earlier = [
+                other.id for other in scenario.phases[:at] if copy in _involved_agents(other)
+            ]
             if copy not in phase.agents:
                 yield where, f"'{copy}' is not among the phase's agents; add it there"
             elif earlier:
@@ -156,20 +160,22 @@ def _phase(scenario: Scenario, number: int, ended: frozenset[str]) -> Iterator[F
         if name == phase.id:
             yield ("after", at), f"'{name}' cannot come after itself; leave it out"
         else:
-            yield from _known(("after", at), name, earlier, "an earlier phase")
-    yield from _filled(scenario, ("opening",), phase.opening, lambda _: _NO_MESSAGES)
+            yield from _check_name(("after", at), name, earlier, "an earlier phase")
+    yield from _check_places(scenario, ("opening",), phase.opening, lambda _: _NO_MESSAGES)
     for agent, text in phase.prompts.items():
         yield from _among(("prompts", agent), agent, phase.hearers, "hear this phase")
         yield from _private(scenario, ("prompts", agent), text, agent, ended)
     yield from _asks(scenario, phase, ended)
     for at, edit in enumerate(phase.directives):
-        yield from _known(("directives", at, "an agent"), edit.agent, scenario.agents, "an agent")
+        yield from _check_name(
+            ("directives", at, "an agent"), edit.agent, scenario.agents, "an agent"
+        )
         if edit.forget is not None:
             path: Path = ("directives", at, "forget")
-            yield from _known(path, edit.forget, ended, "an earlier phase")
+            yield from _check_name(path, edit.forget, ended, "an earlier phase")
         if edit.clear_results_of is not None:
             path = ("directives", at, "clear_results_of")
-            yield from _known(path, edit.clear_results_of, scenario.tools, "a tool")
+            yield from _check_name(path, edit.clear_results_of, scenario.tools, "a tool")
     for at, expected in enumerate(phase.expect):
         yield from _within(("expect", at), _expectation(scenario, phase, expected))
 
@@ -193,15 +199,15 @@ def _expectation(scenario: Scenario, phase: Phase, expected: Expectation) -> Ite
         if about_words:
             yield (), "'agent' is missing"
     elif expected.agent not in scenario.agents:
-        yield from _known(("agent",), expected.agent, scenario.agents, "an agent")
+        yield from _check_name(("agent",), expected.agent, scenario.agents, "an agent")
     elif any(what is not None for what in speaks):
         yield from _among(("agent",), expected.agent, phase.agents, "speak in this phase")
     if expected.calls is not None:
-        yield from _known(("calls",), expected.calls, scenario.tools, "a tool")
+        yield from _check_name(("calls",), expected.calls, scenario.tools, "a tool")
     for field in ("says", "never_says", "hears", "never_hears"):
         words = getattr(expected, field)
         for text in words if isinstance(words, tuple) else (words,):
-            yield from _filled(scenario, (field,), text, lambda _: _NO_MESSAGES)
+            yield from _check_places(scenario, (field,), text, lambda _: _NO_MESSAGES)
 
 
 def _private(
@@ -225,10 +231,10 @@ def _private(
             return f"'{hearer}' did not hear '{place.phase}'; {heard}"
         return None
 
-    yield from _filled(scenario, path, text, why_not)
+    yield from _check_places(scenario, path, text, why_not)
 
 
-def _filled(
+def _check_places(
     scenario: Scenario, path: Path, text: TextTemplate | None, why_not: Refusal
 ) -> Iterator[Finding]:
     for place in text.places if text is not None else ():
@@ -244,10 +250,10 @@ def _all_known(
     path: Path, names: Collection[str], known: Collection[str], what: str
 ) -> Iterator[Finding]:
     for at, name in enumerate(names):
-        yield from _known((*path, at), name, known, what)
+        yield from _check_name((*path, at), name, known, what)
 
 
-def _known(path: Path, name: str, known: Collection[str], what: str) -> Iterator[Finding]:
+def _check_name(path: Path, name: str, known: Collection[str], what: str) -> Iterator[Finding]:
     if name not in known:
         yield path, f"'{name}' is not {what}; {suggest(name, known)}"
 

@@ -34,10 +34,10 @@ class Verdict:
     @property
     def expected(self) -> str:
         """Return the expectation in the words of the file."""
-        return shorten(" ".join(_spelled(self.expectation)), 300)
+        return shorten(" ".join(_spell_expected(self.expectation)), 300)
 
 
-def _spelled(expected: Expectation) -> Iterator[str]:
+def _spell_expected(expected: Expectation) -> Iterator[str]:
     if expected.agent is not None:
         yield expected.agent
     for check in CHECKS:
@@ -74,7 +74,7 @@ class _Judge:
 
     def verdict(self, expected: Expectation) -> Verdict:
         if expected.cached_share_min is not None:
-            return self._cached(expected, expected.cached_share_min)
+            return self._check_cached(expected, expected.cached_share_min)
         assert expected.agent is not None, "the reader requires an agent"
         utterances = [u for u in self._utterances() if u.speaker == expected.agent]
         if expected.calls is not None:
@@ -102,7 +102,7 @@ class _Judge:
             expected, found is None, shown or (f"heard '{found}'" if found else "never heard it")
         )
 
-    def _cached(self, expected: Expectation, least: float) -> Verdict:
+    def _check_cached(self, expected: Expectation, least: float) -> Verdict:
         turns = (u.turn for u in self._utterances() if expected.agent in {None, u.speaker})
         figures = [self.figures[turn] for turn in turns if turn in self.figures]
         prompts = sum(figure.prompt_tokens for figure in figures)
@@ -119,14 +119,14 @@ class _Judge:
         self, words: TextTemplate | Collection[TextTemplate], text: str
     ) -> str | None:
         alternatives = (words,) if isinstance(words, TextTemplate) else words
-        folded = _folded(text)
+        folded = _fold_text(text)
         options = (render(option, self._fill) for option in alternatives)
-        return next((option for option in options if _folded(option) in folded), None)
+        return next((option for option in options if _fold_text(option) in folded), None)
 
     def _fill(self, place: VariablePlace | MessagesPlace) -> Iterator[str]:
         assert isinstance(place, VariablePlace), "the reader refuses messages here"
         yield self.scenario.variables[place.name]
 
 
-def _folded(text: str) -> str:
+def _fold_text(text: str) -> str:
     return " ".join(text.casefold().split())

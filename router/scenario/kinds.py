@@ -68,7 +68,7 @@ class PlainText:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> str:
         if not isinstance(node.value, str):
             hint = "; put it in quotes" if isinstance(node.value, bool | int | float) else ""
-            reading.report(node, path, f"expected text, got {_described(node)}{hint}")
+            reading.report(node, path, f"expected text, got {_describe_node(node)}{hint}")
             return ""
         self.check(node.value, node, path, reading)
         return node.value
@@ -125,7 +125,7 @@ class IntegerRange:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> int:
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int):
-            reading.report(node, path, f"expected a whole number, got {_described(node)}")
+            reading.report(node, path, f"expected a whole number, got {_describe_node(node)}")
             return self.low
         if not self.low <= value <= self.high:
             reading.report(node, path, f"must be between {self.low} and {self.high:,}")
@@ -146,7 +146,7 @@ class NumberRange:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> float:
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            reading.report(node, path, f"expected a number, got {_described(node)}")
+            reading.report(node, path, f"expected a number, got {_describe_node(node)}")
             return self.low
         if not self.low <= value <= self.high:
             reading.report(node, path, f"must be between {self.low:g} and {self.high:g}")
@@ -166,7 +166,9 @@ class EnumMember:
     def read(self, node: YamlNode, path: Path, reading: Reading) -> StrEnum:
         known = [word.value for word in self.words]
         if node.value not in known:
-            wrong = f"'{shorten(node.value)}'" if isinstance(node.value, str) else _described(node)
+            wrong = (
+                f"'{shorten(node.value)}'" if isinstance(node.value, str) else _describe_node(node)
+            )
             reading.report(node, path, f"expected {' or '.join(known)}, got {wrong}")
             return next(iter(self.words))
         return self.words(node.value)
@@ -186,7 +188,7 @@ class ListOf:
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> tuple[Any, ...]:
         if not isinstance(node.value, list):
-            reading.report(node, path, f"expected a list, got {_described(node)}")
+            reading.report(node, path, f"expected a list, got {_describe_node(node)}")
             return ()
         if not self.fewest <= len(node.value) <= self.most:
             bounds = f"{self.fewest} to {self.most}"
@@ -216,7 +218,7 @@ class MapOf:
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> dict[str, Any]:
         if not isinstance(node.value, dict):
-            reading.report(node, path, f"expected a map of names, got {_described(node)}")
+            reading.report(node, path, f"expected a map of names, got {_describe_node(node)}")
             return {}
         if not self.fewest <= len(node.value) <= self.most:
             bounds = f"{self.fewest} to {self.most}"
@@ -243,7 +245,7 @@ class JsonObject:
 
     def read(self, node: YamlNode, path: Path, reading: Reading) -> Mapping[str, Any]:
         if not isinstance(node.value, dict):
-            reading.report(node, path, f"expected a map, got {_described(node)}")
+            reading.report(node, path, f"expected a map, got {_describe_node(node)}")
             return {}
         found: Mapping[str, Any] = plain(node)  # type: ignore[assignment]  # a map's is a dict
         return found
@@ -292,7 +294,7 @@ class Record:
         children = node.value
         if not isinstance(children, dict):
             names = shorten(", ".join(known), 200)
-            reading.report(node, path, f"expected a map ({names}), got {_described(node)}")
+            reading.report(node, path, f"expected a map ({names}), got {_describe_node(node)}")
             children = {}
         else:
             self._check_names(node, children, path, reading)
@@ -355,7 +357,7 @@ def _blank(kind: ValueKind) -> Any:
     return kind.read(YamlNode(None, (1, 1)), (), discarded)
 
 
-def _described(node: YamlNode) -> str:
+def _describe_node(node: YamlNode) -> str:
     value = node.value
     if value is None:
         return "nothing"

@@ -55,7 +55,7 @@ class RunEdits:
             self.stale.discard(agent)
             if had_edits:
                 return "it held edits of an earlier run: they were undone, its answer was dropped"
-        wanted = list(self._wanted(agent))
+        wanted = list(self._wanted_edits(agent))
         if not wanted:
             return ""
         held = await self.client.run_edits(self.id_of(agent))
@@ -71,7 +71,7 @@ class RunEdits:
         lost = "its edits were lost with its node: they were added again, its answer was dropped"
         return lost if is_restored else ""
 
-    def _wanted(self, agent: str) -> Iterator[tuple[Phase, int]]:
+    def _wanted_edits(self, agent: str) -> Iterator[tuple[Phase, int]]:
         """Yield the edits that an agent must hold, including those inherited by a fork."""
         editable = agent
         for phase in reversed(self.state.scenario.phases):

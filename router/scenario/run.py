@@ -212,7 +212,7 @@ class ScenarioRun:
 
     async def _edit(self, phase: Phase, number: int, agent: str) -> None:
         """Edit an agent's memory, or leave that to the check after its next answer."""
-        what = f"editing the memory of {self._located(agent)}"
+        what = f"editing the memory of {self._locate_agent(agent)}"
         try:
             add = partial(self._edits.add, agent, phase, number)
             await self._retry(what, add, needs_memory=True)
@@ -238,7 +238,7 @@ class ScenarioRun:
         op = operation_id(self._name, "fork", phase.id, copy)
         to = await self._preferred_node(copy)
         await self._retry(f"erasing {copy}", lambda: self._client.erase(self._id_of(copy)))
-        what = f"forking {self._located(source)} as {copy}"
+        what = f"forking {self._locate_agent(source)} as {copy}"
         try:
             copied = await self._retry(
                 what,
@@ -304,7 +304,7 @@ class ScenarioRun:
         )
         async with self._asking:
             asking = partial(self._edited_answer, turn.speaker, question)
-            return await self._retry(f"asking {self._located(turn.speaker)}", asking)
+            return await self._retry(f"asking {self._locate_agent(turn.speaker)}", asking)
 
     async def _edited_answer(self, agent: str, question: Question) -> AgentAnswer:
         """Ask an agent; raise AskAgainError if its memory had lost edits, which are restored."""
@@ -379,7 +379,7 @@ class ScenarioRun:
                 self._report(Waited(what, error.message, error.wait_s))
                 await asyncio.sleep(error.wait_s)
 
-    def _located(self, agent: str) -> str:
+    def _locate_agent(self, agent: str) -> str:
         node = self.state.node_of(agent)
         return agent if node is None else f"{agent} (last on {node})"
 

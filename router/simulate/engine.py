@@ -251,14 +251,14 @@ class ModelledEngine:
         self.reused_tokens += job.cached_tokens
         read_bytes = job.disk_tokens * self._cache.bytes_per_token
         if not read_bytes:
-            self._loaded(job)
+            self._end_load(job)
             return
         self.has_read = True
         began_s = max(self._timeline.now_s, self._disk_free_s)
         self._disk_free_s = began_s + read_bytes / self._model.disk_bytes_per_s
-        self._timeline.at(self._disk_free_s, self._loaded, job)
+        self._timeline.at(self._disk_free_s, self._end_load, job)
 
-    def _loaded(self, job: NodeTurn) -> None:
+    def _end_load(self, job: NodeTurn) -> None:
         if job.is_gone:
             return
         self.changes_count += 1
@@ -313,7 +313,7 @@ class ModelledEngine:
             tokens = self._chunk_tokens(job)
             chunk_s = tokens / self.prefill_tokens_per_s(job.position)
             if batch:
-                self._timeline.after(step_s, self._stepped, self._version + 1)
+                self._timeline.after(step_s, self._end_step, self._version + 1)
             self.busy_s += step_s + chunk_s
             self._count += 1
             job.served_order = self._count
@@ -349,7 +349,7 @@ class ModelledEngine:
         self._advance(steps)
         self._iterate()
 
-    def _stepped(self, version: int) -> None:
+    def _end_step(self, version: int) -> None:
         """Deliver the step's tokens, before the chunk that is computed after it ends."""
         if version == self._version:
             self._advance(1)

@@ -125,10 +125,10 @@ class HeadFetches:
         if fetch_s >= computing_s or waits_s + START_S + size_bytes / rate > limit_s:
             self._end(fetch)
             return
-        arrived = partial(self._arrived, fetch, ready)
+        arrived = partial(self._note_arrival, fetch, ready)
         self._network.send(source.name, target.name, size_bytes, arrived)
 
-    def _arrived(self, fetch: _Fetch, tokens: int) -> None:
+    def _note_arrival(self, fetch: _Fetch, tokens: int) -> None:
         self.count += fetch.end_tokens == fetch.begun_tokens
         fetch.end_tokens = tokens
         count = fetch.prompt.count_within(tokens)

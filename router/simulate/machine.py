@@ -67,7 +67,7 @@ class Machine:
             timeline,
             model,
             self.cache,
-            self._answered,
+            self._end_answer,
             shares_heads=fleet.shares_heads_in_flight,
             chunk_tokens_max=fleet.chunk_tokens_max,
         )
@@ -97,14 +97,14 @@ class Machine:
         most = prompt.tokens - 1
         return _whole_blocks(min(ready, most)), _whole_blocks(min(coming, most))
 
-    def _answered(self, job: NodeTurn) -> None:
+    def _end_answer(self, job: NodeTurn) -> None:
         """Save a turn's last blocks, then end it."""
         missing = job.prompt.tokens + job.answer_tokens - job.cached_tokens
         unsaved = min(missing, job.answer_tokens + BLOCK_TOKENS)  # earlier blocks are saved ahead
         saving_s = unsaved * self.cache.bytes_per_token / self.model.disk_bytes_per_s
-        self._timeline.after(saving_s, self._saved, job)
+        self._timeline.after(saving_s, self._end_save, job)
 
-    def _saved(self, job: NodeTurn) -> None:
+    def _end_save(self, job: NodeTurn) -> None:
         if job.is_gone:
             return
         self._running.pop(job.agent, None)
@@ -201,7 +201,7 @@ class Machine:
             node=self.name,
             incarnation=self._incarnation,
             changes=self._changes,
-            agents=tuple(self._listed(name) for name in names),
+            agents=tuple(self._list_agent(name) for name in names),
             since=since,
             gone=tuple(AgentName(DEFAULT_TENANT, name) for name in gone),
         )
@@ -210,8 +210,8 @@ class Machine:
         agents = self.cache.agents
         return [*agents, *(name for name in self._running if name not in agents)]
 
-    def _listed(self, name: AgentId) -> AgentSketch:
-        kept = self.cache.agents.get(name) or _claimed(self._running[name])
+    def _list_agent(self, name: AgentId) -> AgentSketch:
+        kept = self.cache.agents.get(name) or _claim_record(self._running[name])
         is_hot = self.cache.is_hot(name)
         tokens = kept.extent.tokens
         size_bytes = tokens * self.cache.bytes_per_token
@@ -258,7 +258,7 @@ def _whole_blocks(tokens: int) -> int:
     return tokens - tokens % BLOCK_TOKENS
 
 
-def _claimed(job: NodeTurn) -> KeptAgent:
+def _claim_record(job: NodeTurn) -> KeptAgent:
     """Return the record of an agent whose first turn runs: it has nothing yet."""
     return KeptAgent(job.agent, Extent(job.prompt.content, 0), (), job.epoch, 0)
 

@@ -112,10 +112,10 @@ class HitRate:
 
 def solved_hit_rate(seed: SessionSeed) -> Iterable[Script]:
     """W9: conversations after one beginning, whose cached share is exactly known."""
-    return (_solved(seed.random, HitRate()),)
+    return (_solve_script(seed.random, HitRate()),)
 
 
-def _solved(random: Random, wanted: HitRate) -> Script:
+def _solve_script(random: Random, wanted: HitRate) -> Script:
     for turn in range(wanted.turns):
         first = ((segment(_SYSTEM, 9), wanted.system_tokens),) if turn == 0 else ()
         delay_s = 0.0 if turn == 0 else random.uniform(2, 15)

@@ -97,7 +97,7 @@ class Cell:
             "load": plan.load,
             "sessions_per_s": per_s,
             "reference": self.reference,
-            "measured_ttft_s": _rounded(plan.measured_ttft_s),
+            "measured_ttft_s": _round_s(plan.measured_ttft_s),
             "policies": {each.policy: each.as_json() for each in self.compared},
         }
 
@@ -135,7 +135,7 @@ class Study:
             notes[TUNED] = f"{best} is the best scale here"
         reference = SHIPPED if SHIPPED in wanted else wanted[0]
         order = [reference, *(name for name in wanted if name != reference)]
-        compared = (_compared(name, outcomes, reference, notes) for name in order)
+        compared = (_compare_policy(name, outcomes, reference, notes) for name in order)
         return Cell(plan, tuple(compared))
 
     def _run(self, plan: CellPlan, policy: str, seed: int, watch: Watch | None) -> Outcome:
@@ -162,7 +162,7 @@ class Study:
         }
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_s(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
@@ -170,7 +170,7 @@ def _mean_of(outcomes: Sequence[Outcome]) -> float:
     return geometric_mean([outcome.ttft_mean_s for outcome in outcomes])
 
 
-def _compared(
+def _compare_policy(
     policy: str,
     outcomes: Mapping[str, tuple[Outcome, ...]],
     reference: str,

@@ -66,14 +66,14 @@ class DecidedTurn:
             "cached_tokens": admitted.cached_tokens,
             "cache": admitted.cache.value,
             "completion_tokens": self.completion_tokens,
-            "admitted_s": _rounded(self.admitted_s),
-            "first_token_s": _rounded(self.first_token_s),
-            "ended_s": _rounded(self.ended_s),
-            "times": self.times and {n: _rounded(s) for n, s in asdict(self.times).items()},
+            "admitted_s": _round_s(self.admitted_s),
+            "first_token_s": _round_s(self.first_token_s),
+            "ended_s": _round_s(self.ended_s),
+            "times": self.times and {n: _round_s(s) for n, s in asdict(self.times).items()},
         }
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_s(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 

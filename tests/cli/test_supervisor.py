@@ -211,11 +211,11 @@ def test_stalled_start_names_the_awaited_process(supervisor):
     supervisor.phases.clear()
     supervisor.url = None
     supervisor.ray = FakeRay()
-    assert supervisor._awaited() == "ray-node-a", "the router has not been started yet"
+    assert supervisor._awaited_process() == "ray-node-a", "the router has not been started yet"
     supervisor.ray.runs = True
-    assert supervisor._awaited() == ROUTER
+    assert supervisor._awaited_process() == ROUTER
     supervisor.url = "http://127.0.0.1:1"
-    assert supervisor._awaited() == NODES
+    assert supervisor._awaited_process() == NODES
 
 
 def test_serve_fails_if_ray_was_never_joined(supervisor):

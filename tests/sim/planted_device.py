@@ -9,7 +9,7 @@ from node.engine.engine_thread import EngineThread
 
 def results_are_saved_unchecked():
     """A cache is read without waiting for the errors of what computed it."""
-    return mock.patch.object(EngineThread, "_checked", lambda _, work, failures_count: work())
+    return mock.patch.object(EngineThread, "_check_result", lambda _, work, failures_count: work())
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def _make_reader(tools: list[Any] | None) -> CallReader:
 def _grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
     """Write what the tokenizer has marks for."""
     if _ARGUMENTS not in options.special_texts:
-        return _listed(tools, options)
+        return _call_list(tools, options)
     has_id = _ID in options.special_texts and _ID in options.template
     call_id = (Maybe(row(_ID, _ID_TEXT)),) if has_id else ()
 
@@ -46,7 +46,7 @@ def _grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
     return row(BLANK_LINES, repeat(row(_START, one_of(tools, call)), "", options))
 
 
-def _listed(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
+def _call_list(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
     call_id = row(', "id": "', _ID_TEXT, '"')
 
     def call(tool: ToolSpec) -> Expression:

@@ -107,7 +107,7 @@ def _agrees(
         return prefilled(engine, prompts[index])
 
     def long(index: int) -> ResidentCache:
-        return _filled(engine, far + beyond[index], index)
+        return _fill_cache(engine, far + beyond[index], index)
 
     try:
         for make in (short, long) if far else (short,):
@@ -163,7 +163,7 @@ def widest_mask(model: Any) -> int:
     return max(asked)
 
 
-def _filled(engine: Engine, tokens_count: int, seed: int) -> ResidentCache:
+def _fill_cache(engine: Engine, tokens_count: int, seed: int) -> ResidentCache:
     """Return a cache of `tokens_count` random tokens."""
     cache = engine.new_cache(tokens_count + 2)
     cache.place_windows(tokens_count)

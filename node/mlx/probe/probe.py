@@ -63,7 +63,7 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
         message = "the model computes different logits on macfabric's caches than on mlx-lm's"
         raise FatalError(message, code="unsupported_model")
     spec = with_rotations(read_spec(model, bits), read_rotations(model))
-    engine = _quantized(model, limits, spec, bits, prompts)
+    engine = _quantized_engine(model, limits, spec, bits, prompts)
     engine.pair_bytes = _pair_bytes(calls)
     _check_storable(engine.spec)
     find_batching(engine, prompts, tolerance)
@@ -106,7 +106,7 @@ def _upstream_logits(model: Any, prompt: list[int]) -> mx.array:
     return out
 
 
-def _quantized(
+def _quantized_engine(
     model: Any,
     limits: ModelLimits,
     spec: ModelCacheSpec,

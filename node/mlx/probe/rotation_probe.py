@@ -129,13 +129,13 @@ def _candidates(model: Any) -> Iterator[Rotation]:
     """Yield every distinct rotation that a module's attributes could mean, at start 0."""
     seen = set()
     for module in model.modules():
-        for rotation in _declared(module):
+        for rotation in _declared_rotations(module):
             if rotation not in seen:
                 seen.add(rotation)
                 yield rotation
 
 
-def _declared(module: nn.Module) -> Iterator[Rotation]:
+def _declared_rotations(module: nn.Module) -> Iterator[Rotation]:
     traditional = getattr(module, "traditional", None)
     layouts = (traditional,) if isinstance(traditional, bool) else (False, True)
     base = _positive(module, "base")

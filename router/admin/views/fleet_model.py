@@ -50,7 +50,7 @@ def _node(view: NodeView, profile: NodeProfile) -> dict[str, Any]:
 
 def _prefill(profile: NodeProfile, reported: float) -> tuple[float, int]:
     """Fit speed(p) = P / (1 + p/h): the seconds of a token are a line over its position."""
-    known = _known(profile.prefill, POSITION_MIDDLES[: len(POSITIONS) + 1])
+    known = _known_speeds(profile.prefill, POSITION_MIDDLES[: len(POSITIONS) + 1])
     if not known:
         return reported, CONTEXT_HALF_TOKENS
     if len(known) == 1:
@@ -67,14 +67,16 @@ def _prefill(profile: NodeProfile, reported: float) -> tuple[float, int]:
 
 def _decode(profile: NodeProfile, reported: float) -> tuple[float, float]:
     """Fit speed(b) = D / b^e, from speeds that were noted with e = BATCH_EXPONENT."""
-    known = _known(profile.decode, BATCH_MIDDLES[: len(BATCHES) + 1])
+    known = _known_speeds(profile.decode, BATCH_MIDDLES[: len(BATCHES) + 1])
     if len(known) < 2:
         return (known[0][1] if known else reported), BATCH_EXPONENT
     start, slope = _line([(math.log(batch), math.log(speed)) for batch, speed in known])
     return math.exp(start), min(1.0, max(0.0, BATCH_EXPONENT - slope))
 
 
-def _known(speeds: Sequence[float | None], middles: Sequence[float]) -> list[tuple[float, float]]:
+def _known_speeds(
+    speeds: Sequence[float | None], middles: Sequence[float]
+) -> list[tuple[float, float]]:
     pairs = zip(middles, speeds, strict=True)
     return [(middle, speed) for middle, speed in pairs if speed is not None and speed > 0]
 

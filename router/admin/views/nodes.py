@@ -34,7 +34,7 @@ def node_rows(fleet: Fleet, drains: Drains, caller: Principal) -> list[Row]:
     if caller.operator is not None:
         rows = [_whole_row(fleet, member) for member in members]
     else:
-        held = {} if caller.tenant is None else _held(fleet, caller.tenant)
+        held = {} if caller.tenant is None else _agents_by_node(fleet, caller.tenant)
         rows = [_tenant_row(fleet, member, held.get(member.name, ())) for member in members]
     return [row | {"drain": drain_row(drains, row["name"], caller)} for row in rows]
 
@@ -65,7 +65,7 @@ def drain_row(drains: Drains, node: NodeName, caller: Principal) -> Row | None:
     }
 
 
-def _held(fleet: Fleet, tenant: TenantId) -> dict[NodeName, list[AgentView]]:
+def _agents_by_node(fleet: Fleet, tenant: TenantId) -> dict[NodeName, list[AgentView]]:
     """Return a tenant's agents by node."""
     directory, held = fleet.directory, dict[NodeName, list[AgentView]]()
     for agent in directory.agents(tenant):

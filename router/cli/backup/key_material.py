@@ -126,7 +126,7 @@ def read_material(path: Path, key_file: Path | None) -> KeyMaterial:
     try:
         row = _parse(raw)
         if "sealed" in row:
-            row = _unsealed(row, key_file, path)
+            row = _unseal_row(row, key_file, path)
         elif is_open:
             message = f"{path} contains keys that other accounts can read: run chmod 600 {path}"
             raise CommandError(message, MISUSED)
@@ -152,7 +152,7 @@ def _require_key(material: KeyMaterial) -> None:
         raise RejectedError(message)
 
 
-def _unsealed(row: dict[str, Any], key_file: Path | None, path: Path) -> Any:
+def _unseal_row(row: dict[str, Any], key_file: Path | None, path: Path) -> Any:
     if key_file is None:
         message = f"{path} is encrypted; name its key file with --key-file"
         raise CommandError(message, MISUSED)

@@ -161,21 +161,21 @@ class _Restoring:
         """Restore one agent and return the result."""
         client = self.clients.client(agent.tenant)
         if client is None:
-            return self._failed(agent, why_no_client(agent.tenant))
+            return self._failed_result(agent, why_no_client(agent.tenant))
         if self._why_unreachable is not None:
-            return self._failed(agent, f"skipped: {self._why_unreachable}")
+            return self._failed_result(agent, f"skipped: {self._why_unreachable}")
         if (why := self.folder.why_damaged(agent)) is not None:
             return AgentResult(agent.tenant, agent.id, "damaged", why=why)
         try:
             resumed = retry_refused(lambda: self._send(client, agent))
         except UnreachableError as error:
             self._why_unreachable = reason_of(error)
-            return self._failed(agent, self._why_unreachable)
+            return self._failed_result(agent, self._why_unreachable)
         except (ClientError, CommandError, OSError) as error:
             if isinstance(error, RefusedError) and error.code == AGENT_EXISTS:
                 why = "exists already: replace it with --existing replace"
                 return AgentResult(agent.tenant, agent.id, "skipped", why=why)
-            return self._failed(agent, reason_of(error))
+            return self._failed_result(agent, reason_of(error))
         return AgentResult(agent.tenant, agent.id, "restored", agent.bytes, resumed.get("node"))
 
     def _send(self, client: Fabric, agent: BackupAgent) -> dict[str, Any]:
@@ -186,5 +186,5 @@ class _Restoring:
         return resumed if isinstance(resumed, dict) else {}
 
     @staticmethod
-    def _failed(agent: BackupAgent, why: str) -> AgentResult:
+    def _failed_result(agent: BackupAgent, why: str) -> AgentResult:
         return AgentResult(agent.tenant, agent.id, "failed", why=why)

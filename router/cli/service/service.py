@@ -116,7 +116,7 @@ def _add_verb(
 
 def run_install(arguments: argparse.Namespace) -> int:
     """Write a unit and load it."""
-    file, text = _wanted(arguments)
+    file, text = _wanted_unit(arguments)
     before = file.read()
     if before not in (None, text) and not arguments.force:
         whose = "with other arguments" if is_ours(before or "") else "by something else"
@@ -160,7 +160,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         else:
             print_table("Units", ("role", "kind", "file"), _rows(files))
         return 0
-    file, text = _wanted(arguments)
+    file, text = _wanted_unit(arguments)
     present = file.read()
     if arguments.json:
         is_current = present == text
@@ -175,7 +175,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> tuple[UnitFile, str]:
+def _wanted_unit(arguments: argparse.Namespace) -> tuple[UnitFile, str]:
     """Return the unit that the arguments name, and its text."""
     if arguments.user is not None and not arguments.system:
         message = "--user needs --system: without it the unit is your own"

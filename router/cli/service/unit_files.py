@@ -91,7 +91,7 @@ def _launchd_text(unit: Unit) -> str:
 
 
 def _systemd_text(unit: Unit) -> str:
-    command = " ".join(map(_quoted, unit.command))
+    command = " ".join(map(_quote_word, unit.command))
     lines = [
         f"# {MARK}; `macfabric service uninstall {unit.role}` removes it",
         "[Unit]",
@@ -103,7 +103,10 @@ def _systemd_text(unit: Unit) -> str:
         *(["Type=exec"] if unit.stays else ["Type=oneshot", "RemainAfterExit=yes"]),
         f"ExecStart={command}",
         f"WorkingDirectory={_percent(str(unit.folder))}",
-        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in unit.environment.items()),
+        *(
+            f"Environment={_quote_word(f'{name}={value}')}"
+            for name, value in unit.environment.items()
+        ),
         *([f"User={unit.user}"] if unit.user is not None else []),
         # The first process saves everything and ends the others.
         "KillMode=mixed",
@@ -119,7 +122,7 @@ def _systemd_text(unit: Unit) -> str:
     return "\n".join([*lines, ""])
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Spell one argument of a command; systemd expands `%` and `$` in quotes as well."""
     if _PLAIN.fullmatch(word):
         return word

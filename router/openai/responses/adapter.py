@@ -128,7 +128,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
             yield items.event("response.in_progress", response=shape.begun())
             try:
                 async for event in events:
-                    pieces = self._framed(shape, items, event)
+                    pieces = self._frames_of(shape, items, event)
                     if isinstance(event, Finished):
                         await self._settle()
                     for piece in pieces:
@@ -137,7 +137,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
                 failed = shape.failed(items.output, error)
                 yield items.event("response.failed", response=failed)
 
-    def _framed(
+    def _frames_of(
         self, shape: ResponseShape, items: ItemStream, event: AnswerEvent | ToolCallPart
     ) -> Sequence[bytes]:
         if isinstance(event, Delta):

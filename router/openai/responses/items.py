@@ -103,7 +103,7 @@ class _Reasoning(_Item):
 
     def entry(self, _argument_items: ItemCount) -> Entry:
         """Return the reasoning: whole, or as `carried` encoded it, or at least its summary."""
-        thought = "".join(self.content.texts) or _uncarried(self.encrypted_content)
+        thought = "".join(self.content.texts) or _decode_carried(self.encrypted_content)
         if not thought and self.summary is not None:
             thought = "\n".join(_CONTENT.read(self.summary, f"{self.param}.summary").texts)
         return Message(MessageRole.ASSISTANT, (), reasoning=thought or None)
@@ -269,7 +269,7 @@ def carried(thought: str) -> str:
     return urlsafe_b64encode(_CARRIED + thought.encode("utf-8", "replace")).decode()
 
 
-def _uncarried(sealed: str) -> str:
+def _decode_carried(sealed: str) -> str:
     """Return a thought that `carried` encoded; empty for another server's."""
     try:
         raw = urlsafe_b64decode(sealed)

@@ -199,7 +199,7 @@ def parse_responses(headers: Mapping[str, str], sent: dict[str, Any]) -> Respons
         keeps=body.store,
         carries_thoughts=_SEALED in included,
         summarizes_thoughts=body.reasoning.is_summarized,
-        echoed=_echoed(body, tools),
+        echoed=_echo_fields(body, tools),
         ignored=tools.hosted + ignored,
         truncation=body.truncation,
     )
@@ -238,7 +238,7 @@ def _user_item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [part]}
 
 
-def _echoed(body: ResponsesBody, tools: Tools) -> dict[str, Any]:
+def _echo_fields(body: ResponsesBody, tools: Tools) -> dict[str, Any]:
     """Return the fields that a response repeats, as clients expect."""
     sent = body.sent
     return {name: sent.get(name) for name in _ECHOED} | {

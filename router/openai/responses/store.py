@@ -180,16 +180,16 @@ class StoredApi:
     async def show(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() != "false":
             unsupported("stream", "a stored response is complete: fetch it whole")
-        return JSONResponse(self._stored(request).body)
+        return JSONResponse(self._find_stored(request).body)
 
     async def delete(self, request: Request) -> Response:
-        name = self._stored(request).name
+        name = self._find_stored(request).name
         self._store.delete(tenant_of(request), name)
         await self._settle()
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def given(self, request: Request) -> Response:
-        stored = self._stored(request)
+        stored = self._find_stored(request)
         items = [
             {"id": f"{stored.name}_{index}", "type": "message", **item}
             for index, item in enumerate(stored.given)
@@ -198,7 +198,7 @@ class StoredApi:
         page = {"data": items, "first_id": ends[0], "last_id": ends[1], "has_more": False}
         return JSONResponse({"object": "list", **page})
 
-    def _stored(self, request: Request) -> StoredResponse:
+    def _find_stored(self, request: Request) -> StoredResponse:
         name = request.path_params["response"]
         stored = self._store.get(tenant_of(request), name)
         if stored is None:

@@ -110,7 +110,7 @@ def tools_of(tools: list[ResponsesTool], given: list[Any]) -> Tools:
             continue
         if isinstance(tool, _Namespace):
             hosted |= dict.fromkeys(tool.hosted())
-        for name, declaration in _named(tool):
+        for name, declaration in _tool_names(tool):
             key = template_name(name.name, name.namespace)
             names[key] = name
             functions.append({"type": "function", "function": {"name": key, **declaration}})
@@ -120,7 +120,7 @@ def tools_of(tools: list[ResponsesTool], given: list[Any]) -> Tools:
     return Tools(given, functions, names, strict, tuple(hosted))
 
 
-def _named(
+def _tool_names(
     tool: _Function | _Custom | _Namespace,
 ) -> Iterator[tuple[ToolName, dict[str, Any]]]:
     if isinstance(tool, _Namespace):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from node.grammar.compiler import _compiled
+from node.grammar.compiler import _compile_grammar
 from node.grammar.lark import lark_grammar
 from node.grammar.regexes import TextEscaping, escape_regex, json_escaping
 from tests.support.random_walk import walker
@@ -23,7 +23,7 @@ def compiled(regex):
     from llguidance import regex_to_lark
 
     grammar = lark_grammar(f"start: /{regex_to_lark(regex)}/")
-    return _compiled(walker().compiler.vocabulary(), grammar)
+    return _compile_grammar(walker().compiler.vocabulary(), grammar)
 
 
 def walks(regex, count=40):

@@ -196,7 +196,7 @@ def framed(kind, body):
 
 def sealed(raw):
     """Send `raw` under a valid MAC."""
-    return lambda channel, sock: sock.sendall(channel._sealed(raw))
+    return lambda channel, sock: sock.sendall(channel._seal_frame(raw))
 
 
 def sent_message(message):

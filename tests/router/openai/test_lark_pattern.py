@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fabric.turn.answer_constraints import respelled_rules
-from node.grammar.compiler import _compiled
+from node.grammar.compiler import _compile_grammar
 from node.grammar.lark import lark_grammar
 from router.openai.lark_pattern import NoPatternError, lark_pattern, lark_rules
 from tests.support.random_walk import walker
@@ -64,7 +64,7 @@ def test_pattern_matches_exactly_the_texts_of_grammar(name):
 def test_pattern_matches_random_walks_of_compiled_grammar(name):
     pattern = re.compile(lark_pattern(CASES[name][0]))
     walking, rng = walker(), random.Random(name)
-    grammar = _compiled(walking.compiler.vocabulary(), lark_grammar(CASES[name][0]))
+    grammar = _compile_grammar(walking.compiler.vocabulary(), lark_grammar(CASES[name][0]))
     walks = [walking.walk(grammar, rng) for _ in range(40)]
     ended = [text for text in walks if text is not None]
     assert len(ended) > 9
@@ -120,7 +120,7 @@ def rules_of(definition):
 
 
 def compiled(lark):
-    return _compiled(walker().compiler.vocabulary(), lark_grammar(lark))
+    return _compile_grammar(walker().compiler.vocabulary(), lark_grammar(lark))
 
 
 def test_rules_match_exactly_the_texts_of_grammar():
